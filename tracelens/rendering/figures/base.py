@@ -72,7 +72,8 @@ def chart(traces: Sequence[dict[str, Any]], title: str, height: int, **layout: A
     common = {
         "title": {"text": title},
         "height": height,
-        "margin": {"l": 8, "r": 16, "t": 34, "b": 44, "pad": 4},
+        # The legend stands above the plot, and the page's toolbar above the figure.
+        "margin": {"l": 8, "r": 16, "t": 34 if layout.get("showlegend") else 10, "b": 44, "pad": 4},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -171,10 +172,11 @@ def top_bars(data: Table, value: str, noun: str) -> list[Figure]:
                 hovertemplate="%{customdata[0]}<br>%{x:,.3f} ms in %{customdata[1]:,} calls",
             )
         )
+    share = total_ns[top].sum() / max(total_ns.sum(), 1)
     return [
         chart(
             traces,
-            f"{noun} with the most time (top {len(top)}){over_ranks(data)}",
+            f"{noun} with the most time: the top {len(top)} make {share:.0%} of it{over_ranks(data)}",
             110 + 22 * len(top),
             barmode="overlay",
             showlegend=True,
@@ -228,26 +230,3 @@ def stacked_bars(
         xaxis=axis(f"time ({unit})", rangemode="tozero"),
         yaxis=rows_axis(rows),
     )
-
-
-def rank_bars(
-    title: str,
-    data: Table,
-    part: str,
-    shown: Sequence[int],
-    parts: Sequence[str] = (),
-    color: Mapping[str, str] | None = None,
-) -> Figure:
-    """One stacked bar a rank, made of the values of a text column.
-
-    Args:
-        title: what one sees.
-        data: columns rank, `part`, dur_ns and fraction.
-        part: the text column.
-        shown: ranks, from the top.
-        parts: which values of it, in the order stacked; by default all, in the order of the table.
-        color: of the parts; by their names if it is not given.
-    """
-    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
-    names = [f"rank {rank}" for rank in shown]
-    return stacked_bars(title, names, {name: times[name] for name in parts or times}, fractions, color)

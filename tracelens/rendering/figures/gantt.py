@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tracelens.rendering.figures.base import axis, chart, horizontal_bars, ms, rows_axis
-from tracelens.rendering.figures.colors import BLUE, TEAL, VIOLET
 from tracelens.rendering.figures.figure import Figure
 from tracelens.table import Table
 
@@ -16,8 +15,6 @@ POINTS = 4000
 """Bars that one figure holds."""
 MOST_ROWS = 48
 """Ranks that one figure shows."""
-PASSES = {"forward": BLUE, "backward": TEAL, "input": TEAL, "weight": VIOLET}
-"""Phase to colour."""
 
 
 def rows_that_fit(spans: Table, count: int) -> int:

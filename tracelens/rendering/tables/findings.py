@@ -111,7 +111,7 @@ def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:
         return f"{value:,.{max(3 - len(str(int(abs(value)))), 0)}f}"
 
     alone = f"{bound}{time(saving_ns)} {scale.name}"
-    if 0 <= low_ns < high_ns:
+    if 0 <= low_ns < high_ns and not bound:
         alone += f" ({time(low_ns)} to {time(high_ns)} {scale.name})"
     evidence, more_evidence = _first_sentence(text("evidence"))
     remedy, more_remedy = _first_sentence(text("remedy"))
@@ -165,7 +165,7 @@ def _first_sentence(text: str) -> tuple[str, str]:
 def _row(result: Result, detector: str, finding: str, evidence: str) -> tuple[str, str] | None:
     """The table and the row that a finding is about, by the names that divide the result's tables.
 
-    A name all of whose words are the finding's own comes first; else the one that its evidence has first.
+    A name all of whose words are the finding's own comes first; else that which its evidence mentions first.
     """
     own = set(_words(f"{detector} {finding}"))
     said = " ".join(["", *_words(evidence), ""])

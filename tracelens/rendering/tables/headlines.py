@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float
 from tracelens.rendering.tables.rows import readable, skipped
 from tracelens.rendering.tables.values import one_line, shorten
 from tracelens.table import Column, Result, Table
@@ -15,7 +14,7 @@ from tracelens.units import duration
 
 _FEW = 12
 """A table with at most so many different names is a division of a whole, a longer one a ranking."""
-_WIDTH = 48
+_WIDTH = 32
 _PARTS = 3
 _LEAST = 0.005  # what shows as 0%
 
@@ -34,7 +33,6 @@ def headline(result: Result) -> str:
 def _listed(table: Table) -> str:
     """What a table lists, with the names that take most of its time."""
     schema = table.schema
-    noun = one_line(schema.title.split(" by ")[0]).lower()
     names = next((c for c in schema.columns if c.is_text and not c.prose and not c.folded), None)
     if schema.kind == "entries" and names is not None:
         return f"{_counted(len(table), 'entry')}, first: {shorten(table.texts(names.name)[0], _WIDTH)}"
@@ -42,15 +40,21 @@ def _listed(table: Table) -> str:
         return _tree(table)
     amount = next((c for c in schema.columns if c.unit in ("ns", "bytes") and not _is_time_stamp(c)), None)
     if names is None or amount is None:
-        return _counted(len(table), "row")
+        return ""
+    named, by, _ = one_line(schema.title).partition(" by ")
+    noun = named.lower() if by and names.name == "name" else f"{names.name.replace('_', ' ')}s"
     total, count = _totals(table, names.name, amount.name)
+    # Only shares of one whole add up; scenarios, schedules and the like stand side by side.
+    divides = any(column.unit == "fraction" for column in schema.columns)
+    if not divides:
+        return f"{count:,} {noun}" if count > _FEW else ""
     if count > _FEW:
         shares = np.sort(list(total.values()))[::-1].cumsum() / max(sum(total.values()), 1)
         half = int(np.searchsorted(shares, 0.5)) + 1
         whole = "time" if amount.unit == "ns" else "bytes"
         take = "one takes" if half == 1 else f"{half:,} take"
         return f"{count:,} {noun}, {take} half of the {whole}"
-    return _shares(total) if count > 1 else _counted(len(table), "row")
+    return _shares(total) if count > 1 else ""
 
 
 def _totals(table: Table, names: str, amount: str) -> tuple[dict[str, float], int]:
@@ -74,9 +78,9 @@ def _shares(total: Mapping[str, float]) -> str:
 
 
 def _tree(table: Table) -> str:
-    sizes = next((c.name for c in table.schema.columns if c.name == "subtree_ns"), "sum_ns")
-    if sizes not in table.columns:
-        return _counted(len(table), "row")
+    sizes = next((name for name in ("subtree_ns", "sum_ns", "exclusive_ns") if name in table.columns), "")
+    if not sizes:
+        return ""
     level = table.coded("level").equals("category") if "level" in table.columns else np.zeros(0, bool)
     top = table.take(level if level.any() else table.array("parent") < 0)
     return _shares(_totals(top, "name", sizes)[0])
@@ -143,11 +147,15 @@ def _steps(result: Result) -> str:
 
 
 def _roofline(result: Result) -> str:
-    table = _part(result, "utilisation", "mfu")
-    mfu: Float = table.array("mfu") if table is not None else np.zeros(0)
-    known = mfu[mfu >= 0]
+    table = _part(result, "utilisation", "mfu", "flops", "dur_ns")
+    parts = []
+    if table is not None:
+        # Stretches without FLOPs are outside of the steps.
+        known = table.take((table.array("mfu") >= 0) & (table.array("flops") > 0))
+        dur = known.array("dur_ns")
+        if dur.sum() > 0:
+            parts.append(f"MFU {(known.array('mfu') * dur).sum() / dur.sum():.1%}")
     counted = result.meta.get("coverage")
-    parts = [f"MFU {np.median(known):.1%}"] if len(known) else []
     if isinstance(counted, float):
         parts.append(f"{counted:.0%} of the GPU time counted")
     return ", ".join(parts)

@@ -12,6 +12,7 @@
     const color = (name) => style.getPropertyValue(name).trim();
     const axis = { gridcolor: color("--grid"), zerolinecolor: color("--line"), linecolor: color("--line") };
     return {
+      data: { bar: [{ error_x: { color: color("--text") } }] },
       layout: {
         font: { family: style.fontFamily, size: 12, color: color("--text") },
         paper_bgcolor: "rgba(0,0,0,0)",
@@ -25,7 +26,6 @@
   }
 
   const config = {
-    responsive: true,
     ...(narrow.matches && { displayModeBar: false }),
     displaylogo: false,
     // A trace is nobody else's business: nothing is offered that sends a figure anywhere.
@@ -63,22 +63,27 @@
     target.before(group);
   }
 
-  // Every line of a legend takes room that the plot would lose.
   const LEGEND_LINE = 19;
-  const LEGEND_ENTRY = 130;
+  const LABELS = 120; // of an axis, beside which the legend begins
+  const legendEntry = (names) => 46 + 6.6 * Math.max(...names.map((name) => name.length));
 
+  // On a narrow page labels are shorter, and a legend gets height of its own: the plot keeps its.
   function fitted(spec, target) {
     const { layout } = spec;
     if (!narrow.matches) return;
     for (const [name, axis] of Object.entries(layout)) {
       if (name.startsWith("yaxis") && axis.ticktext) axis.ticktext = axis.ticktext.map(shorter);
     }
-    const entries = spec.data.filter((trace) => trace.name && trace.showlegend !== false).length;
-    if (layout.showlegend === false || entries < 2) return;
-    const beside = layout.legend?.orientation === "v";
-    if (beside) layout.legend = { ...layout.legend, orientation: "h", x: 0, y: -0.16, yanchor: "top" };
-    const lines = Math.ceil((entries * LEGEND_ENTRY) / Math.max(target.clientWidth, LEGEND_ENTRY));
-    layout.height += (lines - 1 + beside) * LEGEND_LINE;
+    const names = spec.data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
+    if (layout.showlegend === false || names.length < 2) return;
+    const titles = new Set(spec.data.map((trace) => trace.legendgrouptitle?.text).filter(Boolean));
+    const perLine = titles.size ? 1 : Math.max(Math.floor((target.clientWidth - LABELS) / legendEntry(names)), 1);
+    const lines = Math.ceil(names.length / perLine) + 1.5 * titles.size;
+    if (layout.legend.orientation === "v") {
+      layout.legend = { ...layout.legend, orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom" };
+      layout.margin = { ...layout.margin, b: lines * LEGEND_LINE + 60 };
+      layout.height += lines * LEGEND_LINE - 120;
+    } else layout.height += (lines - 1) * LEGEND_LINE;
     target.style.height = `${layout.height}px`;
   }
 
@@ -88,8 +93,14 @@
     for (const menu of spec.layout.updatemenus || []) buttons(target, menu);
     delete spec.layout.updatemenus;
     fitted(spec, target);
-    Plotly.newPlot(target, spec.data, { ...spec.layout, template: theme() }, config);
     waiting.delete(index);
+    try {
+      Plotly.newPlot(target, spec.data, { ...spec.layout, template: theme() }, config);
+    } catch (error) {
+      // One that plotly cannot draw must not take the others with it.
+      target.textContent = "This figure cannot be drawn in this window.";
+      console.error(error);
+    }
   }
 
   const open = (index) => document.getElementById(`figure-${index}`).checkVisibility();
@@ -110,8 +121,26 @@
     if (at_once) for (let index = next(); index !== undefined; index = next()) draw(index);
     else if (!drawing) drawNext();
   };
+  // Figures follow the window while they are seen, and later ones when they are: plotly fails on those in
+  // closed sections, which have no size.
+  function fit() {
+    for (const plot of document.querySelectorAll(".js-plotly-plot")) {
+      const drawn = plot.querySelector(".main-svg")?.clientWidth;
+      if (plot.checkVisibility() && drawn && drawn !== plot.clientWidth) Plotly.Plots.resize(plot);
+    }
+  }
+
+
+  let resized;
+  addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(fit, 120);
+  });
   // A toggle does not bubble.
-  document.addEventListener("toggle", () => tracelens.drawFigures(), true);
+  document.addEventListener("toggle", () => {
+    tracelens.drawFigures();
+    fit();
+  }, true);
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { template: theme() });

@@ -20,6 +20,8 @@
     }
   };
 
+  const SHOWN = 200_000; // ns of the picture around a finding's longest piece of time, whose end is not known
+
   async function copy(button) {
     const label = (button.dataset.label ??= button.textContent);
     try {
@@ -63,13 +65,14 @@
       if (!target) return;
       if (target.matches(".copy")) copy(target);
       else if (target.matches(".show-picture")) {
-        tracelens.picture.show({ rank: Number(target.dataset.rank), ts_ns: Number(target.dataset.ts), dur_ns: 0 });
+        const { rank, ts } = target.dataset;
+        tracelens.picture.show({ rank: Number(rank), ts_ns: Number(ts), dur_ns: SHOWN });
       } else if (target.matches(".show-row[data-grid]") && showRow(target)) event.preventDefault();
     });
   }
   // The picture comes after this script; without one there is nothing to show.
   addEventListener("DOMContentLoaded", () => {
-    if (!tracelens.picture) return;
+    if (!document.getElementById("picture")) return;
     for (const button of document.querySelectorAll(".show-picture")) button.hidden = false;
   });
 })();

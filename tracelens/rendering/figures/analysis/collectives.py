@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.rendering.figures.base import axis, chart, needs, plain, stacked_bars, table
+from tracelens.rendering.figures.base import axis, chart, needs, plain, table
+from tracelens.rendering.figures.colors import SEQUENTIAL
 from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.ranks import rank_times
 from tracelens.table import Result, Table
 
-_RANKS = 64
 _MATRIX = 64
 
 
@@ -24,17 +25,14 @@ def collectives(result: Result) -> list[Figure]:
 
 
 def _waiting(per_rank: Table) -> Figure:
-    # With many ranks, those that wait least: they are the ones that the others wait for.
-    order = np.argsort(per_rank.array("sync_ns"), kind="stable")[:_RANKS]
-    drawn = per_rank.take(np.sort(order) if len(per_rank) <= _RANKS else order)
-    kernel = np.maximum(drawn.array("kernel_ns"), 1)
-    parts = {"communication": drawn.array("comm_ns"), "waiting": drawn.array("sync_ns")}
-    truncation = f" ({_RANKS} ranks that wait least)" if len(per_rank) > _RANKS else ""
-    return stacked_bars(
-        f"Communication kernels: transferring data, and waiting for the last rank{truncation}",
-        [f"rank {rank}" for rank in drawn.values("rank")],
+    kernel_ns = per_rank.array("kernel_ns")
+    parts = {"communication": per_rank.array("comm_ns"), "waiting": per_rank.array("sync_ns")}
+    share = parts["waiting"].sum() / kernel_ns.sum()
+    return rank_times(
+        f"Communication kernels: {share:.0%} of their time is waiting for the last rank",
+        per_rank.values("rank"),
         parts,
-        {name: ns / kernel for name, ns in parts.items()},
+        {name: ns / np.maximum(kernel_ns, 1) for name, ns in parts.items()},
     )
 
 
@@ -56,7 +54,7 @@ def _traffic(traffic: Table) -> list[Figure]:
         "x": names,
         "y": names,
         "z": (matrix / 2**20).round(3).tolist(),
-        "colorscale": "Viridis",
+        "colorscale": SEQUENTIAL,
         "colorbar": {"title": {"text": "MiB"}},
         "hovertemplate": "rank %{y} to rank %{x}: %{z:,.2f} MiB<extra></extra>",
     }

@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.rendering.figures.base import axis, chart, ms, needs, over_ranks, ranks, rounded, safe
-from tracelens.rendering.figures.colors import BLUE, colors
+from tracelens.rendering.figures.colors import BLUE, SEQUENTIAL, rank_colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 
 _POINTS = 4000
-_MOST_RANKS = 8
+_LINES = 8
+"""Ranks with a line each; more of them are a heat map over time."""
+_ROWS = 64
+_QUEUE = "Launch queue depth: at zero the GPU waits for the host"
 
 
 @figure("launches")
@@ -21,33 +24,65 @@ def launches(result: Result) -> list[Figure]:
 
 @needs("queue", "rank", "ts_ns", "depth_max", "depth_mean")
 def _queue(queue: Table) -> list[Figure]:
-    all_ranks = ranks(queue)
-    shown = all_ranks[:_MOST_RANKS]
-    color = colors(f"rank {rank}" for rank in shown) if len(shown) > 1 else {f"rank {shown[0]}": BLUE}
+    shown = ranks(queue)
+    if len(shown) > _LINES:
+        return [_queue_map(queue, shown)]
+    color = rank_colors(shown)
     traces = [
         {
             "type": "scatter",
             "mode": "lines",
             "name": f"rank {rank}",
-            "line": {"width": 1.2, "shape": "hv", "color": color[f"rank {rank}"]},
+            "line": {"width": 1.2, "shape": "hv", "color": color[rank]},
             "hovertemplate": "%{x:,.3f} ms: at most %{y:,}, on average %{customdata:,}",
             **_thinned(queue.take(queue.array("rank") == rank), _POINTS // len(shown)),
         }
         for rank in shown
     ]
-    title = "Launch queue depth: at zero the GPU waits for the host"
-    if len(all_ranks) > len(shown):
-        title += f" (first {len(shown)} of {len(all_ranks)} ranks)"
     return [
         chart(
             traces,
-            title,
+            _QUEUE,
             280,
             showlegend=len(shown) > 1,
             xaxis=axis("time since the first GPU work (ms)", showgrid=False),
             yaxis=axis("in the queue", rangemode="tozero"),
         )
     ]
+
+
+def _queue_map(queue: Table, all_ranks: list[int]) -> Figure:
+    """Mean length of the queue by rank and time; white is where the GPU waits for the host."""
+    shown = all_ranks[:_ROWS]
+    start = queue.array("ts_ns")
+    edges = np.linspace(start.min(), start.max() + 1, _POINTS // len(shown) + 1)
+    depth = np.full((len(shown), len(edges) - 1), np.nan)
+    for row, rank in enumerate(shown):
+        of_rank = queue.take(queue.array("rank") == rank)
+        column = np.searchsorted(edges, of_rank.array("ts_ns"), side="right") - 1
+        count = np.bincount(column, minlength=len(edges) - 1)
+        total = np.bincount(column, weights=of_rank.array("depth_mean"), minlength=len(edges) - 1)
+        depth[row, count > 0] = total[count > 0] / count[count > 0]
+    truncation = f" (first {_ROWS} of {len(all_ranks)} ranks)" if len(all_ranks) > _ROWS else ""
+    drawn = {
+        "type": "heatmap",
+        "x": ms(edges[:-1]),
+        "y": [str(rank) for rank in shown],
+        "z": [[None if np.isnan(value) else value for value in rounded(row, 2)] for row in depth],
+        "zmin": 0,
+        "colorscale": SEQUENTIAL,
+        "colorbar": {"title": {"text": "queued"}, "thickness": 12},
+        "hoverongaps": False,
+        "hovertemplate": "rank %{y}, %{x:,.3f} ms: %{z:,.1f} on average<extra></extra>",
+    }
+    return chart(
+        [drawn],
+        f"{_QUEUE}{truncation}",
+        140 + max(8, min(22, 640 // len(shown))) * len(shown),
+        showlegend=False,
+        xaxis=axis("time since the first GPU work (ms)", showgrid=False),
+        yaxis=axis("rank", type="category", autorange="reversed", showgrid=False),
+    )
 
 
 def _thinned(rows: Table, points: int) -> dict[str, list[float]]:

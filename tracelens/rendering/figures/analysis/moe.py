@@ -7,29 +7,22 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Float, Int
-from tracelens.rendering.figures.base import axis, chart, ms, needs, ranks, rounded, stacked_bars
-from tracelens.rendering.figures.colors import BLUE, GREY, ORANGE, TEAL, VIOLET
+from tracelens.rendering.figures.base import axis, chart, ms, needs, plain, ranks, rounded
+from tracelens.rendering.figures.colors import BLUE, ORANGE, STAGES, colors
 from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.ranks import MOST_BARS, rank_times
 from tracelens.table import Result, Table
 
 _RANKS = 64
 _CELLS = 4000
 _LEAST, _MOST = 0.1, 1.0
 """The colours span at least this much around 100%, or noise would look like imbalance, and at most."""
-_COLOR = {
-    "router": VIOLET,
-    "dispatch": ORANGE,
-    "permute": TEAL,
-    "experts": BLUE,
-    "combine": "#c06a2e",
-    "shared expert": "#8fb0e8",
-}
 _PHASES = ("forward_ns", "backward_ns", "recompute_ns")
 
 
 @figure("moe")
 def moe(result: Result) -> list[Figure]:
-    """Table `tokens` as layers by ranks, coloured by load; table `stages` as bars of time a rank."""
+    """Table `tokens` as layers by ranks, coloured by load; table `stages` as time of each rank."""
     return [*_tokens(result), *_stages(result)]
 
 
@@ -106,26 +99,29 @@ def _cells(matrix: Float, digits: int) -> list[list[float | None]]:
 
 @needs("stages", "rank", "stage", "fraction", *_PHASES)
 def _stages(stage_times: Table) -> list[Figure]:
-    all_ranks = ranks(stage_times)
-    shown = all_ranks[:_RANKS]
+    shown = ranks(stage_times)
     fractions = stage_times.pivot("stage", "rank", "fraction", shown)
     stages = fractions.rows
     phases = np.stack([stage_times.pivot("stage", "rank", name, shown).values for name in _PHASES], axis=-1)
-    truncation = f" (the first {_RANKS} of {len(all_ranks)} ranks)" if len(all_ranks) > _RANKS else ""
-    drawn = stacked_bars(
-        f"Time in MoE layers per step, by stage{truncation}",
-        [f"rank {rank}" for rank in shown],
-        dict(zip(stages, phases.sum(axis=-1), strict=True)),
+    total_ns = phases.sum(axis=-1)
+    largest = int(np.argmax(total_ns.sum(axis=-1)))
+    share = float(total_ns[largest].sum()) / max(float(total_ns.sum()), 1.0)
+    drawn = rank_times(
+        f"Time in MoE layers per step, by stage: {plain(stages[largest], 30)} takes {share:.0%}",
+        shown,
+        dict(zip(stages, total_ns, strict=True)),
         fractions.by_row(),
-        {stage: _COLOR.get(stage, GREY) for stage in stages},
+        colors(stages, STAGES),
     )
+    if len(shown) > MOST_BARS:
+        return [drawn]
     splits = ", ".join(
         f"{name.removesuffix('_ns')} %{{customdata[{number}]:,.3f}} ms"
         for number, name in enumerate(_PHASES, 1)
     )
     for trace, times in zip(drawn["data"], phases, strict=True):
         trace["customdata"] = [
-            [share, *ms(split)] for share, split in zip(trace["customdata"], times, strict=True)
+            [fraction, *ms(split)] for fraction, split in zip(trace["customdata"], times, strict=True)
         ]
         trace["hovertemplate"] = "%{x:,.3f} ms, %{customdata[0]:.1%} of the step<br>" + splits
     return [drawn]

@@ -9,7 +9,8 @@ import numpy as np
 from tracelens.rendering.figures.base import needs, over_ranks, ranks, stacked_bars, wrapped
 from tracelens.rendering.figures.colors import BLUE, ORANGE
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.table import Result, Table
+from tracelens.rendering.figures.ranks import MOST_BARS, rank_times
+from tracelens.table import Coded, Result, Table
 
 _MOST_ROWS = 32
 _TOP = 15
@@ -27,7 +28,11 @@ def overlap(result: Result) -> list[Figure]:
 
 @needs("overlap", "rank", "group", "collective", "comm_ns", "hidden_ns", "exposed_ns")
 def _hidden(overlaps: Table) -> list[Figure]:
-    shown = ranks(overlaps)[:_MOST_ROWS]
+    exposed_ns, all_ns = (int(overlaps.array(name).sum()) for name in ("exposed_ns", "comm_ns"))
+    share = f": {exposed_ns / all_ns:.0%} exposed" if all_ns > 0 else ""
+    shown = ranks(overlaps)
+    if len(shown) > MOST_BARS:
+        return [_exposed_by_rank(overlaps, shown, share)]
     rows_per_rank = max(1, _MOST_ROWS // len(shown))
     rank, comm = overlaps.array("rank"), overlaps.array("comm_ns")
     rows = np.argsort(-comm, kind="stable")
@@ -36,12 +41,31 @@ def _hidden(overlaps: Table) -> list[Figure]:
     names = _names(drawn.texts("collective"), drawn.texts("group"))
     if len(shown) > 1:
         names = [f"rank {number} {name}" for number, name in zip(drawn.values("rank"), names, strict=True)]
-    title = "Hidden and exposed communication, by collective and process group"
+    title = f"Communication by collective and process group{share}"
     if len(drawn) < len(overlaps):
         title += f" ({len(drawn)} of {len(overlaps)} rows: of each rank the largest)"
     parts = {"hidden": drawn.array("hidden_ns"), "exposed_comm": drawn.array("exposed_ns")}
     total_ns = np.maximum(drawn.array("comm_ns"), 1)
     return [stacked_bars(title, names, parts, {part: ns / total_ns for part, ns in parts.items()})]
+
+
+def _exposed_by_rank(overlaps: Table, shown: list[int], share: str) -> Figure:
+    """Exposed time of the largest collectives on each of many ranks."""
+    names = Coded.of(_names(overlaps.texts("collective"), overlaps.texts("group")))
+    row = names.codes * len(shown) + np.searchsorted(shown, overlaps.array("rank"))
+    exposed_ns, comm_ns = (
+        np.bincount(row, weights=overlaps.array(name), minlength=len(names.values) * len(shown)).reshape(
+            len(names.values), len(shown)
+        )
+        for name in ("exposed_ns", "comm_ns")
+    )
+    largest = np.argsort(-comm_ns.sum(axis=1), kind="stable")[:_TOP].tolist()
+    return rank_times(
+        f"Exposed communication by collective{share}",
+        shown,
+        {names.values[code]: exposed_ns[code] for code in largest},
+        {names.values[code]: exposed_ns[code] / np.maximum(comm_ns[code], 1) for code in largest},
+    )
 
 
 def _names(collectives: list[str], groups: list[str]) -> list[str]:

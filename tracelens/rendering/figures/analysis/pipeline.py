@@ -5,17 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.rendering.figures.base import plain, ranks, table
-from tracelens.rendering.figures.colors import ORANGE, VIOLET
+from tracelens.rendering.figures.colors import BUBBLE, PASSES
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.rendering.figures.gantt import PASSES, POINTS, bars, clock_chart, extent, rows_that_fit
+from tracelens.rendering.figures.gantt import POINTS, bars, clock_chart, extent, rows_that_fit
 from tracelens.table import Result, Table
-
-_WAITS = {
-    "ramp": "rgba(152,161,173,0.45)",
-    "p2p_wait": ORANGE,
-    "imbalance": VIOLET,
-    "other_idle": "rgba(152,161,173,0.2)",
-}
 
 
 @figure("pipeline")
@@ -37,7 +30,7 @@ def pipeline(result: Result) -> list[Figure]:
     if waits is not None:
         waits = _of_step(waits, label, shown)
         longest = np.argsort(-waits.array("dur_ns"), kind="stable")[: max(POINTS - len(drawn), 0)]
-        traces += bars(waits.take(np.sort(longest)), "part", _WAITS, shown, begin)
+        traces += bars(waits.take(np.sort(longest)), "part", BUBBLE, shown, begin)
     title = "Forward and backward of each micro-batch, and the causes of the bubble"
     if len(set(step.codes.tolist())) > 1:
         title += f": {plain(label, 40)}"

@@ -12,19 +12,17 @@ from tracelens.rendering.figures.base import (
     horizontal_bars,
     ms,
     needs,
-    rank_bars,
     ranks,
     rows_axis,
     safe,
 )
-from tracelens.rendering.figures.colors import BLUE, GREY, ORANGE, TEAL, VIOLET
+from tracelens.rendering.figures.colors import SERVING, colors
 from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.ranks import rank_bars
 from tracelens.table import Coded, Result, Table
 
-_RANKS = 32
+_RANKS = 64
 _MARKS = 3000
-_COLOR = {"prefill": ORANGE, "decode": BLUE, "mixed": VIOLET, "draft": TEAL, "without a request": GREY}
-_OTHER = "#b07a5a"
 
 
 @figure("serving")
@@ -50,7 +48,7 @@ def _lanes(steps: Table) -> list[Figure]:
         chart(
             traces,
             f"Steps of each rank by kind, on one clock{truncation}",
-            130 + 26 * len(shown),
+            130 + min(26, max(9, 832 // len(shown))) * len(shown),
             barmode="overlay",
             showlegend=True,
             xaxis=axis("time (ms)"),
@@ -75,7 +73,7 @@ def _marks(steps: Table, shown: list[int], first: int, name: str) -> dict[str, A
     ]
     return horizontal_bars(
         name=safe(name, 30),
-        marker={"color": _COLOR.get(name, _OTHER)},
+        marker={"color": colors([name], SERVING)[name]},
         width=0.8,
         y=np.searchsorted(shown, steps.array("rank")).tolist(),
         base=ms(steps.array("ts_ns") - first),
@@ -87,10 +85,5 @@ def _marks(steps: Table, shown: list[int], first: int, name: str) -> dict[str, A
 
 @needs("ranks", "rank", "kind", "dur_ns", "fraction")
 def _kinds(per_kind: Table) -> list[Figure]:
-    shown = ranks(per_kind)[:_RANKS]
-    kinds = dict.fromkeys(per_kind.texts("kind"))
-    color = {kind: _COLOR.get(kind, GREY if kind == "idle" else _OTHER) for kind in kinds}
-    title = "Time in steps of each kind" + (
-        f" (first {_RANKS} ranks)" if len(ranks(per_kind)) > _RANKS else ""
-    )
-    return [rank_bars(title, per_kind, "kind", shown, color=color)]
+    color = colors(per_kind.texts("kind"), SERVING)
+    return [rank_bars("Time in steps of each kind", per_kind, "kind", ranks(per_kind), color=color)]

@@ -15,13 +15,13 @@ from tracelens.rendering.figures.base import (
     horizontal_bars,
     ms,
     needs,
-    rank_bars,
     ranks,
     rounded,
     rows_axis,
 )
 from tracelens.rendering.figures.colors import KINDS
 from tracelens.rendering.figures.figure import Figure, figure
+from tracelens.rendering.figures.ranks import rank_bars
 from tracelens.table import Result, Table
 
 _POINTS = 5000
@@ -40,7 +40,7 @@ def timeline(result: Result) -> list[Figure]:
 
 @needs("timeline", "rank", "metric", "dur_ns", "fraction")
 def _stack(metrics: Table) -> list[Figure]:
-    shown = ranks(metrics)[:_MOST_ROWS]
+    shown = ranks(metrics)
     times = metrics.pivot("metric", "rank", "dur_ns", shown).by_row()
     parts = [part for part in _PARTS if part in times and times[part].any()]
     title = "Time of each rank: computation, exposed communication and copies, idle"

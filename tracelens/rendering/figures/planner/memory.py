@@ -9,33 +9,11 @@ import numpy as np
 
 from tracelens.arrays import Float
 from tracelens.rendering.figures.base import axis, chart, rounded, safe, table
-from tracelens.rendering.figures.colors import GREY, colors
+from tracelens.rendering.figures.colors import MEMORY, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Result, Table
 from tracelens.units import GB, GIB, gib
 
-# Static memory in blues, activations in warm and green tones, all else pale.
-_COLORS = {
-    "parameters": "#2f5fb3",
-    "gradients": "#4f86d9",
-    "main_parameters": "#86aee8",
-    "optimizer": "#b3cbee",
-    "activations.embedding": "#8a6d3b",
-    "activations.norms": "#dfb32c",
-    "activations.attention": "#d95f76",
-    "activations.mlp": "#a06cd5",
-    "activations.router": "#7c6bd0",
-    "activations.dispatch": "#e8923a",
-    "activations.experts": "#3fae9e",
-    "activations.shared": "#6fa845",
-    "activations.recomputed": "#b07a5a",
-    "loss": "#c04f9e",
-    "buffers.worst_case": "#c9b79c",
-    "buffers.pipeline": "#a9a38f",
-    "buffers.tokens": "#8f8a78",
-    "temporary": GREY,
-    "libraries": "#5c6470",
-}
 _BARS = 64
 """Bars that are drawn."""
 _LABELLED = 16
@@ -69,7 +47,7 @@ def memory(result: Result) -> list[Figure]:
 
 
 def _drawn(title: str, across: str, labels: Sequence[str], sizes: dict[str, Float], result: Result) -> Figure:
-    order = {name: number for number, name in enumerate(_COLORS)}
+    order = {name: number for number, name in enumerate(MEMORY)}
     components = sorted(sizes, key=lambda name: order.get(name, len(order)))
     totals = np.sum([sizes[name] for name in components], axis=0)
     lines = _lines(table(result, "fits", "device", "memory_bytes", "reserve_bytes"))
@@ -77,7 +55,7 @@ def _drawn(title: str, across: str, labels: Sequence[str], sizes: dict[str, Floa
     # On narrow and on low bars numbers would lie over each other.
     is_labelled = len(labels) <= _LABELLED
     least = _LABEL_SHARE * top if is_labelled else float("inf")
-    color = _COLORS | colors([name for name in components if name not in _COLORS])
+    color = colors(components, MEMORY)
     traces = [_part(name, color[name], sizes[name], least) for name in components]
     if is_labelled:
         traces.append(_sums(totals, in_gb=result.meta.get("convention") == "brief"))
@@ -149,8 +127,7 @@ def _across(lines: dict[str, float]) -> dict[str, Any]:
     annotations = [
         {
             "xref": "paper", "x": 1, "xanchor": "right", "y": round(value, 3), "yanchor": "bottom",
-            "showarrow": False, "text": safe(text, 60), "font": {"color": "#d0413e", "size": 11},
-            "bgcolor": "rgba(255,255,255,0.8)",
+            "showarrow": False, "text": safe(text, 60), "font": {"size": 11},
         }
         for text, value in lines.items()
     ]  # fmt: skip

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tracelens.rendering.figures.base import axis, chart, ms, plain, ranks, safe, stacked_bars, table
-from tracelens.rendering.figures.colors import colors
+from tracelens.rendering.figures.colors import PASSES, rank_colors
 from tracelens.rendering.figures.figure import Figure, figure
-from tracelens.rendering.figures.gantt import MOST_ROWS, PASSES, POINTS, bars, clock_chart, extent
+from tracelens.rendering.figures.gantt import MOST_ROWS, POINTS, bars, clock_chart, extent
 from tracelens.table import Result, Table
 from tracelens.units import GIB
 
@@ -78,7 +78,7 @@ def _held(held: Table, name: str) -> Figure:
     picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int).tolist()
     sized = bool((held.array("bytes") >= 0).all())
     labels = {all_ranks[index]: f"stage {all_ranks[index]}" for index in picked}
-    color = colors(labels.values())
+    color = rank_colors(list(labels))
     points_per_line = POINTS // len(labels)
     traces: list[dict[str, Any]] = []
     for rank, label in labels.items():
@@ -91,7 +91,7 @@ def _held(held: Table, name: str) -> Figure:
                 "type": "scatter",
                 "mode": "lines",
                 "name": label,
-                "line": {"shape": "hv", "width": 1.5, "color": color[label]},
+                "line": {"shape": "hv", "width": 1.5, "color": color[rank]},
                 "x": ms(in_flight.array("ts_ns")[::step]),
                 "y": np.round(values[::step], 3).tolist(),
                 "hovertemplate": "%{y:,} from %{x:,.3f} ms",

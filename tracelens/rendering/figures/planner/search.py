@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.rendering.figures.base import needs, plain, stacked_bars
+from tracelens.rendering.figures.colors import STEP_PARTS, colors
 from tracelens.rendering.figures.figure import Figure, figure
 from tracelens.table import Table
 
@@ -38,4 +39,5 @@ def _drawn(device: str, per_part: Table) -> Figure:
         names,
         parts,
         {part: ns / total_ns for part, ns in parts.items()},
+        colors(parts, STEP_PARTS),
     )

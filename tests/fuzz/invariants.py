@@ -124,6 +124,24 @@ def _idle(result: Result) -> Iterator[str]:
             return
 
 
+def _step_timeline(result: Result) -> Iterator[str]:
+    end_of: dict[int, int] = {}
+    whole: dict[int, int] = defaultdict(int)
+    for row in _rows(result, "states") if "states" in result.data else ():
+        if row["dur_ns"] <= 0 or end_of.get(row["rank"], row["ts_ns"]) != row["ts_ns"]:
+            yield "step_timeline: states overlap or leave a hole"
+            return
+        end_of[row["rank"]] = row["ts_ns"] + row["dur_ns"]
+        whole[row["rank"]] += row["dur_ns"]
+    for row in _rows(result, "shares"):
+        whole[row["rank"]] -= row["dur_ns"]
+    if any(whole.values()):
+        yield "step_timeline: the states do not add up to the shares"
+    for name in ("steps", "states", "kernels", "marks"):
+        if name in result.data and (result.data[name].array("ts_ns") < 0).any():
+            yield f"step_timeline: {name} before the begin"
+
+
 def _diff(result: Result) -> Iterator[str]:
     base, cand = result.meta["base_ns"], result.meta["cand_ns"]
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -135,4 +153,10 @@ def _diff(result: Result) -> Iterator[str]:
             yield f"diff: level {level} of the waterfall does not add up to the steps"
 
 
-_SUMS = {"breakdown": _breakdown, "timeline": _timeline, "idle": _idle, "diff": _diff}
+_SUMS = {
+    "breakdown": _breakdown,
+    "timeline": _timeline,
+    "idle": _idle,
+    "step_timeline": _step_timeline,
+    "diff": _diff,
+}

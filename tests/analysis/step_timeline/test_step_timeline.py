@@ -210,7 +210,7 @@ RECEIVER = f"""
 def test_messages_go_from_the_begin_of_the_send_to_the_end_of_the_receive() -> None:
     """The picture begins with the first GPU work, that of the sender."""
     result = timeline(draw_run(aligned(SENDER), aligned(RECEIVER), ns_per_char=COLUMN))
-    assert records(result["messages"]) == [(0, 3 * COLUMN, 1, 6 * COLUMN, "PP 4 MiB")]
+    assert records(result["messages"]) == [(0, 3 * COLUMN, 1, 6 * COLUMN, "PP 0-1: 4 MiB")]
 
 
 def test_pipelines_are_marked() -> None:
@@ -285,9 +285,9 @@ def test_the_states_are_the_time_of_the_other_analyzers(drawing: Drawing, unit: 
 PIECES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=40)
 
 
-@given(PIECES, st.integers(1, 60), st.integers(-20, 20))
+@given(PIECES, st.integers(1, 60), st.integers(-20, 20), st.integers(-1, 1))
 def test_coarser_states_keep_the_time_in_each_bin(
-    pieces: list[tuple[int, int]], bin_ns: int, begin: int
+    pieces: list[tuple[int, int]], bin_ns: int, begin: int, kept: int
 ) -> None:
     """In every step and bin each state has the time that it had; what is longer than a bin stays."""
     names = [(state, "") for state in "wxyz"]
@@ -295,9 +295,11 @@ def test_coarser_states_keep_the_time_in_each_bin(
     end = begin + np.cumsum(length)
     edges = np.array([begin, end[len(end) // 2], end[-1]])
     fine = merged(States(end - length, end, code, names), edges)
-    coarse = coarser(fine, edges, bin_ns)
+    coarse = coarser(fine, edges, bin_ns, kept)
     assert (coarse.start[1:] == coarse.end[:-1]).all()
     assert in_bins(coarse, edges, bin_ns) == in_bins(fine, edges, bin_ns)
+    untouched = {key: ns for key, ns in in_bins(fine, edges, 1).items() if key[0] == kept}
+    assert untouched.items() <= in_bins(coarse, edges, 1).items()
     assert len(coarse.start) <= len(fine.start)
 
 
@@ -320,7 +322,25 @@ def test_many_states_are_drawn_coarser(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(coarse["states"]) <= 20
     assert coarse["states"]["dur_ns"].sum() == fine["states"]["dur_ns"].sum() == 8100
     assert records(coarse["shares"]) == records(fine["shares"])
-    assert any("81" in skip.subject for skip in coarse.skips)
+    assert any(skip.subject.startswith("order of states within") for skip in coarse.skips)
+
+
+def test_the_typical_step_becomes_coarse_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "step 1  | " + "-" * 40,
+        "step 2  | " + " " * 40 + "-" * 41,
+        "s7 gemm | " + "= " * 40 + "=",
+    )
+    run = make_run([draw("\n".join(lines), ns_per_char=100)])
+    fine = timeline(run)
+    typical = fine["states"]["ts_ns"] < 4000
+    monkeypatch.setattr("tracelens.analysis.step_timeline.step_timeline.STATES_SHOWN", 50)
+    coarse = timeline(run)
+    assert coarse.meta["typical_step"] == "ProfilerStep#1"
+    assert records(coarse["states"][:40]) == records(fine["states"][typical])
+    assert len(coarse["states"]) <= 50
+    monkeypatch.setattr("tracelens.analysis.step_timeline.step_timeline.STATES_SHOWN", 6)
+    assert len(timeline(run)["states"]) <= 6
 
 
 def test_a_piece_lies_at_its_time_since_the_first_event_of_its_trace() -> None:

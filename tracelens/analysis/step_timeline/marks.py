@@ -104,8 +104,7 @@ def messages(aligned: AlignedRun, origin: int, end: int) -> Table:
     for pair in aligned.collectives:
         sender, receiver = pair.participants[0], pair.participants[-1]
         if pair.collective == SEND_RECV and origin <= sender.start and receiver.end <= end:
-            group = sender.record.description or pair.group
-            size = f" {amount(pair.bytes, 'bytes')}" if pair.bytes >= 0 else ""
+            size = f": {amount(pair.bytes, 'bytes')}" if pair.bytes >= 0 else ""
             times = sender.start - origin, receiver.end - origin
-            rows.append((sender.rank, times[0], receiver.rank, times[1], f"{group}{size}".strip()))
+            rows.append((sender.rank, times[0], receiver.rank, times[1], f"{pair.group}{size}"))
     return MESSAGES.from_rows(rows)

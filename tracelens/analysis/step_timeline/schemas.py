@@ -16,7 +16,11 @@ SHARES = Schema(
     "GPU time of each rank by activity",
     (
         Column("rank", "int64"),
-        Column("state", "category", doc=f"kernel class, copy, memset, {COMMUNICATION}, {WAITING} or {IDLE}"),
+        Column(
+            "state",
+            "category",
+            doc=f"kernel class, copy, fill (memset), {COMMUNICATION}, {WAITING} or {IDLE}",
+        ),
         Column("dur_ns", "int64", "ns"),
         Column("fraction", "float64", "fraction", "of the rank's recorded time"),
     ),

@@ -165,17 +165,18 @@ def waiting_for(rank: int, cause: str) -> str:
     return f"for rank {rank}" if cause == "unknown" else f"for rank {rank}: {cause.replace('_', ' ')}"
 
 
-def coarser(states: States, edges: Int, bin_ns: int) -> States:
+def coarser(states: States, edges: Int, bin_ns: int, kept: int = -1) -> States:
     """Fewer pieces with the same totals in each bin of this length: there each state is one piece.
 
     Args:
         states: in order.
         edges: of the steps.
         bin_ns: within it the order of short pieces is lost; longer ones stay where they are.
+        kept: number of the step that stays as it is, -1 for none.
     """
     step = np.searchsorted(edges, states.start, side="right") - 1
     first, last = ((time - edges[step]) // bin_ns for time in (states.start, states.end - 1))
-    short = first == last
+    short = (first == last) & (step != kept)
     begins = np.ones(len(short), dtype=bool)
     begins[1:] = ~short[1:] | ~short[:-1] | (first[1:] != first[:-1]) | (step[1:] != step[:-1])
     group, (_, code) = codes(np.cumsum(begins), states.code)

@@ -22,8 +22,8 @@ from tracelens.units import duration
 KERNELS_SHOWN = 600_000
 """Of all ranks together: some 20 bytes each in a page."""
 
-STATES_SHOWN = 600_000
-"""Likewise. Of more, the order of short ones is not kept."""
+STATES_SHOWN = 1_000_000
+"""Likewise. Of more, short ones are put together, in the typical step last."""
 
 _FINEST_NS = 1000
 
@@ -65,7 +65,7 @@ def step_timeline(
     start = {COMMON: -origin} | {part.rank: shift[part.rank] - origin for part in parts}
     states, waiting_skips = _waiting(parts, results["stragglers"])
     selection = select_steps(parts, shift, KERNELS_SHOWN)
-    drawn, coarse_skips = _drawn(parts, states)
+    drawn, coarse_skips = _drawn(parts, states, selection.typical)
     tables = {
         "shares": SHARES.concat(_shares(parts, states)),
         "steps": selection.table(origin),
@@ -129,15 +129,24 @@ def _by_state(states: States) -> dict[str, int]:
     return dict(zip(state.values, totals.tolist(), strict=True))
 
 
-def _drawn(parts: Sequence[RankTimeline], states: Sequence[States]) -> tuple[Sequence[States], list[Skip]]:
+def _drawn(
+    parts: Sequence[RankTimeline], states: Sequence[States], typical: str
+) -> tuple[Sequence[States], list[Skip]]:
     """The states, coarser if there are too many of them."""
-    count, bin_ns, drawn = sum(len(own.start) for own in states), 0, states
-    longest_ns = max(int(np.diff(part.edges).max()) for part in parts)
-    while sum(len(own.start) for own in drawn) > STATES_SHOWN and bin_ns < longest_ns:
-        bin_ns = 2 * bin_ns or _FINEST_NS
-        drawn = [coarser(own, part.edges, bin_ns) for part, own in zip(parts, states, strict=True)]
-    subject = f"order of {count:,} states within {duration(bin_ns)}"
-    return drawn, [Skip(subject, f"the picture holds {STATES_SHOWN:,}")] if bin_ns else []
+    drawn = states
+    for kept in (typical, None):
+        steps = [part.labels.index(kept) if kept in part.labels else -1 for part in parts]
+        bin_ns, longest_ns = _FINEST_NS, max(int(np.diff(part.edges).max()) for part in parts)
+        while (count := sum(len(own.start) for own in drawn)) > STATES_SHOWN and bin_ns < 2 * longest_ns:
+            lanes = zip(parts, states, steps, strict=True)
+            drawn = [coarser(own, part.edges, bin_ns, step) for part, own, step in lanes]
+            bin_ns *= 2
+        if count <= STATES_SHOWN:
+            break
+    if drawn is states:
+        return states, []
+    subject = f"order of states within {duration(bin_ns // 2)}{f', except in {kept}' if kept else ''}"
+    return drawn, [Skip(subject, f"the picture holds {STATES_SHOWN:,} states")]
 
 
 def _state_rows(part: RankTimeline, states: States, start: Mapping[int, int]) -> dict[str, Any]:

@@ -370,3 +370,34 @@ def test_a_frame_is_quick(page: Page) -> None:
         page.key("ArrowRight", shiftKey=True)
         frames.append(page.state["frame_ms"])
     assert min(frames) < 16
+
+
+def test_merged_pieces_keep_the_time_of_each_kind_in_each_bin(page: Page) -> None:
+    script = """
+        const line = {start: [], end: [], kind: []};
+        let [time, seed] = [0, 7];
+        const random = (limit) => (seed = (seed * 16807) % 2147483647) % limit;
+        for (let piece = 0; piece < 5000; piece += 1) {
+            line.start.push(time);
+            line.end.push((time += 1 + (piece % 50 ? random(40) : random(4000))));
+            line.kind.push(random(5));
+            if (piece % 7 === 0) time += random(30);
+        }
+        const [bin, count] = [256, 5];
+        const merged = tracelens.lanes.merged(line, bin, count);
+        let apart = 0;
+        for (let from = 0; from < time; from += bin) {
+            const times = [line, merged].map((one) => {
+                const out = new Float64Array(count);
+                tracelens.lanes.sums(one, from, from + bin, out);
+                return out;
+            });
+            apart += times[0].reduce((sum, ns, kind) => sum + Math.abs(ns - times[1][kind]), 0);
+        }
+        const inOrder = merged.start.every((start, at) => at === 0 || start >= merged.end[at - 1]);
+        return {apart, inOrder, pieces: merged.start.length, of: line.start.length};
+    """
+    merged = page.run(script)
+    assert merged["apart"] == 0
+    assert merged["inOrder"]
+    assert merged["pieces"] < merged["of"] / 1.5

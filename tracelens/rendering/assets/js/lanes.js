@@ -2,6 +2,7 @@
 // Time lines of pieces: a lane a rank, made of states; a row a stream, made of kernels. A line is {start, end,
 // kind, row}: arrays in order of start, in ns; `kind` indexes `kinds` of its set, `row` is that of its table.
 (() => {
+  const BLOCK = 256; // pieces whose longest is known
   const numbers = (table, name) => table.columns[name].values;
 
   // Rows in order of keys; rows that are in order already are not sorted.
@@ -61,9 +62,53 @@
     return low;
   }
 
+  // A line of fewer pieces that looks the same where `bin` ns are a fraction of a pixel: the pieces inside of one
+  // bin become one of each kind, with the same time in it. Longer pieces stay.
+  function merged(line, bin, count) {
+    const [start, end, kind] = [[], [], []];
+    const times = new Float64Array(count);
+    let inside = -1; // bin of the pieces that are being merged
+    let from = 0;
+    function close() {
+      for (let index = 0; inside >= 0 && index < count; index += 1) {
+        if (!times[index]) continue;
+        start.push(from);
+        end.push((from += times[index]));
+        kind.push(index);
+      }
+      times.fill(0);
+      inside = -1;
+    }
+    for (let at = 0; at < line.start.length; at += 1) {
+      const first = Math.floor(line.start[at] / bin);
+      if (first !== inside) close();
+      if (line.end[at] <= (first + 1) * bin) {
+        if (inside < 0) [inside, from] = [first, line.start[at]];
+        times[line.kind[at]] += line.end[at] - line.start[at];
+      } else {
+        close();
+        start.push(line.start[at]);
+        end.push(line.end[at]);
+        kind.push(line.kind[at]);
+      }
+    }
+    close();
+    return { start: Float64Array.from(start), end: Float64Array.from(end), kind: Uint8Array.from(kind) };
+  }
+
+  // The line itself or, where many pieces share a column, one that is merged to quarters of it.
+  function detailed(line, from, to, width, count) {
+    if (seen(line, from, to) < 6 * width) return line;
+    const level = Math.floor(Math.log2((to - from) / width / 4));
+    line.levels ||= new Map();
+    if (!line.levels.has(level)) line.levels.set(level, merged(line, 2 ** level, count));
+    return line.levels.get(level);
+  }
+
   // What each of `width` columns between two times shows: the kind with most time in it (-1: none) and the
   // share of the column that is not empty.
-  function columns(line, from, to, width, count) {
+  function columns(whole, from, to, width, count) {
+    const line = detailed(whole, from, to, width, count);
     const kind = new Int16Array(width).fill(-1);
     const busy = new Float32Array(width);
     const times = new Float64Array(count);
@@ -123,6 +168,21 @@
     return Math.max(0, firstAfter({ end: line.start }, to) - firstAfter(line, from));
   }
 
+  // Calls `visit` with each piece between two times that lasts at least `least`.
+  function long(line, from, to, least, visit) {
+    if (!line.longest) {
+      line.longest = new Float64Array(Math.ceil(line.start.length / BLOCK));
+      for (let at = 0; at < line.start.length; at += 1) {
+        const block = Math.floor(at / BLOCK);
+        line.longest[block] = Math.max(line.longest[block], line.end[at] - line.start[at]);
+      }
+    }
+    for (let at = firstAfter(line, from); at < line.start.length && line.start[at] < to; at += 1) {
+      if (at % BLOCK === 0 && line.longest[at / BLOCK] < least) at += BLOCK - 1;
+      else if (line.end[at] - line.start[at] >= least) visit(at);
+    }
+  }
+
   // Time of each kind between two times.
   function sums(line, from, to, out) {
     for (let at = firstAfter(line, from); at < line.start.length && line.start[at] < to; at += 1) {
@@ -130,5 +190,5 @@
     }
   }
 
-  tracelens.lanes = { lines, columns, largest, firstAfter, seen, sums };
+  tracelens.lanes = { lines, columns, merged, largest, long, firstAfter, seen, sums };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 // How the picture of the step looks: fills and words on a canvas, in pixels of the page.
 (() => {
-  const { columns, firstAfter } = tracelens.lanes;
+  const { columns, long } = tracelens.lanes;
   const LABEL = 11;
   const WIDE = 3; // from here on a stretch is hatched, and kernels stand apart
   const widths = new Map();
@@ -130,21 +130,19 @@
       const { context } = this;
       const least = ((this.to - this.from) / this.width) * 22;
       const separate = ((this.to - this.from) / this.width) * WIDE;
-      for (let at = firstAfter(line, this.from); at < line.start.length && line.start[at] < this.to; at += 1) {
-        const dur = line.end[at] - line.start[at];
-        if (dur < separate) continue;
+      long(line, this.from, this.to, separate, (at) => {
         const left = Math.max(this.x(line.start[at]), 0);
         const right = Math.min(this.x(line.end[at]), this.width);
         context.fillStyle = this.theme.panel;
         context.fillRect(right - 0.5, y, 0.5, height);
-        if (dur < least) continue;
+        if (line.end[at] - line.start[at] < least) return;
         const room = right - left - 6;
         const text = cut ? shortened(bare(name(at)), room) : fitting(context, [name(at)], room);
         const fill = ink(color(at));
-        if (!text || !fill) continue;
+        if (!text || !fill) return;
         context.fillStyle = fill;
         context.fillText(text, left + 3, y + height / 2 + 0.5, right - left - 5);
-      }
+      });
     }
 
     brackets(marks, y, height) {

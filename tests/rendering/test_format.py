@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tracelens.rendering.tables.values import (
     ABSENT,
+    column_format,
     format_for,
     label,
     meta_items,
@@ -16,7 +17,7 @@ from tracelens.rendering.tables.values import (
     rounded,
     shorten,
 )
-from tracelens.table.schema import Column, Dtype
+from tracelens.table.schema import Column, Dtype, Schema
 from tracelens.units import Unit
 
 
@@ -115,3 +116,34 @@ def test_shorten_keeps_both_ends(text: str, width: int) -> None:
         head, _, tail = short.partition("…")
         assert text.startswith(head)
         assert text.endswith(short[len(head) + 1 :] if "…" not in head else tail)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        (Column("spread", "float64", "fraction"), [0.00004, 0.0], ["0.004%", "0.000%"]),
+        (Column("spread", "float64", "fraction"), [0.0042, 0.0], ["0.42%", "0.00%"]),
+        (Column("flops", "int64", "flops"), [64, 1], ["0.0001", "0.0000"]),
+        (Column("dur_ns", "int64", "ns"), [3, 0], ["0.003", "0.000"]),
+        (Column("mean", "float64"), [1e-12, 0.0], ["0.000000", "0.000000"]),
+        (Column("mean", "float64"), [0.0, 0.0], ["0.000", "0.000"]),
+    ],
+)
+def test_no_column_shows_only_zeros_for_what_is_more(
+    column: Column, values: list[float], expected: list[str]
+) -> None:
+    assert format_for(column, np.array(values)).texts(values) == expected
+
+
+def test_statistics_of_one_time_have_one_unit() -> None:
+    names = ("dur_median_ns", "dur_min_ns", "dur_max_ns")
+    schema = Schema("T", tuple(Column(name, "int64", "ns") for name in names))
+    table = schema.from_rows([(20_000_000, 1_000, 90_000_000)])
+    assert {column_format(table, column).unit for column in schema.columns} == {"ms"}
+
+
+def test_facts_of_an_entry_have_one_unit_but_for_times_of_day() -> None:
+    names = ("saving_ns", "low_ns", "ts_ns")
+    schema = Schema("T", tuple(Column(name, "int64", "ns") for name in names), kind="entries")
+    table = schema.from_rows([(20_000_000, 1_000, 90_000_000_000)])
+    assert [column_format(table, column).unit for column in schema.columns] == ["ms", "ms", "s"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rendering.sample import NASTY
-from tracelens.rendering.tables import shortened_names
+from tracelens.rendering.tables import shorten, shortened_names
 
 WIDTH = 44
 
@@ -29,6 +29,17 @@ def test_parameters_and_namespaces_go_first() -> None:
     ) == ["copy<Cast<c10::BFloat16>, 4>"]
     assert short("one::two::three::kernel_with_a_name_of_its_own<four::five>") == [
         "kernel_with_a_name_of_its_own<five>"
+    ]
+
+
+def test_what_only_looks_like_parameters_stays() -> None:
+    frame, op = (
+        "a/rather/long/path/of/a/file/train.py(12): forward",
+        "allgather_into_tensor_coalesced_of_all (DP)",
+    )
+    assert short(frame, op, width=40) == [
+        shorten(frame, 40),
+        shorten(op, 40),
     ]
 
 

@@ -98,16 +98,16 @@ def _numbered(text: str, number: int, width: int) -> str:
 
 
 def _without_parameters(name: str) -> str:
-    """A function's name with its template arguments and without its parameters and return type."""
+    """A C++ function with its template arguments and without its parameters and return type."""
     text = _HIDDEN.sub("", name)
+    if not text.endswith(")"):
+        return text
     depth = 0
     for place, char in enumerate(text):
-        if char == "<":
-            depth += 1
-        elif char == ">":
-            depth -= 1
-        elif char == "(" and depth == 0 and place and not text[:place].endswith("operator"):
-            return text[:place]
+        depth += (char == "<") - (char == ">")
+        before = text[:place]
+        if char == "(" and depth == 0 and before and not before.endswith((" ", "operator")):
+            return before
     return text
 
 

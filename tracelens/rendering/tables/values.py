@@ -16,6 +16,7 @@ from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, largest_scale,
 
 ABSENT = "–"
 _ABSENT = -1
+_MOST_DECIMALS = 6
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_byte", "flops/byte"),
     ("flops_per_s", "flops/s"),
@@ -112,12 +113,22 @@ def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0)
     peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
     if column.unit in SCALES:
         scale = scale_of(column.unit, peak)
-        return ColumnFormat(column, scale.size, scale.name, scale.decimals, absent)
+        # Whole numbers of a unit without parts, such as bytes, are never cut.
+        decimals = _enough(scale.decimals, peak / scale.size) if scale.decimals else 0
+        return ColumnFormat(column, scale.size, scale.name, decimals, absent)
     if column.unit in PERCENT:
-        return ColumnFormat(column, 1, "", 1 if peak >= 0.1 else 2, absent)
+        return ColumnFormat(column, 1, "", _enough(1 if peak >= 0.1 else 2, 100 * peak), absent)
     if column.dtype == "int64":
         return ColumnFormat(column, 1, "", 0, absent)
-    return ColumnFormat(column, 1, "", 1 if peak >= 1000 else 2 if peak >= 10 else 3, absent)
+    decimals = _enough(1 if peak >= 1000 else 2 if peak >= 10 else 3, peak)
+    return ColumnFormat(column, 1, "", decimals, absent)
+
+
+def _enough(decimals: int, peak: float) -> int:
+    """So many decimals, or as many as the largest number of a column needs not to be shown as zero."""
+    while 0 < peak < 0.5 * 10**-decimals and decimals < _MOST_DECIMALS:
+        decimals += 1
+    return decimals
 
 
 def unknown(column: Column, numbers: NDArray[Any]) -> NDArray[np.bool_]:
@@ -184,8 +195,16 @@ def column_format(table: Table, column: Column) -> ColumnFormat:
     """How a column of a table is written; those that are read against each other have one unit."""
     if column.is_text:
         return format_for(column, None)
-    peaks = [np.abs(table.array(name)).max(initial=0) for name in _compared(column) if name in table.columns]
+    compared = _compared(column)
+    if table.schema.kind == "entries" and _is_duration(column):
+        # The facts of an entry stand in one line.
+        compared = [other.name for other in table.schema.columns if _is_duration(other)]
+    peaks = [np.abs(table.array(name)).max(initial=0) for name in compared if name in table.columns]
     return format_for(column, table.array(column.name), float(max(peaks, default=0)))
+
+
+def _is_duration(column: Column) -> bool:
+    return column.unit == "ns" and not re.search(r"(^|_)(ts|at)_ns$", column.name)
 
 
 def _compared(column: Column) -> list[str]:

@@ -108,13 +108,6 @@ def schedules() -> list[Word]:
     return [*((name, kind.doc) for name, kind in SCHEDULES.items()), ("all", "")]
 
 
-def rungs() -> list[Word]:
-    """Rungs of the bundled ladder."""
-    from tracelens.workload import bundled
-
-    return [(rung.name, "") for rung in bundled()]
-
-
 def limits() -> list[Word]:
     """Read limits."""
     from dataclasses import fields

@@ -174,7 +174,8 @@ class RunFigures:
         rows = timeline.coded("metric").equals("total")
         total = by_rank(timeline, timeline.array("dur_ns"), np.flatnonzero(rows))
         sync = by_rank(table, table.array("sync_ns"))
-        return Spread.of({rank: sync[rank] / max(total[rank], 1) for rank in sync if rank in total})
+        known = [rank for rank in sync if rank in total and sync[rank] >= 0]
+        return Spread.of({rank: sync[rank] / max(total[rank], 1) for rank in known})
 
     def waiting_in_communication(self) -> float | None:
         """Waiting for other ranks as a share of the time of communication kernels."""

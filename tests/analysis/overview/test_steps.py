@@ -263,3 +263,21 @@ def test_a_report_begins_with_the_step_without_the_profiler() -> None:
     assert report.meta["step_without_profiler_ns"] == 10_000
     assert report.meta["profiler_cost"] == pytest.approx(0.4)
     assert "step_without_profiler_ns" not in tracelens.report(make_run([paced(0)]), ["steps"]).meta
+
+
+def test_without_step_marks_the_host_may_be_done_before_the_gpu_begins() -> None:
+    metrics = drawn("""
+        launch                        | a b
+        launch cudaStreamSynchronize  |     ---
+        s7 gemm                       |        aa bb
+    """)
+    assert records(metrics["steps"], "step", "kernels", "launches", "blocking_calls") == [
+        ("(whole trace)", 2, 2, 1)
+    ]
+
+
+def test_launches_are_unknown_where_none_is_recorded() -> None:
+    metrics = drawn("s7 gemm | == ===")
+    assert records(metrics["steps"], "kernels", "launches") == [(2, -1)]
+    assert values(metrics, "launch.count") == []
+    assert any("launch.count" in skip.subject for skip in metrics.skips)

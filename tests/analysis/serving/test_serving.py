@@ -152,7 +152,8 @@ def test_graph_padding() -> None:
 
 def test_one_rank_is_compared_with_nobody() -> None:
     result = of(rank((PREFILL, 8), (DECODE, 4)))
-    assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction") == (0, -1, -1)
+    assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction") == (-1, -1, -1)
+    assert row(result, "step_ns", "mismatch_steps", "delay_ns", "tokens", "slots") == (-1,) * 5
     assert len(result["alignment"]) == 0
     assert "one rank" in next(skip.reason for skip in result.skips if "mismatch" in skip.subject)
 

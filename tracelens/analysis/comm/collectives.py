@@ -47,7 +47,9 @@ CLOCKS = Schema(
         Column("rank", "int64"),
         Column("host", "int64", doc="ranks of one host share a clock"),
         Column("offset_ns", "int64", "ns", "relative to the first host; already subtracted from all times"),
-        Column("residual_ns", "int64", "ns", "median spread of a collective's ends after that"),
+        Column(
+            "residual_ns", "int64", "ns", "median spread of a collective's ends after that; -1: not measured"
+        ),
         Column("collectives", "int64", "count", "collectives used for the estimate"),
     ),
     doc="Estimated from the ends of collectives, which all ranks reach almost simultaneously.",
@@ -83,7 +85,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         "all_to_all": ALL_TO_ALL.concat(all_to_all(on_one_clock)),
         "traffic": TRAFFIC.concat(traffic_rows),
         "clocks": CLOCKS.concat(
-            _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating])
+            _clock_rows([clock for clock in aligned.clocks if clock.rank in communicating and len(ranks) > 1])
         ),
         "participants": PARTICIPANTS.concat(participant_rows(ranks, on_one_clock)),
     }
@@ -123,7 +125,11 @@ def _rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any]]:
 
 
 def _clock_rows(rank_clocks: Sequence[Clock]) -> list[dict[str, Any]]:
-    return [{name: [value] for name, value in clock._asdict().items()} for clock in rank_clocks]
+    known = (
+        clock if clock.collectives else clock._replace(residual_ns=-1)  # nothing was compared
+        for clock in rank_clocks
+    )
+    return [{name: [value] for name, value in clock._asdict().items()} for clock in known]
 
 
 def _incomplete(collectives: Sequence[MatchedCollective]) -> list[Skip]:

@@ -16,7 +16,9 @@ RANKS = Schema(
         Column("rank", "int64"),
         Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + sync"),
         Column("comm_ns", "int64", "ns", "part transferring"),
-        Column("sync_ns", "int64", "ns", "part waiting for ranks that arrived later"),
+        Column(
+            "sync_ns", "int64", "ns", "part waiting for ranks that arrived later; -1: no collective matched"
+        ),
         Column("sync_fraction", "float64", "fraction", "sync / kernel"),
         Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing at that time"),
         Column("unmatched_ns", "int64", "ns", "part of comm: kernels without a matched collective"),
@@ -101,18 +103,19 @@ def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[s
         unmatched = sum(
             ns for kernel_index, ns in enumerate(dur) if (rank.rank, kernel_index) not in waiting.matched
         )
+        matched = any((rank.rank, kernel_index) in waiting.matched for kernel_index in range(len(dur)))
         rows.append(
             {
                 "rank": [rank.rank],
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
-                "sync_ns": [sync],
-                "sync_fraction": [sync / max(kernel, 1)],
+                "sync_ns": [sync if matched else -1],
+                "sync_fraction": [sync / max(kernel, 1) if matched else -1.0],
                 "exposed_ns": [rank.exposed_ns],
                 "unmatched_ns": [unmatched],
                 "kernels": [len(dur)],
-                "last_count": [waiting.last.get(rank.rank, 0)],
-                "caused_wait_ns": [waiting.caused.get(rank.rank, 0)],
+                "last_count": [waiting.last.get(rank.rank, 0) if matched else -1],
+                "caused_wait_ns": [waiting.caused.get(rank.rank, 0) if matched else -1],
             }
         )
     return rows

@@ -77,7 +77,7 @@ STEPS = Schema(
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("idle_fraction", "float64", "fraction", "share of the step"),
         Column("kernels", "int64", "count", METRICS["kernel.count"]),
-        Column("launches", "int64", "count", METRICS["launch.count"]),
+        Column("launches", "int64", "count", f"{METRICS['launch.count']}; -1: none recorded"),
         Column("blocking_calls", "int64", "count", METRICS["blocking_calls"]),
     ),
     doc="Whole steps only. A step begins at its mark, or when the GPU has finished the earlier steps. "
@@ -189,6 +189,9 @@ def _metrics(
         "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
     }
     lacking: dict[str, str] = {}
+    if len(work.launch) and (work.launch < 0).all():
+        del values["launch.count"]
+        lacking["launch.count"] = "no kernel has its launch call in the trace"
     for subject, value in (
         ("comm.bytes", _comm_bytes(trace, work, step, windows)),
         ("moe", _moe(trace, windows, scope)),
@@ -203,6 +206,8 @@ def _metrics(
 
 def _step_at(windows: Steps, times: Int) -> Int:
     """The step in which the host was at each of these times, -1 for none; the last mark counts."""
+    if not windows.marked:  # the host may be done before the GPU begins
+        return np.zeros(len(times), dtype=np.int64)
     inside = (times >= windows.marks[0]) & (times <= windows.marks[-1])
     return np.where(inside, windows.begun_at(times), -1)
 
@@ -298,7 +303,7 @@ def _rows(rank: int, labels: list[str], values: dict[str, Values]) -> dict[str, 
         **{f"{name}_ns": values[f"{name}.time"] for name in columns},
         "idle_fraction": values["idle.fraction"],
         "kernels": values["kernel.count"],
-        "launches": values["launch.count"],
+        "launches": values.get("launch.count", np.full(len(labels), -1)),
         "blocking_calls": values["blocking_calls"],
     }
 

@@ -90,20 +90,23 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
     )
     overlapped = [step for step in steps if step.two_batches]
     late = delay(steps_together)
-    return {
-        "engine": ", ".join(dict.fromkeys(rank.engine for rank in ranks)),
+    together: dict[str, int] = {
         "steps": len(steps_together),
         "step_ns": sum(global_step.dur_ns for global_step in steps_together),
         "mismatch_steps": len(mismatched),
         "mismatch_ns": sum(global_step.dur_ns for global_step in mismatched),
-        "phase_mismatch_fraction": _share(
-            sum(global_step.dur_ns for global_step in mismatched),
-            sum(global_step.dur_ns for global_step in steps_together),
-        ),
         "delay_ns": late.total,
         "alignable_ns": late.alignable,
         "tokens": tokens,
         "slots": slots,
+    }
+    return {
+        "engine": ", ".join(dict.fromkeys(rank.engine for rank in ranks)),
+        **(together if steps_together else dict.fromkeys(together, -1)),
+        "phase_mismatch_fraction": _share(
+            sum(global_step.dur_ns for global_step in mismatched),
+            sum(global_step.dur_ns for global_step in steps_together),
+        ),
         "padding_fraction": 1 - tokens / slots if slots else -1.0,
         "graph_padding_fraction": 1 - sum(label.requests for label in graphs) / max(sum(made_for), 1)
         if graph_sizes_known

@@ -9,7 +9,12 @@ SUMMARY = Schema(
     "Serving steps of all ranks",
     (
         Column("engine", "category", doc="engine, from its frames, labels and ops"),
-        Column("steps", "int64", "count", "steps that several ranks ran together"),
+        Column(
+            "steps",
+            "int64",
+            "count",
+            "steps that several ranks ran together; -1, here and below: one rank only",
+        ),
         Column("step_ns", "int64", "ns", "time of these steps, slowest rank each"),
         Column(
             "phase_mismatch_fraction",

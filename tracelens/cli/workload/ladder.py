@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracelens.cli import completion
 from tracelens.cli.common import Full, Json, Output, check_outputs, deliver, progress, say
 from tracelens.cli.workload.common import Assignments, Device, Layers, Preset, Scrub, assigned, torch_part
 from tracelens.errors import TracelensError
@@ -18,6 +17,13 @@ if TYPE_CHECKING:
     from tracelens.workload import Rung
 
 LADDER = "Ladder"
+
+
+def _rung_names() -> list[str]:
+    from tracelens.workload import bundled
+
+    return [rung.name for rung in bundled()]
+
 
 Traces = Annotated[
     Path | None,
@@ -62,7 +68,7 @@ Without = Annotated[
         help="Leave this rung out. Repeatable.",
         metavar="NAME",
         show_default=False,
-        autocompletion=completion.rungs,
+        autocompletion=_rung_names,
         rich_help_panel=LADDER,
     ),
 ]

@@ -164,9 +164,10 @@ def _roofline(result: Result) -> str:
 def _collectives(result: Result) -> str:
     table = _part(result, "ranks", "kernel_ns", "sync_ns")
     kernel = int(table.array("kernel_ns").sum()) if table is not None else 0
-    if table is None or kernel <= 0:
+    if table is None or kernel <= 0 or (table.array("sync_ns") < 0).all():
         return ""
-    return f"{int(table.array('sync_ns').sum()) / kernel:.0%} of the communication kernels' time is waiting"
+    sync = np.maximum(table.array("sync_ns"), 0)
+    return f"{int(sync.sum()) / kernel:.0%} of the communication kernels' time is waiting"
 
 
 def _overlap(result: Result) -> str:

@@ -17,6 +17,7 @@ from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import WORK_KINDS, collectives, difference, intersection
+from tracelens.units import amount
 
 _NOTHING = 0.001
 """A smaller share of the all-to-all is the edge between two kernels."""
@@ -74,7 +75,7 @@ def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
     details = ""
     if sent := _sent(context):
         quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
-        details = f"; forward dispatches send {context.per_step(sent) / 1e9:,.2f} GB/step"
+        details = f"; forward dispatches send {amount(context.per_step(sent), 'bytes')}/step"
     if (share := deduplicated_share(context.trace)) < 1:
         quantities.append(Quantity("share after de-duplication", share, "fraction"))
         details += f"; de-duplication would cut it to {share:.0%}"

@@ -21,13 +21,15 @@ def collectives(result: Result) -> list[Figure]:
     per_rank = table(result, "ranks", "rank", "comm_ns", "sync_ns", "kernel_ns")
     if per_rank is None or not per_rank.array("kernel_ns").any():
         return []
-    return [_waiting(per_rank), *_traffic(result)]
+    known = (per_rank.array("sync_ns") >= 0).any()
+    return [*([_waiting(per_rank)] if known else []), *_traffic(result)]
 
 
 def _waiting(per_rank: Table) -> Figure:
     kernel_ns = per_rank.array("kernel_ns")
-    parts = {"communication": per_rank.array("comm_ns"), "waiting": per_rank.array("sync_ns")}
-    share = parts["waiting"].sum() / kernel_ns.sum()
+    waiting_ns = np.maximum(per_rank.array("sync_ns"), 0)  # -1 on ranks of which it is not known
+    parts = {"communication": np.maximum(per_rank.array("comm_ns"), 0), "waiting": waiting_ns}
+    share = waiting_ns.sum() / kernel_ns.sum()
     return rank_times(
         f"Communication kernels: {share:.0%} of their time is waiting for the last rank",
         per_rank.values("rank"),

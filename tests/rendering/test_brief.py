@@ -10,6 +10,7 @@ from tests.rendering import sample
 from tracelens.guard import Failure
 from tracelens.rendering.formats import brief, console, markdown
 from tracelens.rendering.formats.brief import LINES
+from tracelens.rendering.tables import tile_range
 from tracelens.table import Report, Result, Skip, Summary, Tile
 
 MS = 1_000_000
@@ -46,9 +47,17 @@ def test_the_verdict_comes_first_and_the_way_to_the_rest_last() -> None:
 
 def test_tiles_stand_beside_each_other_and_unknown_ones_say_why() -> None:
     shown = lines(sample.findings())
-    assert shown[3] == "Step time 58.4 ms (57.1 ms to 60.2 ms)   MFU 6.5% (6.0% to 7.0%)"
+    assert shown[3] == "Step time 58.4 ms (57.1 to 60.2 ms)   MFU 6.5% (6.0 to 7.0%)"
     assert "Not known: Peak memory (no memory events)" in shown
     assert not any("Peak memory –" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.9 * MS, 1.2 * MS, "900 µs to 1.2 ms"), (MS, 2 * MS, "1 to 2 ms"), (MS, MS, "1 ms"), (None, None, "")],
+)
+def test_the_unit_of_a_range_is_written_once(low: float | None, high: float | None, text: str) -> None:
+    assert tile_range(Tile("x", "X", 1.0, "ns", low, high)) == text
 
 
 def test_narrow_terminals_leave_ranges_out_before_they_stack_tiles() -> None:
@@ -92,7 +101,7 @@ def test_the_full_report_begins_with_the_verdict_and_the_tiles() -> None:
 def test_markdown_begins_with_the_verdict_and_all_tiles() -> None:
     shown = markdown(Report((sample.idle(),), summary=SUMMARY)).splitlines()
     assert shown[2] == f"**{SUMMARY.verdict}**"
-    assert "| Step time | 58.4 ms | 57.1 ms to 60.2 ms | median of 3 steps |" in shown
+    assert "| Step time | 58.4 ms | 57.1 to 60.2 ms | median of 3 steps |" in shown
     assert "| Peak memory | – |  | no memory events |" in shown
 
 

@@ -127,7 +127,7 @@ def _communication(figures: RunFigures, times: StepTimes) -> Iterator[Tile]:
     waiting, within = figures.waiting(), figures.waiting_in_communication()
     note = ONE_RANK if ranks == 1 else UNMATCHED
     if waiting and within is not None:
-        note = f"of the recorded time; {percent(within)} of communication"
+        note = f"of recorded time; {percent(within)} of communication"
     yield _share_tile(
         "waiting_for_ranks", "Waiting for ranks", waiting if ranks > 1 else None, note, "collectives"
     )
@@ -164,7 +164,7 @@ def _trust(figures: RunFigures, meta: Mapping[str, Any]) -> Iterator[Tile]:
         return
     text = {True: "complete", False: "doubtful", None: "not checked"}[trust["complete"]]
     names = doubt_names(trust)
-    note = ", ".join(names) if names else "nothing contradicts the recording" if trust["complete"] else ""
+    note = ", ".join(names) if names else "no doubts" if trust["complete"] else ""
     yield Tile("trust", "Recording", None, "", note=note, section=figures.section("completeness"), text=text)
 
 

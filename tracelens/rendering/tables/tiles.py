@@ -15,11 +15,20 @@ def tile_value(tile: Tile) -> str:
 
 
 def tile_range(tile: Tile) -> str:
-    """The range with its unit, '57.1 ms to 60.2 ms'; empty where there is none."""
+    """The range with its unit, '57.1 to 60.2 ms'; empty where there is none."""
     if tile.low is None or tile.high is None:
         return ""
     low, high = _amount(tile.low, tile.unit), _amount(tile.high, tile.unit)
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    number, unit = _split(low)
+    return f"{number if unit == _split(high)[1] else low} to {high}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A number and its unit."""
+    number = text.rstrip("%").partition(" ")[0]
+    return number, text[len(number) :]
 
 
 def _amount(value: float, unit: str) -> str:

@@ -95,8 +95,12 @@ def communication(*ranks: tuple[float, float, float], total_ms: float = 100) -> 
         }
         for rank, (kernel, sync, unmatched) in enumerate(ranks)
     ]
-    totals = [{"rank": rank, "metric": "total", "dur_ns": round(total_ms * MS)} for rank in range(len(ranks))]
-    return [result("collectives", ranks=rows), result("timeline", timeline=totals)]
+    shares = [
+        {"rank": rank, "state": state, "dur_ns": round(ms * MS)}
+        for rank, (kernel, sync, _) in enumerate(ranks)
+        for state, ms in (("waiting", sync), ("communication", kernel - sync), ("gemm", total_ms - kernel))
+    ]
+    return [result("collectives", ranks=rows), result("step_timeline", shares=shares)]
 
 
 def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Result:

@@ -109,7 +109,7 @@ def test_tiles_are_means_of_the_ranks_with_their_range() -> None:
     assert tile(made, "exposed_communication").value == pytest.approx(0.4)
     waiting = tile(made, "waiting_for_ranks")
     assert (waiting.value, waiting.low, waiting.high) == (pytest.approx(0.2), 0.1, 0.3)
-    assert "50% of communication" in waiting.note
+    assert "50% of exposed communication" in waiting.note
     assert tile(made, "idle").note == "of the step; mostly launch overhead"
     peak = tile(made, "peak_memory")
     assert (peak.value, peak.low, peak.high) == (30 * 2**30, 10 * 2**30, 30 * 2**30)

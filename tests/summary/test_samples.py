@@ -81,11 +81,11 @@ def test_utilisation_is_that_of_the_roofline(report: Report) -> None:
     assert tile.value == pytest.approx(by_rank.mean())
 
 
-def test_waiting_is_that_of_the_collectives(report: Report) -> None:
+def test_waiting_is_that_of_the_picture(report: Report) -> None:
     tile = tiles(report).get("waiting_for_ranks")
     if tile is None or tile.value is None:
         pytest.skip("one rank")
-    sync = report["collectives"]["ranks"].set_index("rank")["sync_ns"]
-    timeline = report["timeline"]["timeline"]
-    total = timeline[timeline["metric"] == "total"].set_index("rank")["dur_ns"]
-    assert tile.value == pytest.approx((sync / total).mean())
+    shares = report["step_timeline"]["shares"].pivot(index="rank", columns="state", values="dur_ns").fillna(0)
+    assert tile.value == pytest.approx((shares["waiting"] / shares.sum(axis=1)).mean())
+    exposed = report["timeline"]["timeline"].pivot(index="rank", columns="metric", values="fraction")
+    assert tile.value <= exposed["exposed_comm"].mean()

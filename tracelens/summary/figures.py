@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analysis.host import HOST_CAUSES
+from tracelens.analysis.step_timeline import COMMUNICATION, WAITING
 from tracelens.arrays import Float
 from tracelens.guard import Failure
 from tracelens.table import Result, Table
@@ -167,39 +168,26 @@ class RunFigures:
         return sum(share for cause, share in self.idle_causes().items() if cause in causes)
 
     def waiting(self) -> Spread | None:
-        """Waiting for other ranks in communication, as a share of the recorded time."""
-        table, timeline = self._matched(), self.table("timeline", "timeline")
-        if table is None or timeline is None:
-            return None
-        rows = timeline.coded("metric").equals("total")
-        total = by_rank(timeline, timeline.array("dur_ns"), np.flatnonzero(rows))
-        sync = by_rank(table, table.array("sync_ns"))
-        known = [rank for rank in sync if rank in total and sync[rank] >= 0]
-        return Spread.of({rank: sync[rank] / max(total[rank], 1) for rank in known})
-
-    def waiting_in_communication(self) -> float | None:
-        """Waiting for other ranks as a share of the time of communication kernels."""
-        table = self._matched()
-        if table is None:
-            return None
-        return float(table.array("sync_ns").sum() / max(table.array("kernel_ns").sum(), 1))
+        """Time in which a rank only waits for others in communication, as a share of its recorded time."""
+        whole, waiting, _ = self._states()
+        return Spread.of({rank: waiting.get(rank, 0) / max(whole[rank], 1) for rank in whole})
 
     def waiting_in_exposed(self) -> float:
-        """Least share of the exposed communication that is waiting for other ranks; 0 where unknown."""
-        table = self._matched()
-        if table is None:
-            return 0.0
-        kernel, sync, exposed = (
-            int(table.array(f"{name}_ns").sum()) for name in ("kernel", "sync", "exposed")
-        )
-        return max(sync - (kernel - exposed), 0) / max(exposed, 1)
+        """Share of the exposed communication that is waiting for other ranks; 0 where unknown."""
+        _, waiting, moving = self._states()
+        waiting_ns, moving_ns = sum(waiting.values()), sum(moving.values())
+        return waiting_ns / max(waiting_ns + moving_ns, 1)
 
-    def _matched(self) -> Table | None:
-        """Communication by rank, where collectives were matched across ranks."""
-        table = self.table("collectives", "ranks")
-        if table is None or (table.array("unmatched_ns") >= table.array("comm_ns")).all():
-            return None
-        return table
+    def _states(self) -> tuple[Mapping[int, float], Mapping[int, float], Mapping[int, float]]:
+        """Recorded, waiting and moving time by rank; none where collectives were not matched across ranks."""
+        ranks, shares = self.table("collectives", "ranks"), self.table("step_timeline", "shares")
+        if shares is None or ranks is None or (ranks.array("unmatched_ns") >= ranks.array("comm_ns")).all():
+            return {}, {}, {}
+        state, dur = shares.coded("state"), shares.array("dur_ns")
+        of_state = (
+            by_rank(shares, dur, np.flatnonzero(state.equals(name))) for name in (WAITING, COMMUNICATION)
+        )
+        return by_rank(shares, dur), *of_state
 
     def peak_bytes(self) -> Spread | None:
         """Most GPU memory allocated in a step."""

@@ -124,10 +124,10 @@ def _communication(figures: RunFigures, times: StepTimes) -> Iterator[Tile]:
         return
     if not figures.section("collectives"):
         return
-    waiting, within = figures.waiting(), figures.waiting_in_communication()
+    waiting = figures.waiting()
     note = ONE_RANK if ranks == 1 else UNMATCHED
-    if waiting and within is not None:
-        note = f"of recorded time; {percent(within)} of communication"
+    if waiting:
+        note = f"of recorded time; {percent(figures.waiting_in_exposed())} of exposed communication"
     yield _share_tile(
         "waiting_for_ranks", "Waiting for ranks", waiting if ranks > 1 else None, note, "collectives"
     )

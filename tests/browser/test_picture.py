@@ -268,6 +268,15 @@ def test_rank_and_step_of_the_page_choose_what_is_shown(page: Page) -> None:
     assert page.state["lanes"] == [1]
 
 
+def test_an_address_chooses_rank_and_step(page: Page) -> None:
+    url = page.driver.current_url.split("#")[0]
+    page.driver.get("about:blank")
+    page.driver.get(f"{url}#rank=2&step=ProfilerStep%234")
+    page.driver.execute_async_script("tracelens.picture.ready.then(arguments[0])")
+    assert page.state["lanes"] == [2]
+    assert page.range == [0.99 * STEP_NS, 2 * STEP_NS]
+
+
 def test_findings_can_show_a_place(page: Page) -> None:
     page.run("tracelens.select({rank: 0})")
     # Rank 3's trace begins 3 ms before the picture.

@@ -89,7 +89,12 @@ def step_timeline(ranks: int = 4, steps: int = 2, per_rank: int = KERNELS) -> Re
         (rank, "pipeline", f"F micro-batch {rank}", rank * 5 * MS, 30 * MS, 1)
         for rank in range(min(ranks, 16))
     ]
+    busy = (RANK, Column("step", "str"), *_times("dur_ns"))
+    per_step = [(rank, window[0], 80 * MS) for window in windows for rank in range(ranks)]
     tables = {
+        "busy": table(
+            "Busy time", busy, {column.name: [row[at] for row in per_step] for at, column in enumerate(busy)}
+        ),
         "steps": table(
             "Steps",
             (*_text("step"), *_times("ts_ns", "dur_ns"), Column("kernels", "int64"), Column("shown", "bool")),

@@ -38,7 +38,7 @@ def test_the_payloads_are_the_tables() -> None:
     assert drawn is not None
     assert set(drawn.payloads) == {"step-steps", "step-states", "step-kernels", "step-marks"}
     for name, table in result.data.items():
-        if name in ("states", "traces"):
+        if name in ("busy", "states", "traces"):
             continue
         columns = unpacked(drawn.payloads[f"step-{name}"])
         assert columns == {column: table.values(column) for column in table.schema.names}

@@ -57,10 +57,7 @@
         const button = element("button", `Copy ${label}`, bar);
         button.type = "button";
         button.title = clean(text);
-        button.addEventListener("click", async () => {
-          const copied = await tracelens.copy(text).then(() => true, () => false);
-          tracelens.announce(copied ? `Copied: ${clean(text)}` : "The browser does not allow copying.");
-        });
+        button.addEventListener("click", () => tracelens.copyAs(text, label));
       }
       const close = element("button", "Close", bar);
       close.type = "button";

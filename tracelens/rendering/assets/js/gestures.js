@@ -231,11 +231,13 @@
       const rank = Number(event.target.closest("tr").dataset.rank);
       tracelens.select({ rank: tracelens.selection.rank === rank ? -1 : rank });
     });
-    document.addEventListener("tracelens:selection", ({ detail }) => {
+    function mark() {
       for (const row of body.rows) {
-        row.querySelector("button").setAttribute("aria-pressed", String(Number(row.dataset.rank) === detail.rank));
+        row.querySelector("button").setAttribute("aria-pressed", String(Number(row.dataset.rank) === tracelens.selection.rank));
       }
-    });
+    }
+    document.addEventListener("tracelens:selection", mark);
+    mark();
   }
 
   // ---- the page around it

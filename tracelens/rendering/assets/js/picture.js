@@ -458,10 +458,11 @@
   async function start(picture) {
     await picture.load();
     picture.writeLegend();
+    tracelens.gestures(picture);
+    picture.select(tracelens.selection); // an address may have chosen already
     picture.draw();
     picture.drawOverview();
-    tracelens.gestures(picture);
-    if (picture.displayed().length === 1) await picture.loadKernels();
+    await picture.loading;
     return true;
   }
 

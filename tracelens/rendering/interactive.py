@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from tracelens.rendering.tables import (
     across_ranks,
     column_format,
     label,
-    name_width,
     one_line,
     parent_rows,
     readable,
@@ -54,6 +54,11 @@ class Interactive:
         """The view that is shown first."""
         return self.views.get(ACROSS, self.views[ROWS])
 
+    @cached_property
+    def names(self) -> Mapping[str, Mapping[str, str]]:
+        """Short names, the same in all views."""
+        return short_names(self.views[ROWS])
+
     @property
     def is_grid(self) -> bool:
         """Whether rows are cells below headers."""
@@ -85,8 +90,9 @@ def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, byte
     table equally: the first rows of a list, the largest nodes of a tree with their ancestors.
     """
     whole = {item.payload_id(view): table for item in tables for view, table in item.views.items()}
+    names = {item.payload_id(view): item.names for item in tables for view in item.views}
     held = dict(whole)
-    made = {name: _packed(table) for name, table in whole.items()}
+    made = {name: _packed(table, names[name]) for name, table in whole.items()}
     share = _FULL_SHARE
     for _ in range(_ROUNDS):
         if sum(map(len, made.values())) <= budget:
@@ -95,7 +101,7 @@ def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, byte
         for name, payload in made.items():
             if len(payload) > cap:
                 held[name] = _largest(whole[name], int(len(held[name]) * cap / len(payload)))
-                made[name] = _packed(held[name])
+                made[name] = _packed(held[name], names[name])
         share *= _FULL_SHARE
     return made, {name: len(table) for name, table in held.items()}
 
@@ -167,19 +173,17 @@ def _column(table: Table, column: Column) -> dict[str, Any]:
     return made
 
 
-def _packed(table: Table) -> bytes:
+def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
     """The payload: texts on one line, and beside long ones their short form."""
-    width = name_width(table)
     columns = dict(table.columns)
     short = {}
     for column in table.schema.columns:
-        if not column.is_text:
-            continue
-        coded = table.coded(column.name)
-        texts = list(map(one_line, coded.values))
-        columns[column.name] = Coded(coded.codes, texts)
-        if not column.prose:
-            short[column.name] = short_names(texts, width)
+        if column.is_text:
+            coded = table.coded(column.name)
+            texts = list(map(one_line, coded.values))
+            columns[column.name] = Coded(coded.codes, texts)
+            if shorter := names.get(column.name):
+                short[column.name] = [shorter.get(text, text) for text in texts]
     return packed(replace(table, columns=columns), short)
 
 

@@ -55,7 +55,7 @@ STATIC_ROWS = 100
 FRAGMENT_ROWS = 20
 
 SCRIPTS = (
-    *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "tables"),
+    *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "whole", "tables"),
     *("sections", "findings", "selection", "contents"),
     *("lanes", "rows", "paint", "card", "gestures", "picture"),
 )
@@ -177,6 +177,7 @@ def _section(
                 table.first,
                 FRAGMENT_ROWS if placed is None else STATIC_ROWS,
                 buttons=placed is not None,
+                names=None if placed is None else table.names,
             )
             for name, table in tables.items()
         ],

@@ -1,7 +1,7 @@
 """Tables as people read them: values with units, rows, entries, tiles, findings."""
 
 from tracelens.rendering.tables.across import across_ranks
-from tracelens.rendering.tables.cells import Grid, grid, name_width, short_names
+from tracelens.rendering.tables.cells import Grid, grid, short_names
 from tracelens.rendering.tables.entries import Entry, entries
 from tracelens.rendering.tables.findings import FindingCard, finding_cards
 from tracelens.rendering.tables.headlines import headline
@@ -59,7 +59,6 @@ __all__ = [
     "label",
     "meta_items",
     "more",
-    "name_width",
     "one_line",
     "parent_rows",
     "readable",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ _NAME_WIDTH = 72
 _BESIDE_WIDTH = 40  # of long names that stand beside others
 # The whole name of a deeply templated kernel can be 8,000 characters, in hundreds of rows.
 _TITLE_WIDTH = 1200
+_MANGLED = re.compile(r"^ *_Z|\.kd$|\[clone [^\]]*\]$")
 _WRAPPED = '"f w"'  # a percentage with its reason
 
 
@@ -50,7 +52,15 @@ class Grid:
     entries: list[Entry] = field(default_factory=list)
 
 
-def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) -> Grid:
+def grid(
+    result: Result,
+    name: str,
+    table: Table,
+    limit: int,
+    *,
+    buttons: bool,
+    names: Mapping[str, Mapping[str, str]] | None = None,
+) -> Grid:
     """The first `limit` rows of a table as HTML.
 
     Args:
@@ -58,7 +68,8 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
         name: of the table.
         table: as it is to be read.
         limit: at most so many rows; a tree keeps its largest nodes.
-        buttons: with the controls that report.js brings to life; without them every row is visible.
+        buttons: with the controls that the page's script brings to life; without them every row is visible.
+        names: as of `short_names`, if they are to be those of a larger table.
     """
     from markupsafe import Markup
 
@@ -67,8 +78,8 @@ def grid(result: Result, name: str, table: Table, limit: int, *, buttons: bool) 
     if table.schema.kind == "entries":
         empty = Markup("")
         return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
-    width = name_width(table)
-    columns = [_column(shown, width) for shown in part.columns]
+    names = short_names(table) if names is None else names
+    columns = [_column(shown, names.get(shown.column.name, {})) for shown in part.columns]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
     opening = _openings(part, buttons)
@@ -93,25 +104,35 @@ def _heading(fmt: ColumnFormat, buttons: bool) -> Markup:
     return cell.format("n" if fmt.column.is_number else "s", one_line(title), fmt.header)
 
 
-def name_width(table: Table) -> int:
-    """Characters that names may have: fewer where several columns of long ones would hide the numbers."""
-    names = [column.name for column in table.schema.columns if column.is_text and not column.prose]
-    long = sum(any(len(text) > _BESIDE_WIDTH for text in table.coded(name).values) for name in names)
-    return _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
+def short_names(table: Table) -> dict[str, dict[str, str]]:
+    """What stands for names: column to name to short form, of those that do not stand as they are.
+
+    Names are on one line. They have fewer characters where several columns of long ones would hide numbers.
+    """
+    columns = [column.name for column in table.schema.columns if column.is_text and not column.prose]
+    names = {name: list(map(one_line, table.coded(name).values)) for name in columns}
+    long = sum(any(len(text) > _BESIDE_WIDTH for text in texts) for texts in names.values())
+    width = _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
+    return {name: _short_forms(texts, width) for name, texts in names.items()}
 
 
-def short_names(texts: Sequence[str], width: int) -> list[str]:
-    """The names of a column, each in at most `width` characters."""
-    return [shorten(text, width) for text in texts]
+def _short_forms(texts: list[str], width: int) -> dict[str, str]:
+    # Most names of a table fit, and need not be looked at unless a shortened one looks like them.
+    changing = [text for text in texts if len(text) > width or _MANGLED.search(text)]
+    forms = dict(zip(changing, shortened_names(changing, width), strict=True))
+    fitting = set(texts).difference(changing)
+    if not fitting.isdisjoint(forms.values()):
+        forms = dict(zip(texts, shortened_names(texts, width), strict=True))
+    return {text: form for text, form in forms.items() if form != text}
 
 
-def _column(shown: ShownColumn, width: int) -> list[str]:
+def _column(shown: ShownColumn, names: Mapping[str, str]) -> list[str]:
     from markupsafe import escape
 
     if shown.column.prose:
         return [f"<td class=p>{escape(shorten(text, _TITLE_WIDTH))}</td>" for text in shown.texts]
     if not shown.column.is_number:
-        return list(map(_name_cell, shown.texts, shortened_names(shown.texts, width)))
+        return [_name_cell(text, names.get(text, text)) for text in shown.texts]
     pairs = zip(shown.cells, shown.texts, strict=True)
     if shown.column.unit not in PERCENT:
         return [f"<td data-v={value!r}>{text}</td>" for value, text in pairs]

@@ -146,7 +146,8 @@ class _Comparison:
         if self.source.schema.kind == "tree":
             data |= self._numbered(order)
         declared = [*self._node_columns(), *(column for column, _ in columns)]
-        doc = f"Across {self.ranks} ranks: {self._typical}, smallest and largest; spread: (max - min) / max."
+        order = ", most in total first" if self.source.schema.descending else ""
+        doc = f"Across {self.ranks} ranks{order}; spread: (max - min) / max."
         schema = replace(
             self.source.schema,
             columns=tuple(declared),

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser.pages import WAIT_S, Run, chromium, errors
 from tests.rendering import sample
 from tests.rendering.test_page import findings
 from tracelens.rendering.renderer import write
 from tracelens.table import Report, Summary, Tile
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-WAIT_S = 30
 TILES = (
     Tile("step_time", "Step time", 58.4e6, "ns", 57e6, 60e6, "2 steps", "timeline"),
     Tile("memory", "Peak memory", None, "bytes", note="record with `profile_memory=True`"),
 )
 COMMAND = "tracelens analyze moe run --step 2"
-
-Run = Callable[..., Any]
 
 
 def report() -> Report:
@@ -42,21 +36,10 @@ def report() -> Report:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     """A headless Chromium with an empty profile, and the address of the report."""
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("no chromium and chromedriver on the PATH")
     folder = tmp_path_factory.mktemp("page")
     write(report(), folder / "report.html")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={folder / 'profile'}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
+    with chromium(folder) as driver:
         yield driver, (folder / "report.html").as_uri()
-    finally:
-        driver.quit()
 
 
 @pytest.fixture
@@ -223,9 +206,10 @@ def test_the_tab_key_follows_the_page(browser: Any, run: Run) -> None:
 def test_the_page_has_landmarks_and_names(run: Run) -> None:
     assert run("return document.querySelectorAll('main, nav[aria-label], h1').length") == 3
     unnamed = """
-        return [...document.querySelectorAll("button, a, input, summary, [role=img], section")].filter(
-            (element) => !(element.ariaLabel || element.innerText || element.textContent.trim()
-                           || element.getAttribute("aria-labelledby"))).length
+        const named = (element) => element.ariaLabel || element.labels?.length || element.textContent.trim()
+            || element.getAttribute("aria-labelledby");
+        return [...document.querySelectorAll("button, a, input, summary, [role=img], section")]
+            .filter((element) => !named(element)).length;
     """
     assert run(unnamed) == 0
     assert (
@@ -301,4 +285,4 @@ def test_the_page_asks_for_nothing_and_logs_no_error(browser: Any) -> None:
     ]
     assert {Path(url).name.partition("#")[0] for url in urls if url.startswith("file:")} == {"report.html"}
     assert not [url for url in urls if not url.startswith(("file:", "data:", "blob:"))]
-    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not errors(browser)

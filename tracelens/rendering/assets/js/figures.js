@@ -130,7 +130,6 @@
     }
   }
 
-
   let resized;
   addEventListener("resize", () => {
     clearTimeout(resized);

@@ -2,24 +2,6 @@
 (() => {
   // Findings: their commands are one click away, and so are the picture and the table that show them.
 
-  // A page from a file may have no clipboard: then a text box is selected and copied.
-  tracelens.copy ??= async (text) => {
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      const box = document.createElement("textarea");
-      box.value = text;
-      box.className = "unseen";
-      document.body.append(box);
-      const focused = document.activeElement;
-      box.select();
-      const copied = document.execCommand("copy");
-      box.remove();
-      focused?.focus();
-      if (!copied) throw new Error("nothing was copied");
-    }
-  };
-
   const SHOWN = 200_000; // ns of the picture around a finding's longest piece of time, whose end is not known
 
   async function copy(button) {
@@ -35,27 +17,17 @@
     setTimeout(() => (button.textContent = label), 1500);
   }
 
-  // The row of a table that has this text as a cell; tables that keep their rows packed show it themselves.
-  function showRow(link) {
-    const grid = document.getElementById(link.dataset.grid);
+  // Opens the table that a finding names, filtered to its row; false where the page has no such table.
+  function showRow({ dataset }) {
+    const grid = document.getElementById(dataset.grid);
     if (!grid) return false;
     tracelens.reveal(grid);
-    if (grid.querySelector("table")) {
-      tracelens.showRow(link.dataset.grid, link.dataset.row).then(() => grid.scrollIntoView({ block: "center" }));
-      return true;
-    }
-    const plain = (text) => text.trim().toLowerCase();
-    const names = (row) => [...row.cells].some((cell) => plain(cell.textContent) === plain(link.dataset.row));
-    const rows = [...grid.querySelectorAll("tbody tr")].filter(names);
-    for (const old of document.querySelectorAll("tr.shown")) old.classList.remove("shown");
-    for (const row of rows) {
-      row.hidden = false;
-      row.classList.add("shown");
-    }
-    (rows[0] || grid).scrollIntoView({ block: "center" });
-    const region = grid.querySelector(".scroll");
-    region?.focus({ preventScroll: true });
-    tracelens.announce(`${rows.length} rows of ${link.dataset.row}`);
+    grid.scrollIntoView({ block: "center" });
+    if (!grid.querySelector("table")) return true;
+    tracelens.showRow(dataset.grid, dataset.row).then(() => {
+      grid.scrollIntoView({ block: "center" });
+      tracelens.announce(`Rows of ${dataset.row}`);
+    });
     return true;
   }
 

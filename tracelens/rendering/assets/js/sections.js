@@ -18,8 +18,17 @@
     }
   };
 
+  // An address that somebody typed need not be well formed.
+  function plain(text) {
+    try {
+      return decodeURIComponent(text);
+    } catch {
+      return text;
+    }
+  }
+
   function follow(hash) {
-    const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
+    const target = hash.length > 1 && document.getElementById(plain(hash.slice(1)));
     if (!target) return;
     tracelens.reveal(target);
     target.scrollIntoView();

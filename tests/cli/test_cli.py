@@ -16,6 +16,7 @@ from tracelens.cli import run as run_cli
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
 ANALYZERS = [
     "findings",
+    "step_timeline",
     "input",
     "timeline",
     "breakdown",

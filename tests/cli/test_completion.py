@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,3 +155,30 @@ def test_plugins_are_offered_too(tmp_path: Path) -> None:
     done = asked("tracelens analyze", command, TRACELENS_PLUGINS=str(tmp_path))
     assert "mine" in done.stdout.split()
     assert "breakdown" in done.stdout.split()
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+@pytest.mark.parametrize(
+    ("pieces", "offered"),
+    [
+        (["project", "whatif", "x", "--scenario", "no_blocking+disp"], ["no_blocking+dispatch="]),
+        (["project", "whatif", "x", "--scenario", "dispatch", "=", "de"], ["dedup", "deepep"]),
+        (["project", "whatif", "x", "--scenario", "dispatch", "="], ["dedup", "deepep"]),
+        (["report", "s3", ":", "//b/", "--device", "=", "mi35"], ["mi355x"]),
+        (["list", "dev"], ["devices"]),
+        (["report", "nowhere/"], []),
+    ],
+)
+def test_bash_gets_the_rest_of_a_word(pieces: list[str], offered: list[str], tmp_path: Path) -> None:
+    command = tmp_path / "tracelens"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tracelens "$@"\n')
+    command.chmod(0o755)
+    words = " ".join(f"'{piece}'" for piece in ["tracelens", *pieces])
+    script = (
+        f'eval "$(_TRACELENS_COMPLETE=source_bash {command})"; COMP_WORDS=({words}); '
+        f'COMP_CWORD={len(pieces)}; _tracelens_completion {command}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ.copy()
+    )
+    assert (done.stdout.split(), done.stderr) == (offered, "")

@@ -73,7 +73,7 @@ def test_plain_text_is_not_guessed_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"schema": "tracelens.run/1", "files": {}}', "describes the recording beside it"),
+        ('{"schema": "tracelens.run/1", "files": {}}', "describes the recording next to it"),
         ('{\n "schema": "tracelens.ladder/1"}', "is the index of a ladder"),
         ('{"schema":"tracelens.baseline/1","runs":[]}', "is a baseline of tracelens gate"),
         ('{"tracelens": "0.1.0", "scripts": []}', "is a list of replay scripts"),

@@ -70,9 +70,11 @@ def _run(arguments: Sequence[str]) -> int:
     from typer.exceptions import TyperException
 
     from tracelens.cli.app import app
+    from tracelens.cli.completion import bash_words
 
     try:
-        code = int(app(list(arguments) or ["--help"], prog_name="tracelens", standalone_mode=False) or OK)
+        with bash_words():
+            code = int(app(list(arguments) or ["--help"], prog_name="tracelens", standalone_mode=False) or OK)
         return _interrupted() if code == INTERRUPTED else code
     except TyperException as error:
         context = getattr(error, "ctx", None)

@@ -7,9 +7,11 @@ importing the analyses would take half a second, and of a trace no more than its
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,10 @@ import typer
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.read import TraceFiles, open_source
+
+_INSTRUCTION = "_TRACELENS_COMPLETE"
+_BREAKS = ("=", ":")
+"""Where bash divides words that are one to everybody else."""
 
 _ROOT = Path(__file__).parents[1]
 
@@ -157,6 +163,37 @@ def outputs(incomplete: str) -> list[Word]:
 
 def _source(folder: str) -> str:
     return "\n".join(file.read_text("utf-8") for file in sorted((_ROOT / folder).rglob("*.py")))
+
+
+@contextmanager
+def bash_words() -> Iterator[None]:
+    """Completion in bash, if it is asked for, with words that hold = or :.
+
+    Bash passes `--scenario`, `dispatch`, `=` and `de` as words of their own, and replaces the last one.
+    """
+    pieces = os.environ.get("COMP_WORDS", "").split("\n")
+    if os.environ.get(_INSTRUCTION) != "complete_bash" or len(pieces) < 2:
+        yield
+        return
+    current = int(os.environ["COMP_CWORD"])
+    words, before = _joined(pieces[: current + 1])
+    os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+    try:
+        with redirect_stdout(StringIO()) as completed:
+            yield
+    finally:
+        print(*(word.removeprefix(before) for word in completed.getvalue().splitlines()), sep="\n")
+
+
+def _joined(pieces: list[str]) -> tuple[list[str], str]:
+    """Words of their pieces, and what of the last one stands before its last piece."""
+    words: list[str] = []
+    before = ""
+    for piece, previous in zip(pieces, ["", *pieces], strict=False):
+        goes_on = bool(words) and (piece in _BREAKS or previous in _BREAKS)
+        before = words[-1] if goes_on else ""
+        words[-1:] = [before + piece] if goes_on else [*words[-1:], piece]
+    return words, before + pieces[-1] if pieces[-1] in _BREAKS else before
 
 
 def steps(context: typer.Context) -> list[Word]:

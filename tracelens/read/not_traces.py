@@ -15,11 +15,11 @@ _BINARY = (
     (b"\x7fELF", "a program", "pass what it recorded"),
     (b"%PDF", "a PDF document", _ITSELF),
     (b"\x89PNG", "a picture", _ITSELF),
-    (b"PK\x03\x04", "a zip archive inside of one", _UNPACK),
+    (b"PK\x03\x04", "a zip archive inside one", _UNPACK),
     (b"\xfd7zXZ", "compressed with xz", _UNPACK),
     (b"BZh", "compressed with bzip2", _UNPACK),
-    (b"\x1f\x8b", "gzip inside of other compression", _UNPACK),
-    (b"\x28\xb5\x2f\xfd", "zstd inside of other compression", _UNPACK),
+    (b"\x1f\x8b", "gzip inside other compression", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "zstd inside other compression", _UNPACK),
     (b"\x04\x22\x4d\x18", "compressed with lz4", _UNPACK),
     (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file with git lfs pull"),
@@ -46,8 +46,8 @@ _PATTERNS = (
 )
 
 _OF_OURS = {
-    "run": "describes the recording beside it; pass its directory",
-    "pace": "holds step times of the recording beside it; pass its directory",
+    "run": "describes the recording next to it; pass its directory",
+    "pace": "holds step times of the recording next to it; pass its directory",
     "ladder": "is the index of a ladder; pass one of its runs, or use tracelens workload ladder --from DIR",
     "baseline": "is a baseline of tracelens gate; pass traces",
     "replay": "is a list of replay scripts; use tracelens replay verify DIR",

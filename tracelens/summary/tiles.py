@@ -40,7 +40,8 @@ class Pace(NamedTuple):
         tokens = int(meta.get("setup", {}).get("tokens", 0)) if times.marked else 0
         if rate := 0.0 if given_ms else float(meta.get("tokens_per_s", 0)):
             return cls(step_ns, rate, False, tokens)
-        return cls(step_ns, tokens / (step_ns or times.step_ns) * 1e9, not step_ns, tokens)
+        paced_ns = step_ns or times.step_ns
+        return cls(step_ns, tokens / paced_ns * 1e9 if paced_ns else 0.0, not step_ns, tokens)
 
 
 def run_tiles(figures: RunFigures, meta: Mapping[str, Any], times: StepTimes, pace: Pace) -> Iterator[Tile]:

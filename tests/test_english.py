@@ -23,7 +23,13 @@ from tracelens.table.result import Report
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tracelens"
-PAGES = ("README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "sample_traces/README.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 PER = r"[kMG]?B|times?|ones?|rows?|runs?|recordings?|values?|calls?|kernels|tokens|lanes?|files?|draws|bars?"
 OF = r"rank|step|side|layer|call|core|second|stage|process|column|cell|name|file|value|thread|kernel"
 

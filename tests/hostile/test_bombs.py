@@ -116,7 +116,7 @@ BOMBS = {
     "lzma in a zip": Bomb(lambda: zipped({"a.json": BLANKS[:FEW]}, zipfile.ZIP_LZMA), 2, "lzma are not"),
     "bz2": Bomb(lambda: bz2.compress(BLANKS[:FEW]), 2, "compressed with bzip2; unpack it first"),
     "gz in a zip": Bomb(lambda: zipped({"a.json.gz": gzip.compress(BLANKS)}), 2, "decompression_ratio"),
-    "gz in a gz": Bomb(lambda: gzip.compress(gzip.compress(BLANKS)), 2, "gzip inside of other compression"),
+    "gz in a gz": Bomb(lambda: gzip.compress(gzip.compress(BLANKS)), 2, "gzip inside another compression"),
     "zip of many members": Bomb(
         lambda: zipped({f"rank{number}.json": b"" for number in range(25_000)}), 2, "archive_members"
     ),

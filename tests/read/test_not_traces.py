@@ -50,7 +50,7 @@ def content(data: bytes) -> Callable[[Path], None]:
         ("snapshot.pickle", content(pickle.dumps({"segments": []})), "a Python pickle"),
         ("report.sqlite", sqlite, "an SQLite database"),
         ("report.nsys-rep", content(b"\x01\x02NV"), "a report of NVIDIA Nsight"),
-        ("results.csv", content(b"Name,Calls,TotalDurationNs\ngemm,3,10\n"), "a table in text"),
+        ("results.csv", content(b"Name,Calls,TotalDurationNs\ngemm,3,10\n"), "a text table"),
         ("page.html", content(b"<!doctype html><p>404</p>"), "HTML or XML"),
         ("tables.xlsx", office, "an Office document"),
         ("x.pftrace", content(b"\x0a\x10\x08"), "perhaps a Perfetto protobuf"),

@@ -234,7 +234,7 @@ def test_a_cut_keeps_what_the_first_ranks_send_each_other() -> None:
     assert constant(script, "BYTES") == 40
     assert constant(script, "TRACED_US") is None
     assert (script.processes, script.traced_us) == (2, 0.0)
-    assert "The group has 3 ranks; messages are cut to its first 2" in script.text
+    assert "The group has 3 ranks; messages are cut to the first 2" in script.text
     gathered = only(rank(record("_allgather_base", size=8, sent=10, received=80)), ranks=2)
     assert (constant(gathered, "COUNT"), constant(gathered, "BYTES")) == (10, 40)
 

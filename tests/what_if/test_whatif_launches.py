@@ -68,7 +68,7 @@ def test_a_step_as_one_graph() -> None:
     assert projected(run, "identity") == 22
     assert projected(run, "step_graph") == 14
     text = whatif(run, ["step_graph"])["assumptions"]["assumption"][0]
-    assert text.startswith("2 of 3 launches go")
+    assert text.startswith("2 of 3 launches disappear")
 
 
 def test_a_call_that_waits_splits_the_graph() -> None:
@@ -81,10 +81,10 @@ def test_a_call_that_waits_splits_the_graph() -> None:
     """)
     assert_identity(run)
     text = whatif(run, ["step_graph"])["assumptions"]["assumption"][0]
-    assert text.startswith("2 of 4 launches go")
+    assert text.startswith("2 of 4 launches disappear")
     # Without the wait nothing splits it.
     text = whatif(run, ["no_blocking+step_graph"])["assumptions"]["assumption"][0]
-    assert "3 of 4 launches go" in text
+    assert "3 of 4 launches disappear" in text
 
 
 def test_nothing_to_capture() -> None:
@@ -93,7 +93,7 @@ def test_nothing_to_capture() -> None:
         launch cudaGraphLaunch | a
         s7 k                   |  aaaaaa
     """)
-    assert "no two launches" in reason(run, "step_graph")
+    assert "no two consecutive launches" in reason(run, "step_graph")
 
 
 # A column is 100 us here: the GPU is idle from 4 to 23, the host from the end of a, or of what it does.

@@ -103,7 +103,7 @@ def test_a_step_that_the_gpu_decides_is_not_reached_and_says_so() -> None:
     assert 38_000 <= result.meta["base_ns"] < 40_000
     assert result.meta["host_time_factor"] >= LEAST
     assert "30.0 us without the profiler" in reason(result)
-    assert "GPU decides" in reason(result)
+    assert "GPU-bound" in reason(result)
 
 
 def test_a_step_that_is_no_shorter_without_the_profiler_stays_as_recorded() -> None:

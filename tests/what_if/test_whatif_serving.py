@@ -103,7 +103,7 @@ def test_prompts_that_wait_for_others() -> None:
     )
     result = of(run, "prefill_delayer")
     (assumption,) = result["assumptions"]["assumption"]
-    assert assumption.startswith("1 of 2 steps with prefill beside decoding")
+    assert assumption.startswith("1 of 2 steps with both prefill and decoding")
     assert "(0.01 ms)" in assumption
     low, step, high = interval(result, "prefill_delayer")
     assert result.meta["base_ns"] == 48_000

@@ -262,7 +262,7 @@ def in_order() -> list[Analyzer]:
     return sorted((item for _, item in ANALYZERS.items()), key=lambda item: (item.order, item.name))
 
 
-def with_required(wanted: Sequence[Analyzer]) -> list[Analyzer | Shared]:
+def with_required(requested: Sequence[Analyzer]) -> list[Analyzer | Shared]:
     """Analyzers and what they require, in an order in which each comes after what it requires."""
     ordered: dict[str, Analyzer | Shared] = {}
 
@@ -271,6 +271,6 @@ def with_required(wanted: Sequence[Analyzer]) -> list[Analyzer | Shared]:
             add(required)
         ordered[item.name] = item
 
-    for item in wanted:
+    for item in requested:
         add(item)
     return list(ordered.values())

@@ -27,7 +27,7 @@ class Option(NamedTuple):
     def wrong(self, value: Any) -> str:
         """What it must be instead of `value`, "" where that is fine."""
         if self.values:
-            if any(value == one and type(value) is type(one) for one in self.values):
+            if any(value == allowed and type(value) is type(allowed) for allowed in self.values):
                 return ""
             known = [text for text in self.values if isinstance(text, str)]
             hint = suggestion(value, known) if isinstance(value, str) else ""
@@ -54,7 +54,9 @@ def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> Non
     for name, value in options.items():
         if name not in known:
             others = _options(in_order())
-            if name in others and (value is None or any(value == one.default for _, one in others[name])):
+            if name in others and (
+                value is None or any(value == option.default for _, option in others[name])
+            ):
                 continue
             raise WrongOption(_no_option(chosen, name, sorted({*known, "step"})))
         if value is None:
@@ -118,5 +120,5 @@ def _allowed(hint: Any) -> tuple[tuple[Any, ...], tuple[type, ...]]:
 
 
 def _either(words: Sequence[str]) -> str:
-    *some, last = words
-    return f"{', '.join(some)} or {last}" if some else last
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last

@@ -46,8 +46,8 @@ class GateCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the place of the -- if there are bases before it."""
         if "--" in args:
-            place = args.index("--")
-            before, after = args[:place], args[place + 1 :]
+            separator = args.index("--")
+            before, after = args[:separator], args[separator + 1 :]
             if self.make_parser(ctx).parse_args(args=list(before))[0].get("paths"):
                 args = [*before, _CANDIDATES, *after]
         return super().parse_args(ctx, args)
@@ -255,8 +255,8 @@ def _sides(paths: list[str], bases: list[str], candidates: list[str]) -> tuple[l
         TracelensError: a side has none, or nobody says which path is of which side.
     """
     if _CANDIDATES in paths:
-        place = paths.index(_CANDIDATES)
-        bases, candidates = [*paths[:place], *bases], [*paths[place + 1 :], *candidates]
+        separator = paths.index(_CANDIDATES)
+        bases, candidates = [*paths[:separator], *bases], [*paths[separator + 1 :], *candidates]
     elif len(paths) == 2 and not bases and not candidates:
         bases, candidates = paths[:1], paths[1:]
     elif len(paths) == 1 and bool(bases) != bool(candidates):

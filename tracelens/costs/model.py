@@ -116,7 +116,7 @@ def cost(
             then the pattern with the most letters.
         forward: a backward op whose own arguments do not say enough: `call.forward` is then the forward op.
         batch: its arguments do not say how long the sequences are; `call.batch` is then that of the serving
-            step around it, where it is labelled.
+            step around it, where it is labeled.
         engine: "vector" where no part of the op can run on matrix units. Reports of matrix FLOPs then do not
             count its calls, which saves most of their time.
     """

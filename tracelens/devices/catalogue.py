@@ -31,9 +31,9 @@ def device(name: str) -> Device:
     Raises:
         UnknownName: there is none; the message has the nearest known one.
     """
-    wanted = words(name)
+    query = words(name)
     for item in _bundled():
-        if wanted in map(words, (item.name, item.title, *item.aliases)):
+        if query in map(words, (item.name, item.title, *item.aliases)):
             return item
     matched = match(name)
     if matched is None:

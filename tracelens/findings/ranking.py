@@ -36,8 +36,13 @@ class Ranked(NamedTuple):
 
 def ranked(candidates: Sequence[Candidate], replays: Replays, ranks: int) -> Iterator[Ranked]:
     """The candidates by what they add, most first."""
-    replayed = _replayed([one for one in candidates if one.saving.scenario], replays)
-    bounds = _bounds([one for one in candidates if not one.saving.scenario], replayed, replays.base_ns, ranks)
+    replayed = _replayed([candidate for candidate in candidates if candidate.saving.scenario], replays)
+    bounds = _bounds(
+        [candidate for candidate in candidates if not candidate.saving.scenario],
+        replayed,
+        replays.base_ns,
+        ranks,
+    )
     above: list[Candidate] = []
     for candidate, additional_ns in sorted([*replayed, *bounds], key=_precedence):
         causes = explaining(candidate, above) if candidate.detector.symptom else []
@@ -94,7 +99,7 @@ def _bounds(
     for symptoms in (False, True):
         remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
         while remaining:
-            added = [(one, _unclaimed(one, claimed, replayed, ranks)) for one in remaining]
+            added = [(candidate, _unclaimed(candidate, claimed, replayed, ranks)) for candidate in remaining]
             candidate, additional_ns = min(added, key=_precedence)
             remaining.remove(candidate)
             result.append((candidate, min(additional_ns, left_ns)))

@@ -13,7 +13,7 @@ from tracelens.trace import Trace, gpu_work, steps_of
 
 
 class Slice(NamedTuple):
-    """A labelled piece of a rank's time, on the rank's own clock; `args` are shown when it is clicked."""
+    """A labeled piece of a rank's time, on the rank's own clock; `args` are shown when it is clicked."""
 
     label: str
     start_ns: int

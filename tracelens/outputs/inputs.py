@@ -173,8 +173,8 @@ def _matches(pattern: str, path: str) -> bool:
     parts = pattern.split(os.sep)
     fixed = next(index for index, part in enumerate(parts) if MAGIC.search(part))
     base = os.path.realpath(os.sep.join([*parts[:fixed], ""]) or ".")
-    wanted = [part for part in parts[fixed:] if part not in ("", ".")]
-    return _is_inside(path, base) and _parts_match(wanted, os.path.relpath(path, base).split(os.sep))
+    parts_below = [part for part in parts[fixed:] if part not in ("", ".")]
+    return _is_inside(path, base) and _parts_match(parts_below, os.path.relpath(path, base).split(os.sep))
 
 
 def _parts_match(pattern: list[str], names: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Step times without the profiler, which slows the host down.
 
 Two parts of a loop are timed, before the window and after it. A part begins and ends with the device
-synchronised and lets it run freely in between, so that its mean is what a step takes when nobody looks;
+synchronized and lets it run freely in between, so that its mean is what a step takes when nobody looks;
 single steps have no time of their own. The first steps of the loop are left out, and those after the window:
 there the ranks, each of which has written a file of its own size, meet again.
 """

@@ -19,7 +19,7 @@ One JSON object, written by rank 0; `schema` grows with every change that a read
                     key that stands in the trace as well), and `before` and `after` the window, each left out
                     where no step was timed:
                         steps     number of the first one, and of the one after the last
-                        dur_ns    of all of them together; the device was synchronised at both ends only
+                        dur_ns    of all of them together; the device was synchronized at both ends only
                         tokens    of all of them, null where a step did not tell
                         samples   likewise
     files           rank to file name, of all ranks that record; null where only each host knows

@@ -49,7 +49,7 @@ def record(
         warmup: steps with the profiler running and nothing kept.
         steps: steps recorded.
         pace_steps: most steps timed without the profiler: the last of `wait`, but never the loop's first two,
-            and as many after the window. The device is synchronised at both ends. `wait=22` gives 20.
+            and as many after the window. The device is synchronized at both ends. `wait=22` gives 20.
         model: a torch.nn.Module whose blocks, attention, MLPs, routers and experts get scopes of their
             qualified names, forward ("layers.3.mlp") and backward ("layers.3.mlp.B").
         names: other modules of `model` to name so: a regular expression to be found in qualified names, or a

@@ -1,4 +1,4 @@
-"""Summaries of what compares runs: the diff of two, and a ladder of optimisations."""
+"""Summaries of what compares runs: the diff of two, and a ladder of optimizations."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class RunFigures:
         return by_rank(self._steps, self._steps.array(column))
 
     def mfu(self) -> Spread | None:
-        """Model FLOPs utilisation of the recorded steps, where it is known."""
+        """Model FLOPs utilization of the recorded steps, where it is known."""
         table = self.table("roofline", "utilisation")
         if table is None:
             return None

@@ -69,7 +69,7 @@ def _doubt(meta: Mapping[str, Any]) -> str:
 
 
 def _measured(figures: RunFigures, meta: Mapping[str, Any], times: StepTimes, pace: Pace) -> str:
-    """The step, the tokens and the utilisation, with and without the profiler as far as known."""
+    """The step, the tokens and the utilization, with and without the profiler as far as known."""
     mfu = None if cpu_only(meta) else figures.mfu()
     utilisation = f"MFU {percent(mfu.mean)}" if mfu else ""
     tokens = f"{three_digits(pace.tokens_per_s)} tokens/s" if pace.tokens_per_s else ""

@@ -204,7 +204,7 @@ def _taken(column: Any, rows: Rows) -> Any:
 
 def _numbered(keys: Sequence[Any], among: Sequence[Any] | None = None) -> tuple[Int, list[Any]]:
     """(Place of each key among the distinct ones, these in order of appearance); -1 for none of `among`."""
-    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys if among is None else among))}
+    place_of = {key: number for number, key in enumerate(dict.fromkeys(keys if among is None else among))}
     return np.array([place_of.get(key, -1) for key in keys], dtype=np.int64), list(place_of)
 
 

@@ -1,4 +1,4 @@
-"""Sums over sets of time intervals [start, end), vectorised; times are int64 nanoseconds."""
+"""Sums over sets of time intervals [start, end), vectorized; times are int64 nanoseconds."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
         return launch
     order = launches[np.lexsort((calls.start[launches], calls.correlation[launches]))]
     ids = calls.correlation[order]
-    wanted = calls.correlation[gpu]
-    low = np.searchsorted(ids, wanted, side="left")
-    high = np.searchsorted(ids, wanted, side="right")
-    has = (high > low) & (wanted > 0)
+    correlation = calls.correlation[gpu]
+    low = np.searchsorted(ids, correlation, side="left")
+    high = np.searchsorted(ids, correlation, side="right")
+    has = (high > low) & (correlation > 0)
     pick = low.copy()
     for row in np.flatnonzero(has & (high - low > 1)):
         candidates = calls.start[order[low[row] : high[row]]]
@@ -67,7 +67,7 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
         pick[row] += max(int(before), 0)
     launch[has] = order[pick[has]]
     outer = lookup(calls.parent, launch, -1)
-    same = lookup(calls.is_launch, outer, False) & (calls.correlation[outer] == wanted)
+    same = lookup(calls.is_launch, outer, False) & (calls.correlation[outer] == correlation)
     return np.where(same, outer, launch)
 
 
@@ -110,11 +110,11 @@ def find_ops(gpu: Int, launch: Int, calls: Calls) -> Int:
     if len(orphans):
         ops = np.flatnonzero(calls.is_op & (calls.external_id > 0))
         ops = ops[np.argsort(calls.external_id[ops], kind="stable")]
-        wanted = calls.external_id[gpu[orphans]]
-        index = np.searchsorted(calls.external_id[ops], wanted)
+        external_id = calls.external_id[gpu[orphans]]
+        index = np.searchsorted(calls.external_id[ops], external_id)
         safe_index = np.minimum(index, max(len(ops) - 1, 0))
         if len(ops):
-            hit = (index < len(ops)) & (calls.external_id[ops[safe_index]] == wanted)
+            hit = (index < len(ops)) & (calls.external_id[ops[safe_index]] == external_id)
             op[orphans[hit]] = ops[safe_index[hit]]
     return op
 

@@ -40,9 +40,9 @@ class Run:
     def __repr__(self) -> str:
         ranks = f"{len(self.traces)} {'rank' if len(self.traces) == 1 else 'ranks'}: {_ranges(self.ranks)}"
         steps = sorted({step for trace in self.traces for step in _steps(trace)}, key=_natural)
-        told = shortened([step.rpartition("#")[2] for step in steps])
+        step_text = shortened([step.rpartition("#")[2] for step in steps])
         events = sum(len(trace.tables["events"]) for trace in self.traces)
-        return f"Run({ranks}; {f'steps {told}' if steps else 'no step marks'}; {events:,} events)"
+        return f"Run({ranks}; {f'steps {step_text}' if steps else 'no step marks'}; {events:,} events)"
 
 
 def _steps(trace: Trace) -> list[str]:
@@ -59,7 +59,7 @@ def _natural(label: str) -> list[tuple[int, str]]:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """Ranks in order, as in 0-3, 7."""
-    cuts = [place for place, rank in enumerate(ranks) if not place or rank != ranks[place - 1] + 1]
+    cuts = [index for index, rank in enumerate(ranks) if not index or rank != ranks[index - 1] + 1]
     pieces = [ranks[low:high] for low, high in pairwise([*cuts, len(ranks)])]
     return shortened([f"{piece[0]}-{piece[-1]}" if len(piece) > 1 else str(piece[0]) for piece in pieces])
 

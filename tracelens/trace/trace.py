@@ -113,8 +113,8 @@ class Events(NamedTuple):
 
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
-        wanted = [code for code, kind in enumerate(self.kinds) if kind in kinds]
-        return np.isin(self.kind, wanted)
+        kind_codes = [code for code, kind in enumerate(self.kinds) if kind in kinds]
+        return np.isin(self.kind, kind_codes)
 
 
 @dataclass(frozen=True)

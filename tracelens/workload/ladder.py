@@ -1,4 +1,4 @@
-"""The rungs of an optimisation ladder: which toggles each adds to those before. No torch here."""
+"""The rungs of an optimization ladder: which toggles each adds to those before. No torch here."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_without_all_stages_there_is_nothing_to_simulate() -> None:
 
 def test_a_run_without_a_pipeline_is_refused() -> None:
     with pytest.raises(
-        TracelensError, match="no complete pipeline in the trace: give the ranks of all stages"
+        TracelensError, match="no complete pipeline in the trace: pass the ranks of all stages"
     ):
         measure(tracelens.load(SAMPLES.parent / "one_gpu" / "grouped"))
 

@@ -61,7 +61,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks wait for which in communication, and how fast does data move once all have arrived?
 
     A collective's kernel runs from the rank's own arrival to completion: time before the last rank arrives
-    is waiting (synchronisation), the rest is communication.
+    is waiting (synchronization), the rest is communication.
 
     Args:
         aligned: the run.

@@ -24,12 +24,12 @@ def collective_kinds(trace: Trace) -> Int:
     by_kernel = _used(work.names, np.unique(work.name[is_comm]))
     by_kernel[by_kernel == collectives().index("send_recv")] = -1
     kind = np.full(len(work.event), -1, dtype=np.int64)
-    for told in (
+    for operation in (
         record[work.event],
         lookup(by_kernel, work.name, -1),
         lookup(by_op, lookup(events.name, work.op, -1), -1),
     ):
-        kind = np.where(is_comm & (kind < 0), told, kind)
+        kind = np.where(is_comm & (kind < 0), operation, kind)
     return kind
 
 

@@ -116,9 +116,9 @@ def _merged(doubts: Sequence[tuple[int, Doubt]]) -> list[tuple[int, Doubt]]:
     return [(rank, doubt) for (rank, _), doubt in merged.items()]
 
 
-def _joined(one: Doubt, other: Doubt) -> Doubt:
-    evidence = "; ".join(dict.fromkeys((one.evidence, other.evidence)))
-    return Doubt(one.name, one.count + other.count, evidence, both(one.where, other.where))
+def _joined(first: Doubt, other: Doubt) -> Doubt:
+    evidence = "; ".join(dict.fromkeys((first.evidence, other.evidence)))
+    return Doubt(first.name, first.count + other.count, evidence, both(first.where, other.where))
 
 
 def _row(record: RankRecord, doubt: Doubt) -> dict[str, Any]:

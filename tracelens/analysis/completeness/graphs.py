@@ -120,8 +120,8 @@ def _sibling(kind: int, replays: _Replays, count: Int) -> int:
 def _stands_alike(kind: int, other: int, order: Int) -> bool:
     """Whether the replay of a kind stands between the same kinds of replay as one of another kind."""
     neighbours = [*zip(order[:-2].tolist(), order[1:-1].tolist(), order[2:].tolist(), strict=True)]
-    around = {(before, after) for before, at, after in neighbours if at == kind}
-    return any((before, after) in around for before, at, after in neighbours if at == other)
+    around = {(before, after) for before, middle, after in neighbours if middle == kind}
+    return any((before, after) in around for before, middle, after in neighbours if middle == other)
 
 
 def _is_part(own: Int, other: Int) -> bool:

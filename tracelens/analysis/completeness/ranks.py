@@ -84,12 +84,12 @@ def _lacking_steps(records: Sequence[RankRecord], late: Collection[int]) -> Iter
             ("ends early", after, over([min(record.last_ns, end)], [end])),
         ):
             if labels:
-                told = (
+                evidence = (
                     f"lacks {', '.join(labels[:3])}, recorded on {ranks_with[labels[0]]} of "
                     f"{len(records)} ranks"
                 )
                 begins = "begins late: it " if name == "cut" else ""
-                yield record.rank, Doubt(name, len(labels), f"it {begins}{told}", where)
+                yield record.rank, Doubt(name, len(labels), f"it {begins}{evidence}", where)
 
 
 def _before_first(label: str, record: RankRecord, records: Sequence[RankRecord]) -> bool:
@@ -143,8 +143,8 @@ def _short_steps(records: Sequence[RankRecord]) -> Iterator[tuple[int, Doubt]]:
     expected = np.max(share, axis=1)
     for row, record in enumerate(records):
         for column in np.flatnonzero(share[row] < SHORT * expected[row]).tolist():
-            wanted = expected[row] * typical[column]
-            if wanted < LEAST_KERNELS:
+            expected_kernels = expected[row] * typical[column]
+            if expected_kernels < LEAST_KERNELS:
                 continue
             begin, end = record.edges[labels[column]]
             yield (
@@ -153,7 +153,7 @@ def _short_steps(records: Sequence[RankRecord]) -> Iterator[tuple[int, Doubt]]:
                     "short step",
                     1,
                     f"{labels[column]} has {counts[row, column]:,.0f} kernels; its other steps and the "
-                    f"same step on other ranks suggest {wanted:,.0f}",
+                    f"same step on other ranks suggest {expected_kernels:,.0f}",
                     over([begin], [end]),
                 ),
             )

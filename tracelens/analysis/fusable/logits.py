@@ -144,9 +144,9 @@ def _converts(call: OpCall, sizes: set[Size]) -> bool:
     )
 
 
-def _matching(context: StepWork, rows: Int, wanted: Callable[[OpCall], bool]) -> Int:
+def _matching(context: StepWork, rows: Int, matches: Callable[[OpCall], bool]) -> Int:
     group, calls = distinct(context, rows)
-    fits = np.array([wanted(call) for call in calls], dtype=bool)
+    fits = np.array([matches(call) for call in calls], dtype=bool)
     return rows[fits[group]] if len(calls) else rows
 
 

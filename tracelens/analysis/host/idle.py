@@ -252,10 +252,10 @@ def _around(trace: Trace, silent: IdlePieces) -> list[str]:
         # Of nested ones the outermost: it ends last, and begins first.
         ended = rows[np.argsort(events.end[rows], kind="stable")]
         begun = rows[np.lexsort((events.depth[rows], events.start[rows]))]
-        at = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
-        before[of_thread] = lookup(ended, at, -1)
-        at = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
-        after[of_thread] = lookup(np.append(begun, -1), at, -1)
+        nearest = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
+        before[of_thread] = lookup(ended, nearest, -1)
+        nearest = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
+        after[of_thread] = lookup(np.append(begun, -1), nearest, -1)
     texts = [
         f"{events.names[events.name[low]] if low >= 0 else 'start'} -> "
         f"{events.names[events.name[high]] if high >= 0 else 'end'}"

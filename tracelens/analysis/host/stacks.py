@@ -38,7 +38,7 @@ def stack_rows(events: Events, thread: Int, number: int) -> Int:
 def innermost(events: Events, rows: Int) -> Pieces:
     """Cut a thread's time at every begin and end; each piece belongs to the event that began last around it.
 
-    Neighbours may overlap without being nested, by clocks that are read in turn or times rounded to us.
+    Neighbors may overlap without being nested, by clocks that are read in turn or times rounded to us.
     """
     # Outer ones first where some begin together.
     rows = rows[np.lexsort((events.depth[rows], -events.end[rows], events.start[rows]))]

@@ -1,4 +1,4 @@
-"""MoE layers: their passes and stages, expert balance, host synchronisation inside them."""
+"""MoE layers: their passes and stages, expert balance, host synchronization inside them."""
 
 from tracelens.analysis.moe.host_syncs import Blocking, blocking
 from tracelens.analysis.moe.passes import deduplicated_share, expert_parallel_group, token_messages

@@ -170,10 +170,10 @@ def balance_rows(group: Group) -> dict[str, Any]:
     in_step = np.array([is_step(key.step) for key in group.passes], dtype=bool)
     lost_ns = sums(group.layer[in_step], group.longer_ns().sum(axis=1)[in_step], count)
     spent_ns = np.zeros(count, dtype=np.int64)
-    for one in group.ranks:
-        place = np.searchsorted(group.layers, one.layer)
-        mine = one.in_step & (np.append(group.layers, -1)[place] == one.layer)
-        spent_ns += sums(place[mine], one.stage_ns[mine, EXPERTS], count)
+    for rank in group.ranks:
+        row = np.searchsorted(group.layers, rank.layer)
+        mine = rank.in_step & (np.append(group.layers, -1)[row] == rank.layer)
+        spent_ns += sums(row[mine], rank.stage_ns[mine, EXPERTS], count)
     layer, tokens = group.layer[group.counted], group.tokens
     passes = np.bincount(layer, minlength=count)
     known = passes > 0
@@ -183,11 +183,11 @@ def balance_rows(group: Group) -> dict[str, Any]:
     worst = first.reshape(count, ranks).argmax(axis=1)
     return {
         "layer": group.layers,
-        "ranks": [_ranges([one.rank for one in group.ranks])] * count,
+        "ranks": [_ranges([rank.rank for rank in group.ranks])] * count,
         "tokens_mean": np.where(known, mean, -1.0),
         "tokens_max": np.where(known, most, -1.0),
         "max_mean_ratio": np.where(known & (mean > 0), most / np.where(mean > 0, mean, 1.0), -1.0),
-        "worst_rank": np.where(known, np.array([one.rank for one in group.ranks])[worst], -1),
+        "worst_rank": np.where(known, np.array([rank.rank for rank in group.ranks])[worst], -1),
         "experts_ns": np.rint(spent_ns / ranks / steps).astype(np.int64),
         "cost_ns": np.rint(lost_ns / ranks / steps).astype(np.int64),
     }

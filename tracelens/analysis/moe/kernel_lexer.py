@@ -16,7 +16,7 @@ from tracelens.trace import WORK_KINDS, Trace, matching
 
 OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE = range(12)
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
-as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE may begin a normalisation."""
+as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE may begin a normalization."""
 
 
 def kinds_lookup(*kinds: int) -> Bool:

@@ -110,7 +110,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     """Where does the time of the MoE layers go, and how evenly are tokens spread over experts?
 
     Layers are identified by the program's scopes or modules, else by a router's top-k between two
-    normalisations. Backward work belongs to the stage of its forward op; that of a compiled region, which has
+    normalizations. Backward work belongs to the stage of its forward op; that of a compiled region, which has
     one for several layers, to the stage of its tensors' sizes.
 
     Args:

@@ -167,7 +167,7 @@ def _inherited(trace: Trace, backward: Int, caller: Int, lexed: Tokens, of_token
     several = (end > low) & (lexed.op[np.maximum(end - 1, 0)] != lexed.op[np.minimum(low, len(lexed.op) - 1)])
     linked = (forward >= 0) & ~(several & np.isin(forward, work.forward[lexed.row[lexed.is_recompute]]))
     # What has no forward op (gradients that are added up, zeros that are filled) goes with the work before;
-    # gradient synchronisation goes with nothing.
+    # gradient synchronization goes with nothing.
     order = np.lexsort((events.start[caller[backward]], events.tid[caller[backward]]))
     before = np.maximum.accumulate(np.where(linked[order], np.arange(len(order)), -1))
     thread = events.tid[caller[backward]][order]

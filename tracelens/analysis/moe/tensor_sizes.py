@@ -122,7 +122,7 @@ class TensorSizes:
 
 
 def sizes_of(shape: Size) -> set[Size]:
-    """The sizes by which a tensor is recognised: with all its dimensions, and as matrix of its last one."""
+    """The sizes by which a tensor is recognized: with all its dimensions, and as matrix of its last one."""
     dims = [dim for dim in shape if dim != 1]
     return (
         {tuple(sorted(dims)), tuple(sorted((prod(dims[:-1]), dims[-1])))} if len(dims) > 1 else {tuple(dims)}

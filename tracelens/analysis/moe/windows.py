@@ -131,7 +131,7 @@ def _sends_tokens(behind: Int) -> bool:
 
 
 def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
-    """Without what belongs to the normalisation before (its last products) and after (its squares)."""
+    """Without what belongs to the normalization before (its last products) and after (its squares)."""
     structure = low + np.flatnonzero(_STRUCTURE[lexed.kind[low:high]])
     if not len(structure):
         return low, high
@@ -197,13 +197,13 @@ def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
         np.append(nearest(events.parent, events.depth, chosen[:-1]), -1)[events.parent[routers]]
         for chosen in (is_frame, is_router)
     )
-    found: dict[int, list[int]] = {}
+    windows: dict[int, list[int]] = {}
     for row, above in zip(
         routers.tolist(), np.where(depth[router] > depth[frame], -1, frame).tolist(), strict=True
     ):
         if above >= 0:
-            found.setdefault(above, []).append(row)
-    return found
+            windows.setdefault(above, []).append(row)
+    return windows
 
 
 def _layers(

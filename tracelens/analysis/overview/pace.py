@@ -62,8 +62,8 @@ class PaceSummary:
     def meta(self) -> dict[str, Any]:
         """PACE_META with its values, as far as they are told."""
         values = (round(self.step_ns), self.profiler_cost, self.tokens_per_s)
-        told = values if self.tokens_per_s >= 0 else values[:-1]
-        return dict(zip(PACE_META, told, strict=False))
+        shown = values if self.tokens_per_s >= 0 else values[:-1]
+        return dict(zip(PACE_META, shown, strict=False))
 
 
 def pace_summary(run: Run) -> PaceSummary | None:
@@ -72,12 +72,12 @@ def pace_summary(run: Run) -> PaceSummary | None:
     traces = [trace for trace, windows in timed if len(windows.labels)]
     if not traces:
         return None
-    told = [part for trace in traces for part in settled(trace.meta.pace) if part.tokens >= 0]
-    dur_ns = sum(part.dur_ns for part in told)
+    parts = [part for trace in traces for part in settled(trace.meta.pace) if part.tokens >= 0]
+    dur_ns = sum(part.dur_ns for part in parts)
     return PaceSummary(
         step_ns=float(np.mean([mean_step_ns(trace.meta.pace) for trace in traces])),
         profiled_ns=float(np.mean([np.diff(windows.edges).mean() for _, windows in timed if windows.labels])),
-        tokens_per_s=sum(part.tokens for part in told) / dur_ns * 1e9 if told else -1.0,
+        tokens_per_s=sum(part.tokens for part in parts) / dur_ns * 1e9 if parts else -1.0,
         steps=min(sum(part.steps for part in settled(trace.meta.pace)) for trace in traces),
     )
 

@@ -217,7 +217,7 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
 
 
 def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
-    """The span cut at `edges`: what each piece is mostly busy with; like neighbours are merged."""
+    """The span cut at `edges`: what each piece is mostly busy with; like neighbors are merged."""
     low, high = edges[:-1], edges[1:]
     covered = np.stack([work.union(kind).covered(low, high) for kind in WORK_KINDS])
     kind = covered.argmax(axis=0)

@@ -171,7 +171,9 @@ def _rows(
     for number, lane in enumerate(line.lanes):
         waits = line.waits(number)
         rows["bubble"].append(_bubble(label, size, line, lane, waits, windows[lane.rank]))
-        chunk = {virtual: at for at, virtual in enumerate(sorted({span.virtual for span in lane.spans}))}
+        chunk = {
+            virtual: number for number, virtual in enumerate(sorted({span.virtual for span in lane.spans}))
+        }
         spans = sorted(lane.spans, key=lambda span: span.start)
         rows["spans"].append(
             {

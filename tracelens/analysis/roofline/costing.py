@@ -101,15 +101,15 @@ def _may_multiply(trace: Trace, work: Work) -> Bool:
     events = trace.arrays
     code = np.unique(events.name[events.where("op")]).tolist()
     models = [(number, find(events.names[number])) for number in code]
-    wanted = [number for number, model in models if model and model.may_multiply]
-    around = nearest(events.parent, events.depth, np.isin(events.name, wanted) & events.where("op"))
+    multiplying = [number for number, model in models if model and model.may_multiply]
+    around = nearest(events.parent, events.depth, np.isin(events.name, multiplying) & events.where("op"))
     multiplies: Bool = lookup(around, work.op, -1) >= 0
     return multiplies | work.unlinked
 
 
 class _Costing:
-    def __init__(self, trace: Trace, work: Work, wanted: Bool) -> None:
-        self.trace, self.work, self.wanted = trace, work, wanted
+    def __init__(self, trace: Trace, work: Work, selected: Bool) -> None:
+        self.trace, self.work, self.selected = trace, work, selected
         self.events = trace.arrays
         self.ops = trace.once(OpCalls)
         self.blocks = trace.tables["events"].array("blocks")[work.event]
@@ -143,7 +143,7 @@ class _Costing:
 
     @property
     def _uncounted(self) -> Int:
-        return np.flatnonzero((self.item < 0) & self.wanted)
+        return np.flatnonzero((self.item < 0) & self.selected)
 
     def _set(self, rows: Int, counted: Counted | str) -> None:
         self.item[rows], self.reason[rows] = self._code(counted)
@@ -207,8 +207,8 @@ class _Costing:
         return (self.events.names[code] for code in np.unique(self.events.name[op]).tolist())
 
     def _named(self, op: Int, names: set[str]) -> Bool:
-        wanted = [code for code, name in enumerate(self.events.names) if name in names] if names else []
-        return np.isin(self.events.name[op], wanted)
+        name_codes = [code for code, name in enumerate(self.events.names) if name in names] if names else []
+        return np.isin(self.events.name[op], name_codes)
 
     def _count(self, row: int, op: int, forward: int) -> Counted | str:
         """One call of an op, or why it cannot be counted; `row` is its longest piece of work."""

@@ -24,13 +24,13 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
         apart: work that does not count, aligned with the trace's work.
     """
     work, events = trace.work, trace.arrays
-    wanted = [code for code, name in enumerate(events.names) if name in _NAMES]
+    name_codes = [code for code, name in enumerate(events.names) if name in _NAMES]
     rows = np.flatnonzero((work.op >= 0) & ~apart & work.is_kernel)
-    rows = rows[np.isin(events.name[work.op[rows]], wanted)]
+    rows = rows[np.isin(events.name[work.op[rows]], name_codes)]
     ops = trace.once(OpCalls)
     op = np.unique(work.op[rows])
     group, _ = codes(*ops.keys(op))
-    costs = [ops.cost(at) for at in op[np.unique(group, return_index=True)[1]].tolist()]
+    costs = [ops.cost(row) for row in op[np.unique(group, return_index=True)[1]].tolist()]
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])

@@ -1,7 +1,7 @@
-"""Model FLOPs utilisation of the steps.
+"""Model FLOPs utilization of the steps.
 
 The FLOPs of a step are known as far as its GPU time has cost models. Where most of it has none although it
-multiplies matrices, as in a replayed graph, their sum says nothing, and the utilisation is not computed.
+multiplies matrices, as in a replayed graph, their sum says nothing, and the utilization is not computed.
 """
 
 from __future__ import annotations

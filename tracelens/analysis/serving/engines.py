@@ -19,7 +19,7 @@ def engine_of(events: Events, marks: Int, labels: Iterable[Label]) -> str:
 
     Args:
         events: of the rank.
-        marks: event rows of the labelled ranges.
+        marks: event rows of the labeled ranges.
         labels: all that the rank's labels say, of ranges inside others, too.
     """
     known = grammar().engines

@@ -1,4 +1,4 @@
-"""The labelled steps of one serving rank: the part that travels to where ranks are compared."""
+"""The labeled steps of one serving rank: the part that travels to where ranks are compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
         eager: it launched its kernels one by one, by its label or else by its launch calls.
         graph: it replayed a graph; neither where nothing tells.
         start, end: ns, from the first to the last of its kernels; of its mark where none is linked to it.
-        halves: tokens of the halves under two-batch overlap, as far as they are labelled.
+        halves: tokens of the halves under two-batch overlap, as far as they are labeled.
         comm_ns: communication between start and end; -1 but for two-batch overlap.
         hidden_ns: of that, beside computation.
     """
@@ -67,7 +67,7 @@ class _Marks(NamedTuple):
 
 
 def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
-    """The labelled steps of one rank.
+    """The labeled steps of one rank.
 
     Args:
         trace: of the rank.
@@ -99,9 +99,9 @@ def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dic
 
 
 def _named(events: Events, codes: Mapping[int, object]) -> Bool:
-    wanted = np.zeros(len(events.names) + 1, dtype=bool)
-    wanted[list(codes)] = True
-    mask: Bool = wanted[events.name]
+    is_label = np.zeros(len(events.names) + 1, dtype=bool)
+    is_label[list(codes)] = True
+    mask: Bool = is_label[events.name]
     return mask
 
 
@@ -156,7 +156,7 @@ def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -
 
 
 def _halves(events: Events, candidates: Bool, marks: _Marks) -> list[tuple[int, ...]]:
-    """Tokens of the labelled halves of each step, by their number."""
+    """Tokens of the labeled halves of each step, by their number."""
     tokens_of: list[dict[int, int]] = [{} for _ in marks.start]
     codes = _read(events, candidates, grammar().half)
     rows = np.flatnonzero(candidates & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)

@@ -102,7 +102,7 @@ def in_order(states: States) -> States:
 
 
 def merged(states: States, edges: Int) -> States:
-    """The same with neighbours of one step that are in one state as one piece.
+    """The same with neighbors of one step that are in one state as one piece.
 
     Args:
         states: in order.

@@ -285,7 +285,7 @@ class Comparison:
         """The verdict for late launches: what held the host up may have come while its GPU was still busy.
 
         A host that has lost its lead launches each kernel late for a while. Ranks that wait for the last one
-        block longer than it does where all of them synchronise.
+        block longer than it does where all of them synchronize.
         """
         last = collective.last
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]

@@ -141,7 +141,7 @@ def _effect(delays: Delays, kind: int, index: int, beyond: Float, step_ns: float
     p_values = [1.0]
     stands_out = _stands_out(delays.by_step(kind), index)
     if 2 <= steps <= _MOST_STEPS and stands_out:
-        # Neighbouring steps are not quite independent: where there are two tests, this has less of the level.
+        # Neighboring steps are not quite independent: where there are two tests, this has less of the level.
         p_values.append(_recurrence(delays, kind, index) * (5 if steps > 2 else 1))
     if steps >= 3:
         p_values.append(_steps(lost, step_ns) * ranks * (1.25 if steps <= _MOST_STEPS else 1))
@@ -224,7 +224,11 @@ def _at_random(series: Float, observed: float) -> tuple[float, float]:
         # The first few thousand settle what is far from significant.
         count = min(max(drawn, _FIRST), max(_CELLS // (steps * positions), 1), _DRAWS - drawn)
         rank = random.integers(ranks, size=(count, steps, 1))
-        place = (random.integers(positions, size=(count, steps, 1)) + np.arange(positions)) % positions
-        reached += int((_recurring(series[rank, np.arange(steps)[:, None], place]) >= observed).sum())
+        cycle_position = (
+            random.integers(positions, size=(count, steps, 1)) + np.arange(positions)
+        ) % positions
+        reached += int(
+            (_recurring(series[rank, np.arange(steps)[:, None], cycle_position]) >= observed).sum()
+        )
         drawn += count
     return float(reached), float(drawn + 1)

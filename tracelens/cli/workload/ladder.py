@@ -1,4 +1,4 @@
-"""`tracelens workload ladder`: cumulative optimisations, and what each of them changes."""
+"""`tracelens workload ladder`: cumulative optimizations, and what each of them changes."""
 
 from __future__ import annotations
 

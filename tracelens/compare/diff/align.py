@@ -16,7 +16,7 @@ from tracelens.compare.diff.wrappers import equal_ends, paired, same_leaves, twi
 SAME, RENAMED, MOVED, ONLY, REPLACED, WRAPPER, DUPLICATE = range(7)
 """What became of a call. With a counterpart: SAME, RENAMED, MOVED. Without: ONLY here (removed or added),
 REPLACED (part of an exchange of several calls for others), WRAPPER (around others that are matched),
-DUPLICATE (a repetition of its neighbour)."""
+DUPLICATE (a repetition of its neighbor)."""
 
 NOWHERE, EVEN, EVERYWHERE = range(3)
 """Where to look for anchors between the common begin and end of two lists: nowhere, among keys that both
@@ -268,7 +268,7 @@ class _Aligner:
                 self.how[base : base + size] = self.how_back[cand : cand + size] = MOVED
 
     def _repeats(self, node: int) -> bool:
-        """Whether a node is the same as its neighbour before or behind it."""
+        """Whether a node is the same as its neighbor before or behind it."""
         forest, key = self.cand, self.cand.strict[node]
         size, parent = int(forest.size[node]), forest.parent[node]
         neighbours = [other for other in (node - size, node + size) if 0 <= other < len(forest)]

@@ -28,7 +28,7 @@ def check_alike(
     if unknown := [name for name in allow if name not in MUST_AGREE]:
         raise TracelensError(f"--allow {unknown[0]}: not one of {', '.join(MUST_AGREE)}")
     first_name, first = base[0]
-    told = set()
+    reported = set()
     for name, setup in [*base[1:], *candidate]:
         for aspect, before, after in _differences(first, setup):
             if aspect in MUST_AGREE and aspect not in allow:
@@ -36,8 +36,8 @@ def check_alike(
                     f"{first_name} and {name} cannot be compared: {aspect} {before} against {after}; "
                     f"compare runs of the same {aspect}, or pass --allow {aspect} (allow=['{aspect}'])"
                 )
-            if (aspect, before, after) not in told:
-                told.add((aspect, before, after))
+            if (aspect, before, after) not in reported:
+                reported.add((aspect, before, after))
                 yield Skip(f"same {aspect} on both sides", f"{before} against {after}")
 
 

@@ -1,4 +1,4 @@
-"""A ladder of optimisations: the gain of each rung, and which parts of the step it changed."""
+"""A ladder of optimizations: the gain of each rung, and which parts of the step it changed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TOTAL = Schema(
 
 
 def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
-    """The gain of each optimisation on top of those before it, and where in the step it comes from.
+    """The gain of each optimization on top of those before it, and where in the step it comes from.
 
     Args:
         ladder_run: what was measured.

@@ -5,7 +5,7 @@ weight is stored as (N, K) or (K, N). Where a flag for that is not recorded, the
 as long as K decides; a square weight costs the same either way. Bytes: operands, scales, bias and result
 once. 4-bit types are packed in pairs: a row of K elements is K/2 bytes long.
 
-Sources: aiter, ops/gemm_op_a8w8.py and its neighbours; Primus-Turbo, pytorch/kernels/gemm and
+Sources: aiter, ops/gemm_op_a8w8.py and its neighbors; Primus-Turbo, pytorch/kernels/gemm and
 bindings_pytorch.cpp; vLLM, csrc/torch_bindings.cpp; SGLang, sgl-kernel.
 """
 

@@ -71,11 +71,11 @@ def batch_norm_backward(call: OpCall) -> OpCost:
     channels = _channels(x)
     training = arguments.mode < 0 or call.flag(arguments.mode, True)
     known = call.flags(arguments.mask, 3) if arguments.mask >= 0 else [True] * 3
-    wanted = known or [True] * 3
+    required = known or [True] * 3
     vectors = (2, 5, 6) if training else (2, 3, 4)
     read = grad.bytes + x.bytes + call.bytes(*vectors)
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
-    written = wanted[0] * x.dense_bytes + sum(wanted[1:]) * size(channels, parameter)
+    written = required[0] * x.dense_bytes + sum(required[1:]) * size(channels, parameter)
     note = "" if known else "all gradients assumed: the required ones are not recorded"
     return OpCost((9 if training else 5) * x.numel, read, written, x.dtype, dims=_dims(x), note=note)
 

@@ -136,10 +136,10 @@ def _gradients(call: OpCall, transposed: bool, mask: int) -> OpCost:
     x, weight = _operands(call, 1)
     if len(grad.shape) != len(x.shape):
         raise Uncounted("recorded shapes of input and output disagree")
-    wanted = call.flags(mask, 3)
-    if not wanted:
+    required = call.flags(mask, 3)
+    if not required:
         raise Uncounted("the required gradients are not recorded")
-    of_input, of_weight, of_bias = wanted
+    of_input, of_weight, of_bias = required
     channels = grad.shape[len(grad.shape) - len(weight.shape) + 1]
     once = 2 * (x.numel if transposed else grad.numel) * prod(weight.shape[1:])
     read = grad.bytes + (weight.bytes if of_input else 0) + (x.bytes if of_weight else 0)

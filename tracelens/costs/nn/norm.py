@@ -117,7 +117,7 @@ _FUSED = {
 
 @cost(*_FUSED, engine="vector")
 def fused_norm(call: OpCall) -> OpCost:
-    """A library's norm, with residual or quantisation: RMS norm 4 FLOPs an element, 1 for each extra."""
+    """A library's norm, with residual or quantization: RMS norm 4 FLOPs an element, 1 for each extra."""
     arguments = _FUSED[call.name]
     x = call.tensor(arguments.x)
     read = x.bytes + call.bytes(*arguments.reads)
@@ -167,10 +167,10 @@ def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: 
     """
     grad, x = call.tensor(0), call.tensor(1)
     known = call.flags(mask, len(flops))
-    wanted = known or [True] * len(flops)
+    required = known or [True] * len(flops)
     parameter = call.bytes(weight)
-    written = wanted[0] * x.dense_bytes + sum(wanted[1:]) * parameter
-    work = sum(each for each, want in zip(flops, wanted, strict=True) if want) * x.numel
+    written = required[0] * x.dense_bytes + sum(required[1:]) * parameter
+    work = sum(each for each, want in zip(flops, required, strict=True) if want) * x.numel
     read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in saved)
     rows = saved[0].numel if saved else 0
     return OpCost(work, read, written, x.dtype, dims=_dims(x, rows), note="" if known else _ASSUMED)
@@ -181,7 +181,7 @@ def _tensors(call: OpCall, *indices: int) -> list[Tensor]:
 
 
 def _width(call: OpCall, x: Tensor, weight: int) -> int:
-    """Elements that are normalised together."""
+    """Elements that are normalized together."""
     shape = call.integers(1) or (call.tensor(weight).shape if call.has(weight) else ())
     if not shape:
         raise Uncounted("the normalized shape is not recorded")

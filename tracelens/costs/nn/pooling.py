@@ -4,7 +4,7 @@ Sizes follow the documentation of torch.nn.MaxPool2d: floor((n + 2·pad - dilati
 with ceil instead of floor where asked for, less one window that would begin in the padding on the right.
 
 FLOPs: an output of a pool takes one comparison or addition an element of its window; an upsampled element two
-(multiply, add) a neighbour it is mixed of: linear 2, bilinear 4, bicubic 16, trilinear 8, nearest none.
+(multiply, add) a neighbor it is mixed of: linear 2, bilinear 4, bicubic 16, trilinear 8, nearest none.
 Backward spreads each gradient over the same elements. Bytes: input once, output and indices once.
 """
 
@@ -98,10 +98,10 @@ def adaptive_pool_backward(call: OpCall) -> OpCost:
 
 @cost(*_NEIGHBOURS, engine="vector")
 def upsample(call: OpCall) -> OpCost:
-    """Resampling to a given size: 2 FLOPs a neighbour of every output."""
+    """Resampling to a given size: 2 FLOPs a neighbor of every output."""
     x, rank, neighbours = call.tensor(0), _rank(call), _NEIGHBOURS[call.name]
     out = _resized(x, _each(call.integers(1), rank, "size of the output"))
-    # A nearest neighbour can be skipped: no more of the input is read than there are outputs.
+    # A nearest neighbor can be skipped: no more of the input is read than there are outputs.
     read = x.bytes if neighbours else min(x.bytes, size(prod(out), x.dtype))
     flops = 2 * neighbours * prod(out)
     return OpCost(flops, read, size(prod(out), x.dtype), x.dtype, dims=_dims(x, out, rank))
@@ -109,7 +109,7 @@ def upsample(call: OpCall) -> OpCost:
 
 @cost(*_BACKWARD, engine="vector")
 def upsample_backward(call: OpCall) -> OpCost:
-    """Resampling, backward: 2 FLOPs a neighbour of every gradient, 1 for a nearest one."""
+    """Resampling, backward: 2 FLOPs a neighbor of every gradient, 1 for a nearest one."""
     grad, rank, neighbours = call.tensor(0), _rank(call), _BACKWARD[call.name]
     shape = call.integers(2)
     if len(shape) != rank + 2 or min(shape) < 0:

@@ -135,7 +135,7 @@ def histc(call: OpCall) -> OpCost:
     "aten::unique_dim_consecutive",
 engine="vector")  # fmt: skip
 def unique(call: OpCall) -> OpCost:
-    """A sort, or one comparison an element where equal ones are neighbours; the result is in the data."""
+    """A sort, or one comparison an element where equal ones are neighbors; the result is in the data."""
     x = call.tensor(0)
     each = 1 if "consecutive" in call.name else _log2(x.numel)
     note = "distinct elements not counted as written: their number is not recorded"

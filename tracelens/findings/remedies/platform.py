@@ -98,7 +98,7 @@ def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
 
 
 def _engines(trace: Trace) -> list[str]:
-    """Serving engines: of the labelled steps, else those whose own code or ops the trace has."""
+    """Serving engines: of the labeled steps, else those whose own code or ops the trace has."""
     if engine := rank_steps(trace).engine:
         return re.split(" or |, ", engine)
     return [

@@ -1,4 +1,4 @@
-"""The optimisations of the workload as toggles: their values, and which of them combine. No torch here."""
+"""The optimizations of the workload as toggles: their values, and which of them combine. No torch here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ HELP = {
 
 @dataclass(frozen=True)
 class Toggles:
-    """One field per optimisation, described in HELP; the defaults are the baseline.
+    """One field per optimization, described in HELP; the defaults are the baseline.
 
     Raises TracelensError for an unknown value, or toggles that do not combine.
     """

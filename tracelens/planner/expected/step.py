@@ -45,7 +45,7 @@ def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[s
 
 
 def pipeline_messages(share: Share, chunk: int, batch: int) -> Iterator[Message]:
-    """Messages between a chunk and its neighbours in one micro-batch; none without a pipeline.
+    """Messages between a chunk and its neighbors in one micro-batch; none without a pipeline.
 
     Their scope is the chunk's own forward or backward, beside which they run in the trace.
     """

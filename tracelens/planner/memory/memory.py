@@ -47,7 +47,7 @@ def memory(
         component, worst rank first) and `ranks` (one row per pipeline rank: its peak and when it occurs).
         meta: layouts, convention, worst_bytes (of the worst layout), toggles (those of OPTIMISED that some
         layout has at their baseline, or else all), optimised_bytes (if some are at their baseline:
-        worst_bytes with all of them optimised).
+        worst_bytes with all of them optimized).
 
     Raises:
         TracelensError: a layout that the convention does not support; a device of unknown memory, or

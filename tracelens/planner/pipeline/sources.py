@@ -94,7 +94,7 @@ class Fixed:
     layers: int = 0
 
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
-        """The times, neighbouring chunks as one where that fits; TracelensError for other numbers."""
+        """The times, neighboring chunks as one where that fits; TracelensError for other numbers."""
         together, rest = divmod(len(self.times.forward), count)
         if together > 1 and not rest:
             return ChunkTimes(*(ns.reshape(count, together).sum(axis=1) for ns in self.times))

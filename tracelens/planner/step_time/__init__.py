@@ -6,7 +6,7 @@
 
 A roofline: a GEMM takes the longer of its FLOPs at the device's rate and its bytes at the memory bandwidth;
 other kernels take their bytes; messages take their bytes at the link rate plus a latency. Nothing is fitted
-to measurements: launch-bound phases, small kernels, stragglers and throttled clocks are not modelled. Use the
+to measurements: launch-bound phases, small kernels, stragglers and throttled clocks are not modeled. Use the
 times to compare layouts.
 
 - `machine`: assumptions on nodes, network and efficiency, with their sources.

@@ -120,7 +120,7 @@ class Timer:
         return Pass(*self._both(head_parts(self.share)))
 
     def stage_message(self) -> float:
-        """Time of activations or gradients between neighbouring stages."""
+        """Time of activations or gradients between neighboring stages."""
         size = self.share.tokens * self.share.row
         return self.network.nanoseconds("send", "pp", self.config.layout.pp, size, 0)
 

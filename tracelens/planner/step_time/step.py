@@ -39,12 +39,12 @@ class Estimate:
 
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
-            exposed communication of expert, context and tensor parallelism and with the neighbouring stages;
+            exposed communication of expert, context and tensor parallelism and with the neighboring stages;
             the pipeline's bubble; gradient reduction and parameter all-gather; the optimizer.
         stage: the slowest one.
         tokens: per step on all ranks.
         ranks: of the run.
-        mfu: model FLOPs utilisation: three times the forward's GEMM FLOPs without recomputation, over the
+        mfu: model FLOPs utilization: three times the forward's GEMM FLOPs without recomputation, over the
             data-sheet peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B; half of the scores for
             causal attention).
     """

@@ -277,8 +277,8 @@ def _calls(table: Encoded, rows: EventRows, kind: Int, parent: Int, depth: Int) 
 
 def _flows(table: Encoded, dialect: Dialect, pids: Int, tids: Int) -> Flows:
     columns = table.columns
-    wanted = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
-    arrow = np.isin(columns.category, wanted)
+    category_codes = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
+    arrow = np.isin(columns.category, category_codes)
     phase = {name: code for code, name in enumerate(table.phases)}
     begin = np.flatnonzero(arrow & (columns.phase == phase.get("s", -1)))
     end = np.flatnonzero(arrow & (columns.phase == phase.get("f", -1)))

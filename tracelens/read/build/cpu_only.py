@@ -94,10 +94,12 @@ def host_side(
 
 def _texts(table: Encoded, rows: EventRows, events: HostEvents) -> dict[int, tuple[str, str, str]]:
     """Dims, types and values of what has to do with communication."""
-    wanted = np.array(["c10d::" in name or name.startswith("gloo:") for name in table.names], dtype=bool)
+    is_collective = np.array(
+        ["c10d::" in name or name.startswith("gloo:") for name in table.names], dtype=bool
+    )
     op_row = np.full(len(table.columns.phase), -1, dtype=np.int64)
     op_row[table.ops.event] = np.arange(len(table.ops.event))
-    rows_wanted = np.flatnonzero(wanted[events.name])
+    rows_wanted = np.flatnonzero(is_collective[events.name])
     rows_wanted = rows_wanted[op_row[rows.source[rows_wanted]] >= 0]
     blobs = table.ops.blob[op_row[rows.source[rows_wanted]]]
     texts = {}

@@ -58,7 +58,7 @@ def unread_device_events(
     )
 
 
-def _counts(category: Int, wanted: Bool) -> dict[int, int]:
+def _counts(category: Int, mask: Bool) -> dict[int, int]:
     """Number of events of each wanted category."""
-    number = np.bincount(category[category >= 0], minlength=len(wanted))
-    return {code: int(number[code]) for code in np.flatnonzero(wanted & (number > 0)).tolist()}
+    number = np.bincount(category[category >= 0], minlength=len(mask))
+    return {code: int(number[code]) for code in np.flatnonzero(mask & (number > 0)).tolist()}

@@ -156,7 +156,7 @@ class Part:
         self._rare(index, events, columns.phase)
 
     def _used(self, index: int, decoded: Decoded) -> Decoded:
-        """The events whose phase is analysed; the others are counted and cost nothing further."""
+        """The events whose phase is analyzed; the others are counted and cost nothing further."""
         if {event.ph for event in decoded.events} <= _PHASES:
             return decoded
         used = [event.ph in _PHASES for event in decoded.events]
@@ -256,9 +256,9 @@ class Part:
                 self.metadata.setdefault(index, []).append(
                     (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
                 )
-        wanted = [code for name, code in codes.items() if name in _ASYNC_PHASES]
-        if wanted:
-            rows = np.flatnonzero(np.isin(phase, wanted)).tolist()
+        phase_codes = [code for name, code in codes.items() if name in _ASYNC_PHASES]
+        if phase_codes:
+            rows = np.flatnonzero(np.isin(phase, phase_codes)).tolist()
             self.async_ids[index] = {row: str(events[row].id) for row in rows}
 
 

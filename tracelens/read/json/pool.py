@@ -134,7 +134,7 @@ def _send(stream: IO[bytes], chunk: Chunk) -> None:
 
 
 def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
-    """Decode chunks that may have been cut inside an event: neighbours are joined again first."""
+    """Decode chunks that may have been cut inside an event: neighbors are joined again first."""
     last = max(
         (*(chunk.index for chunk in chunks), *(index for part in parts for index in part.blocks)), default=0
     )
@@ -152,7 +152,7 @@ def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
 
 
 def _joined(run: list[Chunk]) -> bytes:
-    """One array of the events of neighbouring chunks; events keep their distance from the first one."""
+    """One array of the events of neighboring chunks; events keep their distance from the first one."""
     text = bytearray(run[0].text[:-1])
     for chunk in run[1:]:
         text += b",".ljust(chunk.offset - run[0].offset - len(text) + 1) + chunk.text[1:-1]

@@ -168,7 +168,7 @@ class _Salvage:
             return self.batch.add_exact(decode_one(text))
 
     def _drop(self, pos: int, end: int) -> None:
-        # In a chunk that is cut inside a list, the first and the last element go on in its neighbours.
+        # In a chunk that is cut inside a list, the first and the last element go on in its neighbors.
         if end >= self.stop or not (self.batch.events or self.drops):
             element = self.text[pos:end]
             self.uncertain |= element.count(b"[") != element.count(b"]") or is_unfinished(element)

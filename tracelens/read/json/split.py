@@ -95,7 +95,7 @@ class Splitter:
         return [*self._problems, cut]
 
     def head(self) -> bytes:
-        """The first bytes of the events, for recognising the kind of trace."""
+        """The first bytes of the events, for recognizing the kind of trace."""
         return self._rest[: 1 << 16]
 
     def chunks(self) -> Iterator[Chunk]:
@@ -304,6 +304,6 @@ def _separator(text: bytearray) -> bytes:
 def _separator_of_broken(source: str) -> str:
     """The same where no intact event follows upon another: what often stands before the first event's key."""
     first = _FIRST_KEY.search(source)
-    seen = Counter(found.group() for found in _BOUNDARY.finditer(source) if first)
+    seen = Counter(match.group() for match in _BOUNDARY.finditer(source) if first)
     alike = [text for text, count in seen.items() if first and count >= _ENOUGH and text.endswith(first[1])]
     return max(alike, key=seen.__getitem__, default="")

@@ -117,8 +117,8 @@ def error_offset(array: bytes, error: Exception) -> int:
             return first.start
     if isinstance(error, msgspec.ValidationError):
         return _end_of_element(array, str(error))
-    found = _ERROR_BYTE.search(str(error))
-    return int(found[1]) if found else -1
+    match = _ERROR_BYTE.search(str(error))
+    return int(match[1]) if match else -1
 
 
 def _end_of_element(array: bytes, message: str) -> int:

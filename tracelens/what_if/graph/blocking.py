@@ -36,7 +36,7 @@ SYNCHRONIZE_NS, COPY_NS = 3_500, 5_000
 """Cost of a call of which the run has no example without a wait.
 
 Under the profiler on A100, H100 and H200, medians of 14 recordings are 2.5 to 5.6 us for stream and event
-synchronisation with nothing to wait for, and of 7 recordings 3.0 to 8.9 us for an asynchronous copy."""
+synchronization with nothing to wait for, and of 7 recordings 3.0 to 8.9 us for an asynchronous copy."""
 
 _PROMPT_NS = 10_000
 """Synchronising a stream returns within this time of the stream's last work; later, it waited for another."""
@@ -277,12 +277,12 @@ def _before_record(trace: Trace, gpu: Device, host: Host, event: Int) -> Int:
     records, before = records[before >= 0], before[before >= 0]
     order = np.argsort(work.end[before], kind="stable")
     records, before = records[order], before[order]
-    place = np.searchsorted(work.end[before], events.end[event], side="right") - 1
+    last = np.searchsorted(work.end[before], events.end[event], side="right") - 1
     for _ in range(_BACK):
-        late = (place >= 0) & (lookup(events.start[records], place, LONG_AGO) >= events.start[event])
+        late = (last >= 0) & (lookup(events.start[records], last, LONG_AGO) >= events.start[event])
         if not late.any():
             break
-        place[late] -= 1
-    valid = (place >= 0) & (lookup(events.start[records], place, 0) < events.start[event])
-    marked[valid] = before[place[valid]]
+        last[late] -= 1
+    valid = (last >= 0) & (lookup(events.start[records], last, 0) < events.start[event])
+    marked[valid] = before[last[valid]]
     return marked

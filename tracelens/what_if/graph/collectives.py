@@ -36,10 +36,10 @@ class RunCollectives(NamedTuple):
         """What is added to the times of each trace to get those by the common clock."""
         return [self.aligned.shift[rank.rank] for rank in self.aligned.ranks]
 
-    def shared(self, rank: int, at: int, count: int) -> Bool:
+    def shared(self, rank: int, index: int, count: int) -> Bool:
         """Which of the `count` pieces of work of a rank (at place `at`) belong to a matched collective."""
         is_shared = np.zeros(count, dtype=bool)
-        is_shared[self.work[at][self.kernels.get(rank, [])]] = True
+        is_shared[self.work[index][self.kernels.get(rank, [])]] = True
         return is_shared
 
 

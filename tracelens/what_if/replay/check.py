@@ -22,7 +22,7 @@ def durations_only(graph: Graph) -> Edit:
     """Nothing but durations as recorded: of GPU work, of transfers, and of the host's own time between calls.
 
     All gaps are derived: every edge of a kind takes its median, on each rank and for each call by name, and
-    no node waits beyond its edges. A synchronisation whose work is not in the trace waits for nothing.
+    no node waits beyond its edges. A synchronization whose work is not in the trace waits for nothing.
     """
     edit = Edit.of(graph)
     edit.delay[:] = 0

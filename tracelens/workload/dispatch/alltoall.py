@@ -26,7 +26,7 @@ class _Sent(Sent):
 class AllToAllDispatch(Dispatcher):
     """Rows sorted by expert go to the experts' ranks; the weights stay where the tokens are.
 
-    Experts of one rank have neighbouring numbers, so rows sorted by expert are sorted by rank. What arrives
+    Experts of one rank have neighboring numbers, so rows sorted by expert are sorted by rank. What arrives
     is in order of rank, and is sorted by expert once more.
     """
 

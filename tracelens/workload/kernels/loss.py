@@ -15,7 +15,7 @@ from torch import Tensor
 # have read is still in the cache when they read it again.
 BLOCK = 16384
 WARPS = 16
-# Neighbours that one thread loads at once share their running maximum and sum.
+# Neighbors that one thread loads at once share their running maximum and sum.
 NEIGHBOURS = 8
 
 

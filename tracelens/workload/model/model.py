@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then an MLP or experts, each on a normalised input and added to the stream."""
+    """Attention, then an MLP or experts, each on a normalized input and added to the stream."""
 
     def __init__(self, config: Config, groups: Groups, number: int) -> None:
         super().__init__()

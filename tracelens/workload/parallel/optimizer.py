@@ -89,7 +89,7 @@ class ShardedAdamW:
 
     A loss is a sum over ranks, so gradients are summed and not averaged. Gradients travel in the dtype of the
     parameters. A parameter that no loss reached counts as one with a gradient of zero. With main copies the
-    first step takes them from the parameters, so that these may be initialised later than the optimizer;
+    first step takes them from the parameters, so that these may be initialized later than the optimizer;
     each step holds the gradients of the share once more in float32 for a while.
 
     Args:

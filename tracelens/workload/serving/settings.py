@@ -1,4 +1,4 @@
-"""What is served, and how: requests, cache, and the two optimisations. No torch here."""
+"""What is served, and how: requests, cache, and the two optimizations. No torch here."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Serving:
         return tuple(sorted({*(size for size in powers if size <= self.slots), self.slots}))
 
     def changed(self) -> dict[str, object]:
-        """The optimisations that are not off."""
+        """The optimizations that are not off."""
         values = {name: getattr(self, name) for name in ("prefill_delayer", "tbo", "graph")}
         return {name: value for name, value in values.items() if value != "off"}
 

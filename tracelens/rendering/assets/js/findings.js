@@ -12,7 +12,7 @@
       tracelens.announce(`Copied: ${button.dataset.copy}`);
     } catch {
       button.textContent = "Not copied";
-      tracelens.announce("The browser does not allow copying; the text stands under More.");
+      tracelens.announce("The browser does not allow copying; find the text under More.");
     }
     setTimeout(() => (button.textContent = label), 1500);
   }

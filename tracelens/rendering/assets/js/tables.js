@@ -103,7 +103,7 @@
     const command = `${spec.command} --step ${/^[\w#.:-]+$/.test(step) ? step : `'${step.replaceAll("'", "'\\''")}'`}`;
     const texts = [];
     if (step && !steps) texts.push(["all steps", `This table is of all steps. Of one: ${command}`, command]);
-    if (rank >= 0 && !ranks) texts.push(["all ranks", "This table is of the whole run, not of single ranks"]);
+    if (rank >= 0 && !ranks) texts.push(["all ranks", "This table covers the whole run, not single ranks"]);
     holder.querySelectorAll(".badge").forEach((badge) => badge.remove());
     if (!texts.length) return;
     const shown = texts.map(([text, title, copied]) => (

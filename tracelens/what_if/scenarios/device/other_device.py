@@ -57,7 +57,7 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 
 def ratios(items: list[Counted], item: Int, recorded: Device, target: Device) -> tuple[Float, Bool]:
-    """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modelled.
+    """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modeled.
 
     `items` and `item` are from `counted`.
 

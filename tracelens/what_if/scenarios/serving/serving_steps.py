@@ -23,7 +23,7 @@ class ServingRank(NamedTuple):
 
 
 def serving_rank(trace: Trace, device: Device | None) -> ServingRank:
-    """The labelled steps of a rank, and what its engine launches at least."""
+    """The labeled steps of a rank, and what its engine launches at least."""
     steps = trace.once(rank_steps)
     calls = np.flatnonzero(trace.arrays.where("launch") if steps.steps else np.zeros(0, dtype=bool))
     kernel_ns = trace.work.dur[trace.work.is_kernel & (trace.work.dur > 0)]
@@ -41,7 +41,7 @@ def serving_steps(context: ScenarioContext) -> ServingSteps:
     """The steps that all ranks of a serving run ran together.
 
     Raises:
-        NotApplicable: there are no labelled steps, or no rank to compare with.
+        NotApplicable: there are no labeled steps, or no rank to compare with.
     """
     shift = context.recorded.collectives.aligned.shift
     ranks = by_one_clock([rank.steps for rank in context.read(serving_rank)], shift)

@@ -61,7 +61,7 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if not argument.isdigit() or not 1 < int(argument) <= _MOST_CHUNKS:
         raise TracelensError(f"scenario vpp={argument}: write a number of chunks, 2 to {_MOST_CHUNKS}")
     chunks, by_rank, places = int(argument), context.read(rank_passes), _places(context)
-    known = {place.rank: place.chunks for place in places}
+    known = {stage.rank: stage.chunks for stage in places}
     if min(known.values()) >= chunks:
         raise NotApplicable(f"each stage holds {min(known.values())} chunks of the model already")
     graph = context.graph
@@ -91,18 +91,18 @@ def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """No stage of the pipeline has more work than the mean of all."""
     graph, by_rank, places = context.graph, context.read(rank_passes), _places(context)
     total_ns = {
-        place: float(sum(span.end - span.start for span in by_rank[place.rank].passes.spans))
-        for place in places
+        stage: float(sum(span.end - span.start for span in by_rank[stage.rank].passes.spans))
+        for stage in places
     }
     factor = np.ones(len(graph))
     most = 1.0
-    for pipeline in sorted({place.pipeline for place in places}):
-        members = [place for place in places if place.pipeline == pipeline]
-        mean = sum(total_ns[place] for place in members) / len(members)
-        for place in members:
-            share = min(mean / max(total_ns[place], 1), 1.0)
+    for pipeline in sorted({stage.pipeline for stage in places}):
+        members = [stage for stage in places if stage.pipeline == pipeline]
+        mean = sum(total_ns[stage] for stage in members) / len(members)
+        for stage in members:
+            share = min(mean / max(total_ns[stage], 1), 1.0)
             most = max(most, 1 / max(share, 1e-9))
-            _of_spans(context, place.rank, by_rank[place.rank], share, factor)
+            _of_spans(context, stage.rank, by_rank[stage.rank], share, factor)
     if most <= _EVEN:
         raise NotApplicable("all stages have equal work")
     scale_pace(graph, edit, factor)

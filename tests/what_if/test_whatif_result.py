@@ -128,7 +128,8 @@ def test_the_interval_holds_all_recorded_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "why"), [(None, "only one step is recorded"), ("all", "all steps together were recorded only once")]
+    ("step", "why"),
+    [(None, "only one step is recorded"), ("all", "all steps together were recorded only once")],
 )
 def test_one_step_does_not_say_how_much_steps_differ(step: str | None, why: str) -> None:
     result = whatif(run_of(WAITS), ["identity"], step=step)

@@ -55,7 +55,19 @@ STATIC_ROWS = 100
 FRAGMENT_ROWS = 20
 
 SCRIPTS = (
-    *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "whole", "tables"),
+    *(
+        "payload",
+        "plotly",
+        "figures",
+        "clipboard",
+        "numbers",
+        "filters",
+        "view",
+        "window",
+        "grid",
+        "whole",
+        "tables",
+    ),
     *("sections", "findings", "selection", "contents"),
     *("lanes", "rows", "paint", "card", "gestures", "picture"),
 )

@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import tracelens
 from tests.conformance.corpus import Case
+from tests.reference.traces import FOLDERS
 from tracelens.trace.activities import gpu_work
 from tracelens.trace.classify import kind_of
 from tracelens.trace.steps import steps_of
@@ -37,6 +39,19 @@ def test_states_divide_the_time_of_every_step(case: Case, states: pd.DataFrame) 
         edges = steps_of(trace).edges
         assert dur.sum() == edges[-1] - edges[0]
         assert set(edges[:-1] - edges[0] + start[0]) <= set(start)
+
+
+PIPELINE = FOLDERS["foreign"] / "nvidia-h200-megatron" / "pp2vpp2ep4"
+
+
+def test_receives_that_wait_while_sends_do() -> None:
+    """A pipeline whose messages wait for each other; there is none of its kind in the corpus."""
+    if not PIPELINE.is_dir():
+        pytest.skip(f"no {PIPELINE}: set TRACELENS_FOREIGN")
+    case = Case(PIPELINE.name, PIPELINE, tracelens.load(PIPELINE))
+    table = case.result("step_timeline")["states"]
+    test_states_divide_the_time_of_every_step(case, table)
+    test_waiting_is_what_stragglers_blame(case, table)
 
 
 def test_states_are_what_the_timeline_counts(case: Case, states: pd.DataFrame) -> None:

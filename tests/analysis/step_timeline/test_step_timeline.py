@@ -16,7 +16,9 @@ from tests.analysis.schedules import stages
 from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze
 from tracelens.analysis.step_timeline.activities import user_frame
-from tracelens.analysis.step_timeline.states import States, coarser, merged
+from tracelens.analysis.step_timeline.schemas import COMMUNICATION
+from tracelens.analysis.step_timeline.states import States, coarser, merged, with_waiting
+from tracelens.analysis.stragglers.lost import LOST
 from tracelens.table.result import Result
 from tracelens.trace.run import Run, make_run
 from tracelens.trace.steps import select_step
@@ -90,6 +92,35 @@ def test_each_moment_has_one_state() -> None:
         (1, "fill", 2 * COLUMN),
     ]
     assert not result.skips
+
+
+def test_who_waits_inside_another_wait_waits_no_longer() -> None:
+    """A send that waits while a receive does has no waiting of its own."""
+    states = States(
+        np.array([0, 9]), np.array([9, 12]), np.array([0, 1]), [(COMMUNICATION, "PP"), ("idle", "")]
+    )
+    rows = [
+        {
+            "rank": 0,
+            "late_rank": 4,
+            "cause": cause,
+            "collective": "",
+            "step": "",
+            "local_ts_ns": start,
+            "dur_ns": dur,
+        }
+        for start, dur, cause in ((1, 2, "unknown"), (4, 3, "late_launch"), (5, 0, "late_launch"))
+    ]
+    waiting = with_waiting(states, LOST.from_rows(rows))
+    pieces = zip(waiting.start.tolist(), waiting.end.tolist(), waiting.code.tolist(), strict=True)
+    assert [(start, end, *waiting.states[code]) for start, end, code in pieces] == [
+        (0, 1, "communication", "PP"),
+        (1, 3, "waiting", "for rank 4"),
+        (3, 4, "communication", "PP"),
+        (4, 7, "waiting", "for rank 4: late launch"),
+        (7, 9, "communication", "PP"),
+        (9, 12, "idle", ""),
+    ]
 
 
 def test_one_rank_alone_does_not_know_its_waiting() -> None:

@@ -133,6 +133,8 @@ def with_waiting(states: States, lost: Table) -> States:
         states: of a rank, by its own clock.
         lost: its rows of the table `lost` of `stragglers`, which lie in its communication.
     """
+    # A kernel that waits while another does has no time of its own there.
+    lost = lost.take(lost.array("dur_ns") > 0)
     if not len(lost):
         return states
     lost = lost.take(np.argsort(lost.array("local_ts_ns"), kind="stable"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Bool, Float
-from tracelens.rendering.figures import colors
+from tracelens.rendering.figures import colors_of
 from tracelens.rendering.payload import packed
 from tracelens.rendering.tables import one_line
 from tracelens.table import Coded, Report, Table
@@ -188,7 +188,7 @@ def _data(tables: Mapping[str, Table]) -> dict[str, Any]:
     ranks = list(map(str, traces.values("rank"))) if traces else []
     hosts = map(one_line, traces.values("host")) if traces else ()
     return {
-        "colors": colors(names),
+        "colors": colors_of(names),
         "labels": {name: _LABELS.get(name, name.replace("_", " ")) for name in sorted(names)},
         "hosts": {rank: host for rank, host in zip(ranks, hosts, strict=True) if host},
         "first_event_ns": dict(zip(ranks, traces.values("first_event_ns") if traces else (), strict=True)),

@@ -69,9 +69,10 @@ SCRIPTS = (
         "tables",
     ),
     *("sections", "findings", "selection", "contents"),
-    *("lanes", "rows", "paint", "card", "gestures", "picture"),
 )
 """Of the page, in the order in which they run."""
+PICTURE_SCRIPTS = ("lanes", "rows", "paint", "card", "gestures", "picture")
+"""Behind them, where the page has a picture of the step."""
 
 _HEADERS_BYTES = 400_000  # what describes the columns of tables
 _LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
@@ -110,7 +111,7 @@ def files(report: Report) -> Mapping[str, bytes]:
         _section(result, figures.get(result.analyzer, []), placed, tables[result.analyzer])
         for result in report.results
     ]
-    script = "".join(_asset(f"js/{name}.js") for name in SCRIPTS).encode()
+    script = "".join(_asset(f"js/{name}.js") for name in SCRIPTS + PICTURE_SCRIPTS * bool(step)).encode()
     plotly = [_plotly()] if placed else []
     page = (
         _environment()
@@ -118,7 +119,7 @@ def files(report: Report) -> Mapping[str, bytes]:
         .render(
             title=report.title,
             policy=_policy([*plotly, script]),
-            css=_asset("table.css") + _asset("page.css") + _asset("picture.css"),
+            css=_asset("table.css") + _asset("page.css") + _asset("picture.css") * bool(step),
             picture=step,
             meta=meta_items(report.meta),
             incomplete=incomplete,

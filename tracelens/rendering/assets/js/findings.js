@@ -2,8 +2,6 @@
 (() => {
   // Findings: their commands are one click away, and so are the picture and the table that show them.
 
-  const SHOWN = 200_000; // ns of the picture around a finding's longest piece of time, whose end is not known
-
   async function copy(button) {
     const label = (button.dataset.label ??= button.textContent);
     try {
@@ -38,7 +36,7 @@
       if (target.matches(".copy")) copy(target);
       else if (target.matches(".show-picture")) {
         const { rank, ts } = target.dataset;
-        tracelens.picture.show({ rank: Number(rank), ts_ns: Number(ts), dur_ns: SHOWN });
+        tracelens.picture.show({ rank: Number(rank), ts_ns: Number(ts) });
       } else if (target.matches(".show-row[data-grid]") && showRow(target)) event.preventDefault();
     });
   }

@@ -2,6 +2,7 @@
 // Time lines of pieces: a lane a rank, made of states; a row a stream, made of kernels. A line is {start, end,
 // kind, row}: arrays in order of start, in ns; `kind` indexes `kinds` of its set, `row` is that of its table.
 (() => {
+  const LEVELS = 4; // merged lines that are kept of each
   const BLOCK = 256; // pieces whose longest is known
   const numbers = (table, name) => table.columns[name].values;
 
@@ -101,6 +102,7 @@
     if (seen(line, from, to) < 6 * width) return line;
     const level = Math.floor(Math.log2((to - from) / width / 4));
     line.levels ||= new Map();
+    if (line.levels.size > LEVELS) line.levels.clear();
     if (!line.levels.has(level)) line.levels.set(level, merged(line, 2 ** level, count));
     return line.levels.get(level);
   }

@@ -466,11 +466,7 @@
     return true;
   }
 
-  const root = document.getElementById("picture");
-  const picture = root && new Picture(root, JSON.parse(document.getElementById("picture-data").textContent));
-  tracelens.picture = {
-    show: (range) => Boolean(picture?.show(range)),
-    state: () => picture && picture.state(),
-    ready: picture ? start(picture) : Promise.resolve(false),
-  };
+  const info = JSON.parse(document.getElementById("picture-data").textContent);
+  const picture = new Picture(document.getElementById("picture"), info);
+  tracelens.picture = { show: (range) => picture.show(range), state: () => picture.state(), ready: start(picture) };
 })();

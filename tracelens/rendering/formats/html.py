@@ -55,24 +55,14 @@ STATIC_ROWS = 100
 FRAGMENT_ROWS = 20
 
 SCRIPTS = (
-    *(
-        "payload",
-        "plotly",
-        "figures",
-        "clipboard",
-        "numbers",
-        "filters",
-        "view",
-        "window",
-        "grid",
-        "whole",
-        "tables",
-    ),
-    *("sections", "findings", "selection", "contents"),
+    *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "whole"),
+    *("tables", "sections", "findings", "contents"),
 )
 """Of the page, in the order in which they run."""
 PICTURE_SCRIPTS = ("lanes", "rows", "paint", "card", "gestures", "picture")
 """Behind them, where the page has a picture of the step."""
+LAST_SCRIPTS = ("selection",)
+"""What all others listen to."""
 
 _HEADERS_BYTES = 400_000  # what describes the columns of tables
 _LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
@@ -111,7 +101,8 @@ def files(report: Report) -> Mapping[str, bytes]:
         _section(result, figures.get(result.analyzer, []), placed, tables[result.analyzer])
         for result in report.results
     ]
-    script = "".join(_asset(f"js/{name}.js") for name in SCRIPTS + PICTURE_SCRIPTS * bool(step)).encode()
+    names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
+    script = "".join(_asset(f"js/{name}.js") for name in names).encode()
     plotly = [_plotly()] if placed else []
     page = (
         _environment()

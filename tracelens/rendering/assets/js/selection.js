@@ -4,6 +4,7 @@
   // #kernels&rank=5&step=ProfilerStep%231, so that a link to it can be shared.
   const { element, ranks, steps } = tracelens;
   const MANY = 16;
+  const SETTLE_MS = 2000;
 
   function choice(name, title, options, current) {
     const group = element("fieldset", {}, element("legend", { textContent: title }));
@@ -53,11 +54,21 @@
     if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
   }
 
+  // Leads to an element, and keeps it in view while tables and pictures above it still change their height.
   function follow(target) {
     const element = target && document.getElementById(decodeURIComponent(target));
     if (!element) return;
     tracelens.reveal(element);
-    element.scrollIntoView();
+    const lead = () => element.scrollIntoView({ behavior: "instant" });
+    const settled = new AbortController();
+    const observer = new ResizeObserver(lead);
+    settled.signal.addEventListener("abort", () => observer.disconnect());
+    for (const event of ["wheel", "pointerdown", "keydown"]) {
+      addEventListener(event, () => settled.abort(), { signal: settled.signal, passive: true });
+    }
+    setTimeout(() => settled.abort(), SETTLE_MS);
+    observer.observe(document.querySelector("main"));
+    lead();
   }
 
   function show() {

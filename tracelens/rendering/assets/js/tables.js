@@ -26,6 +26,7 @@
   }
 
   function press(made, pressed, text) {
+    if (!made) return;
     made.setAttribute("aria-pressed", String(pressed));
     if (text) made.textContent = text;
   }
@@ -149,7 +150,8 @@
     const grid = await tracelens.table(id);
     const named = [...grid.view.columns.values()].find(({ name }) => grid.view.data[name].texts?.includes(text));
     if (!named) return grid.search(text);
-    if (!grid.filterRow) document.querySelector(`[id="${id}"] .column-filters`)?.click();
+    grid.showFilters(true);
+    press(document.getElementById(id).querySelector(".column-filters"), true);
     grid.filter({ [named.name]: `=${text}` });
     return grid.focus(0, 0);
   };

@@ -36,7 +36,7 @@ def test_summary_by_hand() -> None:
     """))  # fmt: skip
     assert by_metric["launched"] == (4, -1, 4 / 5)
     # a 0 to 3, b 2 to 8, c 17 to 26, d 18 to 29: latencies of 3, 6, 9 and 11
-    assert by_metric["latency p50"][1] == 7500
+    assert by_metric["latency p50"] == (-1, 7500, -1)
     assert by_metric["started before its launch"] == (0, -1, 0.0)
     # Kernels are 4, 2 and 3 columns: all under 10 us; the copy is none and the third has no call.
     assert by_metric["small kernels"] == (3, 9000, 1.0)

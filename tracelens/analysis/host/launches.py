@@ -29,7 +29,7 @@ LAUNCHES = Schema(
         Column("metric", "str"),
         Column("count", "int64", "count", "-1 for a metric of time only"),
         Column("dur_ns", "int64", "ns", "-1 for a metric of counts only"),
-        Column("fraction", "float64", "fraction"),
+        Column("fraction", "float64", "fraction", "-1 for a latency"),
         Column("meaning", "str"),
     ),
     key=("metric",),
@@ -124,8 +124,8 @@ def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[st
     p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
     rows: list[tuple[str, int, int, float, str]] = [
         ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
-        ("latency p50", -1, p50, 0.0, "launch call to start, at least 0, including time in the queue"),
-        ("latency p99", -1, p99, 0.0, "the same, 99th percentile"),
+        ("latency p50", -1, p50, -1.0, "launch call to start, at least 0, including time in the queue"),
+        ("latency p99", -1, p99, -1.0, "the same, 99th percentile"),
         ("started before its launch", int(early.sum()), -1, float(early.mean()),
          "CPU and GPU clocks disagree: these latencies mean little"),
         ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),

@@ -201,13 +201,15 @@ def doubt(explained: Table) -> float:
 def reliability_warning(explained: Table) -> str:
     """Why projections are unreliable, from EXPLAINED; "" if the graph explains the step."""
     missed, unexplained = explained.array("error"), float(explained.array("unexplained_fraction").max())
-    if doubt(explained) <= DOUBTFUL:
+    reasons = []
+    if unexplained > DOUBTFUL:
+        reasons.append(f"{unexplained:.0%} of the critical path is unexplained")
+    if abs(off := float(missed[np.abs(missed).argmax()])) > DOUBTFUL:
+        reasons.append(f"the replay is off by {off:+.0%}")
+    if not reasons:
         return ""
-    return (
-        f"projections are unreliable: {unexplained:.0%} of the critical path is unexplained, and from "
-        f"durations alone the replay is off by {missed[-1]:+.0%}; record all ranks with launch calls over "
-        "several steps"
-    )
+    advice = "record all ranks with launch calls over several steps"
+    return f"projections are unreliable: {' and '.join(reasons)}; {advice}"
 
 
 def _single(row: Mapping[str, Any]) -> Rows:

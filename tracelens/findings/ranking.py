@@ -76,7 +76,7 @@ def _replayed(candidates: Sequence[Candidate], replays: Replays) -> list[Additio
     for symptoms in (False, True):
         remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
         while remaining:
-            candidate = min(remaining, key=lambda one: _precedence((one, most_ns[id(one)])))
+            candidate = min(remaining, key=lambda item: _precedence((item, most_ns[id(item)])))
             if fixed_then[id(candidate)] == len(fixed):
                 result.append((candidate, most_ns[id(candidate)]))
                 remaining.remove(candidate)

@@ -1,4 +1,4 @@
-"""Can this recording be believed? What contradicts itself, and what is missing."""
+"""Can this recording be trusted? What contradicts itself, and what is missing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rank_record(trace: Trace) -> RankRecord:
 
 @analyzer(
     "completeness",
-    title="Can this recording be trusted?",
+    title="Completeness of the recording",
     order=995,
     part=rank_record,
     shared=("aligned run",),

@@ -123,13 +123,13 @@ def error_offset(array: bytes, error: Exception) -> int:
 
 def _end_of_element(array: bytes, message: str) -> int:
     """Where the element ends that a message about types is about, -1 if JSON behind it is broken."""
-    found = _ERROR_ELEMENT.search(message)
+    match = _ERROR_ELEMENT.search(message)
     try:
-        elements = _ELEMENTS.decode(array) if found else []
+        elements = _ELEMENTS.decode(array) if match else []
     except BAD_JSON:
         return -1
     end = 1
-    for element in elements[: int(found[1]) + 1 if found else 0]:
+    for element in elements[: int(match[1]) + 1 if match else 0]:
         between = _BETWEEN.match(array, end)
         end = (between.end() if between else end) + len(element)
     return end

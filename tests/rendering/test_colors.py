@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import tracelens.rendering
 from tests.rendering.sample import ranking
 from tracelens.analysis.host import CAUSES as IDLE_CAUSES
 from tracelens.analysis.moe import STAGES as MOE_STAGES
-from tracelens.rendering.figures import colors as palette
 from tracelens.rendering.figures.figure import figures
 from tracelens.trace.classify import classes
+
+palette = import_module("tracelens.rendering.figures.colors")  # the room exports a function of that name
 
 ASSETS = Path(tracelens.rendering.__file__).parent / "assets"
 GROUPS = ("CATEGORIES", "CAUSES", "STAGES", "PASSES", "BUBBLE", "SERVING", "STEP_PARTS", "MEMORY")
@@ -100,6 +102,17 @@ def test_categories_of_a_figure_have_the_colors_of_all_figures() -> None:
     for trace in figures(ranking("ops", "dur_ns"))[0]["data"]:
         if trace["name"] in palette.CATEGORIES:
             assert trace["marker"]["color"] == palette.CATEGORIES[trace["name"]]
+
+
+@pytest.mark.parametrize("group", ["CATEGORIES", "MEMORY", "STEP_PARTS"])
+def test_labels_are_legible_on_every_color(group: str) -> None:
+    opaque = [color for color in getattr(palette, group).values() if color.startswith("#")]
+    assert len(opaque) > 8
+    for color in opaque:
+        assert contrast(palette.ink(color), color) >= 4.2
+        assert contrast(palette.ink(color), color) >= 0.95 * max(
+            contrast(text, color) for text in ("#ffffff", "#10151c")
+        )
 
 
 def variables(scheme: str) -> dict[str, str]:

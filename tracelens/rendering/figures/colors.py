@@ -195,6 +195,17 @@ def _candidates(name: str) -> Iterable[str]:
         yield f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
+def ink(color: str) -> str:
+    """Dark or white, whichever is more legible on an opaque colour (WCAG's relative luminance)."""
+    channels = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#10151c" if luminance > _MIDDLE else "#ffffff"
+
+
+_MIDDLE = 0.19
+"""Above this luminance #10151c has more contrast than white."""
+
 _RANK_SCALE = ((61, 111, 209), (53, 167, 160), (201, 185, 60))
 """From the first rank to the last, ever lighter; legible on white and on near black."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.rendering.figures.base import safe, wrapped
-from tracelens.rendering.figures.colors import GREY, colors
+from tracelens.rendering.figures.colors import GREY, colors, ink
 from tracelens.rendering.tables import Tree
 
 # As many characters as fit into a box of the six columns on a wide page.
@@ -40,6 +40,7 @@ def icicle(
     filled = {str(index): palette[name] for index, name in enumerate(categories)}
     added = {str(index): f"<br>{note}" for index, note in enumerate(notes) if note}
     ids, parents, labels, values, full = (list(column) for column in zip(*nodes, strict=True))
+    fills = [filled.get(node_id, GREY) for node_id in ids]
     return {
         "type": "icicle",
         "ids": ids,
@@ -57,11 +58,11 @@ def icicle(
         + "<extra></extra>",
         "texttemplate": "%{label} %{percentRoot:.1%}",
         "marker": {
-            "colors": [filled.get(node_id, GREY) for node_id in ids],
+            "colors": fills,
             "line": {"width": 1, "color": "rgba(128,128,128,0.25)"},
         },
-        "leaf": {"opacity": 0.8},
-        "textfont": {"color": "#10151c"},
+        "leaf": {"opacity": 0.9},
+        "textfont": {"color": [ink(fill) for fill in fills]},
         "tiling": {"orientation": "h", "pad": 1},
         "pathbar": {"visible": True, "thickness": 22},
     }

@@ -178,7 +178,7 @@ def test_tiles_lead_to_their_sections_and_say_what_is_unknown() -> None:
     text = page(sample.timeline(), summary=Summary("58.4 ms a step.", tiles))
     assert '<p class="verdict">58.4 ms a step.' in text
     assert '<a href="#timeline">Step time</a>' in text
-    assert "57 ms to 60 ms" in text
+    assert "57 to 60 ms" in text
     assert "<code>profile_memory=True</code>" in text
     assert text.count('class="unknown"') == 1
     assert "#nowhere" not in text

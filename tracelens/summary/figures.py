@@ -184,10 +184,8 @@ class RunFigures:
         if shares is None or ranks is None or (ranks.array("unmatched_ns") >= ranks.array("comm_ns")).all():
             return {}, {}, {}
         state, dur = shares.coded("state"), shares.array("dur_ns")
-        of_state = (
-            by_rank(shares, dur, np.flatnonzero(state.equals(name))) for name in (WAITING, COMMUNICATION)
-        )
-        return by_rank(shares, dur), *of_state
+        waiting, moving = (np.flatnonzero(state.equals(name)) for name in (WAITING, COMMUNICATION))
+        return by_rank(shares, dur), by_rank(shares, dur, waiting), by_rank(shares, dur, moving)
 
     def peak_bytes(self) -> Spread | None:
         """Most GPU memory allocated in a step."""

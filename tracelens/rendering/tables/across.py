@@ -146,8 +146,8 @@ class _Comparison:
         if self.source.schema.kind == "tree":
             data |= self._numbered(order)
         declared = [*self._node_columns(), *(column for column, _ in columns)]
-        order = ", most in total first" if self.source.schema.descending else ""
-        doc = f"Across {self.ranks} ranks{order}; spread: (max - min) / max."
+        largest_first = ", most in total first" if self.source.schema.descending else ""
+        doc = f"Across {self.ranks} ranks{largest_first}; spread: (max - min) / max."
         schema = replace(
             self.source.schema,
             columns=tuple(declared),

@@ -36,7 +36,7 @@ def reference(case: Case, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     found = ours.iloc[place].reset_index()
     assert (abs(found["ts_ns"] - (first * 1000).round()) <= NOISE_NS).all()
     assert found["collective"].astype(str).tolist() == theirs["Collective name"].tolist()
-    assert found["group"].astype(str).tolist() == theirs["Process Group Name"].astype(str).tolist()
+    assert found["group_name"].astype(str).tolist() == theirs["Process Group Name"].astype(str).tolist()
     return theirs, found
 
 

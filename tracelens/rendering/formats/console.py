@@ -250,7 +250,7 @@ def print_rows(screen: Console, part: Cut) -> None:
     screen.print(table)
     hidden = [fmt.header for index, fmt in enumerate(formats) if index not in widths]
     if hidden:
-        screen.print(f"hidden at this width: {', '.join(hidden)}", style="dim")
+        screen.print(f"not shown: {', '.join(hidden)}", style="dim")
 
 
 def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> dict[int, int]:

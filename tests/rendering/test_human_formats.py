@@ -119,7 +119,7 @@ def test_console_keeps_to_the_width(width: int) -> None:
     text = console(Report((sample.ranking("ops", "dur_ns"), sample.breakdown(5))), width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "15 of 30 rows" in " ".join(text.split())
-    assert ("hidden at this width:" in " ".join(text.split())) == (width <= 100)
+    assert ("not shown:" in " ".join(text.split())) == (width <= 100)
 
 
 def test_console_has_colors_only_when_asked() -> None:

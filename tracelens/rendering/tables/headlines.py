@@ -12,7 +12,7 @@ from tracelens.rendering.tables.values import one_line, shorten
 from tracelens.table import Column, Result, Table
 from tracelens.units import duration
 
-_FEW = 12
+_FEW = 16
 """A table with at most so many different names is a division of a whole, a longer one a ranking."""
 _WIDTH = 32
 _PARTS = 3
@@ -78,7 +78,7 @@ def _shares(total: Mapping[str, float]) -> str:
 
 
 def _tree(table: Table) -> str:
-    sizes = next((name for name in ("subtree_ns", "sum_ns", "exclusive_ns") if name in table.columns), "")
+    sizes = next((name for name in ("exclusive_ns", "subtree_ns", "sum_ns") if name in table.columns), "")
     if not sizes:
         return ""
     level = table.coded("level").equals("category") if "level" in table.columns else np.zeros(0, bool)
@@ -139,11 +139,11 @@ def _steps(result: Result) -> str:
     table = _part(result, "steps", "rank", "step", "dur_ns")
     if table is None:
         return ""
-    steps = len(set(table.texts("step")))
-    median = duration(float(np.median(table.array("dur_ns"))))
+    steps, dur_ns = len(set(table.texts("step"))), table.array("dur_ns")
+    shortest, longest = (duration(float(end)) for end in (dur_ns.min(), dur_ns.max()))
     ranks = len(np.unique(table.array("rank")))
     count = _counted(steps, "step") + (f" on {ranks} ranks" if ranks > 1 else "")
-    return f"{count}, median {median}"
+    return f"{count}, {shortest}" + (f" to {longest}" if longest != shortest else "")
 
 
 def _roofline(result: Result) -> str:

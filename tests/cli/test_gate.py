@@ -109,7 +109,7 @@ def test_rules_of_a_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
         (["base.json", "after", "--rule", "op[aten::nn].time<=1"], "neither run has the op"),
         (["base.json", "after", "--rule", "memory.peak<=1"], "record with profile_memory=True"),
         (["base.json", "after", "--rule", "moe.time<=1"], "no MoE layer"),
-        (["base.json", "after", "--scope", "linked"], "give both the same --scope"),
+        (["base.json", "after", "--scope", "linked"], "use the same --scope for both"),
         (["base.json", "after", "--confidence", "99"], "must be above 0.5 and below 1"),
         (["base.json", "after", "--config", "no.toml"], "no.toml: cannot be read"),
         (["base.json", "after", "--junit", "base.json/g.xml"], "cannot write base.json/g.xml"),

@@ -72,7 +72,7 @@ def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixt
     out, err = capfd.readouterr()
     assert out == ""
     assert err == "wrote a.html\nwrote a.md\nwrote csv\n"
-    assert "Projected step of each scenario" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "throughput gain of each scenario" in (tmp_path / "a.html").read_text(encoding="utf-8")
     assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("# tracelens project whatif: 0.022 ms")
 
 

@@ -148,7 +148,7 @@ def test_the_report_explains_the_run(
         "router", "dispatch", "permute", "experts", "combine", "shared expert",
     }  # fmt: skip
     assert {row["rank"] for row in tables["layers"]} == {0, 1}
-    assert run(["report", str(folder)]) == 0
+    assert run(["report", str(folder), "--full"]) == 0
     report = capfdbinary.readouterr().out.decode()
     assert "cpu (host ops)" in report
     assert "c10d::alltoall_base_" in report

@@ -109,7 +109,7 @@ def test_a_run_tells_what_it_came_to_and_writes_traces(
     assert told["config"]["serving"]["rate"] == 0.5
     assert told["config"]["model"]["layers"] == 2
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "run.json"]
-    assert run(["report", str(folder)]) == 0
+    assert run(["report", str(folder), "--full"]) == 0
     report = capfdbinary.readouterr().out.decode()
     assert "Serving steps of all ranks" in report
     assert "ATOM" in report

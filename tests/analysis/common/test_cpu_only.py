@@ -90,7 +90,7 @@ def test_scopes_with_flops() -> None:
 
 def test_steps_and_idle() -> None:
     step = records(analyze(rank(STEP), "steps")["steps"], "dur_ns", "kernels", "launches", "blocking_calls")
-    assert step == [(25_000, 4, 0, 1)]
+    assert step == [(25_000, 4, -1, 1)]
     causes = dict(records(analyze(rank(STEP), "idle")["causes"], "cause", "dur_ns"))
     # 9 columns from the first GEMM to the second and on to the sum; 3 before the first and 2 behind the sum.
     assert {name: ns // 1000 for name, ns in causes.items()} == {"launch overhead": 9 + 3 + 2}

@@ -51,8 +51,10 @@ EXPERT_ROWS = Schema(
         ),
         Column("tokens", "float64", "count", "mean rows per pass"),
     ),
-    detail=True,
-    key=("layer", "expert"),
+    doc="The busiest experts first.",
+    brief=True,
+    key=(),
+    leading="tokens",
 )
 
 WAITS = Schema(

@@ -139,6 +139,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     }
     names = ("stages", "layers", "balance", "passes", "tokens", "experts", "waits")
     tables = {name: schema.concat(rows[schema]) for name, schema in zip(names, rows, strict=True)}
+    tables["experts"] = tables["experts"].take(np.argsort(-tables["experts"].array("tokens"), kind="stable"))
     skips += _unknown(with_layers, ep_groups != [])
     return result(tables, skips, scope=scope, **_meta(with_layers))
 

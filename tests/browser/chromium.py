@@ -18,8 +18,8 @@ WAIT_S = 30
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator[Any]:
-    """A driver of a Chromium with an empty profile; skips the test where there is none."""
+def chromium(folder: Path) -> Iterator[Any]:
+    """A driver of a Chromium with an empty profile below `folder`; skips the test where there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     if not CHROMIUM or not DRIVER:
         pytest.skip("no chromium and chromedriver on the PATH")
@@ -27,10 +27,11 @@ def chromium(profile: Path) -> Iterator[Any]:
     options.binary_location = CHROMIUM
     for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
         options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={profile}")
+    options.add_argument(f"--user-data-dir={folder / 'profile'}")
     options.add_argument("--window-size=1400,900")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(WAIT_S)
     try:
         yield driver
     finally:

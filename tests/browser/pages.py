@@ -1,41 +1,11 @@
-"""A browser with a page of the report in it, and what tests do there."""
+"""What tests do on a page of the report."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-WAIT_S = 30
-
 Run = Callable[..., Any]
-
-
-@contextmanager
-def chromium(folder: Path) -> Iterator[Any]:
-    """A headless Chromium with an empty profile below `folder`; every request is logged."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("no chromium and chromedriver on the PATH")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={folder / 'profile'}")
-    options.add_argument("--window-size=1400,900")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(WAIT_S)
-    try:
-        yield driver
-    finally:
-        driver.quit()
 
 
 def wait_alive(browser: Any, grid: str) -> None:
@@ -76,11 +46,6 @@ def fill(run: Run, selector: str, text: str) -> None:
         box.dispatchEvent(new Event("input", {bubbles: true}));
     """
     run(script, selector, text)
-
-
-def errors(browser: Any) -> list[Any]:
-    """What the console has logged as an error."""
-    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def sort_by(run: Run, grid: str, name: str) -> str:

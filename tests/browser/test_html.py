@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import WAIT_S, Run, chromium, errors, fill, open_sections
+from tests.browser.chromium import WAIT_S, chromium, errors
+from tests.browser.pages import Run, fill, open_sections
 from tests.rendering import sample
 from tracelens.rendering.figures.figure import figures
 from tracelens.rendering.renderer import write

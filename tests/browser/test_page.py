@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.pages import WAIT_S, Run, chromium, errors
+from tests.browser.chromium import WAIT_S, chromium, errors
+from tests.browser.pages import Run
 from tests.rendering import sample
 from tests.rendering.test_page import findings
 from tracelens.rendering.renderer import write

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.browser.pages import Run, chromium, click, column, errors, fill, open_sections, sort_by, wait_alive
+from tests.browser.chromium import chromium, errors
+from tests.browser.pages import Run, click, column, fill, open_sections, sort_by, wait_alive
 from tests.rendering import sample
 from tracelens.rendering.renderer import write
 from tracelens.rendering.tables import cut

@@ -33,7 +33,7 @@ def child_sums(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def assert_fits(table: pd.DataFrame, schema: Schema) -> None:
-    """Declared columns in the declared order and dtypes, nothing missing, fractions between 0 and 1."""
+    """Declared columns in the declared order and dtypes, nothing missing, fractions between 0 and 1, -1 if unknown."""
     assert list(table.columns) == schema.names
     for column in schema.columns:
         values, where = table[column.name], f"{schema.title}: {column.name}"
@@ -42,7 +42,7 @@ def assert_fits(table: pd.DataFrame, schema: Schema) -> None:
         if column.dtype == "float64":
             assert np.isfinite(values).all(), where
         if column.unit == "fraction":
-            assert values.between(0, 1 + 1e-9).all(), where
+            assert (values.between(0, 1 + 1e-9) | (values == -1)).all(), where
 
 
 @scopes

@@ -93,8 +93,11 @@ def test_exchanges_are_consistent(case: Case) -> None:
 def test_waiting_and_communication_add_up(case: Case) -> None:
     """kernel = comm + sync, and kernel is the time of all communication kernels, to the nanosecond."""
     table = case.result("collectives")["ranks"].set_index("rank")
-    assert (table["kernel_ns"] == table["comm_ns"] + table["sync_ns"]).all()
-    assert (table[["comm_ns", "sync_ns", "unmatched_ns"]] >= 0).all(axis=None)
+    matched = table[table["sync_ns"] >= 0]
+    assert (matched["kernel_ns"] == matched["comm_ns"] + matched["sync_ns"]).all()
+    unknown = table[table["sync_ns"] < 0]
+    assert (unknown["unmatched_ns"] == unknown["kernel_ns"]).all()
+    assert (table[["comm_ns", "unmatched_ns"]] >= 0).all(axis=None)
     for rank, _, work in case.each():
         comm = work.kind == WORK_KINDS.index("comm")
         assert table["kernel_ns"].get(rank, 0) == int(work.dur[comm].sum())
@@ -116,7 +119,7 @@ def test_what_is_waited_for_is_caused(case: Case) -> None:
     """The waiting of all instances is that of their last ranks' causing."""
     result = case.result("collectives")
     instances, ranks = result["collectives"], result["ranks"]
-    assert ranks["last_count"].sum() == len(instances)
+    assert ranks["last_count"].clip(lower=0).sum() == len(instances)
     counted = instances.groupby("last_rank").size()
     for rank, count in counted.items():
         assert ranks.set_index("rank").loc[rank, "last_count"] == count

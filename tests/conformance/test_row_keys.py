@@ -43,7 +43,8 @@ def wrong(name: str, table: Table) -> list[str]:
         return [f"{name}: no columns {sorted(unknown)}"]
     problems = []
     if schema.kind == "list" and schema.keys and len(table):
-        row, _ = table.group("rank", *schema.keys)
+        notes = [name for name in ("note",) if name in table.columns]  # such as why arguments are unknown
+        row, _ = table.group("rank", *schema.keys, *notes)
         paired = 1 - len(np.unique(row)) / len(table)
         if paired > MOST_PAIRED:
             problems.append(f"{name}: key {schema.keys} fits several rows of a rank ({paired:.1%} of rows)")

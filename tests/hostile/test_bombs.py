@@ -147,7 +147,7 @@ BOMBS = {
     "rank": Bomb(lambda: trace(OP, KERNEL, distributedInfo={"rank": HUGE}), 0, "distributedInfo.rank"),
     "group ranks": Bomb(
         lambda: trace(with_args(REDUCE, **{"Process Group Ranks": f"[0, {HUGE}]", "Group size": HUGE})),
-        0, "group ranks that cannot be",
+        0, "impossible group ranks",
     ),
     "message size": Bomb(lambda: trace(with_args(REDUCE, **{"In msg nelems": HUGE})), 0, "Traces read"),
     "shapes": Bomb(lambda: trace(with_args(OP, **{"Input Dims": [[HUGE] * 64] * 99})), 0, "Traces read"),

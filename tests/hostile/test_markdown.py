@@ -78,7 +78,7 @@ def test_text_is_shown_as_it_is(payload: str, frame: str) -> None:
 def test_every_table(tables: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[markdown.__module__], "ROWS", 5)
     tokens = check(markdown(tables))
-    shown = sum(not table.schema.detail for result in tables.results for table in result.data.values())
+    shown = sum(not table.schema.detail for result in tables.results for table in result.exported.values())
     assert sum(token.type == "heading_open" for token in tokens) >= len(tables.results) + 1
     assert shown > 50
 

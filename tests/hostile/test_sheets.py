@@ -52,7 +52,7 @@ def test_a_cell_is_one_line_and_no_formula(payload: str) -> None:
 def test_every_reader_of_csv_sees_the_same_rows(tables: Report) -> None:
     contents = csv_files(tables)
     for result in tables.results:
-        for name, table in result.data.items():
+        for name, table in result.exported.items():
             content = contents[f"{result.analyzer}.{name}.csv"]
             text, size = content.decode(), (len(table), len(table.schema.columns))
             assert len(text.splitlines()) == size[0] + 1

@@ -111,7 +111,7 @@ def step_timeline(ranks: int = 4, steps: int = 2, per_rank: int = KERNELS) -> Re
         "kernels": kernels(ranks, 1, per_rank),
         "traces": _table(
             "Traces",
-            (RANK, *_text("host"), *_times("first_event_ns")),
+            (RANK, *_text("host"), *_times("first_event_offset_ns")),
             [(rank, f"node{rank // 2}", -MS * rank) for rank in range(ranks)],
         ),
         "marks": _table(

@@ -88,6 +88,8 @@ def picture(report: Report) -> Picture | None:
     typical = result.meta.get("typical_step")
     number = steps.index(typical) if typical in steps else 0
     ranks, times = _heat(_during(tables["states"], tables["steps"].take(slice(number, number + 1))))
+    if not times:
+        return None
     return Picture(
         title=f"The step on {len(ranks)} ranks" if len(ranks) > 1 else "The step",
         data=_data(tables) | {"compared": _compared(ranks, times), "step": number},
@@ -191,7 +193,9 @@ def _data(tables: Mapping[str, Table]) -> dict[str, Any]:
         "colors": colors_of(names),
         "labels": {name: _LABELS.get(name, name.replace("_", " ")) for name in sorted(names)},
         "hosts": {rank: host for rank, host in zip(ranks, hosts, strict=True) if host},
-        "first_event_ns": dict(zip(ranks, traces.values("first_event_ns") if traces else (), strict=True)),
+        "first_event_offset_ns": dict(
+            zip(ranks, traces.values("first_event_offset_ns") if traces else (), strict=True)
+        ),
     }
 
 

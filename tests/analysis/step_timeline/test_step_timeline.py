@@ -383,7 +383,7 @@ def test_a_piece_lies_at_its_time_since_the_first_event_of_its_trace() -> None:
     )
     result = timeline(run)
     table = result["kernels"]
-    first_of = dict(records(result["traces"], "rank", "first_event_ns"))
+    first_of = dict(records(result["traces"], "rank", "first_event_offset_ns"))
     since = {
         rank: [(ts_ns - first_of[rank]) / COLUMN for ts_ns in table["ts_ns"][table["rank"] == rank]]
         for rank in (0, 1)

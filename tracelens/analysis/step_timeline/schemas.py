@@ -79,7 +79,7 @@ TRACES = Schema(
     (
         Column("rank", "int64"),
         Column("host", "category", doc="name of the machine, '' where the trace does not say"),
-        Column("first_event_ns", "int64", "ns", "its first event by the clock of the other tables"),
+        Column("first_event_offset_ns", "int64", "ns", "its first event by the clock of the other tables"),
     ),
     doc="Perfetto shows times since the first event of a trace.",
     drawn=True,

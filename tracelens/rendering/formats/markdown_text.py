@@ -19,7 +19,7 @@ _WORD = re.compile(r"[^\s`|]+")
 _LIVE = re.compile(
     r"""
     @                                          # mentions, e-mail addresses, commits of users
-    | ://                                      # any address
+    | :// | \b(?:https?|ftp|mailto|xmpp):\S     # any address, shortened ones too
     | www\.
     | [#!]\d | \bGH-\d                         # issues, merge requests
     | :[\w+-]+:                                # emoji

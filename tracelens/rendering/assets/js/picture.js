@@ -12,7 +12,7 @@
   class Picture {
     constructor(root, info) {
       this.root = root;
-      this.info = info; // colors, labels, compared, first_event_ns, hosts, step
+      this.info = info; // colors, labels, compared, first_event_offset_ns, hosts, step
       this.canvas = this.part(".drawing");
       this.painter = new tracelens.paint.Painter(this.canvas, info);
       this.card = new tracelens.card.Card(this.part(".card"));
@@ -318,7 +318,7 @@
     // Shows a piece of time of a rank, `ts_ns` since its trace's first event; without a length, the piece that the
     // rank's lane has there. False where it is not in the picture.
     show({ rank, ts_ns, dur_ns }) {
-      const first = this.info.first_event_ns[rank];
+      const first = this.info.first_event_offset_ns[rank];
       if (!this.lanes?.has(rank) || first === undefined) return false;
       if (!this.displayed().includes(rank) && !this.many) tracelens.select({ rank: -1 });
       this.chosen = this.subject = rank;
@@ -359,7 +359,7 @@
       const { info } = this;
       const ts_ns = line.start[at];
       const dur_ns = line.end[at] - ts_ns;
-      const first = info.first_event_ns[rank] ?? 0;
+      const first = info.first_event_offset_ns[rank] ?? 0;
       const where = [["duration", duration(dur_ns)], ["start", ms(ts_ns)], ["rank", this.onHost(rank).slice("rank ".length)]];
       const position = `rank ${rank}${stream < 0 ? "" : `, stream ${stream}`}, ${ms(ts_ns - first)}`;
       const common = { rank, stream, ts_ns, dur_ns };

@@ -33,7 +33,7 @@ def child_sums(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def assert_fits(table: pd.DataFrame, schema: Schema) -> None:
-    """Declared columns in the declared order and dtypes, nothing missing, fractions between 0 and 1, -1 if unknown."""
+    """Declared columns in order, with their dtypes, nothing missing, fractions from 0 to 1 (-1: unknown)."""
     assert list(table.columns) == schema.names
     for column in schema.columns:
         values, where = table[column.name], f"{schema.title}: {column.name}"

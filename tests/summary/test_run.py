@@ -9,7 +9,7 @@ from tests.summary.sample import MS, names, summary, tile
 from tracelens.analysis.common import HOST
 from tracelens.summary import run_summary
 from tracelens.summary.tiles import NO_MEMORY, NO_TOKENS, ONE_RANK, UNMATCHED
-from tracelens.table import Skip, Summary
+from tracelens.table import Report, Skip, Summary
 
 LOOP = ("Expert loop: one GEMM per expert", "grouped_gemm", 30.0, "medium")
 
@@ -267,3 +267,18 @@ def test_a_report_without_steps_has_no_summary() -> None:
     meta = {"devices": [], "ranks": [0]}
     assert run_summary([sample.utilisation(0.3)], meta) is None
     assert run_summary([sample.result("steps")], meta) is None
+
+
+def test_a_bug_in_the_summary_is_named_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tracelens.summary.run.run_verdict", broken)
+    made = summary(sample.steps([100], [100]))
+    assert "ZeroDivisionError" in made.verdict
+    assert [failure.part for failure in Report((), summary=made).failures] == ["the summary"]
+
+
+def test_a_replay_of_steps_that_take_no_time_brings_them_nowhere() -> None:
+    made = summary(sample.steps([0], [0]), sample.findings(("Expert loop", "grouped_gemm", 50, "high")))
+    assert "about" in made.verdict

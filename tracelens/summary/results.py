@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tracelens.summary.comparisons import diff_summary, ladder_summary
+from tracelens.summary.guarded import guarded
 from tracelens.summary.projections import (
     bubble_summary,
     memory_summary,
@@ -29,4 +30,4 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
 def result_summary(result: Result) -> Summary | None:
     """Verdict and tiles of a comparison or projection; None for other results."""
     make = SUMMARIES.get(result.analyzer)
-    return make(result) if make else None
+    return guarded(make, result) if make else None

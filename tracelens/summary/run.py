@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.summary.figures import RunFigures
+from tracelens.summary.guarded import guarded
 from tracelens.summary.tiles import Pace, run_tiles
 from tracelens.summary.verdict import run_verdict
 from tracelens.table import Result, Summary
@@ -21,7 +22,10 @@ def run_summary(results: Sequence[Result], meta: Mapping[str, Any]) -> Summary |
     steps = next((result.data.get("steps") for result in results if result.analyzer == "steps"), None)
     if steps is None or not len(steps):
         return None
-    figures = RunFigures(results)
+    return guarded(_summary, RunFigures(results), meta)
+
+
+def _summary(figures: RunFigures, meta: Mapping[str, Any]) -> Summary:
     times = figures.step_times()
     pace = Pace.of(meta, times)
     return Summary(

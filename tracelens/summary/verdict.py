@@ -168,7 +168,7 @@ def _saving(figures: RunFigures, times: StepTimes, pace: Pace) -> str:
     if row is not None:
         saving_ns = float(table.array("saving_ns")[row])
         step_ns = pace.step_ns or times.step_ns
-        if times.marked and abs(base_ns / step_ns - 1) <= SAME:
+        if times.marked and step_ns and abs(base_ns / step_ns - 1) <= SAME:
             return f"{_remedy(table, row)} would bring it to about {about(base_ns - saving_ns)}"
         return f"{_remedy(table, row)} would save about {percent(saving_ns / base_ns)}"
     saving_ns = float(table.array("saving_ns")[0])

@@ -134,7 +134,9 @@ class Report:
     @property
     def failures(self) -> tuple[Failure, ...]:
         """What is missing because of a bug."""
-        return tuple(failure for result in self.results for failure in result.failures)
+        verdict = [self.summary.verdict] if self.summary else []
+        of_summary = (text for text in verdict if isinstance(text, Failure))
+        return (*of_summary, *(failure for result in self.results for failure in result.failures))
 
     def __getitem__(self, analyzer: str) -> Result:
         """The result of that analyzer; raises SchemaError when it is not part of the report."""

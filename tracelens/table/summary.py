@@ -38,7 +38,8 @@ class Summary:
     """The first screen of a report.
 
     Attributes:
-        verdict: one or two sentences: what was measured, where the time goes, what to do.
+        verdict: one or two sentences: what was measured, where the time goes, what to do;
+            a Failure where a bug left nothing to say.
         tiles: in the order shown.
     """
 

@@ -83,7 +83,7 @@ def test_experts_on_several_streams() -> None:
     [
         ("permute_fused", "permute_unfused", "the permutation is fused"),
         ("router_fused", "router_unfused", "the router is fused"),
-        ("loss_fused", "loss_unfused", "the loss is fused already (_cross_entropy_kernel)"),
+        ("loss_fused", "loss_unfused", "the loss is already fused (_cross_entropy_kernel)"),
     ],
 )
 def test_fused_kernels_take_the_place_of_chains(variant: str, detector: str, said: str) -> None:
@@ -134,9 +134,9 @@ def hidden(variant: str, group: str) -> list[float]:
 @pytest.mark.parametrize(
     ("off", "on", "group"),
     [
-        ("exchange", "exchange_1f1b", "ep"),
-        ("exchange", "exchange_shared", "ep"),
-        ("tensor", "tensor_chunked", "tp"),
+        ("exchange", "exchange_1f1b", "EP"),
+        ("exchange", "exchange_shared", "EP"),
+        ("tensor", "tensor_chunked", "TP"),
     ],
 )
 def test_communication_is_hidden_under_what_is_laid_over_it(off: str, on: str, group: str) -> None:

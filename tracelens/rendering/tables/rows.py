@@ -161,12 +161,14 @@ def skipped(result: Result) -> list[tuple[str, str]]:
 
 
 def readable(result: Result) -> dict[str, Table]:
-    """The tables as they are meant to be read, in order; none where all are empty and the skips say why."""
+    """The tables as they are meant to be read, in order; empty ones only where no skip says why."""
     if _says_nothing(result):
         return {}
+    explained = {skip.subject.casefold() for skip in result.skips}
     readable_tables: dict[str, Table] = {}
     for name, table in result.data.items():
-        if not (table.schema.detail or table.schema.drawn):
+        empty = not len(table) and table.schema.title.casefold() in explained
+        if not (table.schema.detail or table.schema.drawn or empty):
             readable_tables |= by_level(name, with_places(table))
     return readable_tables
 

@@ -315,7 +315,7 @@ def test_what_is_wrong_as_the_loop_begins(tmp_path: Path) -> None:
         tracelens.record(tmp_path, ranks=[1]).__enter__()
     with pytest.raises(TracelensError, match="no module of Linear looks like a transformer block"):
         tracelens.record(tmp_path, model=nn.Linear(1, 1)).__enter__()
-    with pytest.raises(TracelensError, match="outside of `with"):
+    with pytest.raises(TracelensError, match="outside `with"):
         tracelens.record(tmp_path).step()
     r = loop(tmp_path, 4)
     with pytest.raises(TracelensError, match="records one loop"):

@@ -280,7 +280,7 @@ def other_dtype() -> list[nn.Parameter]:
         (lambda: [], "no parameters"),
         (lambda: [nn.Parameter(torch.ones(2))], "marked None"),
         (lambda: [shard(nn.Parameter(torch.ones(2)), "tp")], "marked 'tp'"),
-        (lambda: [shard(nn.Parameter(torch.ones(2)), "edp")] * 2, "given before"),
+        (lambda: [shard(nn.Parameter(torch.ones(2)), "edp")] * 2, "was passed before"),
         (other_dtype, "one dtype and device"),
     ],
 )

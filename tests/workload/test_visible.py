@@ -113,11 +113,11 @@ def test_sizes_of_exchanges_are_those_of_the_routing(recorded: Recorded) -> None
 
 
 def test_allgather_exchanges_by_other_collectives(recorded: Recorded) -> None:
-    plain = collectives(recorded("base", "overlap"), "ep")
+    plain = collectives(recorded("base", "overlap"), "EP")
     # Each pass there and back, forward and backward, and the counts.
     passes = LAYERS * BATCHES
     assert plain == {"all_to_allv": 4 * passes, "all_to_all": passes}
-    gathered = collectives(recorded("allgather", "overlap"), "ep")
+    gathered = collectives(recorded("allgather", "overlap"), "EP")
     assert set(gathered) == {"_allgather_base", "_reduce_scatter_base"}
     # Tokens, weights and experts there, results back; gradients of all but the experts' numbers.
     assert gathered == {"_allgather_base": 4 * passes, "_reduce_scatter_base": 3 * passes}
@@ -179,7 +179,7 @@ def test_layers_that_are_recomputed(recorded: Recorded, name: str, again: set[in
     assert experts["recompute_ns"].gt(0).all() == bool(again)
     again_in = set(found_again(recorded(name, "scopes")))
     assert again_in == {f"L{layer + 1}" for layer in again} | ({"L0"} if dense else set())
-    nodes = [one["backward nodes that recompute per step"] for one in recorded.signals(name, "recompute")]
+    nodes = [one["recomputing backward nodes per step"] for one in recorded.signals(name, "recompute")]
     assert nodes == ([BATCHES * (len(again) + dense)] * 2 if again else [])
 
 

@@ -62,5 +62,5 @@ def test_chunks_of_tensor_parallel_communication(recorded: Recorded) -> None:
     counts = {}
     for name in ("tp", "tp_chunked"):
         table = recorded(name, "overlap")["overlap"]
-        counts[name] = int(table[table["group"].eq("tp") & table["rank"].eq(0)]["count"].sum())
+        counts[name] = int(table[table["group"].eq("TP") & table["rank"].eq(0)]["count"].sum())
     assert counts["tp_chunked"] > counts["tp"]

@@ -139,7 +139,7 @@ def test_the_usual_amount(kind: str) -> None:
         ("rank=1,kind", "'kind' is not key=value"),
         ("rank=1,kind=gcc", "unknown kind of fault 'gcc'; did you mean 'gc'?"),
         ("rank=one,kind=gc", "rank must be a whole number, not 'one'"),
-        ("rank=1,rank=2,kind=gc", "rank is given twice"),
+        ("rank=1,rank=2,kind=gc", "rank appears twice"),
         ("rank=1,kind=gc,factor=2", "kind=gc takes rank and ms, not factor"),
         ("rank=1,kind=token_skew,ms=2", "kind=token_skew takes rank and factor, not ms"),
         ("rank=1,kind=gc,ms=soon", "ms must be a number, not 'soon'"),

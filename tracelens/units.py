@@ -83,6 +83,11 @@ def gib(size_bytes: float, decimals: int = 1) -> str:
     return f"{size_bytes / GIB:,.{decimals}f} GiB"
 
 
+def three_digit_decimals(value: float) -> int:
+    """How many decimals give a value three digits."""
+    return max(3 - len(str(int(abs(value)))), 0)
+
+
 def duration(ns: float) -> str:
     """A duration for a sentence, three digits.
 
@@ -92,7 +97,7 @@ def duration(ns: float) -> str:
     for name, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(ns) >= size:
             value = ns / size
-            return f"{value:.{max(3 - len(str(int(abs(value)))), 0)}f} {name}"
+            return f"{value:.{three_digit_decimals(value)}f} {name}"
     return f"{ns:.0f} ns"
 
 

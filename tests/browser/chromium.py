@@ -29,6 +29,7 @@ def chromium(folder: Path) -> Iterator[Any]:
         options.add_argument(f"--{flag}")
     options.add_argument(f"--user-data-dir={folder / 'profile'}")
     options.add_argument("--window-size=1400,900")
+    options.set_capability("unhandledPromptBehavior", "ignore")  # what a page opens stays for the test to see
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.set_script_timeout(WAIT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,14 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.browser.chromium import chromium
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
 from tracelens.rendering.figures.figure import figures
 from tracelens.rendering.formats.html import files, fragment
 from tracelens.table.result import Report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 WAIT_S = 60
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 
@@ -63,22 +61,9 @@ return links;
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A headless Chromium with an empty profile that logs every request."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    if not CHROMIUM or not DRIVER:
-        pytest.skip("no chromium and chromedriver on the PATH")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.set_capability("unhandledPromptBehavior", "ignore")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(WAIT_S)
-    try:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        driver.set_script_timeout(WAIT_S)
         yield driver
-    finally:
-        driver.quit()
 
 
 def load(browser: Any, page: str, path: Path, plots: int) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tracelens.rendering.tables.rows import readable
 from tracelens.rendering.tables.values import encodable, one_line, shorten
 from tracelens.table import Report, Result, Table
-from tracelens.units import scale_of
+from tracelens.units import scale_of, three_digit_decimals
 
 _NEEDED = {"position", "finding", "additional_ns", "fraction", "saving_ns", "evidence", "remedy"}
 _COMMANDS = (
@@ -108,7 +108,7 @@ def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:
         value = ns / scale.size
         if value < 0.005:
             return "0"
-        return f"{value:,.{max(3 - len(str(int(abs(value)))), 0)}f}"
+        return f"{value:,.{three_digit_decimals(value)}f}"
 
     alone = f"{bound}{time(saving_ns)} {scale.name}"
     if 0 <= low_ns < high_ns and not bound:

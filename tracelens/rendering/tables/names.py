@@ -77,7 +77,8 @@ def _told_apart(names: list[tuple[str, str]], width: int) -> dict[str, str]:
 def _common_length(names: Sequence[str]) -> int:
     """How many characters all begin with."""
     first, last = min(names), max(names)
-    return next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    pairs = enumerate(zip(first, last, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), len(first))
 
 
 def _window(name: str, start: int, width: int) -> str:
@@ -103,9 +104,9 @@ def _without_parameters(name: str) -> str:
     if not text.endswith(")"):
         return text
     depth = 0
-    for place, char in enumerate(text):
+    for index, char in enumerate(text):
         depth += (char == "<") - (char == ">")
-        before = text[:place]
+        before = text[:index]
         if char == "(" and depth == 0 and before and not before.endswith((" ", "operator")):
             return before
     return text

@@ -21,7 +21,7 @@ BENCH ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-workload lint reports bench lock clean
+.PHONY: help demo test test-slow test-workload lint docs reports bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -48,6 +48,9 @@ lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+docs: $(VENV)/.dev ## build the documentation: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 reports: $(VENV)/.core ## remake reports/ from sample_traces/
 	@mkdir -p reports
 	@$(foreach file,$(REPORTS),$(BIN)/tracelens $(REPORT_$(basename $(file))) -o reports/$(file) &&) true
@@ -55,7 +58,7 @@ reports: $(VENV)/.core ## remake reports/ from sample_traces/
 bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 
-LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+LOCK := uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \
 	-c constraints.txt pyproject.toml -
 lock: ## write requirements*.txt, the pins of constraints.txt with hashes (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv: https://docs.astral.sh/uv" >&2; exit 1; }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry, purpose
-from tracelens.table import Result, Skip, join, result
+from tracelens.table import Result, Schema, Skip, join, result
 from tracelens.trace import Run
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Analyzer:
     slow: bool = False
     needs: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    tables: Mapping[str, Schema] = field(default_factory=dict)
 
     def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Result:
         """Analyze `run`; options that this analyzer does not have are ignored.
@@ -215,6 +216,7 @@ def analyzer(
     slow: bool = False,
     needs: Sequence[str] = (),
     shared: Sequence[str] = (),
+    tables: Mapping[str, Schema] = EMPTY,
 ) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
@@ -230,13 +232,16 @@ def analyzer(
         needs: analyzers whose results, by name, the function takes as its last argument before the options.
         shared: what it shares with other analyzers, see `share`; the function takes each as an argument,
             after the parts.
+        tables: the schemas of its tables by name, for the documentation; a result may lack some of them.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
         doc = (inspect.getdoc(function) or name).splitlines()[0]
         options = tuple(dict.fromkeys(_options(function) + (_options(part) if part else ())))
         heading = title or name.capitalize()
-        item = Analyzer(name, heading, doc, order, function, part, options, slow, tuple(needs), tuple(shared))
+        item = Analyzer(
+            name, heading, doc, order, function, part, options, slow, tuple(needs), tuple(shared), tables
+        )
         ANALYZERS.add(name, item, function.__module__)
         return item
 

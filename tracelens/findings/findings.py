@@ -32,11 +32,11 @@ SHOWN = 0.005
 FINDINGS = Schema(
     "What to fix first",
     (
-        Column("position", "int64", "count"),
-        Column("finding", "str"),
+        Column("position", "int64", "count", "1 saves most"),
+        Column("finding", "str", doc="what happens"),
         Column("additional_ns", "int64", "ns", "saving once the findings above are fixed; of a symptom, "
                                                "once all its causes are; mean of the ranks"),
-        Column("fraction", "float64", "fraction", "of the step"),
+        Column("fraction", "float64", "fraction", "additional saving / step time"),
         Column("saving_ns", "int64", "ns", "saving if only this is fixed"),
         Column("low_ns", "int64", "ns", "lower end of the saving: over all recorded steps, with "
                                         "unexplained delays kept, at their median or removed, and with "
@@ -50,10 +50,10 @@ FINDINGS = Schema(
                                              "most that the remedy can save, or a doubtful recording"),
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
         Column("upper_bound", "str", doc="why the saving is an upper bound", prose=True),
-        Column("remedy", "str", prose=True),
+        Column("remedy", "str", doc="what to do about it, for the platform that the traces show", prose=True),
         Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
-        Column("detector", "category"),
+        Column("detector", "category", doc="detector that measured it"),
         Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
         Column("evidence_command", "str", doc="step with most of this time", folded=True),
         Column("replay_command", "str", doc="writes scripts of the calls that run at that time", folded=True),
@@ -72,8 +72,8 @@ MEASUREMENTS = Schema(
         Column("rank", "int64", doc="-1 for the whole job"),
         Column("detector", "category", doc="'' for the mean step"),
         Column("measure", "category", doc="what was measured; estimate: of the saving, per step"),
-        Column("value", "float64"),
-        Column("unit", "category"),
+        Column("value", "float64", doc="value of the measure, in `unit`"),
+        Column("unit", "category", doc="unit of the value"),
     ),
     detail=True,
 )
@@ -81,9 +81,9 @@ MEASUREMENTS = Schema(
 CHECKS = Schema(
     "Checks",
     (
-        Column("detector", "category"),
-        Column("signature", "str", prose=True),
-        Column("ranks", "int64", "count", "that show it"),
+        Column("detector", "category", doc="name, as in `tracelens list detectors`"),
+        Column("signature", "str", doc="what the detector looks for", prose=True),
+        Column("ranks", "int64", "count", "ranks that show the signature"),
         Column("estimate_ns", "int64", "ns", "of the saving by the detector, mean of the ranks"),
         Column("saving_ns", "int64", "ns", "if only this is fixed, mean of the ranks"),
         Column("basis", "category", doc="of the saving; '' where nothing is detected"),
@@ -126,8 +126,17 @@ def rank_detections(
     return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, recording, context.steps)
 
 
+TABLES = {"findings": FINDINGS, "measurements": MEASUREMENTS, "checks": CHECKS}
+
+
 @analyzer(
-    "findings", title="What to fix first", order=0, part=rank_detections, shared=("projector",), needs=NEEDS
+    "findings",
+    title="What to fix first",
+    order=0,
+    part=rank_detections,
+    shared=("projector",),
+    needs=NEEDS,
+    tables=TABLES,
 )
 def findings(
     ranks: Sequence[RankDetections],
@@ -137,6 +146,15 @@ def findings(
     unprofiled_step_ms: float | None = None,
 ) -> Result:
     """What should be fixed first, what does it save, and how?
+
+    Reading:
+        Start at the top: rows are ordered by what each saves on top of those above it. Compare the saving
+        with its range; an upper bound says how much there is to gain at most. `checks` says what every
+        detector saw, or why it reports nothing.
+
+    Limits:
+        Savings are projections of the recorded run. Detectors know the signatures that the page of detectors
+        lists, and no others.
 
     Args:
         ranks: from `rank_detections`, whose options are `device` and `device_file`, as for `roofline`.

@@ -22,7 +22,7 @@ CONVENTIONS = ("of the whole time", "of the ideal time (Megatron-LM)")
 BUBBLE = Schema(
     "Bubble",
     (
-        Column("convention", "category"),
+        Column("convention", "category", doc="what the idle time is a share of"),
         Column("numbers", "str", doc="the formula with its numbers"),
         Column("fraction", "float64", "ratio", "idle time per stage; may exceed 1 of the ideal time"),
     ),
@@ -33,8 +33,8 @@ BY_CHUNKS = Schema(
     "Bubble by chunks",
     (
         Column("vpp", "int64", "count", "model chunks per stage; 1: no interleaving"),
-        Column("whole_fraction", "float64", "fraction", "of the whole time"),
-        Column("ideal_ratio", "float64", "ratio", "of the ideal time"),
+        Column("whole_fraction", "float64", "fraction", "bubble / whole time"),
+        Column("ideal_ratio", "float64", "ratio", "bubble / time without the bubble"),
         Column("in_flight", "int64", "count", "micro-batch chunks whose activations the first stage holds"),
         Column("in_flight_share", "float64", doc="in_flight / vpp: the same in micro-batches"),
     ),
@@ -43,12 +43,14 @@ BY_CHUNKS = Schema(
 PUBLISHED = Schema(
     "Bubble as published",
     (
-        Column("vpp", "int64", "count"),
+        Column("vpp", "int64", "count", "model chunks per stage"),
         Column("measured_fraction", "float64", "fraction", "of the whole time, read from a chart"),
-        Column("source", "str"),
+        Column("source", "str", doc="where it was published"),
     ),
     doc="A published measurement with the same configuration.",
 )
+
+TABLES = {"bubble": BUBBLE, "by_vpp": BY_CHUNKS, "published": PUBLISHED}
 
 _MOST_CHUNKS = 8
 _MOST_VPP = 1000

@@ -8,6 +8,6 @@ is evaluated on the way: names of ops must be registered with torch, everything 
 """
 
 from tracelens.reproducers.folder import LIST, check
-from tracelens.reproducers.make import replay, replay_layers
+from tracelens.reproducers.make import TABLES, replay, replay_layers
 
-__all__ = ["LIST", "check", "replay", "replay_layers"]
+__all__ = ["LIST", "TABLES", "check", "replay", "replay_layers"]

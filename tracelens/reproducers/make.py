@@ -28,7 +28,7 @@ _NO_ROOFLINE = "no roofline for any of these calls: see uncovered ops in `tracel
 SCRIPTS = Schema(
     "Scripts",
     (
-        Column("file", "str"),
+        Column("file", "str", doc="the script, in the output directory"),
         Column("subject", "str", doc="op, collective, or the sequence"),
         Column("shapes", "str", doc="tensor arguments, or message"),
         Column("count", "int64", "count", "traced calls that the script represents"),
@@ -39,6 +39,8 @@ SCRIPTS = Schema(
     ),
     doc="Run one with `python FILE`, all with `tracelens replay verify DIR`.",
 )
+
+TABLES = {"scripts": SCRIPTS}
 
 
 class _Candidate(NamedTuple):

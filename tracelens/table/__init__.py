@@ -1,6 +1,7 @@
 """Tables: declared columns with units, results, and the operations on them."""
 
 from tracelens.table.coded import Coded, Rows
+from tracelens.table.columns import RANK, STEP
 from tracelens.table.forest import depths, nearest, outermost, subtree_sums
 from tracelens.table.groups import codes, stats, sums
 from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
@@ -10,6 +11,8 @@ from tracelens.table.summary import Summary, Tile
 from tracelens.table.tree import Leaves, Level, depth_first, levels
 
 __all__ = [
+    "RANK",
+    "STEP",
     "VIEWS",
     "Coded",
     "Column",

@@ -14,13 +14,13 @@ from tracelens.analysis.comm.participants import PARTICIPANTS, participant_rows
 from tracelens.analysis.comm.records import RankCommunication
 from tracelens.analysis.comm.waiting import RANKS, SUMMARY, bus_factor, rank_rows, summary_rows, waits
 from tracelens.dtypes import short_dtype
-from tracelens.table import Column, Result, Schema, Skip, result
+from tracelens.table import RANK, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 COLLECTIVES = Schema(
     "Collectives across ranks",
     (
-        Column("collective", "category", doc="send/recv: a send with its receive"),
+        Column("collective", "category", doc="as recorded; send/recv: a send with its receive"),
         Column("group", "category", doc="process group: what it is for, and its ranks"),
         Column("order", "int64", "count", "position among the collectives of the group"),
         Column("ranks", "int64", "count", "ranks that recorded it"),
@@ -31,9 +31,9 @@ COLLECTIVES = Schema(
         Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
         Column("last_rank", "int64", doc="last to arrive"),
-        Column("step", "category", doc="on the lowest rank"),
-        Column("dtype", "category"),
-        Column("group_size", "int64", "count"),
+        Column("step", "category", doc="step in which the lowest rank launched it"),
+        Column("dtype", "category", doc="element type"),
+        Column("group_size", "int64", "count", "ranks in the process group"),
         Column("description", "category", doc="the program's name for the group"),
         Column("group_name", "category", doc="the program's identifier for it, often a number"),
         Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
@@ -44,7 +44,7 @@ COLLECTIVES = Schema(
 CLOCKS = Schema(
     "Clocks",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("host", "int64", doc="ranks of one host share a clock"),
         Column("offset_ns", "int64", "ns", "relative to the first host; already subtracted from all times"),
         Column(
@@ -56,12 +56,32 @@ CLOCKS = Schema(
 )
 
 
-@analyzer("collectives", title="Collectives and waiting", order=80, shared=("aligned run",))
+TABLES = {
+    "ranks": RANKS,
+    "summary": SUMMARY,
+    "collectives": COLLECTIVES,
+    "fit": FIT,
+    "all_to_all": ALL_TO_ALL,
+    "traffic": TRAFFIC,
+    "clocks": CLOCKS,
+    "participants": PARTICIPANTS,
+}
+
+
+@analyzer("collectives", title="Collectives and waiting", order=80, shared=("aligned run",), tables=TABLES)
 def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks wait for which in communication, and how fast does data move once all have arrived?
 
     A collective's kernel runs from the rank's own arrival to completion: time before the last rank arrives
     is waiting (synchronization), the rest is communication.
+
+    Reading:
+        Split the kernel time first: waiting (sync) calls for `stragglers`, transfer (comm) for a look at
+        `summary` and its bandwidths. `caused_wait_ns` says whom the others wait for.
+
+    Limits:
+        Waiting needs the traces of all ranks of a group; of those that are missing, one may have arrived
+        still later.
 
     Args:
         aligned: the run.

@@ -29,8 +29,8 @@ TRAFFIC = Schema(
     "Bytes from rank to rank",
     (
         Column("group", "category", doc="process group"),
-        Column("from_rank", "int64"),
-        Column("to_rank", "int64"),
+        Column("from_rank", "int64", doc="rank that sends"),
+        Column("to_rank", "int64", doc="rank that receives; the same for data that stays"),
         Column("count", "int64", "count", "all-to-alls"),
         Column("sent_bytes", "int64", "bytes", "by the sender's record"),
         Column("received_bytes", "int64", "bytes", "by the receiver's record"),
@@ -42,9 +42,9 @@ TRAFFIC = Schema(
 FIT = Schema(
     "Latency and bandwidth",
     (
-        Column("collective", "category"),
+        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
         Column("group", "category", doc="process group"),
-        Column("collectives", "int64", "count"),
+        Column("collectives", "int64", "count", "collectives behind the fit"),
         Column("alpha_ns", "float64", "ns", "latency of an empty message"),
         Column("beta_bytes_per_s", "float64", "bytes/s", "asymptotic bandwidth"),
         Column("residual_ns", "float64", "ns", "RMS residual of the fit"),

@@ -12,7 +12,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.slowdown import SLOWDOWN, slowdown
 from tracelens.analysis.common import group_kind, integers, no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Union, Work, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
@@ -22,7 +22,7 @@ _HOST = ("coalesced", "wait")
 OVERLAP = Schema(
     "Communication hidden under computation",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("group", "category", doc="process group: what it is for, else its description, ranks or name"),
         Column("collective", "category", doc="as recorded; a batch lists all its collectives"),
         Column("count", "int64", "count", "communication kernels"),
@@ -51,9 +51,20 @@ class Labels(NamedTuple):
     unrecorded: int
 
 
-@analyzer("overlap", title="Overlap of communication and computation", order=82)
+TABLES = {"overlap": OVERLAP, "slowdown": SLOWDOWN}
+
+
+@analyzer("overlap", title="Overlap of communication and computation", order=82, tables=TABLES)
 def overlap(run: Run, *, scope: Scope = "all") -> Result:
     """How much communication is hidden under computation, and how much does that slow computation down?
+
+    Reading:
+        A `hidden_fraction` near `bound_fraction` leaves nothing to hide. `slowdown` is the price that
+        computation pays.
+
+    Limits:
+        Communication includes waiting for other ranks. Calls that overlap may differ from the others in data
+        or caches, too.
 
     Args:
         run: the ranks.

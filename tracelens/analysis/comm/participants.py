@@ -9,14 +9,14 @@ import numpy as np
 
 from tracelens.analysis.comm.matching import MatchedCollective, Participant
 from tracelens.analysis.comm.records import RankCommunication
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, STEP, Column, Schema
 
 PARTICIPANTS = Schema(
     "Collectives by rank",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("host", "category", doc="the rank's host, '' where not recorded"),
-        Column("collective", "category"),
+        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
         Column("group", "category", doc="process group: what it is for, and its ranks"),
         Column(
             "first_rank",
@@ -25,13 +25,13 @@ PARTICIPANTS = Schema(
         ),
         Column("group_name", "category", doc="by which the program knows the group, often a number"),
         Column("order", "int64", "count", "position among the collectives of the group"),
-        Column("step", "category"),
-        Column("kernel", "category"),
+        STEP,
+        Column("kernel", "category", doc="communication kernel on this rank"),
         Column("bytes", "int64", "bytes", "largest message of any rank, as in `collectives`; -1 if unknown"),
-        Column("group_size", "int64", "count"),
+        Column("group_size", "int64", "count", "ranks in the process group"),
         Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("ts_ns", "int64", "ns", "the same by the clock of the first rank"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "duration of the kernel"),
         Column("wait_ns", "int64", "ns", "part waiting, until the last rank arrived"),
         Column(
             "exposed_ns",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int, lookup
-from tracelens.table import Column, Schema, Skip, codes, sums
+from tracelens.table import RANK, Column, Schema, Skip, codes, sums
 from tracelens.trace import WORK_KINDS, Trace, Work, describe, union
 
 ALL = "(all)"
@@ -18,7 +18,7 @@ FEWEST = 3
 SLOWDOWN = Schema(
     "Computation slowed down by communication",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("name", "category", doc="kernel"),
         Column("shapes", "category", doc="arguments of the op that launched it, '' where not recorded"),
         Column("blocks", "int64", "count", "thread blocks of the kernel, -1 where not recorded"),
@@ -29,8 +29,8 @@ SLOWDOWN = Schema(
             "calls overlapped by communication for at least half of their time",
         ),
         Column("alone_count", "int64", "count", "calls without communication"),
-        Column("overlapped_mean_ns", "float64", "ns"),
-        Column("alone_mean_ns", "float64", "ns"),
+        Column("overlapped_mean_ns", "float64", "ns", "mean duration of the overlapped calls"),
+        Column("alone_mean_ns", "float64", "ns", "mean duration of the calls without communication"),
         Column("slowdown", "float64", "ratio", "overlapped mean / alone mean; 100%: no slowdown"),
         Column("extra_ns", "int64", "ns", "difference of means x overlapped calls; negative if faster"),
     ),

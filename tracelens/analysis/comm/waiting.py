@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from tracelens.analysis.comm.matching import SEND_RECV, MatchedCollective
 from tracelens.analysis.comm.records import RankCommunication
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, Column, Schema
 
 RANKS = Schema(
     "Communication of each rank",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + sync"),
         Column("comm_ns", "int64", "ns", "part transferring"),
         Column(
@@ -22,7 +22,7 @@ RANKS = Schema(
         Column("sync_fraction", "float64", "fraction", "sync / kernel"),
         Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing at that time"),
         Column("unmatched_ns", "int64", "ns", "part of comm: kernels without a matched collective"),
-        Column("kernels", "int64", "count"),
+        Column("kernels", "int64", "count", "communication kernels"),
         Column("last_count", "int64", "count", "collectives at which this rank arrived last"),
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks while this one was last"),
     ),
@@ -32,7 +32,7 @@ RANKS = Schema(
 SUMMARY = Schema(
     "By group, collective and size",
     (
-        Column("collective", "category"),
+        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
         Column("group", "category", doc="process group"),
         Column(
             "from_bytes",
@@ -40,16 +40,16 @@ SUMMARY = Schema(
             "bytes",
             "message sizes from this up to twice as much; -1: not recorded",
         ),
-        Column("count", "int64", "count"),
-        Column("kernel_ns", "int64", "ns", "of all ranks"),
-        Column("comm_ns", "int64", "ns"),
-        Column("sync_ns", "int64", "ns"),
-        Column("latency_median_ns", "float64", "ns"),
-        Column("start_skew_median_ns", "float64", "ns"),
-        Column("end_skew_median_ns", "float64", "ns"),
+        Column("count", "int64", "count", "collectives"),
+        Column("kernel_ns", "int64", "ns", "time of the kernels of all ranks = comm + sync"),
+        Column("comm_ns", "int64", "ns", "part transferring"),
+        Column("sync_ns", "int64", "ns", "part waiting for ranks that arrived later"),
+        Column("latency_median_ns", "float64", "ns", "median duration on the last rank to arrive"),
+        Column("start_skew_median_ns", "float64", "ns", "median of last start - first start"),
+        Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "total bytes / total latency"),
-        Column("busbw_bytes_per_s", "float64", "bytes/s"),
-        Column("group_size", "int64", "count"),
+        Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
+        Column("group_size", "int64", "count", "ranks in the process group"),
         Column("description", "category", doc="the program's name for the group"),
     ),
     doc="By power-of-two message size, without waiting: latency is that of the last rank to arrive. "

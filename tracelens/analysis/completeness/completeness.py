@@ -62,18 +62,29 @@ def rank_record(trace: Trace) -> RankRecord:
     )
 
 
+TABLES = {"doubts": DOUBT_TABLE, "stretches": STRETCHES}
+
+
 @analyzer(
     "completeness",
     title="Completeness of the recording",
     order=995,
     part=rank_record,
     shared=("aligned run",),
+    tables=TABLES,
 )
 def completeness(records: Sequence[RankRecord], aligned: AlignedRun) -> Result:
     """Is anything missing from the recording or contradictory in it, and which figures does that affect?
 
     Everything is judged by the recording itself: launch calls by their kernels, steps, streams, graph replays
     and ranks by their siblings.
+
+    Reading:
+        No row means no sign of missing or contradictory data. `affects` names the figures that a doubt makes
+        unreliable.
+
+    Limits:
+        What is missing in every step, stream and rank alike leaves no contradiction.
 
     Args:
         records: from `rank_record`.

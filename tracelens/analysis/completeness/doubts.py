@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema
+from tracelens.table import RANK, Column, Result, Schema
 from tracelens.trace import Union, union
 
 COMPLETENESS = "completeness"
@@ -121,7 +121,7 @@ DOUBT_TABLE = Schema(
             "ns",
             "start of the longest stretch, since the rank's first event; -1 if unknown",
         ),
-        Column("evidence", "str", prose=True),
+        Column("evidence", "str", doc="figures that raise the doubt", prose=True),
         Column("affects", "str", doc="the figures it makes unreliable, and how", prose=True),
     ),
     kind="entries",
@@ -131,10 +131,10 @@ DOUBT_TABLE = Schema(
 STRETCHES = Schema(
     "Doubtful stretches",
     (
-        Column("rank", "int64"),
-        Column("doubt", "category"),
+        RANK,
+        Column("doubt", "category", doc="as in `doubts`"),
         Column("local_ts_ns", "int64", "ns", "start, on the rank's own clock"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "length of the stretch"),
     ),
     detail=True,
     key=(),

@@ -21,6 +21,7 @@ from tracelens.analysis.fusable.logits import (
 )
 from tracelens.analysis.fusable.loss import UnfusedLoss, loss_chains, unfused_loss
 from tracelens.analysis.fusable.moe_stages import (
+    CHAIN,
     StageWork,
     permutation_bytes,
     permutation_chains,
@@ -31,6 +32,7 @@ from tracelens.analysis.fusable.moe_stages import (
 from tracelens.analysis.fusable.step_work import StepWork
 
 __all__ = [
+    "CHAIN",
     "COPY",
     "LOSSES",
     "NLL_BACK",

@@ -18,7 +18,7 @@ _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_blo
 _FUSED_ROUTER = re.compile(
     r"fused\w*(?:rout|topk|score)|topk_?(?:softmax|gating)|rout(?:er|ing)", re.IGNORECASE
 )
-_CHAIN = 5
+CHAIN = 5
 """A fused permutation is a map, a kernel that moves rows and one that moves them back; a fused router is one
 kernel beside its GEMM."""
 
@@ -47,7 +47,7 @@ def permutation_work(step: StepWork) -> StageWork | str:
     if not step.trace.once(regions).passes:
         return "no MoE layer"
     stage = _stage_work(step, PERMUTATION)
-    if stage.kernels < _CHAIN:
+    if stage.kernels < CHAIN:
         return f"{stage.kernels:.3g} kernels per layer in the permutation"
     return "the permutation is fused" if _is_named(step, stage.rows, _FUSED_PERMUTE) else stage
 
@@ -58,7 +58,7 @@ def router_work(step: StepWork) -> StageWork | str:
         return "no MoE layer"
     whole = _stage_work(step, ROUTER)
     chain = _stage_work(step, ROUTER, without="gemm")
-    if chain.kernels < _CHAIN:
+    if chain.kernels < CHAIN:
         return f"{chain.kernels:.3g} kernels per layer in the router in addition to its GEMM"
     return "the router is fused" if _is_named(step, whole.rows, _FUSED_ROUTER) else chain
 

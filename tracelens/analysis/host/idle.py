@@ -13,7 +13,7 @@ from tracelens.analysis.host.causes import CAUSES, CODE, IdlePieces, idle_time
 from tracelens.analysis.host.gaps import GAP_NS, Gaps
 from tracelens.analysis.host.stacks import threads
 from tracelens.arrays import Int, lookup
-from tracelens.table import Column, Result, Schema, Skip, codes, result, stats
+from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, stats
 from tracelens.trace import Run, Scope, Trace, Work, enclosing_op, gpu_work, steps_of
 from tracelens.units import duration
 
@@ -30,10 +30,10 @@ _LISTED = "; ".join(f"{name}: {why}" for name, why in CAUSES.items())
 CAUSE_TABLE = Schema(
     "Idle time by cause",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("cause", "str", doc=_LISTED),
         Column("count", "int64", "count", "gaps with time of this cause"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "idle time of this cause"),
         Column("fraction", "float64", "fraction", "share of the rank's idle time"),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
@@ -43,14 +43,14 @@ CAUSE_TABLE = Schema(
 HOSTS = Schema(
     "Idle time by host activity",
     (
-        Column("rank", "int64"),
-        Column("cause", "str"),
+        RANK,
+        Column("cause", "str", doc="as in `causes`"),
         _HOST,
         _OP,
         Column("count", "int64", "count", "gaps"),
-        Column("dur_ns", "int64", "ns"),
-        Column("mean_ns", "float64", "ns", "share of a gap", intensive=True),
-        Column("max_ns", "int64", "ns", intensive=True),
+        Column("dur_ns", "int64", "ns", "idle time with the host there"),
+        Column("mean_ns", "float64", "ns", "mean share of a gap", intensive=True),
+        Column("max_ns", "int64", "ns", "longest share of a gap", intensive=True),
         Column("fraction", "float64", "fraction", "share of the rank's idle time"),
     ),
     leading="dur_ns",
@@ -59,11 +59,11 @@ HOSTS = Schema(
 GAPS = Schema(
     "Longest gaps",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "length of the gap"),
         Column("step", "category", doc="step in which the gap begins"),
-        Column("cause", "str", doc="cause of most of it"),
+        Column("cause", "str", doc="cause of most of it, as in `causes`"),
         Column("cause_fraction", "float64", "fraction", "share of the gap"),
         _HOST,
         _OP,
@@ -77,10 +77,10 @@ GAPS = Schema(
 PIECES = Schema(
     "Pieces of the longest gaps",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("local_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
-        Column("dur_ns", "int64", "ns"),
-        Column("cause", "category"),
+        Column("dur_ns", "int64", "ns", "length of the piece"),
+        Column("cause", "category", doc="as in `causes`"),
         _HOST,
         _OP,
     ),
@@ -89,9 +89,20 @@ PIECES = Schema(
 )
 
 
-@analyzer("idle", title="Idle time", order=60)
+TABLES = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS, "pieces": PIECES}
+
+
+@analyzer("idle", title="Idle time", order=60, tables=TABLES)
 def idle(run: Run, *, scope: Scope = "all") -> Result:
     """Why is the GPU idle, and what is the host doing at that time?
+
+    Reading:
+        `causes` adds up to all idle time. `hosts` says where in the program the host was, `gaps` when the
+        longest gaps were and what ended them.
+
+    Limits:
+        A cause is what the launching thread is recorded to do; where little is recorded, the host counts as
+        silent. Waiting inside a communication kernel is not idle time.
 
     Args:
         run: the ranks.
@@ -101,8 +112,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         tables `causes`, `hosts` (by cause and host op or Python frame), `gaps` (the longest) and `pieces`
         (of these, each moment with its cause).
     """
-    schemas = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS, "pieces": PIECES}
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in schemas}
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     skips: list[Skip] = []
     for trace in run.traces:
         rank, work = trace.meta.rank, gpu_work(trace, scope)
@@ -120,7 +130,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             )
             skips.append(Skip(f"rank {rank}: gaps", short))
         skips += _advice(trace, tables["causes"])
-    return result({name: schemas[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
+    return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _tables(trace: Trace, work: Work, scope: Scope) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, result, stats
+from tracelens.table import RANK, Column, Result, Schema, Skip, result, stats
 from tracelens.trace import Run, Scope, Trace, Work, clip, gpu_work, union
 
 SMALL_NS = 10_000
@@ -25,26 +25,26 @@ _BUCKETS = (
 LAUNCHES = Schema(
     "Launching",
     (
-        Column("rank", "int64"),
-        Column("metric", "str"),
+        RANK,
+        Column("metric", "str", doc="what is counted or timed"),
         Column("count", "int64", "count", "-1 for a metric of time only"),
         Column("dur_ns", "int64", "ns", "-1 for a metric of counts only"),
         Column("fraction", "float64", "fraction", "-1 for a latency"),
-        Column("meaning", "str"),
+        Column("meaning", "str", doc="what the row's numbers are of"),
     ),
     key=("metric",),
 )
 CALLS = Schema(
     "Launch calls",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("name", "category", doc="runtime or driver call"),
-        Column("count", "int64", "count"),
+        Column("count", "int64", "count", "calls"),
         Column("sum_ns", "int64", "ns", "CPU time in the call"),
-        Column("mean_ns", "float64", "ns", intensive=True),
-        Column("median_ns", "float64", "ns", intensive=True),
-        Column("p99_ns", "int64", "ns", intensive=True),
-        Column("max_ns", "int64", "ns", intensive=True),
+        Column("mean_ns", "float64", "ns", "mean CPU time of a call", intensive=True),
+        Column("median_ns", "float64", "ns", "median CPU time of a call", intensive=True),
+        Column("p99_ns", "int64", "ns", "99th percentile", intensive=True),
+        Column("max_ns", "int64", "ns", "longest call", intensive=True),
     ),
     leading="sum_ns",
     descending=True,
@@ -52,10 +52,12 @@ CALLS = Schema(
 HISTOGRAM = Schema(
     "Launch latency",
     (
-        Column("rank", "int64"),
-        Column("bucket", "str", doc="start of the launch call to start of the GPU work"),
-        Column("count", "int64", "count"),
-        Column("fraction", "float64", "fraction"),
+        RANK,
+        Column(
+            "bucket", "str", doc="range of latencies, from start of the launch call to start of the GPU work"
+        ),
+        Column("count", "int64", "count", "launches in the range"),
+        Column("fraction", "float64", "fraction", "share of all launches"),
     ),
     doc="Long latency is fine while work waits in the queue; short latency with an idle GPU means the CPU "
     "cannot keep up.",
@@ -63,18 +65,29 @@ HISTOGRAM = Schema(
 QUEUE = Schema(
     "Launch queue depth",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
-        Column("depth_max", "int64", "count"),
+        Column("depth_max", "int64", "count", "most launches queued at once until the next row"),
         Column("depth_mean", "float64", "count", "time-weighted"),
     ),
     detail=True,
 )
 
 
-@analyzer("launches", title="Launches", order=70)
+TABLES = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
+
+
+@analyzer("launches", title="Launches", order=70, tables=TABLES)
 def launches(run: Run, *, scope: Scope = "all") -> Result:
     """Can the CPU keep the GPU fed?
+
+    Reading:
+        A long latency with work in the queue is fine. Short latencies, an empty queue and an idle GPU mean
+        that the run is launch-bound.
+
+    Limits:
+        Latencies need the clocks of host and GPU to agree; `started before its launch` counts where they do
+        not.
 
     Args:
         run: the ranks.
@@ -84,9 +97,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         tables `launches` (summary), `calls` (CPU time by runtime call), `latency_histogram`, and `queue`
         (depth over time, for figures).
     """
-    parts: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("launches", "calls", "latency_histogram", "queue")
-    }
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     skips = []
     for trace in run.traces:
         everything = gpu_work(trace, scope)
@@ -104,8 +115,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         parts["calls"].append(_calls(rank, trace, work))
         parts["latency_histogram"].append(_histogram(rank, _latency(trace, work)))
         parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
-    schemas = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
-    return result({name: schemas[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
+    return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
 def _latency(trace: Trace, work: Work) -> Int:

@@ -11,13 +11,15 @@ from tracelens.analysis.moe.passes import RankPasses
 from tracelens.analysis.moe.regions import PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS
 from tracelens.arrays import Int
-from tracelens.table import Column, Schema, sums
+from tracelens.table import RANK, STEP, Column, Schema, sums
 from tracelens.trace import is_step
+
+LAYER = Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0")
 
 BALANCE = Schema(
     "Expert balance",
     (
-        Column("layer", "int64"),
+        LAYER,
         Column("ranks", "str", doc="in the expert-parallel group"),
         Column("tokens_mean", "float64", "count", "rows that a rank's experts compute per pass"),
         Column("tokens_max", "float64", "count", "of the busiest rank, mean over passes"),
@@ -32,8 +34,8 @@ BALANCE = Schema(
 TOKENS = Schema(
     "Tokens by layer and rank",
     (
-        Column("rank", "int64"),
-        Column("layer", "int64"),
+        RANK,
+        LAYER,
         Column("tokens", "float64", "count", "mean rows its experts compute per pass"),
         Column("ratio", "float64", "ratio", "relative to the mean of its expert-parallel group"),
     ),
@@ -44,8 +46,8 @@ TOKENS = Schema(
 EXPERT_ROWS = Schema(
     "Tokens by expert",
     (
-        Column("rank", "int64"),
-        Column("layer", "int64"),
+        RANK,
+        LAYER,
         Column(
             "expert", "int64", doc="in launch order on this rank, from 0; unused experts are not launched"
         ),
@@ -60,10 +62,10 @@ EXPERT_ROWS = Schema(
 WAITS = Schema(
     "Waiting for slower experts",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
-        Column("layer", "int64"),
-        Column("phase", "category"),
+        RANK,
+        STEP,
+        LAYER,
+        Column("phase", "category", doc="pass of the micro-batch: forward, recompute or backward"),
         Column("ts_ns", "int64", "ns", "when its own experts finished, by its own clock"),
         Column("dur_ns", "int64", "ns", "until the slowest rank's experts finished"),
     ),

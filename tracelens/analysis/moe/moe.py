@@ -11,6 +11,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.moe.balance import (
     BALANCE,
     EXPERT_ROWS,
+    LAYER,
     TOKENS,
     WAITS,
     balance_rows,
@@ -25,7 +26,7 @@ from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from tracelens.analysis.moe.stages import EXPERTS, PERMUTATION, ROUTER, STAGES
 from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED, UNATTRIBUTED_NAME
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, result, sums
+from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, sums
 from tracelens.trace import Scope
 
 _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
@@ -33,8 +34,8 @@ _STAGE_COLUMNS = tuple(f"{name.replace(' ', '_')}_ns" for name in STAGES)
 STAGE_TABLE = Schema(
     "Time in the MoE layers by stage",
     (
-        Column("rank", "int64"),
-        Column("stage", "category"),
+        RANK,
+        Column("stage", "category", doc="router, dispatch, permute, experts, combine or shared expert"),
         Column("forward_ns", "int64", "ns", "per step"),
         Column("backward_ns", "int64", "ns", "per step"),
         Column("recompute_ns", "int64", "ns", "per step, forward work recomputed in the backward pass"),
@@ -55,8 +56,8 @@ STAGE_TABLE = Schema(
 LAYERS = Schema(
     "MoE layers",
     (
-        Column("rank", "int64"),
-        Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0"),
+        RANK,
+        LAYER,
         Column("passes", "int64", "count", "micro-batches, all steps together"),
         Column("forward_ns", "int64", "ns", "wall time of a pass"),
         Column("backward_ns", "int64", "ns", "wall time of a pass, with recompute"),
@@ -76,16 +77,16 @@ LAYERS = Schema(
 PASS_TABLE = Schema(
     "Passes of micro-batches through MoE layers",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
+        RANK,
+        STEP,
         Column("microbatch", "int64", doc="in the step, from 0"),
-        Column("layer", "int64"),
+        LAYER,
         Column("phase", "category", doc=", ".join(PHASES)),
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the rank's own clock"),
         Column(
             "dur_ns", "int64", "ns", "to the end of its last; in a compiled graph without other layers' work"
         ),
-        *(Column(name, "int64", "ns") for name in _STAGE_COLUMNS),
+        *(Column(name, "int64", "ns", "kernels of the stage run in this pass") for name in _STAGE_COLUMNS),
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("blocking_count", "int64", "count", "blocking calls"),
@@ -105,13 +106,31 @@ SYNC_FREE = {
 """Stages of sync-free MoE layers, by what is left of blocking calls (Primus' turbo_sync_free_moe_stage)."""
 
 
-@analyzer("moe", title="MoE layers", order=82, part=rank_passes)
+TABLES = {
+    "stages": STAGE_TABLE,
+    "layers": LAYERS,
+    "balance": BALANCE,
+    "passes": PASS_TABLE,
+    "tokens": TOKENS,
+    "experts": EXPERT_ROWS,
+    "waits": WAITS,
+}
+
+
+@analyzer("moe", title="MoE layers", order=82, part=rank_passes, tables=TABLES)
 def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     """Where does the time of the MoE layers go, and how evenly are tokens spread over experts?
 
     Layers are identified by the program's scopes or modules, else by a router's top-k between two
     normalizations. Backward work belongs to the stage of its forward op; that of a compiled region, which has
     one for several layers, to the stage of its tensors' sizes.
+
+    Reading:
+        `stages` shows where the time goes, `layers` which layer takes it. In `balance`, a ratio of 100% is
+        balanced, and `cost_ns` is what the slowest rank costs.
+
+    Limits:
+        Tokens by expert are unknown where grouped GEMMs read their sizes from GPU memory.
 
     Args:
         ranks: from `rank_passes`.
@@ -128,17 +147,16 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         if not rank.passes
     ]
     ep_groups = groups(ranks)
-    rows: dict[Schema, list[dict[str, Any]]] = {
-        STAGE_TABLE: [_stage_rows(rank) for rank in with_layers],
-        LAYERS: [_layer_rows(rank) for rank in with_layers],
-        BALANCE: [balance_rows(group) for group in ep_groups],
-        PASS_TABLE: [_pass_rows(rank) for rank in with_layers],
-        TOKENS: by_rank(token_rows(group) for group in ep_groups),
-        EXPERT_ROWS: [row for rank in with_layers for row in expert_rows(rank)],
-        WAITS: by_rank(wait_rows(group) for group in ep_groups),
+    rows: dict[str, list[dict[str, Any]]] = {
+        "stages": [_stage_rows(rank) for rank in with_layers],
+        "layers": [_layer_rows(rank) for rank in with_layers],
+        "balance": [balance_rows(group) for group in ep_groups],
+        "passes": [_pass_rows(rank) for rank in with_layers],
+        "tokens": by_rank(token_rows(group) for group in ep_groups),
+        "experts": [row for rank in with_layers for row in expert_rows(rank)],
+        "waits": by_rank(wait_rows(group) for group in ep_groups),
     }
-    names = ("stages", "layers", "balance", "passes", "tokens", "experts", "waits")
-    tables = {name: schema.concat(rows[schema]) for name, schema in zip(names, rows, strict=True)}
+    tables = {name: schema.concat(rows[name]) for name, schema in TABLES.items()}
     tables["experts"] = tables["experts"].take(np.argsort(-tables["experts"].array("tokens"), kind="stable"))
     skips += _unknown(with_layers, ep_groups != [])
     return result(tables, skips, scope=scope, **_meta(with_layers))

@@ -11,6 +11,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int, lookup
 from tracelens.table import (
+    RANK,
     Coded,
     Column,
     Leaves,
@@ -43,30 +44,38 @@ RULE = (
 BREAKDOWN = Schema(
     "Step time by category, op, shape and kernel",
     (
-        Column("rank", "int64"),
-        Column("node", "int64"),
+        RANK,
+        Column("node", "int64", doc="number of the row on its rank"),
         Column("parent", "int64", doc="node one level up, -1 at the top"),
         Column("level", "str", doc="one of " + ", ".join(LEVELS)),
-        Column("name", "category"),
+        Column("name", "category", doc="of the step, category, op, shape or kernel"),
         Column("forward_op", "category", doc="for backward work: the forward op whose gradient it computes"),
         Column("exclusive_ns", "int64", "ns", "wall time of this row alone; children add up to it"),
         Column("fraction", "float64", "fraction", "exclusive time / wall time of the step"),
         Column("sum_ns", "int64", "ns", "sum of durations, overlap counted twice"),
         Column("subtree_ns", "int64", "ns", "for ops: sum of durations including called ops"),
         Column("count", "int64", "count", "kernels, copies and memsets that start here"),
-        Column("mean_ns", "float64", "ns", intensive=True),
-        Column("median_ns", "float64", "ns", intensive=True),
-        Column("min_ns", "int64", "ns", intensive=True),
-        Column("max_ns", "int64", "ns", intensive=True),
+        Column("mean_ns", "float64", "ns", "duration of a kernel, copy or memset", intensive=True),
+        Column("median_ns", "float64", "ns", "the same, median", intensive=True),
+        Column("min_ns", "int64", "ns", "the same, shortest", intensive=True),
+        Column("max_ns", "int64", "ns", "the same, longest", intensive=True),
     ),
     kind="tree",
     doc=RULE,
 )
 
 
-@analyzer("breakdown", title="Breakdown of the step", order=20)
+@analyzer("breakdown", title="Breakdown of the step", order=20, tables={"breakdown": BREAKDOWN})
 def breakdown(run: Run, *, scope: Scope = "all") -> Result:
     """Where does the step's wall time go, from category down to kernel?
+
+    Reading:
+        Follow the largest `exclusive_ns` from the step down to the kernel. Where `sum_ns` is larger, the rest
+        ran beside other work.
+
+    Limits:
+        Work that something else hides has little exclusive time, whatever it costs the work beside it; see
+        `overlap`.
 
     Args:
         run: the ranks.

@@ -6,18 +6,18 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import HOST, NO_GPU
-from tracelens.table import Column, Result, Schema, Skip, result
+from tracelens.table import RANK, Column, Result, Schema, Skip, result
 from tracelens.trace import Run, gpu_work
 
 INPUT = Schema(
     "Traces read",
     (
-        Column("rank", "int64"),
-        Column("path", "str"),
-        Column("format", "str"),
+        RANK,
+        Column("path", "str", doc="file that was read"),
+        Column("format", "str", doc="parser that read it, as in `tracelens list parsers`"),
         Column("device", "str", doc="device that did the work: the GPU, or the CPU in a CPU-only trace"),
-        Column("events_read", "int64", "count"),
-        Column("events_kept", "int64", "count"),
+        Column("events_read", "int64", "count", "records in the file"),
+        Column("events_kept", "int64", "count", "records that became events"),
         Column("events_dropped", "int64", "count", "read = kept + dropped"),
         Column("gpu_events", "int64", "count", "in a CPU-only trace the host ops that count as kernels"),
         Column(
@@ -29,8 +29,8 @@ INPUT = Schema(
 LOSSES = Schema(
     "Problems in the traces",
     (
-        Column("rank", "int64"),
-        Column("problem", "str"),
+        RANK,
+        Column("problem", "str", doc="what is wrong with the events or the file"),
         Column(
             "outcome", "str", doc="dropped: left out; repaired: used after repair; problem: with the file"
         ),
@@ -41,9 +41,19 @@ LOSSES = Schema(
 )
 
 
-@analyzer("input", title="Input", order=7)
+TABLES = {"input": INPUT, "losses": LOSSES}
+
+
+@analyzer("input", title="Input", order=7, tables=TABLES)
 def inputs(run: Run) -> Result:
     """What was read, and was any of it lost?
+
+    Reading:
+        `events_dropped` should be 0; `losses` says what was lost and where. GPU work outside
+        `linked_fraction` belongs to no op, since its launch call is not in the trace.
+
+    Limits:
+        Counts what the file says. `completeness` looks for what the profiler lost without saying.
 
     Returns:
         tables `input`, one row a trace, and `losses` where events were dropped or mended.

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, stats
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, stats
 from tracelens.trace import Run, Scope, gpu_work
 
 KERNELS = Schema(
     "Kernels by name",
     (
-        Column("rank", "int64"),
-        Column("name", "category"),
+        RANK,
+        Column("name", "category", doc="kernel"),
         Column("category", "category", doc="kernel class"),
-        Column("count", "int64", "count"),
+        Column("count", "int64", "count", "calls"),
         Column("sum_ns", "int64", "ns", "sum of durations; kernels on several streams may overlap"),
-        Column("mean_ns", "float64", "ns", intensive=True),
-        Column("median_ns", "float64", "ns", intensive=True),
-        Column("min_ns", "int64", "ns", intensive=True),
-        Column("max_ns", "int64", "ns", intensive=True),
+        Column("mean_ns", "float64", "ns", "mean duration", intensive=True),
+        Column("median_ns", "float64", "ns", "median duration", intensive=True),
+        Column("min_ns", "int64", "ns", "shortest call", intensive=True),
+        Column("max_ns", "int64", "ns", "longest call", intensive=True),
         Column("fraction", "float64", "fraction", "share of the summed time of all kernels"),
     ),
     leading="sum_ns",
@@ -27,11 +27,17 @@ KERNELS = Schema(
 )
 
 
-@analyzer("kernels", title="Kernels", order=50)
+@analyzer("kernels", title="Kernels", order=50, tables={"kernels": KERNELS})
 def kernels(run: Run, *, scope: Scope = "all") -> Result:
     """Which kernels take the GPU time?
 
     Copies and memsets by the copy engines are not kernels and are left out (see timeline).
+
+    Reading:
+        Largest sum first. A `max_ns` far above `median_ns` is worth a look: other shapes, or a disturbance.
+
+    Limits:
+        `sum_ns` adds durations, so kernels that overlap count twice; see `breakdown` for wall time.
 
     Args:
         run: the ranks.

@@ -10,6 +10,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time
 from tracelens.arrays import Int
 from tracelens.table import (
+    RANK,
     Coded,
     Column,
     Result,
@@ -27,16 +28,16 @@ from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work
 OPS = Schema(
     "Ops by name",
     (
-        Column("rank", "int64"),
-        Column("name", "category"),
+        RANK,
+        Column("name", "category", doc="op"),
         Column("category", "category", doc="kernel class with most of its time"),
         Column("count", "int64", "count", "calls that launched GPU work themselves"),
         Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; union per call"),
         Column("subtree_dur_ns", "int64", "ns", "including called ops"),
         Column("mean_ns", "float64", "ns", "of dur_ns per call", intensive=True),
-        Column("median_ns", "float64", "ns", intensive=True),
-        Column("min_ns", "int64", "ns", intensive=True),
-        Column("max_ns", "int64", "ns", intensive=True),
+        Column("median_ns", "float64", "ns", "of dur_ns per call", intensive=True),
+        Column("min_ns", "int64", "ns", "of dur_ns per call", intensive=True),
+        Column("max_ns", "int64", "ns", "of dur_ns per call", intensive=True),
         Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
     doc="GPU work belongs to the innermost op around its launch call.",
@@ -46,9 +47,15 @@ OPS = Schema(
 )
 
 
-@analyzer("ops", title="Ops", order=40)
+@analyzer("ops", title="Ops", order=40, tables={"ops": OPS})
 def ops(run: Run, *, scope: Scope = "all") -> Result:
     """Which framework ops take the GPU time?
+
+    Reading:
+        `dur_ns` is GPU time that the op launches itself, `subtree_dur_ns` includes the ops that it calls.
+
+    Limits:
+        GPU work whose launch call is not in the trace belongs to no op and is in no row.
 
     Args:
         run: the ranks.

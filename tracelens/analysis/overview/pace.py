@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, Column, Schema
 from tracelens.trace import PacePart, Run, mean_step_ns, settled, steps_of
 
 METRIC = "step.pace"
@@ -21,7 +21,7 @@ PACE_META = ("step_without_profiler_ns", "profiler_cost", "tokens_per_s")
 PACE = Schema(
     "Steps without the profiler",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("part", "category", doc="part of the loop: before or after the recorded steps"),
         Column("first_step", "int64", doc="number of the part's first step, from 0"),
         Column("steps", "int64", "count", "steps timed together"),
@@ -29,7 +29,7 @@ PACE = Schema(
         Column("profiled_ns", "float64", "ns", "mean of the rank's recorded steps"),
         Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
         Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
-        Column("samples_per_s", "float64", doc="likewise"),
+        Column("samples_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
     ),
     doc="Measured by the recorder around the recorded steps, which the profiler slows down. Parts of "
     "fewer than five steps count only if no part is longer.",

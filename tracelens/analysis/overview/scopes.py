@@ -12,6 +12,7 @@ from tracelens.analysis.common import NODE, no_gpu_work, recomputed
 from tracelens.analysis.roofline import MatrixFlops, matrix_flops
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import (
+    RANK,
     Column,
     Result,
     Schema,
@@ -35,13 +36,13 @@ def _schema(title: str, doc: str) -> Schema:
     return Schema(
         title,
         (
-            Column("rank", "int64"),
-            Column("node", "int64"),
+            RANK,
+            Column("node", "int64", doc="number of the row on its rank"),
             Column("parent", "int64", doc="enclosing node, -1 at the top"),
-            Column("name", "category"),
+            Column("name", "category", doc="module or scope; (outside): in none of them"),
             Column("exclusive_ns", "int64", "ns", "wall time of its GPU work: direct_ns plus all children"),
             Column("fraction", "float64", "fraction", "exclusive time / GPU busy time of the rank"),
-            Column("direct_ns", "int64", "ns", "outside any deeper one"),
+            Column("direct_ns", "int64", "ns", "exclusive time outside any deeper module or scope"),
             Column("forward_ns", "int64", "ns", "exclusive time of work that no backward op launched"),
             Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
             Column("sum_ns", "int64", "ns", "plain sum of durations"),
@@ -67,9 +68,18 @@ MODULES = _schema(
 SCOPES = _schema("GPU time by record_function scope", "Scopes that the program marked with record_function.")
 
 
-@analyzer("scopes", title="Modules and scopes", order=30)
+TABLES = {"modules": MODULES, "scopes": SCOPES}
+
+
+@analyzer("scopes", title="Modules and scopes", order=30, tables=TABLES)
 def scopes(run: Run, *, scope: Scope = "all") -> Result:
     """Which modules and annotated regions of the program take the GPU time?
+
+    Reading:
+        One row per call path. `exclusive_ns` includes the children of a row, `direct_ns` does not.
+
+    Limits:
+        FLOPs count only where the shapes of the ops are recorded.
 
     Args:
         run: the ranks.
@@ -79,7 +89,7 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
         tables `modules` where the trace has Python frames of nn.Modules, `scopes` where it has
         record_function scopes besides the step marks and those of communication libraries.
     """
-    parts: dict[str, list[dict[str, Any]]] = {"modules": [], "scopes": []}
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     skips: list[Skip] = []
     for trace in run.traces:
         rank, work = trace.meta.rank, gpu_work(trace, scope)
@@ -100,9 +110,8 @@ def scopes(run: Run, *, scope: Scope = "all") -> Result:
         for name, marked, _ in tables:
             if marked.any():
                 parts[name].append(_tree(trace, work, marked, flops))
-    schemas = {"modules": MODULES, "scopes": SCOPES}
     return result(
-        {name: schemas[name].concat(rows) for name, rows in parts.items() if rows}, skips, scope=scope
+        {name: TABLES[name].concat(rows) for name, rows in parts.items() if rows}, skips, scope=scope
     )
 
 

@@ -13,7 +13,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
 from tracelens.analysis.overview.pace import METRIC, NO_PACE, PACE, pace_rows, pace_summary
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import Coded, Column, Result, Schema, Skip, codes, result, sums
+from tracelens.table import RANK, STEP, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
     PacePart,
@@ -68,9 +68,9 @@ METRICS = {
 STEPS = Schema(
     "Steps",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
-        Column("dur_ns", "int64", "ns"),
+        RANK,
+        STEP,
+        Column("dur_ns", "int64", "ns", "wall time of the step on the GPU"),
         Column("computation_ns", "int64", "ns", METRICS["computation.time"]),
         Column("comm_ns", "int64", "ns", METRICS["comm.time"]),
         Column("exposed_comm_ns", "int64", "ns", METRICS["exposed_comm.time"]),
@@ -88,10 +88,10 @@ STEPS = Schema(
 STEP_METRICS = Schema(
     "Metrics of each step",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
+        RANK,
+        STEP,
         Column("metric", "category", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
-        Column("value", "float64"),
+        Column("value", "float64", doc="value of the metric, in `unit`"),
         Column("unit", "category", doc="of the value: ns, count, bytes or fraction"),
     ),
     detail=True,
@@ -116,9 +116,18 @@ class Share(NamedTuple):
     dur: Int
 
 
-@analyzer("steps", title="Steps", order=25)
+TABLES = {"steps": STEPS, "metrics": STEP_METRICS, "pace": PACE}
+
+
+@analyzer("steps", title="Steps", order=25, tables=TABLES)
 def steps(run: Run, *, scope: Scope = "all") -> Result:
     """What does each step cost in time, kernels, communication and blocking calls?
+
+    Reading:
+        Compare steps: a longer one with the same kernels lost time to idle GPUs or communication.
+
+    Limits:
+        Partly recorded steps are left out. Recorded steps include the cost of the profiler.
 
     Args:
         run: the ranks.

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.arrays import Int
-from tracelens.table import Column, Result, Schema, Skip, codes, result, sums
+from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
     Run,
@@ -43,9 +43,9 @@ METRICS = {
 TIMELINE = Schema(
     "GPU timeline",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("metric", "str", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "time with the metric's condition true, over the whole trace"),
         Column("fraction", "float64", "fraction", "share of total"),
     ),
     doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
@@ -66,8 +66,10 @@ _IN_STEPS = (
 STEPS = Schema(
     "GPU timeline by step",
     (
-        Column("rank", "int64"),
-        Column("step", "str"),
+        RANK,
+        Column(
+            "step", "str", doc="step mark, such as ProfilerStep#2; work outside the marks has rows of its own"
+        ),
         *(Column(f"{name}_ns", "int64", "ns", METRICS[name]) for name in _IN_STEPS),
         Column("idle_fraction", "float64", "fraction", "share of the step's window"),
     ),
@@ -78,12 +80,12 @@ STEPS = Schema(
 STRIP = Schema(
     "GPU activity by stream",
     (
-        Column("rank", "int64"),
-        Column("device", "int64"),
-        Column("stream", "int64"),
+        RANK,
+        Column("device", "int64", doc="GPU index on the host"),
+        Column("stream", "int64", doc="stream of the GPU"),
         Column("kind", "category", doc="kind of most of the slice's busy time"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "length of the slice"),
         Column("busy_fraction", "float64", "fraction", "share of the slice in which the stream is busy"),
     ),
     detail=True,
@@ -94,9 +96,18 @@ STRIP_BINS = 800
 STRIP_STREAMS = 12
 
 
-@analyzer("timeline", title="GPU timeline", order=10)
+TABLES = {"timeline": TIMELINE, "steps": STEPS, "strip": STRIP}
+
+
+@analyzer("timeline", title="GPU timeline", order=10, tables=TABLES)
 def timeline(run: Run, *, scope: Scope = "all") -> Result:
     """Where does the GPU's wall time go: computation, communication, copies, idle?
+
+    Reading:
+        total = busy + idle. Compare `comm` with `exposed_comm`: only exposed time can shorten the step.
+
+    Limits:
+        Communication includes waiting for other ranks, see `collectives`.
 
     Args:
         run: the ranks.

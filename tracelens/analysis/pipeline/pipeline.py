@@ -14,14 +14,14 @@ from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
 from tracelens.analysis.pipeline.numbering import Numbered, numbered
 from tracelens.analysis.pipeline.pipelines import absent, lane_of, pipelines, shortened, window_of
 from tracelens.analysis.pipeline.stages import PARTS, Lane, Pipeline, Wait, extent
-from tracelens.table import Column, Result, Schema, Skip, result
+from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 BUBBLE = Schema(
     "Bubble",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
+        RANK,
+        STEP,
         Column("stage", "int64", doc="position in the pipeline, from 0"),
         Column("stages", "int64", "count", "PP"),
         Column("microbatches", "int64", "count", "GA, per step"),
@@ -46,10 +46,10 @@ BUBBLE = Schema(
             "ns",
             "of the bubble, overlapped by other GPU work such as gradient sync",
         ),
-        Column("forward_ns", "int64", "ns"),
-        Column("backward_ns", "int64", "ns", "not overlapped by a forward pass"),
+        Column("forward_ns", "int64", "ns", "in forward passes"),
+        Column("backward_ns", "int64", "ns", "in backward passes, not overlapped by a forward pass"),
         Column("other_ns", "int64", "ns", "outside the phase: data, gradient sync, optimizer"),
-        Column("step_ns", "int64", "ns"),
+        Column("step_ns", "int64", "ns", "wall time of the step"),
         Column("bubble_ideal_ratio", "float64", "ratio", "bubble / (forward + backward)"),
         Column("expected_ideal_ratio", "float64", "ratio", "(PP - 1) / (GA VPP), the theoretical ratio"),
     ),
@@ -66,9 +66,9 @@ BUBBLE = Schema(
 SPANS = Schema(
     "Forward and backward of each micro-batch",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
-        Column("stage", "int64"),
+        RANK,
+        STEP,
+        Column("stage", "int64", doc="position in the pipeline, from 0"),
         Column("chunk", "int64", doc="among the rank's chunks of the model, from 0"),
         Column("microbatch", "int64", doc="from 0"),
         Column("phase", "category", doc="forward or backward"),
@@ -86,11 +86,11 @@ SPANS = Schema(
 WAITS = Schema(
     "Pieces of the bubble",
     (
-        Column("rank", "int64"),
-        Column("step", "category"),
+        RANK,
+        STEP,
         Column("part", "category", doc=", ".join(PARTS)),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "length of the piece"),
         Column("local_ts_ns", "int64", "ns", "start, by the clock of the rank's own trace"),
     ),
     detail=True,
@@ -98,12 +98,23 @@ WAITS = Schema(
 )
 
 
-@analyzer("pipeline", title="Pipeline", order=86, part=passes, shared=("aligned run",))
+TABLES = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
+
+
+@analyzer("pipeline", title="Pipeline", order=86, part=passes, shared=("aligned run",), tables=TABLES)
 def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """How large is the pipeline bubble on each rank, and what causes it?
 
     All ranks of a pipeline are aligned to one clock. Idle time inside a forward or backward is not part of
     the bubble.
+
+    Reading:
+        Compare `bubble_fraction` with `expected_fraction`. What lies above it is in `p2p_wait_ns`,
+        `imbalance_ns` and `other_idle_ns`.
+
+    Limits:
+        Where stages are not in the run, micro-batches are numbered in the order of Megatron-LM's schedule.
+        Steps that are only partly recorded are skipped.
 
     Args:
         ranks: from `passes`.
@@ -114,7 +125,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
         tables `bubble` (one row a rank and step), `spans` and `waits`.
     """
     skips = [Skip(f"rank {rank.rank}", _why_not(rank)) for rank in ranks if not rank.spans]
-    rows: dict[str, list[dict[str, Any]]] = {"bubble": [], "spans": [], "waits": []}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for stages, stages_there in pipelines(ranks, aligned.shift, skips):
         skips += absent(stages, stages_there)
         for label in dict.fromkeys(span.step for stage in stages_there for span in stage.part.spans):
@@ -134,9 +145,8 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                 continue
             skips += _assumptions(f"step {label} of rank {shortened([lane.rank for lane in lanes])}", line)
             _rows(rows, label, line.size, Pipeline(line.lanes), windows, shift)
-    schemas = {"bubble": BUBBLE, "spans": SPANS, "waits": WAITS}
     tables = {
-        name: schemas[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
+        name: TABLES[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
         for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)

@@ -23,7 +23,7 @@ _CACHED = 4
 ROOFS = Schema(
     "Roofs of the devices",
     (
-        Column("device", "category"),
+        Column("device", "category", doc="title of the device"),
         Column(
             "role", "category", doc="chosen: sets the bounds; measured: ran the work; other: for comparison"
         ),

@@ -10,7 +10,7 @@ from tracelens.analysis.roofline.costing import Costing
 from tracelens.analysis.roofline.reasons import NO_MODEL, REPEATED
 from tracelens.arrays import Int, lookup
 from tracelens.guard import Failure
-from tracelens.table import Coded, Column, Schema, codes, sums
+from tracelens.table import RANK, Coded, Column, Schema, codes, sums
 from tracelens.trace import Trace, Work
 
 STATUSES = ("cost model", "cost model, arguments of a repeat", "reason given", "no cost model")
@@ -22,11 +22,11 @@ MODELLED = 2
 COVERAGE = Schema(
     "GPU time covered by cost models",
     (
-        Column("rank", "int64"),
+        RANK,
         Column(
             "status", "category", doc="cost model: by its own arguments or by those of a repeat; or no cost"
         ),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "summed duration of this work"),
         Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
 )
@@ -34,11 +34,11 @@ COVERAGE = Schema(
 UNCOVERED = Schema(
     "GPU time without a cost, by name",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("name", "category", doc="op, or kernel without an op"),
         Column("reason", "category", doc="what the trace or tracelens lacks"),
         Column("count", "int64", "count", "kernels, copies and memsets"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "summed duration of this work"),
         Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
     leading="dur_ns",

@@ -11,13 +11,13 @@ from tracelens.analysis.roofline.bounds import BOUNDS, Bounds, explain
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.arrays import Float, Int
 from tracelens.devices import Device
-from tracelens.table import Column, Schema, sums
+from tracelens.table import RANK, Column, Schema, sums
 from tracelens.trace import Work
 
 ROOFLINE = Schema(
     "Distance from the roofline, by op and arguments",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("name", "category", doc="op, collective, copy or kernel"),
         Column("shapes", "category", doc="tensor arguments"),
         Column("dtype", "category", doc="element type of the arithmetic, which determines the peak"),

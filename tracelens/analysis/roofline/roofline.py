@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import choose_device, no_gpu_work, own_device
-from tracelens.analysis.roofline.bounds import bounds, roofs
+from tracelens.analysis.roofline.bounds import ROOFS, bounds, roofs
 from tracelens.analysis.roofline.costing import costing
 from tracelens.analysis.roofline.coverage import COVERAGE, MODELLED, STATUSES, UNCOVERED, coverage, uncovered
 from tracelens.analysis.roofline.distance import ROOFLINE, distances
@@ -67,11 +67,26 @@ def of_rank(
     return RankRoofline(rows, skips, peaks, ran_on, names, projected)
 
 
-@analyzer("roofline", title="Roofline", order=45, part=of_rank, slow=True)
+@analyzer(
+    "roofline",
+    title="Roofline",
+    order=45,
+    part=of_rank,
+    slow=True,
+    tables={**_TABLES, "roofs": ROOFS},
+)
 def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     """How far is each op from what the hardware allows?
 
     FLOPs and bytes come from the recorded arguments; the bound is the device that the trace names.
+
+    Reading:
+        Rows with the most `recoverable_ns` come first: measured time beyond what the device allows. `bound`
+        names the limit, `note` the reason for a figure that looks wrong. Read `coverage` before MFU.
+
+    Limits:
+        Peaks are data-sheet figures. Bytes count each tensor once, as if no cache missed or helped. What has
+        no cost model or no recorded shapes is in `uncovered`.
 
     Args:
         ranks: from `of_rank`, whose options are: `scope`; `device`, to take the peaks of this device instead

@@ -16,7 +16,7 @@ from tracelens.analysis.common import recomputed
 from tracelens.analysis.roofline.costing import Costing
 from tracelens.analysis.roofline.gemm_flops import on_matrix_units
 from tracelens.arrays import Bool, Float, Int, lookup
-from tracelens.table import Column, Schema, Skip, sums
+from tracelens.table import RANK, Column, Schema, Skip, sums
 from tracelens.trace import OPAQUE, WORK_KINDS, Trace, Work, launched_in, steps_of
 
 _MOST = 0.5
@@ -25,8 +25,8 @@ _MOST = 0.5
 UTILISATION = Schema(
     "Utilization of the matrix units",
     (
-        Column("rank", "int64"),
-        Column("step", "str"),
+        RANK,
+        Column("step", "str", doc="step mark, such as ProfilerStep#2"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
         Column("modelled_fraction", "float64", "fraction", "share of its GPU time that a cost model counts"),
         Column("flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered"),

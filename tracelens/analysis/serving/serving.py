@@ -15,12 +15,21 @@ from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, 
 from tracelens.table import Result, Skip, result
 from tracelens.trace import Scope
 
+TABLES = {"summary": SUMMARY, "ranks": RANKS, "alignment": ALIGNMENT, "overlap": OVERLAP, "steps": STEPS}
 
-@analyzer("serving", title="Serving", order=90, part=rank_steps, shared=("aligned run",))
+
+@analyzer("serving", title="Serving", order=90, part=rank_steps, shared=("aligned run",), tables=TABLES)
 def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which steps does each serving rank run, and what do phase mismatch and padding cost?
 
     Steps are found by the labels that serving engines leave in the trace (ATOM, vLLM, SGLang).
+
+    Reading:
+        The one row of `summary` first: time lost to ranks in different phases, to padding and to eager
+        decoding. `alignment` shows the steps behind it.
+
+    Limits:
+        Knows what the labels say; a label without requests or tokens leaves -1.
 
     Args:
         ranks: from `rank_steps`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracelens.analysis.common import KINDS
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, Column, Schema
 
 SUMMARY = Schema(
     "Serving steps of all ranks",
@@ -74,7 +74,7 @@ SUMMARY = Schema(
 RANKS = Schema(
     "Kinds of steps",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("kind", "category", doc=", ".join(KINDS)),
         Column("count", "int64", "count", "steps"),
         Column("dur_ns", "int64", "ns", "time of these steps"),
@@ -110,9 +110,9 @@ ALIGNMENT = Schema(
 OVERLAP = Schema(
     "Two-batch overlap",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("index", "int64", "count", "position among the steps of the rank"),
-        Column("kind", "category"),
+        Column("kind", "category", doc="as in `ranks`"),
         Column("tokens", "int64", "count", "-1 if unknown"),
         Column(
             "token_imbalance", "float64", "ratio", "|a - b| / (a + b) of the halves' tokens; -1 if unknown"
@@ -129,18 +129,18 @@ OVERLAP = Schema(
 STEPS = Schema(
     "Steps",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("index", "int64", "count", "position among the steps of the rank"),
-        Column("kind", "category"),
+        Column("kind", "category", doc="as in `ranks`"),
         Column("eager", "bool", doc="kernels launched one by one"),
         Column("graph", "bool", doc="a graph was replayed; both false if unknown"),
         Column("dummy", "bool", doc="without a request"),
         Column("tbo", "bool", doc="run as two overlapped batches"),
-        Column("requests", "int64", "count", "-1 if unknown, like the next two columns"),
-        Column("graph_requests", "int64", "count", "captured batch size of the graph"),
-        Column("tokens", "int64", "count"),
+        Column("requests", "int64", "count", "requests in the step, -1 if unknown"),
+        Column("graph_requests", "int64", "count", "captured batch size of the graph, -1 if unknown"),
+        Column("tokens", "int64", "count", "tokens that the step computes, -1 if unknown"),
         Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "first to last kernel of the step"),
     ),
     detail=True,
     key=(),

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, Column, Schema
 
 COMMUNICATION, WAITING, IDLE = "communication", "waiting", "idle"
 """States besides the classes of kernels, copies and memsets."""
 
 _TIMES = (
     Column("ts_ns", "int64", "ns", "since the first instant shown, by one clock for all ranks"),
-    Column("dur_ns", "int64", "ns"),
+    Column("dur_ns", "int64", "ns", "from there to the end"),
 )
 
 SHARES = Schema(
     "GPU time of each rank by activity",
     (
-        Column("rank", "int64"),
+        RANK,
         Column(
             "state",
             "category",
             doc=f"kernel class, copy, fill (memset), {COMMUNICATION}, {WAITING} or {IDLE}",
         ),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "time in this state"),
         Column("fraction", "float64", "fraction", "of the rank's recorded time"),
     ),
     doc="Each nanosecond counts once: computation hides communication, communication hides copies. "
@@ -41,7 +41,7 @@ STEPS = Schema(
 STATES = Schema(
     "Activity of each rank",
     (
-        Column("rank", "int64"),
+        RANK,
         *_TIMES,
         Column("state", "category", doc="as in `shares`"),
         Column(
@@ -57,10 +57,10 @@ STATES = Schema(
 KERNELS = Schema(
     "Kernels, copies and memsets",
     (
-        Column("rank", "int64"),
-        Column("stream", "int64"),
+        RANK,
+        Column("stream", "int64", doc="stream of the GPU"),
         *_TIMES,
-        Column("name", "category"),
+        Column("name", "category", doc="kernel, or kind and direction of a copy"),
         Column("category", "category", doc="kernel class"),
         Column("op", "category", doc="innermost op around the launch call"),
         Column("shapes", "category", doc="of its arguments"),
@@ -77,7 +77,7 @@ KERNELS = Schema(
 TRACES = Schema(
     "Traces in the picture",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("host", "category", doc="name of the machine, '' where the trace does not say"),
         Column("first_event_offset_ns", "int64", "ns", "its first event by the clock of the other tables"),
     ),
@@ -87,9 +87,9 @@ TRACES = Schema(
 MARKS = Schema(
     "Steps, passes and layers",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("kind", "category", doc="step, serving, pipeline or moe_layer"),
-        Column("name", "category"),
+        Column("name", "category", doc="step mark, label of a serving step, pass or layer"),
         *_TIMES,
         Column("depth", "int64", "count", "0 outermost"),
     ),
@@ -98,11 +98,21 @@ MARKS = Schema(
 MESSAGES = Schema(
     "Messages between ranks",
     (
-        Column("from_rank", "int64"),
+        Column("from_rank", "int64", doc="rank that sends"),
         Column("from_ts_ns", "int64", "ns", "start of the send, by the clock of the other tables"),
-        Column("to_rank", "int64"),
+        Column("to_rank", "int64", doc="rank that receives"),
         Column("to_ts_ns", "int64", "ns", "end of the receive"),
         Column("name", "category", doc="process group and size"),
     ),
     drawn=True,
 )
+
+TABLES = {
+    "shares": SHARES,
+    "steps": STEPS,
+    "states": STATES,
+    "kernels": KERNELS,
+    "traces": TRACES,
+    "marks": MARKS,
+    "messages": MESSAGES,
+}

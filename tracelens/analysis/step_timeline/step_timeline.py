@@ -12,7 +12,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.step_timeline.marks import COMMON, marks, messages
 from tracelens.analysis.step_timeline.rank import RankTimeline, rank_timeline
-from tracelens.analysis.step_timeline.schemas import COMMUNICATION, SHARES, STATES, TRACES, WAITING
+from tracelens.analysis.step_timeline.schemas import COMMUNICATION, SHARES, STATES, TABLES, TRACES, WAITING
 from tracelens.analysis.step_timeline.selection import kernel_table, select_steps
 from tracelens.analysis.step_timeline.states import States, coarser, merged, with_waiting
 from tracelens.table import Result, Skip, result, sums
@@ -35,6 +35,7 @@ _FINEST_NS = 1000
     part=rank_timeline,
     shared=("aligned run",),
     needs=("moe", "pipeline", "serving", "stragglers"),
+    tables=TABLES,
 )
 def step_timeline(
     parts: Sequence[RankTimeline],
@@ -44,6 +45,13 @@ def step_timeline(
     scope: Scope = "all",
 ) -> Result:
     """What does each rank do at each moment of the step: compute, communicate, wait for others, or idle?
+
+    Reading:
+        In an HTML report, one lane per rank, by one clock. `shares` adds the lanes up: compare the ranks in
+        one state.
+
+    Limits:
+        Waiting is known only in collectives that were matched across ranks.
 
     Args:
         parts: from `rank_timeline`.

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.comm import AlignedRun, RankCommunication
 from tracelens.analysis.stragglers.verdict import Verdict
 from tracelens.arrays import Int
-from tracelens.table import Column, Schema
+from tracelens.table import STEP, Column, Schema
 from tracelens.trace import cut, difference, exclusive, union
 
 LOST = Schema(
@@ -18,11 +18,11 @@ LOST = Schema(
     (
         Column("rank", "int64", doc="waiting rank"),
         Column("late_rank", "int64", doc="rank that it waits for"),
-        Column("cause", "category"),
-        Column("collective", "category"),
-        Column("step", "category"),
+        Column("cause", "category", doc="why that rank is late, as in `causes`"),
+        Column("collective", "category", doc="collective in which it waits"),
+        STEP,
         Column("local_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "length of the piece"),
     ),
     doc="Pieces on one rank do not overlap. Waiting hidden by computation or transfers is left out.",
     detail=True,

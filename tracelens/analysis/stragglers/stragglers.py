@@ -25,7 +25,7 @@ from tracelens.analysis.stragglers.significance import (
     effects,
 )
 from tracelens.analysis.stragglers.verdict import CAUSES, IDLE, Verdict
-from tracelens.table import Column, Result, Schema, Skip, result
+from tracelens.table import RANK, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
 SHOWN = 20
@@ -83,7 +83,7 @@ _EFFECT = (
 STRAGGLERS = Schema(
     "Late ranks",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
         Column("last_count", "int64", "count", "collectives at which it was last, or held up the last rank"),
         Column(
@@ -122,24 +122,35 @@ CAUSE_TABLE = Schema(
 WORST = Schema(
     "Longest waits",
     (
-        Column("collective", "category"),
+        Column("collective", "category", doc="collective in which they wait"),
         Column("group", "category", doc="process group"),
         Column("order", "int64", "count", "position among the collectives of the group"),
         Column("last_rank", "int64", doc="last to arrive"),
         Column("wait_ns", "int64", "ns", "waiting of all other ranks"),
-        Column("cause", "str"),
-        Column("evidence", "str", prose=True),
+        Column("cause", "str", doc="why the last rank is late, as in `causes`"),
+        Column("evidence", "str", doc="figures behind the cause", prose=True),
         Column("late_ns", "int64", "ns", "arrival after the median of the others, weighted by their waiting"),
     ),
 )
 
 
-@analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",))
+TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST}
+
+
+@analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",), tables=TABLES)
 def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks arrive last at collectives, how long do the others wait, and why?
 
     A late arrival is explained by what the last rank did since its previous collective that the others did
     not: more or slower computation, or an idle GPU, and what its host was doing.
+
+    Reading:
+        Begin with rows that are `significant`: `effect_ns` is what the cause takes per step, with its
+        confidence interval. `worst` leads to the longest waits.
+
+    Limits:
+        Needs the traces of several ranks, and more than a few steps to tell a straggler from noise. A cause
+        that leaves no event in the trace is `unknown`.
 
     Args:
         parts: from `segments`.

@@ -30,7 +30,7 @@ WATERFALL = Schema(
     "Waterfall",
     (
         Column("level", "category", doc=", ".join(LEVELS)),
-        Column("name", "category"),
+        Column("name", "category", doc="row within its level, such as a category or an op"),
         Column("base_ns", "int64", "ns", "per step"),
         Column("cand_ns", "int64", "ns", "per step"),
         Column("delta_ns", "int64", "ns", "candidate - base"),
@@ -39,7 +39,7 @@ WATERFALL = Schema(
         Column("noise", "category", doc="does the difference exceed the step-to-step noise? unknown if a "
                                         "run has a single step"),
         Column("base_count", "float64", "count", "kernels, memcpys and memsets per step"),
-        Column("cand_count", "float64", "count"),
+        Column("cand_count", "float64", "count", "the same in the candidate"),
     ),
     kind="levels",
     doc="The rows of each level add up to the difference of the two step times. Overlapping activities "
@@ -53,14 +53,14 @@ CHANGES = Schema(
         Column("base", "str", doc="op; for replaced calls, the ops with the most GPU time"),
         Column("cand", "str", doc="op of the candidate"),
         Column("delta_ns", "int64", "ns", "per step, including callees"),
-        Column("base_ns", "int64", "ns"),
-        Column("cand_ns", "int64", "ns"),
+        Column("base_ns", "int64", "ns", "GPU time per step of these calls, 0 for added ones"),
+        Column("cand_ns", "int64", "ns", "the same in the candidate, 0 for removed ones"),
         Column("count", "int64", "count", "occurrences in all steps and ranks"),
-        Column("noise", "category"),
+        Column("noise", "category", doc="does the difference exceed the step-to-step noise?"),
         Column("location", "str", doc="enclosing scopes"),
-        Column("base_rank", "int64"),
+        Column("base_rank", "int64", doc="rank of the longest occurrence, -1 for none"),
         Column("base_ts_ns", "int64", "ns", "longest occurrence, since the trace's first event; -1 for none"),
-        Column("cand_rank", "int64"),
+        Column("cand_rank", "int64", doc="the same in the candidate"),
         Column("cand_ts_ns", "int64", "ns", "the same in the candidate"),
     ),
     doc="Calls are matched by names and structure, not by position. Nested changes overlap, so times here do "
@@ -80,6 +80,15 @@ PACE = Schema(
     ),
     doc="Timed around the recorded steps; the waterfall covers the recorded steps.",
 )
+
+
+TABLES = {
+    "waterfall": WATERFALL,
+    "changes": CHANGES,
+    "substitutions": SUBSTITUTIONS,
+    "icicle": ICICLE,
+    "pace": PACE,
+}
 
 
 def diff(base: Run, cand: Run) -> Result:

@@ -17,10 +17,10 @@ from tracelens.table import Column, Schema, codes
 ICICLE = Schema(
     "Step time by category, op and kernel",
     (
-        Column("node", "int64"),
+        Column("node", "int64", doc="number of the row"),
         Column("parent", "int64", doc="node one level up, -1 at the top"),
         Column("level", "category", doc="category, op or kernel"),
-        Column("name", "category"),
+        Column("name", "category", doc="category, op or kernel"),
         Column("base_ns", "int64", "ns", "per step"),
         Column("cand_ns", "int64", "ns", "per step"),
     ),

@@ -15,9 +15,9 @@ from tracelens.table import Column, Schema
 SUBSTITUTIONS = Schema(
     "Kernels side by side",
     (
-        Column("op", "category", doc="of the base"),
+        Column("op", "category", doc="op of the base that launches them"),
         Column("base_kernel", "category", doc="longest kernel of the call"),
-        Column("cand_kernel", "category"),
+        Column("cand_kernel", "category", doc="the same in the candidate"),
         Column("base_ns", "int64", "ns", "per step, all kernels of these calls"),
         Column("cand_ns", "int64", "ns", "the same calls in the candidate"),
         Column("delta_ns", "int64", "ns", "candidate - base"),

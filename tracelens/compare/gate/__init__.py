@@ -10,6 +10,7 @@ from tracelens.compare.gate.rules import read_rule
 from tracelens.compare.gate.runs import Side
 from tracelens.compare.gate.samples import Samples, from_result, read_saved
 from tracelens.compare.gate.verdict import (
+    TABLES,
     cause_text,
     headline,
     in_order,
@@ -21,6 +22,7 @@ from tracelens.compare.gate.verdict import (
 
 __all__ = [
     "KEEP",
+    "TABLES",
     "Cause",
     "Options",
     "Outcome",

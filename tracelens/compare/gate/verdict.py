@@ -15,12 +15,12 @@ VERDICT = Schema(
     "Verdict",
     (
         Column("result", "str", doc="pass, fail, or inconclusive: noise hides whether the rule holds"),
-        Column("rule", "str"),
+        Column("rule", "str", doc="metric, sense and limit"),
         Column("base", "str", doc="mean over the base's runs, steps and ranks"),
         Column("candidate", "str", doc="mean over the candidate's runs, steps and ranks"),
         Column("measured", "str", doc="the limited quantity: ratio, difference, or the candidate's value"),
         Column("interval", "str", doc="its confidence interval; '-' if nothing varies"),
-        Column("note", "str", prose=True),
+        Column("note", "str", doc="doubts, or what an inconclusive rule needs; '' for none", prose=True),
     ),
     doc="A rule fails if the whole interval lies beyond its limit, and passes if a change beyond it would "
     f"show with {1 - MISSED:.0%} probability. A plain number limits candidate / base, a signed one "
@@ -29,7 +29,11 @@ VERDICT = Schema(
 CAUSES = Schema(
     "Causes",
     (
-        Column("cause", "str", doc="of the difference of the step times; idle time by host activity"),
+        Column(
+            "cause",
+            "str",
+            doc="category of the difference between the step times; idle time by host activity",
+        ),
         Column("base_ns", "float64", "ns", "per step"),
         Column("cand_ns", "float64", "ns", "per step"),
         Column("delta_ns", "float64", "ns", "candidate - base"),
@@ -39,17 +43,17 @@ CAUSES = Schema(
 FIGURES = Schema(
     "Figures of the verdict",
     (
-        Column("rule", "str"),
-        Column("metric", "str"),
+        Column("rule", "str", doc="the rule in full: metric, sense and limit"),
+        Column("metric", "str", doc="what the rule limits, as in the table `metrics` of `steps`"),
         Column("unit", "str", doc="of base and candidate, and of limit and interval unless a ratio"),
         Column("kind", "str", doc="limited quantity: ratio, difference or absolute"),
-        Column("sense", "str"),
-        Column("limit", "float64"),
+        Column("sense", "str", doc="<= for an upper limit, >= for a lower one"),
+        Column("limit", "float64", doc="limit of the quantity that `kind` names"),
         Column("status", "str", doc="pass, fail or inconclusive"),
-        Column("base", "float64"),
-        Column("candidate", "float64"),
-        Column("base_runs", "int64", "count"),
-        Column("candidate_runs", "int64", "count"),
+        Column("base", "float64", doc="mean over the base's runs, steps and ranks"),
+        Column("candidate", "float64", doc="the same for the candidate"),
+        Column("base_runs", "int64", "count", "runs of the base"),
+        Column("candidate_runs", "int64", "count", "runs of the candidate"),
         Column("base_steps", "int64", "count", "of all runs"),
         Column("candidate_steps", "int64", "count", "of all runs"),
         Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
@@ -62,6 +66,8 @@ FIGURES = Schema(
     ),
     detail=True,
 )  # fmt: skip
+
+TABLES = {"verdict": VERDICT, "causes": CAUSES, "figures": FIGURES}
 
 _FIRST = ("fail", "inconclusive", "pass")
 _RULES = {"fail": "Rules failed", "inconclusive": "Rules inconclusive", "pass": "Rules held"}

@@ -1,6 +1,6 @@
 """Ladder: an ablation study, each rung compared with the one before."""
 
-from tracelens.compare.ladder.ladder import ladder
+from tracelens.compare.ladder.ladder import TABLES, ladder
 from tracelens.compare.ladder.rungs import read
 
-__all__ = ["ladder", "read"]
+__all__ = ["TABLES", "ladder", "read"]

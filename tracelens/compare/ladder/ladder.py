@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.common import device_names, noted
 from tracelens.compare.diff import TAIL, ratio
 from tracelens.compare.ladder.rungs import LadderRun, Rung
-from tracelens.compare.ladder.steps import LEVELS, WATERFALL, AblationStep, ablation_steps, in_words
+from tracelens.compare.ladder.steps import LEVELS, RUNG, WATERFALL, AblationStep, ablation_steps, in_words
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table
 from tracelens.trace import Run
@@ -18,8 +18,8 @@ from tracelens.trace import Run
 RUNGS = Schema(
     "Rungs",
     (
-        Column("rung", "int64", "count", "0 for the baseline"),
-        Column("name", "str"),
+        RUNG,
+        Column("name", "str", doc="what the rung adds, in short; the first one is the baseline"),
         Column("timed_ns", "int64", "ns", "median step time without the profiler"),
         Column("spread", "float64", "ratio", "interquartile range of these steps / their median"),
         Column("tokens_per_s", "int64", doc="all ranks, from the timed steps"),
@@ -34,11 +34,11 @@ RUNGS = Schema(
 CHANGED = Schema(
     "What each rung changed",
     (
-        Column("rung", "int64", "count"),
-        Column("name", "str"),
+        RUNG,
+        Column("name", "str", doc="what the rung adds, in short; the first one is the baseline"),
         Column("adds", "str", doc="toggles added to the rung before"),
         Column("delta_ns", "int64", "ns", "of the traced step"),
-        Column("purpose", "str", prose=True),
+        Column("purpose", "str", doc="what the toggles are for", prose=True),
         Column("by_category", "str", doc="categories with most of the difference", prose=True),
         Column("by_cause", "str", doc="causes with most of the difference", prose=True),
         Column("calls", "str", doc="edits with the most time", prose=True),
@@ -51,7 +51,7 @@ TOTAL = Schema(
     "All rungs together",
     (
         Column("level", "category", doc=", ".join(LEVELS)),
-        Column("name", "category"),
+        Column("name", "category", doc="of the part"),
         Column("delta_ns", "int64", "ns", "of all rungs together"),
         Column("share", "float64", "ratio", "share of the difference between last rung and baseline"),
         Column("top_rung", "str", doc="rung with the largest change"),
@@ -60,6 +60,9 @@ TOTAL = Schema(
     kind="levels",
     doc="The rows of each level add up to the traced step of the last rung minus that of the baseline.",
 )
+
+
+TABLES = {"rungs": RUNGS, "changed": CHANGED, "total": TOTAL, "waterfall": WATERFALL}
 
 
 def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:

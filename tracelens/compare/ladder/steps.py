@@ -15,16 +15,18 @@ from tracelens.trace import Run, TraceMeta
 LEVELS = ("category", "cause", "stage")
 """Levels of the diff's waterfall that a ladder reports."""
 
+RUNG = Column("rung", "int64", "count", "0 for the baseline")
+
 WATERFALL = Schema(
     "Waterfall by rung",
     (
-        Column("rung", "int64", "count"),
-        Column("rung_name", "category"),
+        RUNG,
+        Column("rung_name", "category", doc="toggles of the rung, in short"),
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category", doc="of the part"),
         Column("base_ns", "int64", "ns", "per step of the rung before"),
         Column("cand_ns", "int64", "ns", "per step of this rung"),
-        Column("delta_ns", "int64", "ns"),
+        Column("delta_ns", "int64", "ns", "this rung - the rung before"),
         Column("noise", "category", doc="does the difference exceed the step-to-step noise?"),
     ),
     doc="For each rung, the rows of each level add up to its traced step and to that of the rung before.",

@@ -7,7 +7,8 @@ why there is nothing to measure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from tracelens.analysis.common import NO_LAUNCH
@@ -23,6 +24,8 @@ __all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "
 Confidence = Literal["high", "medium", "low"]
 """Of the saving. high: the trace shows the lost time; medium: the remaining time is estimated; low: an
 upper bound."""
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 JOB = -1
 """In place of a rank: the detection is of the whole job."""
@@ -76,6 +79,9 @@ class Detector:
         symptom: whether others may be its cause.
         scenario: the what-if request that its remedy is, whose replay sizes the saving; "" if none models
             it. A detection may name another.
+        measures: each measure of its quantities with what it means; a word in capitals stands for a name.
+        threshold: what the signature takes to be detected.
+        limits: what it cannot see, or what its estimate takes for granted.
         function: (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason.
     """
 
@@ -88,6 +94,9 @@ class Detector:
     launching: bool = False
     symptom: bool = False
     scenario: str = ""
+    measures: Mapping[str, str] = field(default_factory=dict)
+    threshold: str = ""
+    limits: str = ""
 
     def of_rank(self, context: RankContext) -> Outcome:
         if self.launching and context.work.cpu_only:
@@ -116,6 +125,9 @@ def detector(
     needs: Sequence[str] = (),
     launching: bool = False,
     symptom: bool = False,
+    measures: Mapping[str, str] = EMPTY,
+    threshold: str = "",
+    limits: str = "",
 ) -> Callable[[Callable[..., Any]], Detector]:
     """Register a function as a detector; the first line of its docstring names the signature.
 
@@ -128,11 +140,27 @@ def detector(
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
         symptom: whether it shows what other detectors name the cause of; see findings/ranking.py.
+        measures: what each measure of its quantities means; a word in capitals stands for a name.
+        threshold: what the signature takes to be detected.
+        limits: what it cannot see, or what its estimate takes for granted.
     """
 
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
-        item = Detector(name, title, remedy, doc, tuple(needs), function, launching, symptom, scenario)
+        item = Detector(
+            name,
+            title,
+            remedy,
+            doc,
+            tuple(needs),
+            function,
+            launching,
+            symptom,
+            scenario,
+            measures,
+            threshold,
+            limits,
+        )
         DETECTORS.add(name, item, function.__module__)
         return item
 

@@ -68,11 +68,26 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     return ranks or f"no idle time due to {part.replace('_', ' ')}"
 
 
+_MEASURES = {
+    "bubble": "idle time of the stage within the phase",
+    "bubble of the pipeline's phase": "bubble / duration of the phase",
+    "stages": "PP",
+    "micro-batches": "per step",
+    "chunks per stage": "VPP, model chunks of a stage",
+}
+
+
 @detector(
     "pipeline_ramp",
     scenario="vpp",
     title="Pipeline ramp: stages idle while it fills and drains",
     needs=("pipeline",),
+    measures={
+        "ramp": "idle time while the pipeline fills and drains",
+        **_MEASURES,
+    },
+    threshold="any such time in a pipeline of two stages or more",
+    limits="Assumes that twice as many chunks halve the ramp.",
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     """Stages idle before all have started their backward passes, or after one runs out of forward passes."""
@@ -107,6 +122,9 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     scenario="balanced_stages",
     title="Pipeline stages of unequal work",
     needs=("pipeline",),
+    measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
+    threshold="any such time in a pipeline of two stages or more",
+    limits="Layers do not divide as freely as the saving assumes.",
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     """Stages of a full pipeline wait while a slower stage computes."""
@@ -146,6 +164,9 @@ def _work(table: Table) -> dict[int, float]:
     "pipeline_p2p",
     title="Pipeline stages wait for messages",
     needs=("pipeline",),
+    measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},
+    threshold="any such time in a pipeline of two stages or more",
+    limits="No scenario models it.",
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:
     """Stages of a full pipeline wait in a send or receive whose data is ready."""

@@ -29,6 +29,15 @@ _EXPOSED = 0.1
     scenario="prefill_delayer",
     title="Ranks prefill while others decode",
     needs=("collectives", "serving"),
+    measures={
+        "phase mismatch, share of step time": "common steps with ranks in different phases, by time",
+        "steps with ranks in different phases": "by number, / steps",
+        "delay of decoding": "time beyond an all-decode step, per step",
+        "avoidable delay: prefills at different times": "part that prefills at the same time would save",
+        "eager decode, share of decode time": "decode time outside graph replays, where known",
+    },
+    threshold="one step with a prefill beside a decoding rank, and an all-decode step to compare with",
+    limits="Latency of the prompts that wait is not part of the saving.",
 )
 def serving_phases(results: Mapping[str, Result]) -> Detections:
     """Expert-parallel ranks are in different phases: decoding ranks wait for a prefill."""
@@ -68,6 +77,14 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
     "serving_padding",
     title="Ranks are padded to the rank with the most tokens",
     needs=("collectives", "serving"),
+    measures={
+        "padding of the slots": "1 - tokens / slots",
+        "tokens": "of requests, per step",
+        "slots": "ranks x most tokens of a rank, per step",
+        "padding of graphs": "1 - requests / captured batch size, where known",
+    },
+    threshold=f"{_PADDED:.0%} of the slots are padding",
+    limits="Attention is not padded, so the saving is an upper bound.",
 )
 def serving_padding(results: Mapping[str, Result]) -> Detections:
     """Ranks that gather tokens for the experts pad them to the rank with the most tokens."""
@@ -114,6 +131,14 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
     scenario="two_batch_overlap",
     title="Exposed communication in serving steps",
     needs=("collectives", "serving"),
+    measures={
+        "exposed communication": "of the steps in question, per step",
+        "exposed communication, share of step time": "the same / time of these steps",
+        "overlap efficiency": "hidden / all communication of the steps run as two batches",
+        "token imbalance of the halves": "|a - b| / (a + b) of their tokens",
+    },
+    threshold=f"{_EXPOSED:.0%} of the time of these steps is exposed communication",
+    limits="Two small batches may be less efficient than a large one.",
 )
 def serving_two_batch(results: Mapping[str, Result]) -> Detections:
     """Serving steps with two-batch overlap, or prefills without it, keep communication exposed."""

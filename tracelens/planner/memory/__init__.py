@@ -6,5 +6,6 @@ from tracelens.planner.memory.fits import room
 from tracelens.planner.memory.memory import DEFAULT, memory
 from tracelens.planner.memory.stage import Kept, Stages
 from tracelens.planner.memory.static import static
+from tracelens.planner.memory.tables import TABLES
 
-__all__ = ["DEFAULT", "Assumptions", "Kept", "Stages", "brief_stage", "memory", "room", "static"]
+__all__ = ["DEFAULT", "TABLES", "Assumptions", "Kept", "Stages", "brief_stage", "memory", "room", "static"]

@@ -33,26 +33,28 @@ COMPONENTS = {
 }
 """Component to its content, in display order."""
 
+_LAYOUT = Column("layout", "category", doc="GPUs and parallel sizes, such as 64 GPUs ep=8")
+
 MEMORY = Schema(
     "Memory by component",
     (
-        Column("layout", "category"),
+        _LAYOUT,
         Column("pp_rank", "int64", doc="pipeline rank"),
-        Column("component", "category"),
+        Column("component", "category", doc="what holds the memory"),
         Column("bytes", "int64", "bytes", "at the peak of a step, on the fullest GPU of the stage"),
-        Column("share", "float64", "fraction", "of the rank's bytes"),
-        Column("contents", "category", doc="content"),
+        Column("share", "float64", "fraction", "share of the rank's bytes"),
+        Column("contents", "category", doc="what the component consists of"),
     ),
     doc="Worst pipeline rank of each layout first; the rows of a rank add up to its peak.",
 )
 RANKS = Schema(
     "Pipeline ranks",
     (
-        Column("layout", "category"),
+        _LAYOUT,
         Column("pp_rank", "int64", doc="pipeline rank"),
         Column("layers", "str", doc="layers of the stage; + for embedding or head"),
         Column("in_flight", "int64", "count", "most micro-batch chunks in flight"),
-        Column("peak_bytes", "int64", "bytes"),
+        Column("peak_bytes", "int64", "bytes", "most bytes in use at once during a step"),
         Column("peak_phase", "category", doc="phase of the step with the peak"),
         Column("forward_bytes", "int64", "bytes", "peak of a forward"),
         Column("backward_bytes", "int64", "bytes", "peak of a backward"),
@@ -64,8 +66,8 @@ RANKS = Schema(
 FITS = Schema(
     "Does it fit",
     (
-        Column("layout", "category"),
-        Column("device", "category"),
+        _LAYOUT,
+        Column("device", "category", doc="device to fit on"),
         Column("fits", "category", doc="yes or no"),
         Column("needed_bytes", "int64", "bytes", "of the worst pipeline rank"),
         Column("free_bytes", "int64", "bytes", "left after the reserve; negative: missing"),
@@ -75,6 +77,8 @@ FITS = Schema(
     ),
     doc="Leave headroom for fragmentation.",
 )
+
+TABLES = {"fits": FITS, "memory": MEMORY, "ranks": RANKS}
 
 
 def memory_table(stages_of: Mapping[str, Mapping[int, Stage]]) -> Table:

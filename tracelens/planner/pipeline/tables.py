@@ -13,10 +13,13 @@ from tracelens.planner.pipeline.simulate import Played
 from tracelens.planner.pipeline.times import ChunkTimes
 from tracelens.table import Column, Schema, Table
 
+_SCHEDULE = Column("schedule", "category", doc="such as 1f1b or interleaved")
+_STAGE = Column("stage", "int64", doc="position in the pipeline, from 0")
+
 SUMMARY = Schema(
     "Schedules",
     (
-        Column("schedule", "category"),
+        _SCHEDULE,
         Column("chunks", "int64", "count", "VPP, model chunks per stage"),
         Column("makespan_ns", "int64", "ns", "from the first forward to the last pass of any stage"),
         Column("step_ns", "int64", "ns", "makespan plus the measured rest of the step"),
@@ -40,8 +43,8 @@ SUMMARY = Schema(
 STAGES = Schema(
     "Stages",
     (
-        Column("schedule", "category"),
-        Column("stage", "int64"),
+        _SCHEDULE,
+        _STAGE,
         Column("forward_ns", "int64", "ns", "all forwards; overlapped pairs in proportion"),
         Column("backward_ns", "int64", "ns", "all backwards"),
         Column("idle_ns", "int64", "ns", "of the makespan"),
@@ -57,9 +60,9 @@ STAGES = Schema(
 PARTITION = Schema(
     "Partition",
     (
-        Column("schedule", "category"),
+        _SCHEDULE,
         Column("position", "int64", doc="position of the chunk in the model"),
-        Column("stage", "int64"),
+        Column("stage", "int64", doc="stage that holds the chunk"),
         Column("chunk", "int64", doc="number on its stage"),
         Column("first_layer", "int64", doc="-1 if the chunk has none, or layers are unknown"),
         Column("layers", "int64", "count", "-1 if unknown"),
@@ -72,14 +75,14 @@ PARTITION = Schema(
 SPANS = Schema(
     "Passes",
     (
-        Column("schedule", "category"),
+        _SCHEDULE,
         Column("rank", "int64", doc="stage; one rank each"),
-        Column("stage", "int64"),
+        _STAGE,
         Column("chunk", "int64", doc="number on its stage"),
-        Column("microbatch", "int64"),
+        Column("microbatch", "int64", doc="in the step, from 0"),
         Column("phase", "category", doc=", ".join(PHASES)),
         Column("ts_ns", "int64", "ns", "since the first forward"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "duration of the pass"),
         Column("paired", "bool", doc="overlaps with another pass of the stage"),
     ),
     detail=True,
@@ -88,11 +91,11 @@ SPANS = Schema(
 IN_FLIGHT = Schema(
     "In flight over time",
     (
-        Column("schedule", "category"),
+        _SCHEDULE,
         Column("rank", "int64", doc="stage; one rank each"),
         Column("ts_ns", "int64", "ns", "start of this state"),
-        Column("chunks", "int64", "count"),
-        Column("bytes", "int64", "bytes", "-1 if unknown"),
+        Column("chunks", "int64", "count", "micro-batch chunks in flight"),
+        Column("bytes", "int64", "bytes", "activations of these chunks, -1 if unknown"),
     ),
     detail=True,
     key=(),
@@ -100,8 +103,8 @@ IN_FLIGHT = Schema(
 CHECK = Schema(
     "Simulation check",
     (
-        Column("ranks", "category", doc="of the stages"),
-        Column("step", "category"),
+        Column("ranks", "category", doc="ranks of the stages"),
+        Column("step", "category", doc="recorded step that is simulated"),
         Column("times", "category", doc="pass times: measured, or means"),
         Column("measured_ns", "int64", "ns", "from the first forward to the last backward"),
         Column("simulated_ns", "int64", "ns", "the same by simulation"),
@@ -111,6 +114,15 @@ CHECK = Schema(
     "passes nor messages explain. The mean of equal layers shows how far to trust another partition, which "
     "assumes that layers of a kind take equally long on all ranks.",
 )
+
+TABLES = {
+    "summary": SUMMARY,
+    "stages": STAGES,
+    "partition": PARTITION,
+    "check": CHECK,
+    "spans": SPANS,
+    "in_flight": IN_FLIGHT,
+}
 
 
 class Case(NamedTuple):

@@ -11,5 +11,6 @@
 from tracelens.planner.search.ranking import BATCH, Question
 from tracelens.planner.search.result import search
 from tracelens.planner.search.space import Space
+from tracelens.planner.search.tables import TABLES
 
-__all__ = ["BATCH", "Question", "Space", "search"]
+__all__ = ["BATCH", "TABLES", "Question", "Space", "search"]

@@ -1,5 +1,5 @@
 """Verify: run the scripts of a folder and compare their times with the trace."""
 
-from tracelens.reproducers.verify.verify import failed, verify
+from tracelens.reproducers.verify.verify import TABLES, failed, verify
 
-__all__ = ["failed", "verify"]
+__all__ = ["TABLES", "failed", "verify"]

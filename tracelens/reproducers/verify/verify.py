@@ -32,18 +32,18 @@ DIFFERENT = ("slower", "faster", "other device")
 SUMMARY = Schema(
     "Scripts by status",
     (
-        Column("status", "str"),
-        Column("count", "int64", "count", "scripts"),
+        Column("status", "str", doc="as in `scripts`"),
+        Column("count", "int64", "count", "scripts of this status"),
         Column("traced_ns", "float64", "ns", "traced time of the calls they represent"),
         Column("fraction", "float64", "fraction", "share of the traced time of all scripts"),
-        Column("meaning", "str", prose=True),
+        Column("meaning", "str", doc="what the status means", prose=True),
     ),
 )
 SCRIPTS = Schema(
     "Scripts",
     (
         Column("status", "str", doc="; ".join(f"{name}: {why}" for name, why in STATUSES.items())),
-        Column("file", "str"),
+        Column("file", "str", doc="the script, in the directory that was verified"),
         Column("traced_ns", "float64", "ns", "median GPU time of a call in the trace"),
         Column("replayed_ns", "float64", "ns", "median GPU time here: kernels where known, else elapsed"),
         Column("ratio", "float64", "ratio", "replayed / traced"),
@@ -52,7 +52,7 @@ SCRIPTS = Schema(
         Column("shapes", "str", doc="of its arguments"),
         Column("elapsed_ns", "float64", "ns", "median between device events, gaps included"),
         Column("p10_ns", "float64", "ns", "10th percentile of those times"),
-        Column("p90_ns", "float64", "ns", "90th percentile"),
+        Column("p90_ns", "float64", "ns", "90th percentile of those times"),
         Column("warm_ns", "float64", "ns", "median with warm caches: the same arguments every call"),
         Column("flops_per_s", "float64", "flops/s", "of a replayed call"),
         Column("bytes_per_s", "float64", "bytes/s", "of a replayed call; bus bandwidth for collectives"),
@@ -65,12 +65,14 @@ SCRIPTS = Schema(
 NOTES = Schema(
     "Notes",
     (
-        Column("status", "str"),
-        Column("file", "str"),
+        Column("status", "str", doc="as in `scripts`"),
+        Column("file", "str", doc="the script that the note is about"),
         Column("note", "str", doc="error, or why the time may differ", prose=True),
     ),
     doc="Errors, and likely reasons where a time differs from the trace.",
 )
+
+TABLES = {"summary": SUMMARY, "notes": NOTES, "scripts": SCRIPTS}
 
 
 _TIMES = {

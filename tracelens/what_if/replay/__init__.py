@@ -3,9 +3,11 @@
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.replay.projector import Projection, Projector
 from tracelens.what_if.replay.replay import DOUBTFUL, Outcome, Replay, doubt, reliability_warning
+from tracelens.what_if.replay.tables import TABLES
 
 __all__ = [
     "DOUBTFUL",
+    "TABLES",
     "Outcome",
     "Projection",
     "Projector",

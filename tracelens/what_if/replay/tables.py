@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.table import Column, Schema, Table, codes, sums
+from tracelens.table import RANK, Column, Schema, Table, codes, sums
 from tracelens.what_if.replay.check import Starts
 from tracelens.what_if.replay.labels import Labels
 from tracelens.what_if.replay.path import CATEGORIES, Path
@@ -17,16 +17,18 @@ from tracelens.what_if.replay.rerun import CHANGED_SHARE, GPU_SHARE, HOST_SHARE
 MEASURED = "(measured)"
 """Names the step without any scenario: the recorded one, less the profiler's share where that is known."""
 
+_SCENARIO = Column("scenario", "str", doc="the change, as `--scenario` takes it")
+
 WHATIF = Schema(
     "Projected step time",
     (
-        Column("scenario", "str"),
+        _SCENARIO,
         Column("base_ns", "int64", "ns", "step without the profiler where known, else recorded; rank mean"),
         Column("projected_ns", "int64", "ns", "step under the scenario"),
         Column("low_ns", "int64", "ns", "shortest replayed step"),
         Column("high_ns", "int64", "ns", "longest replayed step"),
         Column("rerun_low_ns", "int64", "ns", "shortest step that a run with the change should measure"),
-        Column("rerun_high_ns", "int64", "ns", "longest"),
+        Column("rerun_high_ns", "int64", "ns", "longest step that a run with the change should measure"),
         Column("gain", "float64", "ratio", "throughput gain: base / projected - 1"),
         Column("bottleneck", "category", doc="largest part of the new critical path"),
     ),
@@ -41,9 +43,11 @@ WHATIF = Schema(
 ASSUMPTIONS = Schema(
     "Assumptions",
     (
-        Column("scenario", "str"),
+        _SCENARIO,
         Column("change", "str", doc="what the scenario changes", prose=True),
-        Column("assumption", "str", prose=True),
+        Column(
+            "assumption", "str", doc="what the projection assumes, with the amount that changes", prose=True
+        ),
     ),
     kind="entries",
 )
@@ -67,12 +71,12 @@ CRITICAL_PATH = Schema(
 BOTTLENECKS = Schema(
     "Bottlenecks",
     (
-        Column("scenario", "str"),
-        Column("rank", "int64"),
-        Column("category", "category"),
+        _SCENARIO,
+        Column("rank", "int64", doc="rank that the critical path runs on there"),
+        Column("category", "category", doc="as in `critical_path`"),
         Column("name", "category", doc="kernel, op or collective; for host time, the op it leads to"),
         Column("count", "int64", "count", "pieces of the path"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "time on the critical path"),
         Column("fraction", "float64", "fraction", "of the step"),
     ),
     doc="What to shorten next, by rank and name: the largest part of each critical path, then the second "
@@ -82,18 +86,18 @@ BOTTLENECKS = Schema(
 EXPLAINED = Schema(
     "How well the graph explains the step",
     (
-        Column("replay", "str"),
-        Column("base_ns", "int64", "ns"),
-        Column("replayed_ns", "int64", "ns"),
+        Column("replay", "str", doc="which replay: unchanged, or from durations alone"),
+        Column("base_ns", "int64", "ns", "recorded step"),
+        Column("replayed_ns", "int64", "ns", "step that this replay gives"),
         Column("error", "float64", "ratio", "replayed / base - 1"),
         Column("unexplained_fraction", "float64", "fraction", "of the step, see `trust`"),
-        Column("meaning", "str", prose=True),
+        Column("meaning", "str", doc="what this replay tests", prose=True),
     ),
 )
 TRUST = Schema(
     "Predicted starts against recorded ones",
     (
-        Column("rank", "int64"),
+        RANK,
         Column("kind", "category", doc="kernel (copies and memsets included), collective, or host call"),
         Column("count", "int64", "count", "in the step"),
         Column("without_cause", "int64", "count", "of these, waiting for nothing recorded: not predicted"),
@@ -111,13 +115,23 @@ TRUST = Schema(
 STEP_RANKS = Schema(
     "Step time by rank",
     (
-        Column("scenario", "str"),
-        Column("rank", "int64"),
-        Column("base_ns", "int64", "ns"),
-        Column("projected_ns", "int64", "ns"),
+        _SCENARIO,
+        RANK,
+        Column("base_ns", "int64", "ns", "step before the change"),
+        Column("projected_ns", "int64", "ns", "step under the scenario"),
     ),
     detail=True,
 )
+
+TABLES = {
+    "whatif": WHATIF,
+    "assumptions": ASSUMPTIONS,
+    "critical_path": CRITICAL_PATH,
+    "bottlenecks": BOTTLENECKS,
+    "explained": EXPLAINED,
+    "trust": TRUST,
+    "ranks": STEP_RANKS,
+}
 
 _NAMES = 8
 

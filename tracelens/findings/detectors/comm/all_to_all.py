@@ -25,12 +25,23 @@ _NOTHING = 0.001
 
 _ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatter"), ("send_recv",)
 
+_MEASURES = {
+    "exposed per step": "part of it without computation",
+    "overlap efficiency": "hidden / all of it",
+    "overlap efficiency, bound": "the same if all other computation ran beside it",
+    "sent in forward dispatches per step": "input of the forward dispatches, where recorded",
+    "share after de-duplication": "bytes left if each rank got a token once, with experts chosen at random",
+}
+
 
 @detector(
     "exposed_all_to_all",
     scenario="all_to_all_hidden",
     title="Exposed all-to-all",
     symptom=True,  # of ranks that come late: much of it is waiting for them
+    measures={"all-to-all per step": "time with an all-to-all running, waiting included", **_MEASURES},
+    threshold=f"over {_NOTHING:.1%} of the time is exposed",
+    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
 )
 def exposed_all_to_all(context: RankContext) -> Outcome:
     """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
@@ -44,6 +55,12 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     "exposed_token_gather",
     title="Exposed all-gather and reduce-scatter of tokens",
     symptom=True,
+    measures={
+        "all-gather and reduce-scatter per step": "time with one of them running, waiting included",
+        **_MEASURES,
+    },
+    threshold=f"over {_NOTHING:.1%} of the time is exposed",
+    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
 )
 def exposed_token_gather(context: RankContext) -> Outcome:
     """Exposed dispatch by all-gather and combine by reduce-scatter in MoE layers without an all-to-all."""

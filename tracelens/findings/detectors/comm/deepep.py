@@ -45,6 +45,14 @@ class _Pairs(NamedTuple):
     "deepep_busy_wait",
     title="DeepEP: the host spins until tokens are counted",
     launching=True,
+    measures={
+        "spins per step": "dispatches before which the host spins",
+        "dispatches per step": "pairs of notify_dispatch and dispatch",
+        "host time spun": "from the end of the launch call to the end of notify_dispatch, per step",
+        "GPU idle after notify_dispatch": "until dispatch starts, per step",
+    },
+    threshold=f"dispatch is launched within {_RESTART_NS / 1e6:g} ms of the end of notify_dispatch",
+    limits="Launches that are late afterwards, because the host has fallen behind, do not count.",
 )
 def deepep_busy_wait(context: RankContext) -> Outcome:
     """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""

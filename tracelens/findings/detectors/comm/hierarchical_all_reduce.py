@@ -20,6 +20,17 @@ from tracelens.units import duration
     scenario="hierarchical_all_reduce",
     title="Collectives across hosts use one flat ring",
     needs=("collectives",),
+    measures={
+        "collectives per step": "those in flat rings over hosts",
+        "bus bandwidth": "of their transfers, without waiting",
+        "bytes sent per host, flat ring": "bytes that cross hosts, per step",
+        "bytes sent per host, hierarchical": "the same with a reduction within each host first",
+        "time without waiting": "of their transfers, per step",
+        "expected time, hierarchical": "the same with a reduction within each host first",
+        "hosts": "most hosts of one collective",
+    },
+    threshold="equal numbers of ranks on several hosts, more than one each, in a kernel not named a tree",
+    limits="Needs traces that name their hosts.",
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""

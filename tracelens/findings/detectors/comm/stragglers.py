@@ -39,12 +39,23 @@ _BLAMED = 0.1
 _MOST = 0.9
 """Waiting with this share of causes that a steady pace removes."""
 
+_MEASURES = {
+    "waiting for these causes": "exposed waiting in collectives, per step",
+    "waiting for CAUSE": "part of it with this cause",
+    "all exposed waiting": "exposed waiting in collectives for any cause, per step",
+    "waits per step": "stretches of such waiting",
+    "share for the worst rank": "part of the waiting that is for the rank most waited for",
+}
+
 
 @detector(
     "stragglers",
     scenario="median_pace",
     title="Ranks wait for late ranks",
     needs=("collectives", "stragglers"),
+    measures=_MEASURES,
+    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    limits="Needs the traces of the ranks of a group.",
 )
 def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs wait in collectives for a rank that its host or a slower GPU makes late."""
@@ -56,6 +67,9 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     scenario="balanced",
     title="Ranks wait for ranks with more work",
     needs=("collectives", "stragglers"),
+    measures=_MEASURES,
+    threshold="any exposed waiting with this cause",
+    limits="Assumes that the work can be spread evenly.",
 )
 def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs wait in collectives for a rank that has more to compute: larger shapes or more calls."""
@@ -67,6 +81,9 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
     "stragglers_unexplained",
     title="Ranks wait for ranks that are late without a visible cause",
     needs=("collectives", "stragglers"),
+    measures=_MEASURES,
+    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    limits="The trace does not show the cause, so no scenario removes it.",
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs wait in collectives for a rank whose lateness is inherited or has no recorded cause."""
@@ -78,6 +95,9 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
     scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
     needs=("collectives", "stragglers"),
+    measures=_MEASURES,
+    threshold="exposed waiting for ranks that are no significant stragglers",
+    limits="Some waiting remains in any run: ranks differ by chance.",
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""

@@ -18,12 +18,25 @@ from tracelens.units import milliseconds
 _OPS = 3
 _MOST = 0.9
 
+_MEASURES = {
+    "host blocked per step": "host time in these calls",
+    "GPU idle during these calls per step": "idle time while the host is in one of them",
+    "GPU idle until the host catches up per step": "idle time after such a call, until work is queued again",
+}
+
 
 @detector(
     "moe_blocking_calls",
     scenario="sync_free",
     title="Blocking calls in MoE layers",
     launching=True,
+    measures={
+        "calls per layer and micro-batch": "blocking calls in a forward pass through an MoE layer",
+        "calls per layer and micro-batch, STAGE": "those in this stage of the layer",
+        **_MEASURES,
+    },
+    threshold="one such call",
+    limits="Where all launches are late, the time until the host catches up does not count.",
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
     """Calls in MoE layers that make the host wait for the GPU: item, nonzero, tolist, copies to the host."""
@@ -76,6 +89,9 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     scenario="no_blocking",
     title="Blocking calls outside MoE layers",
     launching=True,
+    measures={"calls per step": "blocking calls outside MoE layers", **_MEASURES},
+    threshold="one such call",
+    limits="Where all launches are late, the time until the host catches up does not count.",
 )
 def other_blocking_calls(context: RankContext) -> Outcome:
     """Calls in steps, outside MoE layers, that make the host wait for the GPU while the GPU runs dry."""

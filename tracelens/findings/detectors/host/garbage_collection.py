@@ -20,6 +20,16 @@ _EVENT = "Python GC"
     "garbage_collection",
     scenario="no_garbage_collection",
     title="Garbage collection stalls the host",
+    measures={
+        "collecting": "host time in collections, per step",
+        "collections per step": "collections that reach into a step",
+        "collections called by the program": "share that Python frames show to be called, as by gc.collect()",
+        "longest collection": "longest one, whole",
+        "GPU idle while collecting": "idle time with this cause, per step",
+        "step-time variation": "(longest - shortest step) / mean step, with two steps or more",
+    },
+    threshold="one collection that reaches into the steps",
+    limits="Needs a recording with collections: by `tracelens.record`, or torch's record_python_gc_info.",
 )
 def garbage_collection(context: RankContext) -> Outcome:
     """Python's garbage collector runs during steps."""

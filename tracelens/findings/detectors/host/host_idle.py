@@ -15,12 +15,22 @@ from tracelens.units import duration, milliseconds
 _PLACES = 3
 _MOST = 0.9
 
+_IDLE = {
+    "GPU idle per step": "idle time with this cause",
+    "gaps per step": "gaps with time of this cause",
+    "longest": "most time of this cause in one gap",
+    "steps affected": "recorded steps with such a gap",
+}
+
 
 @detector(
     "silent_host",
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
     launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Without Python frames the trace does not show what the program does meanwhile.",
 )
 def silent_host(context: RankContext) -> Outcome:
     """The launching thread is in no recorded op or call for over 0.5 ms while the GPU is idle."""
@@ -32,6 +42,9 @@ def silent_host(context: RankContext) -> Outcome:
     scenario="data_loading_overlapped",
     title="The GPU waits for the next batch",
     launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="A loader counts only where the trace shows its calls by name.",
 )
 def data_loading(context: RankContext) -> Outcome:
     """The GPU is idle while the host fetches a batch."""
@@ -43,6 +56,9 @@ def data_loading(context: RankContext) -> Outcome:
     scenario="no_idle=cpu_ops",
     title="CPU ops keep the GPU waiting",
     launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Work that runs once, such as the first call of a kernel, counts where the recording includes it.",
 )
 def cpu_ops(context: RankContext) -> Outcome:
     """Ops or calls that launch nothing take over 1 ms before the next launch while the GPU is idle."""
@@ -54,6 +70,9 @@ def cpu_ops(context: RankContext) -> Outcome:
     scenario="no_idle=collective_call",
     title="The host waits inside a collective call",
     launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Assumes that all of this time can go; what the host waits for may have to run.",
 )
 def collective_calls(context: RankContext) -> Outcome:
     """The GPU is idle while the host spends over 1 ms inside a collective call."""

@@ -26,6 +26,18 @@ to the start on an idle GPU it takes 5 to 35 us."""
     title="Launch-bound: the GPU waits for the host to launch",
     launching=True,
     symptom=True,
+    measures={
+        "waiting for a launch, share": "idle time before late launches / recorded time",
+        "idle with at most one launch queued, share": "such idle time / recorded time",
+        "late launches per step": "gaps that end with a late launch",
+        "dispatch floor per gap": "median gap before work that was queued in time; it remains",
+        "launch call, p50": "median CPU time of a launch call",
+        "launch call, p99": "99th percentile of it",
+        "launch to start on an idle GPU, p50": "median, from the launch call to the start",
+        "launch to start on an idle GPU, p99": "99th percentile of it",
+    },
+    threshold=f"over {_SHARE:.0%} of the time",
+    limits="The profiler slows the host down: compare with a step without it.",
 )
 def launch_bound(context: RankContext) -> Outcome:
     """The GPU is idle for over 1% of the time because the host launches its next kernel late."""

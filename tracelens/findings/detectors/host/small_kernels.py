@@ -18,6 +18,13 @@ _MANY = 0.5
     title="Many small kernels",
     launching=True,
     symptom=True,
+    measures={
+        "share of launches": "kernels under 10 us, by number",
+        "share of kernel time": "the same, by duration",
+        "kernels per step": "all kernels",
+    },
+    threshold=f"over {_MANY:.0%} of the kernels are under {SMALL_NS // 1000} us",
+    limits="The saving is the gaps before them; the kernels stay.",
 )
 def small_kernels(context: RankContext) -> Outcome:
     """More than half of all kernels are shorter than 10 us."""

@@ -44,6 +44,16 @@ _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
     "loss_unfused",
     scenario="fused_loss",
     title="Cross-entropy loss runs kernel by kernel",
+    measures={
+        "loss": "time of the chain, per step",
+        "share of the step": "time of the chain / step time",
+        "kernels per step": "kernels of the chain",
+        "passes over the logits per step": "how often its kernels read or write all logits",
+        "intermediate copies of the logits": "bytes written beside the result, per step",
+        "one fused kernel": "time for the least bytes at the achievable bandwidth, per step",
+    },
+    threshold=f"{VOCABULARY:,} classes",
+    limits="Needs the shapes of the loss (record_shapes=True).",
 )
 def loss_unfused(context: RankContext) -> Outcome:
     """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""

@@ -19,6 +19,15 @@ _SHOWN = 3
     "recompute",
     scenario="no_recompute",
     title="Activations are recomputed",
+    measures={
+        "recompute": "time of recomputed kernels, per step",
+        "share of the step": "the same / step time",
+        "recomputing backward nodes per step": "nodes of the autograd graph that recompute",
+        "recomputed kernels per step": "kernels that run a second time",
+        "recomputed: CLASS": "time by kernel class, the largest, per step",
+    },
+    threshold="one recomputed kernel",
+    limits="The trace does not show whether there is memory to keep the activations instead.",
 )
 def recompute(context: RankContext) -> Outcome:
     """Forward ops are recomputed in the backward pass."""

@@ -31,6 +31,16 @@ class _Spans(NamedTuple):
     "expert_loop",
     scenario="grouped_gemm",
     title="Expert loop",
+    measures={
+        "GEMMs per layer, forward": "mean number of expert GEMMs in a forward pass",
+        "passes per step": "forward passes through an MoE layer with a loop",
+        "time of the loops per step": "first to last expert work of a pass, forward and backward",
+        "gaps between their kernels per step": "part of that time with an idle GPU",
+        "rate on the summed rows, forward": "FLOPs of the expert GEMMs / time of the forward loops",
+        "largest expert / mean": "rows of the largest expert / mean over the experts",
+    },
+    threshold=f"{_LOOP} expert GEMMs with weights of one size in one pass",
+    limits="Needs the shapes of the GEMMs (record_shapes=True).",
 )
 def expert_loop(context: RankContext) -> Outcome:
     """At least 4 expert GEMMs with weights of one size run one by one in a pass through an MoE layer."""

@@ -21,6 +21,12 @@ _EVEN = 1.02
     scenario="balanced",
     title="Tokens are spread unevenly over ranks",
     needs=("collectives", "moe"),
+    measures={
+        "busiest rank / mean, worst layer": "rows for the busiest rank's experts / mean over ranks",
+        "waiting for slower experts per step": "from the end of its own experts to that of the slowest",
+    },
+    threshold=f"{_EVEN:.0%} of the mean on the busiest rank of a layer",
+    limits="Needs all ranks of the expert-parallel group.",
 )
 def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """The experts of one rank take longer than those of the others in its expert-parallel group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.analysis.fusable import StageWork, permutation_bytes, permutation_work, router_work
+from tracelens.analysis.fusable import CHAIN, StageWork, permutation_bytes, permutation_work, router_work
 from tracelens.arrays import Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
@@ -19,6 +19,13 @@ _SMALL_NS = 10_000
     "permute_unfused",
     scenario="fused_permute",
     title="Unfused permutation of tokens",
+    measures={
+        "kernels per layer, forward": "mean number in a forward pass",
+        "time per step": "time of these kernels",
+        "useful bandwidth": "bytes that permuting must move at least / time",
+    },
+    threshold=f"{CHAIN} kernels per layer in a forward pass, none of them a known fused one",
+    limits="Fused kernels are known by name.",
 )
 def permute_unfused(context: RankContext) -> Outcome:
     """A chain of sorts, scans and index kernels between router and experts, in place of a permute kernel."""
@@ -50,6 +57,13 @@ def permute_unfused(context: RankContext) -> Outcome:
     "router_unfused",
     scenario="fused_router",
     title="Unfused router",
+    measures={
+        "kernels per layer, forward": "mean number in a forward pass",
+        "time per step": "time of these kernels, with the short gaps before them",
+        "share of kernels under 10 us": "by number",
+    },
+    threshold=f"{CHAIN} kernels per layer in a forward pass beside the GEMM, none of them a known fused one",
+    limits="Fused kernels are known by name.",
 )
 def router_unfused(context: RankContext) -> Outcome:
     """A chain of softmax, topk, scatter, sum and div kernels in the router, in place of one fused kernel."""

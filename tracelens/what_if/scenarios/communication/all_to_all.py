@@ -12,7 +12,11 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, s
 
 @scenario("all_to_all_bandwidth", argument="=GB/s (or 2x)", usual=("2x",))
 def all_to_all_bandwidth(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All-to-alls run at the specified bus bandwidth, or at a multiple of the measured one."""
+    """All-to-alls run at the specified bus bandwidth, or at a multiple of the measured one.
+
+    Assumes:
+        Transfers take the bytes of the largest rank at that rate, without latency.
+    """
     rate = number(argument.removesuffix("x"), f"all_to_all_bandwidth={argument}")
     meetings, all_to_alls = _all_to_alls(context)
     if argument.endswith("x"):
@@ -37,7 +41,11 @@ def all_to_all_bandwidth(context: ScenarioContext, edit: Edit, argument: str) ->
 
 @scenario("all_to_all_hidden")
 def all_to_all_hidden(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All-to-all transfers are fully overlapped: nothing waits for them."""
+    """All-to-all transfers are fully overlapped: nothing waits for them.
+
+    Assumes:
+        Ranks still wait for the last one to arrive, and overlapped kernels do not slow down.
+    """
     graph, (meetings, _) = context.graph, _all_to_alls(context)
     edit.dur[meetings] = 0
     edit.lag[(graph.edge == Edge.TRANSFER) & np.isin(graph.src, meetings)] = 0

@@ -38,7 +38,12 @@ class Segments(NamedTuple):
 
 @scenario("median_pace", argument="=RANK")
 def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Between two collectives no rank, or not RANK, takes longer than the median of the others."""
+    """Between two collectives no rank, or not RANK, takes longer than the median of the others.
+
+    Assumes:
+        Kernels, host time and delays shrink alike. Extra work of a rank disappears instead of moving to the
+        others, as it does in `balanced`.
+    """
     graph = context.graph
     ranks = [rank.number for rank in graph.ranks]
     if argument and argument not in map(str, ranks):

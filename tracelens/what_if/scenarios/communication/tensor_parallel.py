@@ -18,7 +18,11 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
 
 @scenario("hierarchical_all_reduce")
 def hierarchical_all_reduce(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Collectives across hosts are hierarchical: first within each host, then across hosts."""
+    """Collectives across hosts are hierarchical: first within each host, then across hosts.
+
+    Assumes:
+        Over H hosts, (H-1)/H of the bytes cross them, at the measured rate. Waiting for late ranks stays.
+    """
     meetings, collectives = context.meetings()
     spans = spans_of(context.recorded.collectives.aligned.ranks, collectives)
     if isinstance(spans, str):
@@ -70,7 +74,12 @@ def overlap_pairs(trace: Trace, device: Device | None) -> OverlapPairs:
 
 @scenario("gemm_collective_overlap", reads=(overlap_pairs,))
 def gemm_collective_overlap(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """GEMMs overlap the collective of their tensor: the longer of both remains (GEMM+RS, AG+GEMM)."""
+    """GEMMs overlap the collective of their tensor: the longer of both remains (GEMM+RS, AG+GEMM).
+
+    Assumes:
+        GEMM and transfer both run at full speed, but no faster than the device allows. Waiting for late ranks
+        stays.
+    """
     graph, by_rank = context.gpu_graph(), context.read(overlap_pairs)
     if all(part.reason for part in by_rank):
         raise NotApplicable("; ".join(dict.fromkeys(part.reason for part in by_rank)))

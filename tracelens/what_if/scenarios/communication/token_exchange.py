@@ -48,7 +48,12 @@ def exchange(trace: Trace, device: Device | None) -> Exchange:
 
 @scenario("dispatch", argument="=dedup or deepep", usual=("dedup", "deepep"), reads=(exchange,))
 def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Each token is sent once per rank, not once per expert; deepep: the host does not wait for it either."""
+    """Each token is sent once per rank, not once per expert; deepep: the host does not wait for it either.
+
+    Assumes:
+        The experts of a token are chosen at random, so that the mean number of ranks per token follows from
+        the top-k. Copies for the experts of a rank are made on arrival, at the same cost.
+    """
     if argument not in ("dedup", "deepep"):
         raise TracelensError(f"scenario dispatch={argument}: write dispatch=dedup or dispatch=deepep")
     graph, by_rank = context.gpu_graph(), context.read(exchange)
@@ -72,7 +77,12 @@ def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("overlap_1f1b", reads=(exchange,))
 def overlap_1f1b(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All-to-alls of one micro-batch overlap the computation of another (1F1B overlap)."""
+    """All-to-alls of one micro-batch overlap the computation of another (1F1B overlap).
+
+    Assumes:
+        Dispatch and combine hide behind computation as far as there is any, except for one micro-batch. The
+        computation does not slow down; launches and waiting for late ranks stay.
+    """
     graph, by_rank = context.gpu_graph(), context.read(exchange)
     is_exchange = _exchanges(context)
     microbatches = min(part.microbatches for part in by_rank)

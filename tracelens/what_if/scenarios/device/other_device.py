@@ -24,7 +24,13 @@ def counted(trace: Trace, device: Device | None) -> tuple[list[Counted], Int]:
 
 @scenario("device", argument="=NAME or FILE.toml", usual=(), reads=(counted,), in_reports=False)
 def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The run on another device: each kernel scales with its roofline time, the host stays the same."""
+    """The run on another device: each kernel scales with its roofline time, the host stays the same.
+
+    Assumes:
+        Each kernel keeps its share of the roofline; one without a cost model scales with memory bandwidth.
+        Transfers within a node scale with its links where both rates are known, others keep their time.
+        Host time, launches and stream gaps stay the same.
+    """
     target = read_device(argument) if argument.endswith(".toml") else device_named(argument)
     graph = context.gpu_graph()
     scaled_ns = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}

@@ -31,7 +31,12 @@ _SPLITS = ("all_gather", "allgather", "_allgather", "reduce_scatter", "_reduce_s
 
 @scenario("ranks", argument="=xTIMES", usual=())
 def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Weak scaling: more ranks with the same work each; data and expert groups grow."""
+    """Weak scaling: more ranks with the same work each; data and expert groups grow.
+
+    Assumes:
+        Messages keep their efficiency, latency included. Arrivals spread as measured. Tensor, context and
+        pipeline groups and all kernels stay the same.
+    """
     parsed = _TIMES.match(argument.strip())
     if not parsed or int(parsed[1]) < 2:
         raise TracelensError(

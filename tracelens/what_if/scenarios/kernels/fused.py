@@ -15,7 +15,11 @@ from tracelens.what_if.scenarios.changes import fuse
 
 @scenario("fused_loss", reads=(loss_chains,))
 def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The cross-entropy loss over the vocabulary runs as one kernel forward and one backward."""
+    """The cross-entropy loss over the vocabulary runs as one kernel forward and one backward.
+
+    Assumes:
+        The fused kernels run at memory bandwidth: logits read twice, their gradient written once.
+    """
     return _fused(
         context,
         edit,
@@ -27,7 +31,11 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("fused_router", reads=(router_chains,))
 def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Routers of MoE layers run as one kernel in addition to their GEMM."""
+    """Routers of MoE layers run as one kernel in addition to their GEMM.
+
+    Assumes:
+        The fused kernel takes the time of the longest kernel that it replaces.
+    """
     return _fused(
         context,
         edit,
@@ -39,7 +47,11 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("fused_permute", reads=(permutation_chains,))
 def fused_permute(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Permutations of tokens run as one kernel each."""
+    """Permutations of tokens run as one kernel each.
+
+    Assumes:
+        The fused kernels run at memory bandwidth: tokens read once and written once per expert, and back.
+    """
     return _fused(
         context,
         edit,

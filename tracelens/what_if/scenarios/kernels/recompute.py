@@ -95,7 +95,11 @@ def _written(trace: Trace, rows: Int) -> Int:
 
 @scenario("no_recompute", argument="=LAYERS", reads=(recompute_work,))
 def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The backward pass recomputes nothing, or not these layers (0,2-5: in order of the forward pass)."""
+    """The backward pass recomputes nothing, or not these layers (0,2-5: in order of the forward pass).
+
+    Assumes:
+        There is memory for what the repeated ops write; the assumptions say how much.
+    """
     graph, by_rank = context.gpu_graph(), context.read(recompute_work)
     if not any(len(part.rows) for part in by_rank):
         raise NotApplicable("the backward pass recomputes nothing")

@@ -70,7 +70,12 @@ def costs(trace: Trace, device: Device | None) -> Costs:
 
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)
 def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """GEMMs multiply in TYPE (fp8, bf16, fp32, ...), at the same share of what the device allows."""
+    """GEMMs multiply in TYPE (fp8, bf16, fp32, ...), at the same share of what the device allows.
+
+    Assumes:
+        Each GEMM keeps its share of the roofline. Results stay at least 16 bits wide. Casts, scales, other
+        kernels and messages stay the same.
+    """
     target = "fp8_e4m3" if argument == "fp8" and "fp8" not in BITS else argument
     if target not in BITS:
         raise TracelensError(f"scenario dtype={argument}: unknown type (known: {', '.join(BITS)})")
@@ -124,7 +129,13 @@ def _ratio(before: OpCost, after: OpCost, device: Device) -> float:
 
 @scenario("batch", argument="=FACTOR", usual=(), reads=(costs,), in_reports=False)
 def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """FACTOR times as many tokens in each micro-batch."""
+    """FACTOR times as many tokens in each micro-batch.
+
+    Assumes:
+        Work with a cost model scales with its roofline time, in which weights keep their size, other kernels
+        by FACTOR. Messages of tokens scale, latency included. Optimizer, gradient messages and host stay the
+        same.
+    """
     factor, graph = number(argument, f"batch={argument}"), context.gpu_graph()
     modelled_ns, total_ns = 0.0, 0.0
     for rank, part in enumerate(context.read(costs)):

@@ -20,7 +20,11 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, s
 
 @scenario("scale", argument=":PATTERN=FACTOR", usual=())
 def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """GPU work whose kernel, op, collective or class matches PATTERN takes FACTOR times as long."""
+    """GPU work whose kernel, op, collective or class matches PATTERN takes FACTOR times as long.
+
+    Assumes:
+        Everything else stays the same.
+    """
     text, equals, factor_text = argument.rpartition("=")
     if not equals or not text:
         raise TracelensError(f"scenario scale:{argument}: write scale:PATTERN=FACTOR, as in scale:gemm=0.5")
@@ -52,7 +56,11 @@ def expert_work(trace: Trace, device: Device | None) -> ExpertWork:
 
 @scenario("balanced", reads=(expert_work,))
 def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All ranks have equal routed-expert work: the mean over ranks in each layer and pass."""
+    """All ranks have equal routed-expert work: the mean over ranks in each layer and pass.
+
+    Assumes:
+        Messages keep their sizes.
+    """
     graph = context.graph
     if len(graph.ranks) < 2:
         raise NotApplicable("a single rank does not show the imbalance between ranks")

@@ -44,7 +44,12 @@ def call_names(trace: Trace, device: Device | None) -> CallNames:
 
 @scenario("no_blocking", argument="=CALL_OR_OP", reads=(call_names,))
 def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """No host call waits for the GPU, or none whose name or enclosing op matches the argument."""
+    """No host call waits for the GPU, or none whose name or enclosing op matches the argument.
+
+    Assumes:
+        The host gets the values that it read at no cost. GPU work and launches stay the same: no padding or
+        masks in place of unknown sizes.
+    """
     graph, reason = context.gpu_graph(), "no call waits for the GPU"
     calls = np.ones(len(graph), dtype=bool)
     if argument:
@@ -59,7 +64,11 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("launch_free")
 def launch_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The host takes no time: what the GPUs could do if never launch-bound."""
+    """The host takes no time: what the GPUs could do if never launch-bound.
+
+    Assumes:
+        Calls that wait for the GPU still wait; launch latencies stay the same.
+    """
     graph = context.gpu_graph()
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
     edit.lag[host_time] = 0
@@ -69,7 +78,11 @@ def launch_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("host", argument="=FACTOR", usual=())
 def host(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Host time between calls is multiplied by FACTOR: a faster CPU, less Python, no profiler."""
+    """Host time between calls is multiplied by FACTOR: a faster CPU, less Python, no profiler.
+
+    Assumes:
+        Launch latencies stay the same.
+    """
     graph, factor = context.gpu_graph(), number(argument, f"host={argument}")
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
     edit.set_lag(host_time, edit.lag[host_time] * factor)
@@ -87,7 +100,11 @@ def garbage_collections(trace: Trace, device: Device | None) -> tuple[Int, Int, 
 
 @scenario("no_garbage_collection", reads=(garbage_collections,))
 def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Python's garbage collector does not run within the steps."""
+    """Python's garbage collector does not run within the steps.
+
+    Assumes:
+        Collections happen between steps, at no cost to them.
+    """
     graph = context.graph
     saved = np.zeros(len(graph.edge), dtype=np.int64)
     host_time = np.flatnonzero((graph.edge == Edge.HOST) & (graph.kind[graph.dst] != Node.WAITED))

@@ -57,7 +57,11 @@ def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     "no_idle", argument="=CAUSE", usual=("silent_host", "cpu_ops", "collective_call"), reads=(host_idle,)
 )
 def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The GPU is never idle because of CAUSE: silent_host, cpu_ops, collective_call, data_loading."""
+    """The GPU is never idle because of CAUSE: silent_host, cpu_ops, collective_call, data_loading.
+
+    Assumes:
+        The host does this at another time; host time beside GPU work stays.
+    """
     causes = {name.replace(" ", "_").lower(): name for name in AVOIDABLE}
     if argument.lower() not in causes:
         raise TracelensError(f"scenario no_idle={argument}: no such cause (known: {', '.join(causes)})")
@@ -66,7 +70,11 @@ def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("data_loading_overlapped", reads=(host_idle,))
 def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The next batch is ready when the step needs it."""
+    """The next batch is ready when the step needs it.
+
+    Assumes:
+        The host does this at another time; host time beside GPU work stays.
+    """
     return _without(context, edit, "data loading")
 
 

@@ -49,7 +49,11 @@ def launch_calls(trace: Trace, device: Device | None) -> LaunchCalls:
 
 @scenario("launch_cost", argument="=FACTOR", reads=(launch_calls,))
 def launch_cost(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Launch calls take FACTOR times as long; without FACTOR, as usual on the fastest rank at most."""
+    """Launch calls take FACTOR times as long; without FACTOR, as usual on the fastest rank at most.
+
+    Assumes:
+        The way from a call to the start of its kernel, and host time between calls, stay the same.
+    """
     graph, by_rank = context.gpu_graph(), context.read(launch_calls)
     factor = number(argument, f"launch_cost={argument}") if argument else 0.0
     usual = {} if factor else _quickest(by_rank)
@@ -93,7 +97,12 @@ def _quickest(by_rank: list[LaunchCalls]) -> dict[str, float]:
 
 @scenario("step_graph", reads=(launch_calls,))
 def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The step's GPU work is launched as one graph; calls that wait for the GPU split it."""
+    """The step's GPU work is launched as one graph; calls that wait for the GPU split it.
+
+    Assumes:
+        One launch remains at the start of each step and one after each call that waits for the GPU. Shapes
+        must not change between steps.
+    """
     graph = context.gpu_graph()
     launches = np.zeros(len(graph), dtype=bool)
     for rank, calls in enumerate(context.read(launch_calls)):

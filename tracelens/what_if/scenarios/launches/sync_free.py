@@ -44,7 +44,12 @@ def layer_waits(trace: Trace, device: Device | None) -> LayerWaits:
 
 @scenario("sync_free", argument="=1, 2 or 3", usual=("", "1", "2"), reads=(layer_waits,))
 def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """MoE layers do not wait for the GPU: 1 in router and permutation, 2 in experts too, 3 anywhere."""
+    """MoE layers do not wait for the GPU: 1 in router and permutation, 2 in experts too, 3 anywhere.
+
+    Assumes:
+        GPU work and launches stay the same, though sync-free layers pad buffers to the worst case and launch
+        more.
+    """
     stages = _FREE.get(argument or "3")
     if stages is None:
         raise TracelensError(f"scenario sync_free={argument}: the stages are 1, 2 and 3")

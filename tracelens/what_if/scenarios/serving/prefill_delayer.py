@@ -27,7 +27,12 @@ class StepOutcome(NamedTuple):
 
 @scenario("prefill_delayer", reads=(serving_rank,))
 def prefill_delayer(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Serving ranks hold prompts back until others prefill too: no rank decodes while another prefills."""
+    """Serving ranks hold prompts back until others prefill too: no rank decodes while another prefills.
+
+    Assumes:
+        Requests arrive as recorded; prompts join the next step in which another rank prefills, without a
+        token limit, and those without a partner stay.
+    """
     graph, serving = context.graph, serving_steps(context)
     mismatched = sum(step.mismatch for step in serving.steps)
     if not mismatched:

@@ -12,7 +12,12 @@ from tracelens.what_if.scenarios.serving.serving_steps import serving_rank, serv
 
 @scenario("two_batch_overlap", argument="=EFFICIENCY", reads=(serving_rank,))
 def two_batch_overlap(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Prefill steps run as two batches: one computes while the other communicates."""
+    """Prefill steps run as two batches: one computes while the other communicates.
+
+    Assumes:
+        Each half launches its own kernels, so host time doubles, and each kernel takes longer by the time of
+        the shortest one. Waiting for late ranks does not hide.
+    """
     share = efficiency(argument, f"two_batch_overlap={argument}") if argument else 1.0
     graph, serving = context.graph, serving_steps(context)
     prefills = [

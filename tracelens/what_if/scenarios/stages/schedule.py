@@ -57,7 +57,11 @@ class _Place(NamedTuple):
 
 @scenario("vpp", argument="=CHUNKS", usual=("2",), reads=(rank_passes,))
 def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """Each stage of the pipeline holds CHUNKS chunks of the model (interleaved 1F1B)."""
+    """Each stage of the pipeline holds CHUNKS chunks of the model (interleaved 1F1B).
+
+    Assumes:
+        Layers and micro-batches divide by stages x chunks. Further messages and their launches cost nothing.
+    """
     if not argument.isdigit() or not 1 < int(argument) <= _MOST_CHUNKS:
         raise TracelensError(f"scenario vpp={argument}: write a number of chunks, 2 to {_MOST_CHUNKS}")
     chunks, by_rank, places = int(argument), context.read(rank_passes), _places(context)
@@ -88,7 +92,11 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("balanced_stages", reads=(rank_passes,))
 def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """No stage of the pipeline has more work than the mean of all."""
+    """No stage of the pipeline has more work than the mean of all.
+
+    Assumes:
+        Layers divide freely; messages keep their sizes.
+    """
     graph, by_rank, places = context.graph, context.read(rank_passes), _places(context)
     total_ns = {
         stage: float(sum(span.end - span.start for span in by_rank[stage.rank].passes.spans))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ NAMES = {
     "analyze", "diff", "fuse", "gate", "load", "project_bubble", "project_memory", "project_pipeline",
     "record", "render", "replay", "report", "report_files", "search_layouts", "whatif",
 }  # fmt: skip
+TYPES = {"Report", "Result", "Run", "TracelensError", "Verdict"}
 RANK = aligned("""
     step 7      | ----------
     step 8      |           ----------
@@ -38,9 +40,10 @@ def printed(code: str) -> str:
 
 
 def test_every_name_is_listed_and_there() -> None:
-    assert NAMES | {"__version__", "TracelensError"} == set(tracelens.__all__)
+    assert NAMES | TYPES | {"__version__"} == set(tracelens.__all__)
     assert tracelens.TracelensError is TracelensError
-    assert set(dir(tracelens)) >= NAMES
+    assert set(dir(tracelens)) >= NAMES | TYPES
+    assert all(isinstance(getattr(tracelens, name), type) for name in TYPES)
     for name in NAMES:
         assert callable(getattr(tracelens, name)), name
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
@@ -54,15 +57,15 @@ def test_names_are_listed_before_anything_is_imported() -> None:
     assert {name for name in found if "." in name} == {"tracelens.lazy", "tracelens.version"}
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", [*sorted(NAMES), "Run.collectives", "Run.kernels", "Run.ops"])
 def test_signatures_are_typed(name: str) -> None:
-    function = getattr(tracelens, name)
+    function = attrgetter(name)(tracelens)
     signature = inspect.signature(function)
     assert signature.return_annotation is not inspect.Signature.empty
     for parameter in signature.parameters.values():
-        assert parameter.annotation is not inspect.Parameter.empty, parameter
+        assert parameter.name == "self" or parameter.annotation is not inspect.Parameter.empty, parameter
     text = inspect.getdoc(function) or ""
-    for parameter in signature.parameters:
+    for parameter in signature.parameters.keys() - {"self"}:
         assert f"    {parameter}: " in text, f"{name}: {parameter} is not told"
 
 

@@ -2,7 +2,11 @@
 
 >>> import tracelens
 >>> run = tracelens.load("traces/")                         # files or a directory of ranks
->>> tracelens.analyze(run, "breakdown")["breakdown"]         # a DataFrame
+>>> kernels = run.kernels(step=2)                            # a row per kernel: stage, op, times, FLOPs
+>>> kernels[kernels.stage == "experts"].nlargest(10, "dur_ns")
+>>> run.ops()                                                # a row per op call with GPU work
+>>> run.collectives()                                        # a row per collective and rank
+>>> tracelens.analyze(run, "breakdown")["breakdown"]         # a table of an analyzer, a DataFrame too
 >>> tracelens.render(tracelens.report(run), "report.html")   # or .md, .json, .xlsx, a directory of CSV
 >>> tracelens.diff("before/", run)["diff"]["waterfall"]      # what changed between two runs
 >>> tracelens.gate("before/", run, ["step.time<=1.03"]).failed  # what became slower, beyond noise
@@ -23,9 +27,11 @@ from tracelens.lazy import lazy
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
+    from tracelens.compare.gate import Verdict
     from tracelens.errors import TracelensError
     from tracelens.recording import record
     from tracelens.session import (
+        Run,
         analyze,
         diff,
         fuse,
@@ -40,10 +46,15 @@ if TYPE_CHECKING:
         report_files,
         search_layouts,
     )
+    from tracelens.table import Report, Result
     from tracelens.what_if import whatif
 
 __all__ = [
+    "Report",
+    "Result",
+    "Run",
     "TracelensError",
+    "Verdict",
     "__version__",
     "analyze",
     "diff",
@@ -65,7 +76,11 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "Report": "table",
+        "Result": "table",
+        "Run": "session",
         "TracelensError": "errors",
+        "Verdict": "compare.gate",
         "analyze": "session",
         "diff": "session",
         "fuse": "session",

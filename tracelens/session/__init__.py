@@ -1,6 +1,8 @@
 """One engine behind the Python interface and the command line: from paths to runs, results and files.
 
-    reading      reads files in processes that start while the caller imports and checks; `load`
+    reading      reads files in processes that start while the caller imports and checks
+    loading      `load`
+    run          its `Run`, whose kernels, ops and collectives are DataFrames; their columns are in wide/
     reports      runs analyzers on a run, or on files in the processes that read them; `render`
     comparison   two runs: `diff`
     gating       runs against a baseline: `gate`
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
     from tracelens.session.comparison import diff
     from tracelens.session.gating import GateSide, explain, gate, gate_side, grown_baseline
     from tracelens.session.layouts import search_layouts
+    from tracelens.session.loading import load
     from tracelens.session.memory import field_text, project_memory
     from tracelens.session.merging import fuse
-    from tracelens.session.reading import Progress, Reading, Source, load, quiet
+    from tracelens.session.reading import Progress, Reading, Source, quiet
     from tracelens.session.reports import (
         Reporting,
         analyze,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
         with_results,
     )
     from tracelens.session.reproducing import replay
+    from tracelens.session.run import Run
     from tracelens.session.schedules import project_bubble, project_pipeline
 
 __all__ = [
@@ -42,6 +46,7 @@ __all__ = [
     "Progress",
     "Reading",
     "Reporting",
+    "Run",
     "Source",
     "analyze",
     "as_report",
@@ -71,13 +76,15 @@ _HOMES = {
     "comparison": ("diff",),
     "gating": ("GateSide", "explain", "gate", "gate_side", "grown_baseline"),
     "layouts": ("search_layouts",),
+    "loading": ("load",),
     "memory": ("field_text", "project_memory"),
     "merging": ("fuse",),
-    "reading": ("Progress", "Reading", "Source", "load", "quiet"),
+    "reading": ("Progress", "Reading", "Source", "quiet"),
     "reports": (
         "Reporting", "analyze", "as_report", "render", "report", "report_files", "with_results",
     ),
     "reproducing": ("replay",),
+    "run": ("Run",),
     "schedules": ("project_bubble", "project_pipeline"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Reads traces into runs."""
+"""Reads the files of a source into a run."""
 
 from __future__ import annotations
 
@@ -66,24 +66,6 @@ class Reading:
                 self._progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
                 traces += parse(file, children.processes)
         return make_run(traces, partial=self._partial)
-
-
-def load(*paths: StrPath, partial: bool = False, progress: Progress = quiet) -> Run:
-    """Read traces: files (JSON, plain or .gz, .zst, .zip), directories of ranks, "-" for stdin.
-
-    Args:
-        paths: one or more; several traces are the ranks of one job. Patterns ("traces/rank*.json.gz") and,
-            with the extra `remote`, addresses (s3://, https://, ...) are files and directories too.
-        partial: whether ranks may be missing.
-        progress: called with a line of text before each file.
-
-    Returns:
-        the run, its traces in order of rank.
-
-    Raises:
-        ParseError: a file holds no intact trace, or two claim one rank; the message names them.
-    """
-    return loaded(TraceFiles(paths), partial=partial, progress=progress)
 
 
 def at_step(run: Run, step: str | int | None) -> Run:

@@ -1,6 +1,6 @@
 """Roofline: what each op call must do, how fast the device could do it, and how fast it was."""
 
-from tracelens.analysis.roofline.bounds import bounds, least_ns
+from tracelens.analysis.roofline.bounds import BOUNDS, bounds, least_ns
 from tracelens.analysis.roofline.costing import Costing, Counted, costing
 from tracelens.analysis.roofline.gemm_flops import MatrixFlops, matrix_flops
 from tracelens.analysis.roofline.gemm_rate import gemm_rate
@@ -10,6 +10,7 @@ from tracelens.analysis.roofline.repeat import repeats
 from tracelens.analysis.roofline.transfers import direction
 
 __all__ = [
+    "BOUNDS",
     "Costing",
     "Counted",
     "MatrixFlops",

@@ -1,0 +1,180 @@
+"""`Run` as users have it: the traces of a job, and its kernels, ops and collectives as DataFrames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from tracelens.errors import TracelensError, WrongOption
+from tracelens.session.reading import StrPath, at_step
+from tracelens.trace import Run as Traces
+from tracelens.trace import Scope, Trace, Work, gpu_work
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tracelens.devices import Device
+
+
+class Run(Traces):
+    """The traces of one job, from `tracelens.load`.
+
+    Its methods return wide DataFrames: one row per kernel, op call or collective, with everything that the
+    analyzers know of it. Times are integers in nanoseconds, sizes are in bytes; names end with the unit
+    (`dur_ns`, `read_bytes`, `flops_per_s`); efficiencies are 0 to 1. Repeated texts are categoricals. Unknown
+    numbers are missing values, which comparisons, sums and means leave out; the tables of `analyze` have -1
+    instead. Unknown texts are "". A rank without GPU work has no rows.
+
+    Attributes:
+        traces: one per rank, in order of rank.
+    """
+
+    def kernels(
+        self,
+        *,
+        step: str | int | None = None,
+        rank: int | Iterable[int] | None = None,
+        scope: Scope = "all",
+        device: str | None = None,
+        device_file: StrPath | None = None,
+    ) -> pd.DataFrame:
+        """Every kernel, copy and memset.
+
+        `dur_ns` counts overlapping work twice; `exclusive_ns` adds up to the time in which the GPU is busy.
+
+        Args:
+            step: only this step, "2" or 2 for ProfilerStep#2; work that crosses its borders is cut there.
+                Without it, the column `step` names the step that launched the work.
+            rank: only this rank, or these.
+            scope: "all", or "linked" for work whose launch call is in the trace.
+            device: measure against this device instead of the one in the trace, as in
+                `tracelens list devices`.
+            device_file: measure against the device that this TOML file describes.
+
+        Returns:
+            one row per kernel, copy and memset, by rank and start: step, MoE stage, layer and phase, module,
+            op, shapes, category, stream, times in ns, FLOPs, bytes, roofline time in ns, efficiency.
+
+        Raises:
+            TracelensError: no such step, rank, scope or device.
+        """
+        from tracelens.session.wide import KERNELS, kernel_rows, wide_frame
+
+        selected = _select(self, step, rank, scope, device, device_file)
+        rows = [kernel_rows(trace, work, peaks) for trace, work, peaks in selected.parts]
+        return wide_frame(KERNELS.concat(rows))
+
+    def ops(
+        self,
+        *,
+        step: str | int | None = None,
+        rank: int | Iterable[int] | None = None,
+        scope: Scope = "all",
+        device: str | None = None,
+        device_file: StrPath | None = None,
+    ) -> pd.DataFrame:
+        """Every op call that launched GPU work itself.
+
+        GPU work belongs to the innermost op around its launch call, so sums count nothing twice. Work
+        without an op around its launch call is in `kernels` only.
+
+        Args:
+            step: only this step, as for `kernels`.
+            rank: only this rank, or these.
+            scope: "all", or "linked" for work whose launch call is in the trace.
+            device: measure against this device, as for `kernels`.
+            device_file: measure against the device that this TOML file describes.
+
+        Returns:
+            one row per op call, by rank and order of the trace: step, MoE stage, layer and phase, module,
+            shapes, time on the host and on the GPU in ns, FLOPs, bytes, roofline time in ns, efficiency.
+
+        Raises:
+            TracelensError: no such step, rank, scope or device.
+        """
+        from tracelens.session.wide import OPS, kernel_rows, op_rows, wide_frame
+
+        selected = _select(self, step, rank, scope, device, device_file)
+        rows = [
+            op_rows(trace, work, kernel_rows(trace, work, peaks)) for trace, work, peaks in selected.parts
+        ]
+        return wide_frame(OPS.concat(rows))
+
+    def collectives(
+        self,
+        *,
+        step: str | int | None = None,
+        rank: int | Iterable[int] | None = None,
+        scope: Scope = "all",
+        device: str | None = None,
+        device_file: StrPath | None = None,
+    ) -> pd.DataFrame:
+        """Every collective, on each rank that took part.
+
+        Waiting, latency and bandwidth need the traces of at least two ranks of the process group.
+
+        Args:
+            step: only this step, as for `kernels`.
+            rank: only the rows of this rank, or these; all ranks are matched.
+            scope: "all", or "linked" for work whose launch call is in the trace.
+            device: measure against this device, as for `kernels`.
+            device_file: measure against the device that this TOML file describes.
+
+        Returns:
+            one row per collective and rank, by rank and start: step, MoE stage, layer and phase, process
+            group and its role, sizes in bytes, time of the kernel divided into waiting and moving data in ns,
+            latency in ns, bandwidths in bytes per s, the rank that arrived last.
+
+        Raises:
+            TracelensError: no such step, rank, scope or device.
+        """
+        from tracelens.analysis import ANALYZERS
+        from tracelens.analysis.comm import align_run
+        from tracelens.session.wide import COLLECTIVES, collective_rows, kernel_rows, matches, wide_frame
+
+        selected = _select(self, step, rank, scope, device, device_file)
+        aligned = align_run(selected.run, scope)
+        result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=scope)
+        matched = matches(aligned, result.data)
+        rows = [
+            collective_rows(trace, work, kernel_rows(trace, work, peaks), matched)
+            for trace, work, peaks in selected.parts
+        ]
+        return wide_frame(COLLECTIVES.concat(rows))
+
+
+class _Selection(NamedTuple):
+    """What the arguments of a table select.
+
+    Attributes:
+        run: all ranks, narrowed to the step.
+        parts: (trace, work, device that sets the roofline) of the selected ranks with work.
+    """
+
+    run: Traces
+    parts: list[tuple[Trace, Work, Device | None]]
+
+
+def _select(
+    run: Traces,
+    step: str | int | None,
+    rank: int | Iterable[int] | None,
+    scope: Scope,
+    device: str | None,
+    device_file: StrPath | None,
+) -> _Selection:
+    """Check the arguments and narrow the run; errors as for `Run.kernels`."""
+    from tracelens.analysis.common import choose_device, own_device
+
+    if scope not in get_args(Scope):
+        known = " or ".join(map(repr, get_args(Scope)))
+        raise WrongOption(f"scope must be {known}, not {scope!r}")
+    peaks = choose_device(device, None if device_file is None else os.fspath(device_file))
+    ranks = set(run.ranks if rank is None else [rank] if isinstance(rank, int) else rank)
+    if unknown := ranks - set(run.ranks):
+        raise TracelensError(f"no rank {min(unknown)} (has: {', '.join(map(str, run.ranks))})")
+    narrowed = at_step(run, step)
+    traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
+    parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
+    return _Selection(narrowed, [part for part in parts if len(part[1].event)])

@@ -64,12 +64,13 @@ def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
     for source in open_source(path):
         with closing(source):
             splitter = Splitter(source)
-            formats = sorted(PARSERS.items(), key=_specific_first)
-            trace_format = next(p for _, p in formats if p.sniff(splitter))
+            formats = sorted((item for _, item in PARSERS.items()), key=_specific_first)
+            trace_format = next(item for item in formats if item.sniff(splitter))
             traces.append(trace_format.build(splitter, decode_all(splitter, processes)))
     return traces
 
 
-def _specific_first(item: tuple[str, Parser]) -> tuple[bool, str]:
-    """Generic Chrome JSON fits everything, so it is asked last."""
-    return (item[0] == "chrome", item[0])
+def _specific_first(item: Parser) -> tuple[bool, bool, str]:
+    """Formats of plugins come first; generic Chrome JSON fits everything and comes last."""
+    bundled = item.build.__module__.startswith("tracelens.")
+    return (bundled, item.name == "chrome", item.name)

@@ -1,18 +1,32 @@
 """What if: the run as a graph, replayed with changes."""
 
+from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.replay import DOUBTFUL, TABLES, Projector, Replay, doubt, reliability_warning
-from tracelens.what_if.scenario import SCENARIOS, ScenarioRequest, parse_request
+from tracelens.what_if.scenario import (
+    SCENARIOS,
+    NotApplicable,
+    ScenarioContext,
+    ScenarioRequest,
+    parse_request,
+    scenario,
+)
 from tracelens.what_if.whatif import whatif
 
 __all__ = [
     "DOUBTFUL",
     "SCENARIOS",
     "TABLES",
+    "Edge",
+    "Edit",
+    "Node",
+    "NotApplicable",
     "Projector",
     "Replay",
+    "ScenarioContext",
     "ScenarioRequest",
     "doubt",
     "parse_request",
     "reliability_warning",
+    "scenario",
     "whatif",
 ]

@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class Remedy(NamedTuple):
-    """One entry of remedies.toml, whose head says what the fields mean."""
+    """One entry of remedies.toml, or of a plugin; the head of that file says what the fields mean."""
 
     text: str
     vendor: tuple[str, ...] = ()
@@ -58,12 +58,25 @@ def remedy(detector: str, platform: Platform, general: str = "") -> str:
         sentences += [_BEST_KNOWN, *best[:_MOST_BEST]]
     words = {name: by_vendor.get(platform.vendor, by_vendor[""]) for name, by_vendor in _WORDS.items()}
     words["megatron"] = "Primus (Megatron backend)" if "primus" in platform.frameworks else "Megatron-LM"
-    return re.sub(r"\{(\w+)\}", lambda name: words[name[1]], " ".join(sentences)) or general
+    return re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], name[0]), " ".join(sentences)) or general
+
+
+def add_remedy(detector: str, entry: Remedy) -> None:
+    """Add an entry for a detector behind those of remedies.toml; for plugins."""
+    _added.setdefault(detector, []).append(entry)
+
+
+_added: dict[str, list[Remedy]] = {}
+
+
+def remedies() -> Mapping[str, tuple[Remedy, ...]]:
+    """All entries by detector."""
+    bundled = _bundled()
+    return {name: (*bundled.get(name, ()), *_added.get(name, ())) for name in {**bundled, **_added}}
 
 
 @cache
-def remedies() -> Mapping[str, tuple[Remedy, ...]]:
-    """All entries by detector."""
+def _bundled() -> Mapping[str, tuple[Remedy, ...]]:
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {detector: tuple(map(_entry, entries)) for detector, entries in content.items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tracelens.rendering.figures.base import axis, chart, rounded, safe, stacked_bars
+from tracelens.rendering.figures.base import axis, chart, ranks, rounded, safe, stacked_bars
 from tracelens.rendering.figures.colors import SEQUENTIAL
 from tracelens.rendering.figures.figure import Figure
 from tracelens.table import Table
@@ -43,7 +43,7 @@ def rank_bars(
     title: str,
     data: Table,
     part: str,
-    shown: Sequence[int],
+    shown: Sequence[int] = (),
     parts: Sequence[str] = (),
     color: Mapping[str, str] | None = None,
 ) -> Figure:
@@ -53,10 +53,11 @@ def rank_bars(
         title: what one sees.
         data: columns rank, `part`, dur_ns and fraction.
         part: the text column.
-        shown: ranks, in order.
+        shown: ranks, in order; by default all.
         parts: which values of it, in the order stacked; by default all, in the order of the table.
         color: of the parts in bars; by their names if it is not given.
     """
+    shown = shown or ranks(data)
     times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
     return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
 

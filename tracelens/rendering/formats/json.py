@@ -24,7 +24,7 @@ _HIDDEN = re.compile(
 
 
 SCHEMA_VERSION = 1
-"""Of all JSON that is written here; goes up when a table or column is renamed or taken out, see CHANGELOG."""
+"""Of all JSON that is written here; goes up when a table or column is renamed or removed, see CHANGELOG."""
 
 
 @renderer("json", suffix=".json", doc="one object with every table in full, for programs")

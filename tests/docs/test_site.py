@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
-pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
-
-ROOT = Path(__file__).parents[2]
 PICTURES_BYTES = 5_000_000
 
 
@@ -36,17 +30,6 @@ class Page(HTMLParser):
         source = values.get("href") if tag == "link" else values.get("src")
         if source:
             self.resources.append(source)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")

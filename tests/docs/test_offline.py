@@ -1,0 +1,66 @@
+"""The site opened as files, without a network: pages are whole, and the search works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.chromium import chromium, errors, prefer, requests, resize, until
+
+SIZES = {"desktop": 1280, "phone": 420}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        driver.execute_cdp_cmd("Network.enable", {})
+        driver.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
+        yield driver
+
+
+def open_page(driver: Any, page: Path) -> None:
+    requests(driver), errors(driver)
+    driver.get(page.as_uri())
+
+
+def results(driver: Any) -> list[str]:
+    """Addresses of the pages that the search shows, best first."""
+    script = "return [...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
+    return list(driver.execute_script(script))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["index.html", "concepts/waiting.html"])
+def test_search_works_from_files(browser: Any, site: Path, page: str) -> None:
+    open_page(browser, site / page)
+    browser.execute_script("document.querySelector('#__search').click()")
+    box = browser.find_element("css selector", ".md-search__input")
+    box.send_keys("stragglers")
+    links = until(lambda: results(browser))
+    expected = (site / "reference/analyzers/stragglers.html").as_uri()
+    assert any(link.startswith(expected) for link in links)
+    browser.get(links[0])
+    assert "straggler" in browser.find_element("css selector", "article").text.lower()
+    assert errors(browser) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_show_whole_without_a_network(browser: Any, site: Path, width: int, scheme: str) -> None:
+    resize(browser, width)
+    prefer(browser, scheme)
+    for page in ("index.html", "tutorial.html", "concepts/steps.html", "reference/analyzers/idle.html"):
+        open_page(browser, site / page)
+        # Hidden pictures are those of the other color scheme.
+        shown = "return [...document.images].filter((image) => image.checkVisibility())"
+        assert until(lambda: browser.execute_script(f"{shown}.every((image) => image.complete)"))
+        broken = browser.execute_script(f"{shown}.filter((image) => !image.naturalWidth).map((image) => image.src)")
+        assert broken == [], page
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
+        assert all(url.startswith(("file:", "data:", "about:")) for url in requests(browser)), page
+        assert errors(browser) == [], page

@@ -1,4 +1,4 @@
-"""How often the gate raises a false alarm, and which slowdown it finds: tables for the README.
+"""How often the gate raises a false alarm, and which slowdown it finds: the tables of docs/gate.md.
 
     python -m benchmarks.gate_power            # 2000 trials a cell, minutes
     python -m benchmarks.gate_power --trials 200

@@ -1,142 +1,198 @@
-"""What the README shows works as shown."""
+"""The README: its size, pictures, links, and every number. Its blocks run in tests/docs/test_blocks.py."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import shutil
+import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+import tracelens
+from tests.planner.memory import test_memory_measured as memory
 from tracelens.analysis.analyzer import in_order
 from tracelens.cli import run
-from tracelens.plugins import GROUP
-from tracelens.table.result import Result
+from tracelens.planner.memory.memory import stages
 
 ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "sample_traces"
 README = (ROOT / "README.md").read_text()
-SAMPLE = "sample_traces/one_gpu/loop/rank0.json.gz"
+LINES = 150
+LINE = 120
+PICTURE_BYTES = 400_000
+_NUMBER = re.compile(r"(?<![\w.=-])\d[\d,.]*\d%?|(?<![\w.=-])\d%?")
 
 
-def blocks(language: str) -> list[str]:
-    """The code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+class Row(NamedTuple):
+    """A row of one of the two tables: a command and what the README says about it."""
+
+    folder: Path
+    command: str
+    text: str
 
 
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def section(title: str) -> str:
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
-def test_the_analyzer_of_the_readme_is_one_file(tmp_path: Path) -> None:
-    (code,) = [block for block in blocks("python") if "@analyzer" in block]
-    plugin = tmp_path / "kernel_counts.py"
-    plugin.write_text(code)
-    command = [sys.executable, "-m", "tracelens", "analyze", "kernel_counts", SAMPLE, "--json"]
-    done = subprocess.run(
-        command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
-    )
-    assert sum(row["calls"] for row in json.loads(done.stdout)["tables"]["counts"]) == 1614
+def rows(title: str, command: int, text: int, folder: Path) -> list[Row]:
+    """The rows with a `tracelens` command, by the columns of command and text."""
+    cells = [line.strip("|").split("|") for line in section(title).splitlines() if line.startswith("| ")]
+    return [
+        Row(folder, match[1], row[text])
+        for row in cells
+        if (match := re.fullmatch(r" `tracelens (.+)` ", row[command]))
+    ]
 
 
-def test_the_detector_of_the_readme_is_one_file(tmp_path: Path) -> None:
-    (code,) = [block for block in blocks("python") if "@detector" in block]
-    plugin = tmp_path / "memsets.py"
-    plugin.write_text(code)
-    command = [sys.executable, "-m", "tracelens", "analyze", "findings", SAMPLE, "--json"]
-    done = subprocess.run(
-        command, env=os.environ | {"TRACELENS_PLUGINS": str(plugin)}, capture_output=True, check=True
-    )
-    signals = json.loads(done.stdout)["tables"]["measurements"]
-    assert [
-        row["value"] for row in signals if row["detector"] == "memsets" and row["measure"] == "memsets"
-    ] > [0]
+ANSWERS = rows("What it answers", 1, 2, SAMPLES)
+CLAIMS = rows("Why you can trust it", 1, 0, ROOT)
 
 
-def test_the_entry_point_of_the_readme() -> None:
-    assert f'[project.entry-points."{GROUP}"]' in README
+def numbers(text: str) -> list[str]:
+    """The numbers of a text, without those in names, code and links' targets."""
+    return _NUMBER.findall(re.sub(r"`[^`]+`|\]\([^)]+\)", "", text))
 
 
-def test_the_first_screen(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert run(["report", "sample_traces/ladder/ep4/00_baseline"]) == 0
-    assert capfd.readouterr().out in blocks("text")
+def printed(row: Row, folder: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code and output of a row's command; its outputs go below `folder`."""
+    words = [str(folder / word[3:]) if word.startswith("../") else word for word in shlex.split(row.command)]
+    capfd.readouterr()
+    return run(words), capfd.readouterr().out
 
 
-def test_the_python_example() -> None:
-    (code,) = [block for block in blocks("python") if "tracelens.load" in block]
-    names: dict[str, object] = {}
-    exec(compile(code.replace("trace.json.gz", SAMPLE), "README.md", "exec"), names)
-    assert isinstance(names["result"], Result)
+def shows(output: str, number: str) -> bool:
+    return re.search(rf"(?<![\d.]){re.escape(number)}(?![\d%]|\.\d)", output) is not None
 
 
-def test_every_analyzer_is_in_the_table() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    assert named == [item.name for item in in_order()]
+def test_it_is_short() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= LINES
+    assert [line for line in lines if len(line) > LINE and not line.startswith(("|", "!["))] == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        line
-        for line in "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
-        if line.startswith("tracelens ")
-    ],
-)
-def test_commands(line: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    (tmp_path / "traces").mkdir()
-    shutil.copy(SAMPLE, tmp_path / "traces" / "rank0.json.gz")
-    of_project = {
-        "whatif": "sample_traces/ladder/ep4/00_baseline",
-        "pipeline": "sample_traces/pipeline/plain",
-    }
-    real = {
-        "trace.json.gz": SAMPLE,
-        "before.json.gz": SAMPLE,
-        "after.json.gz": "sample_traces/one_gpu/grouped/rank0.json.gz",
-        "traces/": of_project.get(line.split()[2], str(tmp_path / "traces")),
-        "ladder/": "sample_traces/ladder/ep4" if "--from" in line else str(tmp_path / "ladder"),
-        "late/": str(tmp_path / "late"),
-        **({"2": "3"} if "--step" in line else {}),
-        "all_to_allv": "aten::mm",  # the sample trace is of one rank
-        **{
-            name: str(tmp_path / name)
-            for name in (
-                "report.html",
-                "diff.html",
-                "whatif.html",
-                "memory.html",
-                "pipeline.html",
-                "merged.json.gz",
-                "base.json",
-                "gate.xml",
-                "gate.md",
-                "replay/",
-                "layer/",
-                "comms/",
-                "grouped/",
-            )
-        },
-    }
-    words = [real.get(word, word) for word in shlex.split(line, comments=True)[1:]]
-    if words[:2] == ["replay", "verify"]:
-        pytest.importorskip("torch")
-        assert run(["replay", SAMPLE, "--top", "3", "--max-elements", "4096", "-o", real["replay/"]]) == 0
-        words += ["--device", "cpu", "--iters", "1"]
-    if words[0] == "workload" and "--from" not in words:
-        torch = pytest.importorskip("torch")
-        if "cuda" in words and not torch.cuda.is_available():
-            pytest.skip("needs a GPU")
-        # In a process of its own: the ranks are started from it, and torch warns of much.
-        subprocess.run([sys.executable, "-m", "tracelens", *words], check=True, capture_output=True)
-        return
-    if words[0] == "gate":
-        assert run(["report", real["traces/"], "--only", "steps", "-o", real["base.json"]]) == 0
-    # One run of a few noisy steps a side tells nothing about 1%.
-    codes = (0, 3) if words[0] == "gate" else (0,)
-    assert run(words) in codes, capfdbinary.readouterr().err
+def test_the_first_block_installs_and_reports() -> None:
+    first = README.split("```sh\n")[1].split("```")[0]
+    assert [line.split()[:2] for line in first.splitlines()] == [["pip", "install"], ["tracelens", "report"]]
+    assert "`make demo`" in README.split("## ")[0]
+
+
+def test_pictures() -> None:
+    paths = [ROOT / path for path in re.findall(r"^!\[[^\]]{20,}\]\(([^)]+)\)$", README, re.MULTILINE)]
+    assert [path.stem for path in paths] == ["first-screen", "step"]
+    for path in paths:
+        data = path.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert len(data) < PICTURE_BYTES
+        width, height = struct.unpack(">II", data[16:24])
+        assert width >= 1000  # sharp in GitHub's column
+        assert height < width
+
+
+def test_links_lead_to_files() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    local = [target for target in targets if not target.startswith("https://")]
+    assert len(local) > 20
+    assert [target for target in local if not (ROOT / target).exists()] == []
+    named = re.findall(r"`(?:pytest|python -m) ([^`]+)`", README)
+    paths = [word for words in named for word in words.split() if "/" in word]
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (sentence,) = re.findall(r"the extras are (.*?)\.\n", README, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(extras) - {"dev", "docs"}
+
+
+def test_the_number_of_analyzers() -> None:
+    (count,) = re.findall(r"has the (\d+) questions", README)
+    assert int(count) == len(in_order())
+
+
+@pytest.mark.parametrize("row", [*ANSWERS, *CLAIMS], ids=lambda row: row.command)
+def test_answers_are_those_of_the_commands(
+    row: Row, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number in an answer is printed by its command."""
+    monkeypatch.chdir(row.folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    text = row.text
+    expected = 0
+    if code := re.search(r"exit code (\d):", text):
+        expected, text = int(code[1]), text.replace(code[0], "")
+    text = text.split("measured")[0]  # by another command: test_the_measured_step
+    actual, output = printed(row, tmp_path, capfd)
+    assert actual == expected
+    assert [number for number in numbers(text) if not shows(output, number)] == []
+
+
+def test_every_table_has_numbers() -> None:
+    """The test above compares something."""
+    assert len(ANSWERS) >= 10
+    assert len(CLAIMS) >= 3
+    assert sum(len(numbers(row.text)) for row in ANSWERS) >= 20
+    assert {row.command.split()[0] for row in ANSWERS} >= {
+        "report", "analyze", "diff", "gate", "replay", "fuse", "project", "workload"
+    }  # fmt: skip
+
+
+def test_the_measured_step(capfd: pytest.CaptureFixture[str]) -> None:
+    (measured,) = re.findall(r"measured: ([\d.]+) ms", README)
+    assert run(["report", str(SAMPLES / "one_gpu" / "grouped")]) == 0
+    assert shows(capfd.readouterr().out, measured)
+
+
+def test_projections_within_ten_percent() -> None:
+    page = (ROOT / "docs" / "whatif-truth.md").read_text().split("## Counted\n")[1].split("\n## ")[0]
+    errors = [float(error) for error in re.findall(r"\| ([+-][\d.]+)% \|", page)]
+    (sentence,) = re.findall(r"\[Of (\d+) pairs\]\(docs/whatif-truth.md\) (\d+) are within 10%", README)
+    assert tuple(map(int, sentence)) == (len(errors), sum(abs(error) <= 10 for error in errors))
+
+
+def test_the_gate_fails_no_unchanged_program() -> None:
+    page = (ROOT / "docs" / "gate.md").read_text()
+    lines = [line.split("the same |")[1] for line in page.splitlines() if "the same |" in line]
+    verdicts = [list(map(int, re.findall(r"\d+", line))) for line in lines]  # pairs, pass, fail, inconclusive
+    (count,) = re.findall(r"\[(\d+) comparisons\]\(docs/gate.md\)", README)
+    assert sum(pairs for pairs, *_ in verdicts) == int(count)
+    assert sum(failed for _, _, failed, _ in verdicts) == 0
+
+
+def test_memory_of_measured_runs() -> None:
+    (percent, count) = re.findall(r"within (\d)% of (\d+) measured runs", README)[0]
+    cases = [  # and the rungs of the ladder, which that test holds to 0.5%
+        (stages(memory.config(case), memory.WORKLOAD)[place].total, stage["peak"])
+        for case in memory.MEASURED["case"]
+        for place, stage in enumerate(case["stage"])
+    ]
+    assert len(memory.MEASURED["case"]) + len(memory.rungs()) == int(count)
+    assert max(abs(projected / peak - 1) for projected, peak in cases) < int(percent) / 100
+
+
+@pytest.mark.slow
+def test_planted_faults_are_named() -> None:
+    causes = {"gc": "garbage_collection", "token_skew": "token_load", "host_delay": "silent_host"}
+    folders = sorted(path for path in (SAMPLES / "faults").iterdir() if path.is_dir())
+    assert "In five runs with a planted fault" in README
+    assert len(folders) == 5 + 1
+    for folder in folders:
+        table = tracelens.analyze(tracelens.load(folder), "stragglers")["stragglers"]
+        named = table[table["significance"] == "significant"][["rank", "cause"]].to_numpy().tolist()
+        fault = folder.name
+        assert named == ([] if fault == "control" else [[1, causes.get(fault, fault)]])
+
+
+@pytest.mark.slow
+def test_losses_are_noticed() -> None:
+    (right, total) = re.findall(r"(\d+) of (\d+) detectable losses", README)[0]
+    command = [sys.executable, "-m", "tests.conformance.losses", "sample_traces"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"right: {right} of {total}" in done.stdout

@@ -56,9 +56,19 @@ def remedy(detector: str, platform: Platform, general: str = "") -> str:
     best = [entry.text for entry in fitting if entry.best]
     if best and not platform.frameworks:
         sentences += [_BEST_KNOWN, *best[:_MOST_BEST]]
+    return _worded(" ".join(sentences), platform) or general
+
+
+def entries(detector: str, platform: Platform) -> tuple[Remedy, ...]:
+    """All entries of a detector, for any platform, in the words of this one."""
+    return tuple(entry._replace(text=_worded(entry.text, platform)) for entry in remedies().get(detector, ()))
+
+
+def _worded(text: str, platform: Platform) -> str:
+    """A text with the platform's words in place of {graph} and the like."""
     words = {name: by_vendor.get(platform.vendor, by_vendor[""]) for name, by_vendor in _WORDS.items()}
     words["megatron"] = "Primus (Megatron backend)" if "primus" in platform.frameworks else "Megatron-LM"
-    return re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], name[0]), " ".join(sentences)) or general
+    return re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], name[0]), text)
 
 
 def add_remedy(detector: str, entry: Remedy) -> None:

@@ -6,10 +6,9 @@ As in all tables of this package, absent numbers are -1 here; `frames` makes mis
 from __future__ import annotations
 
 from tracelens.analysis.moe import PHASES, STAGES
-from tracelens.table import Column, Schema
+from tracelens.table import RANK, Column, Schema
 from tracelens.trace import WORK_KINDS
 
-_RANK = Column("rank", "int64")
 _STEP = Column("step", "category", doc="the step that launched it: name of its mark")
 _PROGRAM = (
     Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
@@ -53,7 +52,7 @@ _COSTS = (
 KERNELS = Schema(
     "Every kernel, copy and memset",
     (
-        _RANK,
+        RANK,
         _STEP,
         *_PROGRAM,
         Column("kind", "category", doc=", ".join(WORK_KINDS)),
@@ -65,7 +64,7 @@ KERNELS = Schema(
         Column("device", "int64", doc="GPU index, -1 on a host without GPU"),
         Column("stream", "int64", doc="of the GPU; the thread on a host without GPU"),
         Column("ts_ns", "int64", "ns", "start, by the clock of the rank's own trace"),
-        Column("dur_ns", "int64", "ns"),
+        Column("dur_ns", "int64", "ns", "duration of the kernel, copy or memset"),
         Column(
             "exclusive_ns",
             "int64",
@@ -85,7 +84,7 @@ KERNELS = Schema(
 OPS = Schema(
     "Every op call with GPU work",
     (
-        _RANK,
+        RANK,
         _STEP,
         *_PROGRAM,
         Column("category", "category", doc="kernel class of its longest kernel"),
@@ -110,7 +109,7 @@ OPS = Schema(
 COLLECTIVES = Schema(
     "Every collective by rank",
     (
-        _RANK,
+        RANK,
         _STEP,
         *_PROGRAM,
         Column("collective", "category", doc="send/recv: a send with its receive; '' if unknown"),
@@ -162,7 +161,7 @@ COLLECTIVES = Schema(
         ),
         Column("host", "category", doc="machine of the rank, '' if not recorded"),
         Column("name", "category", doc="of the kernel"),
-        Column("stream", "int64"),
+        Column("stream", "int64", doc="stream of the kernel; the thread on a host without GPU"),
         Column("group_name", "category", doc="the program's identifier for the group, often a number"),
         Column("kernel_id", "int64", doc="row in the trace's `events`"),
     ),

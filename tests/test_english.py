@@ -26,6 +26,8 @@ PACKAGE = ROOT / "tracelens"
 PAGES = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/how-to/extend.md",
     "SECURITY.md",
     "sample_traces/README.md",
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),

@@ -12,28 +12,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import combinations, pairwise
 from pathlib import Path
-from statistics import median
+from random import Random
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tracelens"
 BASICS = "basics"
 """Modules of no room, which all rooms may import; drawn as one box without arrows."""
 
 SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Interface": ("#5b5fc7", ("cli", "session")),
+    "Interface": ("#757de8", ("cli", "session")),
     "Answers": (
-        "#b4532a",
+        "#dd7747",
         ("analysis", "findings", "compare", "summary", "what_if", "planner", "reproducers"),
     ),
-    "Traces and tables": ("#1f7a8c", ("read", "trace", "table", "workers", "costs", "devices", BASICS)),
-    "Outputs": ("#3c7a3e", ("rendering", "outputs", "merge")),
-    "Recording": ("#8a4fa3", ("recording", "workload")),
+    "Traces and tables": ("#2b9db3", ("read", "trace", "table", "workers", "costs", "devices", BASICS)),
+    "Outputs": ("#55a457", ("rendering", "outputs", "merge")),
+    "Recording": ("#ad70c9", ("recording", "workload")),
 }
 """What rooms are about, with the color of each subject."""
 
 WIDTH, MARGIN, ROW, BOX, HIGH, LEGEND = 960.0, 14.0, 74.0, 118.0, 36.0, 40.0
 SLOT, LANE = BOX + 18.0, 26.0
 """Widths that a room and a passing arrow take in a row."""
-SWEEPS = 24
+PULL = (1, 2, 50)
+"""How strongly an arrow pulls its ends together: two rooms, a room and a passed row, two passed rows."""
+STARTS, SWEEPS, SETTLING = 30, 12, 3000
 
 Edges = Mapping[str, set[str]]
 Node = tuple[str, ...]
@@ -106,12 +108,22 @@ def layered(arrows: Edges, height: Mapping[str, int]) -> tuple[list[list[Node]],
             for node in passed:
                 layers[-1 - int(node[2])].append(node)
             links += pairwise([(room,), *passed, (target,)])
-    best, fewest = layers, crossings(layers, links)
-    for sweep in range(SWEEPS):
-        layers = _swept(layers, links, down=sweep % 2 == 0)
-        if (count := crossings(layers, links)) < fewest:
-            best, fewest = layers, count
-    return best, links
+    shuffle = Random(0).shuffle
+    found = [layers]
+    for _ in range(STARTS):
+        for row in layers:
+            shuffle(row)
+        swept = layers
+        for sweep in range(SWEEPS):
+            swept = _swept(swept, links, down=sweep % 2 == 0)
+            found.append(swept)
+    return min(found, key=lambda each: (crossings(each, links), _spread(each, links))), links
+
+
+def _spread(layers: Sequence[Sequence[Node]], links: Sequence[tuple[Node, Node]]) -> float:
+    """How far links lead sideways, by positions in rows."""
+    place = {node: index - len(row) / 2 for row in layers for index, node in enumerate(row)}
+    return sum(abs(place[upper] - place[lower]) for upper, lower in links)
 
 
 def _swept(layers: list[list[Node]], links: Sequence[tuple[Node, Node]], *, down: bool) -> list[list[Node]]:
@@ -145,35 +157,30 @@ def crossings(layers: Iterable[Sequence[Node]], links: Iterable[tuple[Node, Node
 
 
 def places(layers: Sequence[Sequence[Node]], links: Sequence[tuple[Node, Node]]) -> dict[Node, float]:
-    """The middle of each node, near the median of its neighbors, in the order of its row."""
-    neighbors: dict[Node, list[Node]] = {}
+    """The middle of each node: near its neighbors, in the order of its row, and arrows upright."""
+    pulls: dict[Node, list[tuple[Node, int]]] = {}
     for upper, lower in links:
-        neighbors.setdefault(upper, []).append(lower)
-        neighbors.setdefault(lower, []).append(upper)
-    x = {node: WIDTH * (index + 0.5) / len(row) for row in layers for index, node in enumerate(row)}
-    for sweep in range(SWEEPS * 4):
-        for row in layers if sweep % 2 else reversed(layers):
-            wanted = [median([x[near] for near in neighbors[node]]) for node in row]
-            for node, middle in zip(row, _apart(row, wanted), strict=True):
-                x[node] = middle
-    return x
-
-
-def _apart(row: Sequence[Node], wanted: Sequence[float]) -> list[float]:
-    """Middles as close to the wanted ones as the widths of the nodes allow: mean of the two greedy ways."""
-    half = [(SLOT if len(node) == 1 else LANE) / 2 for node in row]
-    from_left, from_right = [], []
-    edge = MARGIN
-    for index, middle in enumerate(wanted):
-        last = WIDTH - MARGIN - 2 * sum(half[index + 1 :]) - half[index]
-        from_left.append(min(max(middle, edge + half[index]), last))
-        edge = from_left[-1] + half[index]
-    edge = WIDTH - MARGIN
-    for index in reversed(range(len(wanted))):
-        first = MARGIN + 2 * sum(half[:index]) + half[index]
-        from_right.append(max(min(wanted[index], edge - half[index]), first))
-        edge = from_right[-1] - half[index]
-    return [(a + b) / 2 for a, b in zip(from_left, reversed(from_right), strict=True)]
+        weight = PULL[(len(upper) > 1) + (len(lower) > 1)]
+        pulls.setdefault(upper, []).append((lower, weight))
+        pulls.setdefault(lower, []).append((upper, weight))
+    gap = {node: (LANE if len(node) > 1 else SLOT) / 2 for row in layers for node in row}
+    x: dict[Node, float] = {}
+    for row in layers:
+        for before, node in pairwise((None, *row)):
+            x[node] = 0.0 if before is None else x[before] + gap[before] + gap[node]
+        middle = (x[row[0]] + x[row[-1]]) / 2
+        x |= {node: x[node] - middle for node in row}
+    for _ in range(SETTLING):
+        for row in layers:
+            for before, node, after in zip((None, *row), row, (*row[1:], None), strict=False):
+                wanted = sum(x[near] * weight for near, weight in pulls[node])
+                wanted /= sum(weight for _, weight in pulls[node])
+                low = x[before] + gap[before] + gap[node] if before else -WIDTH
+                high = x[after] - gap[after] - gap[node] if after else WIDTH
+                x[node] = min(max(wanted, low), high)
+    left, right = (pick(x[node] for node in x) for pick in (min, max))
+    stretch = (WIDTH - 2 * MARGIN - BOX) / (right - left)
+    return {node: MARGIN + BOX / 2 + (value - left) * stretch for node, value in x.items()}
 
 
 def svg() -> str:
@@ -223,7 +230,7 @@ def _style() -> str:
     return (
         ".rooms text{font:500 14.5px system-ui,sans-serif;text-anchor:middle;"
         "fill:var(--md-default-fg-color,#1f2430)}"
-        f"{subjects}.rooms rect{{fill-opacity:.16;stroke-width:1.5}}"
+        f"{subjects}.rooms rect{{fill-opacity:.2;stroke-width:1.5}}"
         ".rooms .back{fill:var(--md-default-bg-color,#fff);fill-opacity:1;stroke:none}"
         ".rooms .line{fill:none;stroke:var(--md-default-fg-color--light,#5d6472);stroke-width:1.4}"
         ".rooms .tip{fill:var(--md-default-fg-color--light,#5d6472)}"
@@ -258,14 +265,17 @@ def _arrow(room: str, target: str, x: Mapping[Node, float], y: Mapping[Node, flo
     passed = sorted(
         (node for node in x if node[:2] == (room, target) and len(node) == 3), key=lambda node: y[node]
     )
+    middle = [x[node] for node in passed]
+    if middle and max(middle) - min(middle) < LANE:
+        middle = [sum(middle) / len(middle)] * len(middle)  # upright
     points = [(x[room,], y[room,] + HIGH / 2)]
-    for node in passed:
-        points += [(x[node], y[node] - HIGH / 2), (x[node], y[node] + HIGH / 2)]
+    for node, value in zip(passed, middle, strict=True):
+        points += [(value, y[node] - HIGH / 2), (value, y[node] + HIGH / 2)]
     points.append((x[target,], y[target,] - HIGH / 2))
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for (x1, y1), (x2, y2) in pairwise(points):
-        middle = (y1 + y2) / 2
-        path += f" C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
+        half = (y1 + y2) / 2
+        path += f" C{x1:.1f} {half:.1f} {x2:.1f} {half:.1f} {x2:.1f} {y2:.1f}"
     return f'<path class="line" d="{path}" marker-end="url(#rooms-tip)"/>'
 
 

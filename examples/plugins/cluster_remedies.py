@@ -1,10 +1,11 @@
-"""A remedy for a bundled detector: what to do about an expert loop in a program of one's own."""
+"""A remedy for a bundled detector: what to do about an expert loop here."""
 
 from tracelens.findings.remedies import Remedy, add_remedy
 
 add_remedy(
     "expert_loop",
     Remedy(
-        "On our cluster: start the job with `--moe-impl grouped`, see the wiki page MoE.", vendor=("nvidia",)
+        "On our cluster: start the job with `--moe-impl grouped`, see the wiki.",
+        vendor=("nvidia",),
     ),
 )

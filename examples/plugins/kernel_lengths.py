@@ -10,11 +10,11 @@ from tracelens.trace import Run, Scope, gpu_work
 LENGTHS = Schema(
     "Kernels by length",
     (
-        Column("rank", "int64", doc="of the job, -1 if the trace names none"),
+        Column("rank", "int64", doc="rank in the job"),
         Column("length", "str", doc="which kernels"),
-        Column("kernels", "int64", "count", "launches, repeated ones included"),
-        Column("dur_ns", "int64", "ns", "sum of durations; kernels of several streams may overlap"),
-        Column("fraction", "float64", "fraction", "share of the rank's summed kernel time"),
+        Column("kernels", "int64", "count", "kernels that ran"),
+        Column("dur_ns", "int64", "ns", "sum of durations; streams may overlap"),
+        Column("fraction", "float64", "fraction", "of the rank's summed kernel time"),
     ),
 )
 
@@ -24,17 +24,18 @@ def kernel_lengths(run: Run, *, scope: Scope = "all", limit_us: int = 10) -> Res
     """How much GPU time is in kernels so short that launching them matters?"""
     rows, skips = [], []
     for trace in run.traces:
-        work = gpu_work(trace, scope)
+        rank, work = trace.meta.rank, gpu_work(trace, scope)
         dur_ns = work.dur[work.is_kernel]
         if not len(dur_ns):
-            skips.append(Skip(f"rank {trace.meta.rank}", "no kernels in the trace"))
+            skips.append(Skip(f"rank {rank}", "no kernels in the trace"))
             continue
         short = dur_ns <= limit_us * 1000
         for length, mask in ((f"up to {limit_us} us", short), ("longer", ~short)):
             part_ns = int(dur_ns[mask].sum())
             fraction = part_ns / max(int(dur_ns.sum()), 1)
-            rows.append((trace.meta.rank, length, int(np.count_nonzero(mask)), part_ns, fraction))
-    return result({"lengths": LENGTHS.from_rows(rows)} if rows else {}, skips, scope=scope, limit_us=limit_us)
+            rows.append((rank, length, np.count_nonzero(mask), part_ns, fraction))
+    tables = {"lengths": LENGTHS.from_rows(rows)} if rows else {}
+    return result(tables, skips, scope=scope, limit_us=limit_us)
 
 
 @figure("kernel_lengths")

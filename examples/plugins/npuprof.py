@@ -1,18 +1,18 @@
-"""Parser `npuprof`: a profiler that writes Chrome JSON with categories of its own."""
+"""Parser `npuprof`: a profiler that writes Chrome JSON with its own categories."""
 
 from tracelens.read.formats import Dialect, Encoded, Splitter, build, parser
 from tracelens.trace import Trace
 
 DIALECT = Dialect(
     name="npuprof",
-    kinds={  # category in the file, lower case, to the kind of event; others become slices
+    kinds={  # category in the file, in lower case, to the kind of event
         "framework_op": "op",
         "marker": "annotation",
         "host_api": "launch",
         "device_task": "kernel",
         "device_copy": "memcpy",
     },
-    launch_flows=frozenset({"host_to_device"}),  # category of the arrows from launch calls to tasks
+    launch_flows=frozenset({"host_to_device"}),  # arrows from launch calls to tasks
 )
 
 

@@ -1,4 +1,4 @@
-"""Output format `.prom`: the headline numbers of a report for Prometheus' textfile collector."""
+"""Output format `.prom`: headline numbers for Prometheus' textfile collector."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ def quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-@renderer("prometheus", suffix=".prom", doc="the headline numbers as gauges, for Prometheus")
+@renderer("prometheus", suffix=".prom", doc="headline numbers, for Prometheus")
 def files(report: Report) -> Mapping[str, bytes]:
-    """One gauge `tracelens_headline`; numbers that are unknown are left out."""
+    """One gauge; unknown numbers are left out."""
     lines = ["# TYPE tracelens_headline gauge"]
     for tile in report.summary.tiles if report.summary else ():
         if tile.value is not None:

@@ -1,4 +1,4 @@
-"""Scenario `without=ANNOTATION`: what a step would take without one part of the program."""
+"""Scenario `without=ANNOTATION`: the step without one part of the program."""
 
 from fnmatch import fnmatchcase
 
@@ -12,7 +12,7 @@ from tracelens.what_if import Edit, Node, NotApplicable, ScenarioContext, scenar
 
 
 def annotation_around(trace: Trace, device: Device | None) -> tuple[Int, list[str]]:
-    """The innermost annotation around the launch of each kernel and copy; runs where the trace is."""
+    """Which annotation launched each kernel and copy, and their names."""
     events, work = trace.arrays, trace.work
     annotation = nearest(events.parent, events.depth, events.where("annotation"))
     around = lookup(annotation, work.host_call, -1)

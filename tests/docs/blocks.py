@@ -55,6 +55,10 @@ SANDBOX = {
     "ladder": "ladder/ep4",
     "pipeline": "pipeline/plain",
     "serving": "serving/delayer_off",
+    "runs/1": "ladder/ep4/03_dedup",
+    "runs/2": "ladder/ep4/04_sync_free_2",
+    "today/1": "ladder/ep4/05_sync_free_3",
+    "today/2": "ladder/ep4/06_overlap_shared",
 }
 """The reader's files, as pages name them, and the sample that stands for each."""
 MADE = {
@@ -73,6 +77,7 @@ NEVER = (
     "torchtitan",
     "vLLM",
     "SGLang",
+    "other tools",
     "a network",
     "your model",
 )
@@ -171,6 +176,7 @@ def make_sandbox(folder: Path) -> Path:
     """The folder that a page is read in, to be copied for each page."""
     for name, sample in SANDBOX.items():
         source = SAMPLES / sample
+        (folder / name).parent.mkdir(exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, folder / name)
         else:

@@ -21,7 +21,7 @@ BENCH ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-workload lint docs reports bench lock clean
+.PHONY: help demo test test-slow test-workload lint docs pictures reports bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -50,6 +50,9 @@ lint: $(VENV)/.dev ## run ruff and mypy
 
 docs: $(VENV)/.dev ## build the documentation: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+pictures: $(VENV)/.dev ## remake the pictures of the README: docs/images (needs Chromium)
+	$(BIN)/python docs/generate/pictures.py
 
 reports: $(VENV)/.core ## remake reports/ from sample_traces/
 	@mkdir -p reports

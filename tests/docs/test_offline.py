@@ -10,6 +10,8 @@ import pytest
 
 from tests.browser.chromium import chromium, errors, prefer, requests, resize, until
 
+SHOWN = "[...document.images].filter((image) => image.checkVisibility())"
+"""Not the pictures for the other color scheme."""
 SIZES = {"desktop": 1280, "phone": 420}
 
 
@@ -56,11 +58,9 @@ def test_pages_show_whole_without_a_network(browser: Any, site: Path, width: int
     prefer(browser, scheme)
     for page in ("index.html", "tutorial.html", "concepts/steps.html", "reference/analyzers/idle.html"):
         open_page(browser, site / page)
-        # Hidden pictures are those of the other color scheme.
-        shown = "return [...document.images].filter((image) => image.checkVisibility())"
-        assert until(lambda: browser.execute_script(f"{shown}.every((image) => image.complete)"))
-        broken = browser.execute_script(f"{shown}.filter((image) => !image.naturalWidth).map((image) => image.src)")
-        assert broken == [], page
+        assert until(lambda: browser.execute_script(f"return {SHOWN}.every((image) => image.complete)"))
+        broken = f"return {SHOWN}.filter((image) => !image.naturalWidth).map((image) => image.src)"
+        assert browser.execute_script(broken) == [], page
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
         assert all(url.startswith(("file:", "data:", "about:")) for url in requests(browser)), page
         assert errors(browser) == [], page

@@ -22,7 +22,7 @@ from tracelens.findings.detectors.detector import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
 from tracelens.rendering.figures.figure import FIGURES
 from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.html import fragment
+from tracelens.rendering.formats.fragment import fragment
 from tracelens.rendering.renderer import RENDERERS
 from tracelens.table.result import Report
 from tracelens.what_if.scenario import SCENARIOS

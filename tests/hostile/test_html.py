@@ -17,7 +17,8 @@ from tests.browser.chromium import chromium
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
 from tracelens.rendering.figures.figure import figures
-from tracelens.rendering.formats.html import files, fragment
+from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.formats.html import files
 from tracelens.table.result import Report
 
 WAIT_S = 60

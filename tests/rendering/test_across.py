@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.html import files, fragment
+from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.formats.html import files
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.rendering.tables import across_ranks, compared, cut, more, readable
 from tracelens.table import Column, Report, Result, Schema, Table

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from tests.rendering import sample
 from tests.rendering.test_human_formats import page, tags
 from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.html import fragment
+from tracelens.rendering.formats.fragment import fragment
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.rendering.formats.markdown_text import code
 from tracelens.rendering.tables.entries import Entry, entries

@@ -8,8 +8,8 @@ from tests.rendering import sample
 from tests.rendering.gold import check
 from tracelens.rendering.formats.console import console
 from tracelens.rendering.formats.csv import files as csv_files
+from tracelens.rendering.formats.fragment import fragment
 from tracelens.rendering.formats.html import files as html_files
-from tracelens.rendering.formats.html import fragment
 from tracelens.rendering.formats.json import files as json_files
 from tracelens.rendering.formats.json import one_result
 from tracelens.rendering.formats.markdown import markdown

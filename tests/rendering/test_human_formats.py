@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.rendering import sample
 from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.html import STATIC_ROWS, fragment
+from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.formats.html import STATIC_ROWS
 from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.markdown import markdown
 from tracelens.rendering.formats.markdown_text import escaped

@@ -26,13 +26,16 @@ def table(result: Result, name: str, *columns: str) -> Table | None:
 def needs(
     name: str, *columns: str
 ) -> Callable[[Callable[[Table], list[Figure]]], Callable[[Result], list[Figure]]]:
-    """Draws a table of a result; nothing where it is absent, empty or lacks one of these columns."""
+    """Draws a table of a result; nothing where it is absent, empty or lacks one of these columns.
+
+    The figures bear the name of the table.
+    """
 
     def decorated(draw: Callable[[Table], list[Figure]]) -> Callable[[Result], list[Figure]]:
         @wraps(draw)
         def drawn(result: Result) -> list[Figure]:
             data = table(result, name, *columns)
-            return [] if data is None else draw(data)
+            return [] if data is None else [{"table": name} | figure for figure in draw(data)]
 
         return drawn
 

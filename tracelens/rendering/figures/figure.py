@@ -31,7 +31,8 @@ def figures(result: Result) -> list[Figure]:
     """The figures of a result; none for an analyzer that has no figure module.
 
     Every layout has a `title.text`, plain text, and a `height` in pixels. Texts have no tags that plotly
-    would follow, except for line breaks and emphasis.
+    would follow, except for line breaks and emphasis. A figure may name the `table` that it shows; without
+    a name it is of the first one.
     """
     draw = dict(FIGURES.items()).get(result.analyzer)
     return [_safe(figure) for figure in draw(result)] if draw else []

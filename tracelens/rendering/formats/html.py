@@ -45,15 +45,15 @@ from tracelens.rendering.tables import (
     tile_range,
     tile_value,
 )
-from tracelens.table import VIEWS, Report, Result
+from tracelens.table import Report, Result
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 STATIC_ROWS = 100
 """Rows of a table that stand in the page as HTML: what is seen at once, in print and without scripts."""
-FRAGMENT_ROWS = 20
 
+STYLES = ("table.css", "live.css", "page.css")
 SCRIPTS = (
     *("payload", "plotly", "figures", "clipboard", "numbers", "filters", "view", "window", "grid", "whole"),
     *("tables", "sections", "findings", "contents"),
@@ -72,7 +72,7 @@ _SCRIPTS = "<!--scripts-->"
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
     """One result, ready for the template."""
 
     id: str
@@ -98,19 +98,24 @@ def files(report: Report) -> Mapping[str, bytes]:
     placed: list[Figure] = []
     tables = {result.analyzer: views(result) for result in report.results}
     sections = [
-        _section(result, figures.get(result.analyzer, []), placed, tables[result.analyzer])
+        section(
+            result,
+            tables[result.analyzer],
+            STATIC_ROWS,
+            figures=_anchors(figures.get(result.analyzer, []), placed),
+        )
         for result in report.results
     ]
     names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
-    script = "".join(_asset(f"js/{name}.js") for name in names).encode()
+    script = "".join(asset(f"js/{name}.js") for name in names).encode()
     plotly = [_plotly()] if placed else []
     page = (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             title=report.title,
             policy=_policy([*plotly, script]),
-            css=_asset("table.css") + _asset("page.css") + _asset("picture.css") * bool(step),
+            css="".join(map(asset, STYLES)) + asset("picture.css") * bool(step),
             picture=step,
             meta=meta_items(report.meta),
             incomplete=incomplete,
@@ -141,53 +146,53 @@ def _tables(tables: list[Interactive], used: int) -> Iterator[bytes]:
 def _json(name: str, content: Any) -> tuple[bytes, ...]:
     return (
         b'<script type="application/json" id="%b">' % name.encode(),
-        _inert(dumps(content)),
+        inert(dumps(content)),
         b"</script>\n",
     )
 
 
-@VIEWS.register("html")
-def fragment(result: Result) -> str:
-    """One result as HTML for a notebook cell: title, the first rows of each table, and what was skipped."""
-    return (
-        _environment()
-        .get_template("fragment.html.j2")
-        .render(section=_section(result, [], None, views(result)), css=_asset("table.css"))
-    )
+def section(
+    result: Result,
+    tables: Mapping[str, Interactive],
+    rows: int,
+    *,
+    figures: list[tuple[str, str, int]] | None = None,
+    controls: bool = True,
+) -> Section:
+    """One result, ready for a template.
 
-
-def _section(
-    result: Result, figures: list[Figure], placed: list[Figure] | None, tables: Mapping[str, Interactive]
-) -> _Section:
-    """A section of a page, whose figures are appended to `placed`; None: of a notebook's cell."""
-    anchors = []
-    for figure in figures if placed is not None else ():
-        layout = dict(figure["layout"])
-        caption = str(layout.pop("title", {}).get("text", ""))
-        anchors.append((f"figure-{len(placed or ())}", caption, int(layout["height"])))
-        if placed is not None:
-            placed.append({"data": figure["data"], "layout": layout})
-    return _Section(
+    Args:
+        result: of one analyzer.
+        tables: its tables.
+        rows: of each table that stand as HTML.
+        figures: of a page: anchor, caption and height.
+        controls: with what the page's script brings to life.
+    """
+    return Section(
         id=result.analyzer,
         title=result.title,
         headline=headline(result),
         doc=result.doc,
         meta=meta_items(result.meta),
-        figures=anchors,
+        figures=figures or [],
         grids=[
-            grid(
-                result,
-                name,
-                table.first,
-                FRAGMENT_ROWS if placed is None else STATIC_ROWS,
-                buttons=placed is not None,
-                names=None if placed is None else table.names,
-            )
+            grid(result, name, table.first, rows, buttons=controls, names=table.names if controls else None)
             for name, table in tables.items()
         ],
         details=details(result),
         skips=skipped(result),
     )
+
+
+def _anchors(figures: list[Figure], placed: list[Figure]) -> list[tuple[str, str, int]]:
+    """Anchor, caption and height of the figures of a section, which are appended to `placed`."""
+    anchors = []
+    for figure in figures:
+        layout = dict(figure["layout"])
+        caption = str(layout.pop("title", {}).get("text", ""))
+        anchors.append((f"figure-{len(placed)}", caption, int(layout["height"])))
+        placed.append({"data": figure["data"], "layout": layout})
+    return anchors
 
 
 def _drawn(result: Result, step: Picture | None) -> tuple[list[Figure], Result]:
@@ -207,11 +212,12 @@ def _of_picture(step: Picture | None) -> tuple[bytes, ...]:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Of the templates; what they write is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     return Environment(
-        loader=FunctionLoader(_asset),
+        loader=FunctionLoader(asset),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
@@ -226,7 +232,8 @@ def _shown(value: Any) -> Any:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A template, style or script."""
     return Path(__file__).parents[1].joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -245,7 +252,7 @@ def _plotly() -> bytes:
     return re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
 
 
-def _inert(text: bytes) -> bytes:
+def inert(text: bytes) -> bytes:
     """JSON that cannot end a script element nor, being old JavaScript's line breaks, a line."""
     for raw, escaped in (
         (b"<", b"\\u003c"),

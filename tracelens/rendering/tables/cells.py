@@ -68,7 +68,8 @@ def grid(
         name: of the table.
         table: as it is to be read.
         limit: at most so many rows; a tree keeps its largest nodes.
-        buttons: with the controls that the page's script brings to life; without them every row is visible.
+        buttons: with the controls that the page's script brings to life. Without them every row is visible,
+            and the table is legible where styles are dropped, as on GitHub.
         names: as of `short_names`, if they are to be those of a larger table.
     """
     from markupsafe import Markup
@@ -80,6 +81,8 @@ def grid(
         return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
     names = short_names(table) if names is None else names
     columns = [_column(shown, names.get(shown.column.name, {})) for shown in part.columns]
+    if not buttons:
+        columns = [_aligned(shown, cells) for shown, cells in zip(part.columns, columns, strict=True)]
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
     opening = _openings(part, buttons)
@@ -152,12 +155,21 @@ def _name_cell(text: str, short: str) -> str:
     return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(short)}</td>'
 
 
+def _aligned(shown: ShownColumn, cells: list[str]) -> list[str]:
+    if shown.column.is_number:
+        return cells
+    return [f"<td align=left{cell.removeprefix('<td')}" for cell in cells]
+
+
 def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:
     inner = [*depths[1:], 0][: len(depths)]
     button = "<button type=button class=tw aria-label=children aria-expanded={}></button>"
     nested = []
     for cell, depth, following in zip(cells, depths, inner, strict=True):
-        toggle = button.format("true" if depth < 1 else "false") if buttons and following > depth else ""
         head, _, rest = cell.partition(">")
+        if not buttons:
+            nested.append(f"{head}>{'&emsp;' * depth}{rest}")
+            continue
+        toggle = button.format("true" if depth < 1 else "false") if following > depth else ""
         nested.append(f'{head} style="--d:{depth}">{toggle}<span>{rest.removesuffix("</td>")}</span></td>')
     return nested

@@ -36,7 +36,7 @@ def whatif(result: Result) -> list[Figure]:
     drawn = [_steps(steps)] if steps is not None else []
     paths = table(result, "critical_path", "scenario", "category", "dur_ns")
     if paths is not None:
-        drawn.append(_paths(paths))
+        drawn.append({"table": "critical_path"} | _paths(paths))
     return drawn
 
 

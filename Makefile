@@ -19,6 +19,10 @@ REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_l
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
 BENCH ?=
 
+# Containers often say that Python shall write no bytecode. Each of some hundred processes that tests start
+# would then compile the package again, and pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-slow test-workload lint docs pictures reports bench lock clean

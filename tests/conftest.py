@@ -12,6 +12,8 @@ SLOW = ("conformance", "reference", "hostile", "fuzz", "stress", "distribution",
 
 # Models of tests are tiny, and tests run side by side: a second thread for each would only wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# So would a second process for each trace that a test reads. Tests of several processes say how many.
+os.environ.setdefault("TRACELENS_JOBS", "1")
 
 # No deadlines: a shared machine is slow at times. In CI the examples are the same every time, so that a red
 # run is about the change; HYPOTHESIS_PROFILE=thorough looks further.

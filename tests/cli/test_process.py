@@ -108,6 +108,7 @@ def test_ctrl_c(delay_s: float, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "report", RANKS, "-o", tmp_path / "r.html"],
         cwd=ROOT,
+        env=os.environ | {"TRACELENS_JOBS": "2"},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -137,7 +137,8 @@ def same(one: Report, other: Report) -> None:
                 )
 
 
-def test_ranks_analyzed_apart_and_together() -> None:
+def test_ranks_analyzed_apart_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "2")
     same(tracelens.report_files(EP4), tracelens.report(tracelens.load(EP4)))
 
 

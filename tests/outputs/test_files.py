@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,24 +125,25 @@ def test_a_failing_rename_leaves_the_old_file_alone(tmp_path: Path, monkeypatch:
     assert tree(tmp_path) == {"out.txt": "old"}
 
 
-@pytest.fixture
-def small_files() -> object:
-    """As on a full disk: no file may be larger than 4 kB."""
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file may be larger than 4 kB: no fixture, since pytest itself may write its report to a larger one."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
-    yield None
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("old")
-    with pytest.raises(TracelensError, match=r"^cannot write .*: File too large$"):
+    with full_disk(), pytest.raises(TracelensError, match=r"^cannot write .*: File too large$"):
         write_file(tmp_path / "out.txt", b"x" * 100_000)
     write_folder(tmp_path / "folder", contents("a"), KIND)
     before = tree(tmp_path)
     for folder in ("folder", "other", "deep/er"):
-        with pytest.raises(TracelensError, match=r"^cannot write .*: File too large$"):
+        with full_disk(), pytest.raises(TracelensError, match=r"^cannot write .*: File too large$"):
             write_folder(tmp_path / folder, contents("a", "b", text="x" * 100_000), KIND)
     assert tree(tmp_path) == before
 

@@ -14,6 +14,9 @@ LEAST = 0.05  # share of the step below which nobody would fuse anything
     title="Elementwise kernels take much of the step",
     scenario="scale:elementwise=0.5+scale:activation=0.5",
     remedy="Fuse them: torch.compile, or fused modules for norms and activations.",
+    measures={"elementwise kernels": "per step", "time": "per step, overlaps once"},
+    threshold="5% of the step",
+    limits="It takes for granted that fusing halves their time.",
 )
 def elementwise(context: RankContext) -> Detection | str:
     """Elementwise kernels take at least 5% of the step."""

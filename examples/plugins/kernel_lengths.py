@@ -19,7 +19,12 @@ LENGTHS = Schema(
 )
 
 
-@analyzer("kernel_lengths", title="Short and long kernels", order=55)
+@analyzer(
+    "kernel_lengths",
+    title="Short and long kernels",
+    order=55,
+    tables={"lengths": LENGTHS},
+)
 def kernel_lengths(run: Run, *, scope: Scope = "all", limit_us: int = 10) -> Result:
     """How much GPU time is in kernels so short that launching them matters?"""
     rows, skips = [], []

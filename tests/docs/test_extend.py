@@ -63,9 +63,13 @@ def test_the_analyzer() -> None:
 def test_the_analyzer_from_python() -> None:
     code = f"""
 import tracelens
+from tracelens.analysis import ANALYZERS
 from tracelens.rendering.figures import drawn
 run = tracelens.load({str(LOOP)!r})
 results = [tracelens.analyze(run, "kernel_lengths", limit_us=us) for us in (10, 50)]
+declared = ANALYZERS.get("kernel_lengths").tables
+assert all(declared[name] == table.schema for name, table in results[0].data.items())
+assert all(column.doc for schema in declared.values() for column in schema.columns)
 print(*(result["lengths"]["kernels"][0] for result in results))
 print(*(bar["name"] + "=" + str(sum(bar["x"])) for bar in drawn(results[0])[0][0]["data"]), sep=";")
 try:
@@ -103,6 +107,10 @@ def test_the_detector() -> None:
     assert finding["basis"] == "replayed"
     projected = tables("", "project", "whatif", GROUPED, "--scenario", finding["scenario"])["whatif"][0]
     assert finding["saving_ns"] == projected["base_ns"] - projected["projected_ns"] > 0
+    text = PAGE.read_text()
+    assert f"estimates {measured['estimate'] / 1e6:.2f} ms per step" in text
+    assert f"replay saves {finding['saving_ns'] / 1e6:.2f} ms" in text
+    assert f"and {finding['additional_ns'] / 1e6:.2f} ms on top of" in text
 
 
 def test_the_remedy() -> None:

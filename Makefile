@@ -44,7 +44,7 @@ test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, gr
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/workload tests/planner/config tests/planner/expected tests/recording tests/reproducers tests/cli/test_replay.py \
 		tests/cli/test_workload.py tests/cli/test_workload_serve.py tests/conformance/test_replay.py \
-		tests/notebooks tests/test_readme.py --ignore tests/workload/test_faults.py
+		tests/notebooks tests/docs/test_blocks.py --ignore tests/workload/test_faults.py
 	$(BIN)/python -m pytest tests/workload/test_faults.py  # alone: who else computes makes ranks late, too
 
 lint: $(VENV)/.dev ## run ruff and mypy

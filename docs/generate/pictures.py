@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build/pictures"
 COMMITTED = ROOT / "docs/images"
-README_PICTURES = ("first-screen", "step")
+README_PICTURES = ("first-screen", "kernels")
 """Committed, and beside them the words that they show."""
 WORDS = "first-screen.txt"
 

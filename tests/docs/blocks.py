@@ -305,6 +305,9 @@ def check_options(line: str) -> None:
     context = command.context_class(command, info_name="tracelens")
     while words and hasattr(command, "list_commands") and not words[0].startswith("-"):
         name = "gate baseline" if words[:2] == ["gate", "baseline"] else words[0]
+        if name not in command.list_commands(context) and (write := command.get_command(context, "write")):
+            command = write  # what `tracelens replay PATH` is
+            break
         child = command.get_command(context, name)
         assert child is not None, f"{line}: no command {name}"
         command, words = child, words[len(name.split()) :]

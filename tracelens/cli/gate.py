@@ -133,7 +133,7 @@ MinEffect = Annotated[
 Allow = Annotated[
     list[str] | None,
     typer.Option(
-        help="Compare although this differs: device, ranks or model. Repeatable.",
+        help="Compare even if this differs: device, ranks or model. Repeatable.",
         metavar="NAME",
         show_default=False,
         autocompletion=lambda: ["device", "ranks", "model"],
@@ -181,7 +181,7 @@ TrustAnyway = Annotated[
     bool,
     typer.Option(
         "--trust-anyway",
-        help="Compare although a recording is incomplete or contradicts itself (`tracelens analyze "
+        help="Compare even if a recording is incomplete or contradicts itself (`tracelens analyze "
         "completeness`).",
         rich_help_panel=RUNS,
     ),

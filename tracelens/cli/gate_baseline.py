@@ -62,7 +62,7 @@ def add(
             show_default=" or ".join(f"${name}" for name in COMMIT_VARIABLES),
         ),
     ] = None,
-    keep: Annotated[int, typer.Option(help="Keep at most this many runs; the oldest go first.")] = 20,
+    keep: Annotated[int, typer.Option(help="Keep at most this many runs; drops the oldest first.")] = 20,
     scope: Scope = ScopeChoice.all,
     partial: Partial = False,
     _limit: Limit = None,

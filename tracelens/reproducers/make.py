@@ -198,5 +198,9 @@ def _written(
     tables = {"scripts": SCRIPTS.concat([columns] if scripts else [])}
     replay_result = result(tables, skips, **meta)
     return replace(
-        replay_result, analyzer="replay", title="Replay", doc="Traced calls as standalone scripts."
+        replay_result,
+        analyzer="replay",
+        title="Replay",
+        doc="Traced calls as standalone scripts.",
+        command="tracelens replay PATH -o DIR --json",
     )

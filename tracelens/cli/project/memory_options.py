@@ -92,7 +92,7 @@ Sequence = Annotated[
 MicroBatches = Annotated[
     int | None,
     _option(
-        "Micro-batches per step on each data-parallel rank; beyond 2 x pp, more take no more memory.",
+        "Micro-batches per step on each data-parallel rank; beyond 2 x pp, more add no memory.",
         TRAINING,
         metavar="N",
         min=1,

@@ -72,10 +72,10 @@ Best = Annotated[
 ]
 ForwardMs = Annotated[
     float | None,
-    _option("Forward of a micro-batch on a stage, all its chunks.", TIMES, metavar="MS"),
+    _option("Forward time per micro-batch and stage, over all its chunks.", TIMES, metavar="MS"),
 ]
 BackwardMs = Annotated[
-    float | None, _option("Its backward.", TIMES, metavar="MS", show_default="twice the forward")
+    float | None, _option("Backward time, likewise.", TIMES, metavar="MS", show_default="twice the forward")
 ]
 ExchangeShare = Annotated[
     float,
@@ -115,7 +115,7 @@ Model = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, _option("Its device.", MODEL, metavar="NAME", autocompletion=completion.devices)
+    str | None, _option("Device for the roofline.", MODEL, metavar="NAME", autocompletion=completion.devices)
 ]
 Gpus = Annotated[int, _option("GPUs of the run.", MODEL, metavar="N", min=0, show_default="one per stage")]
 Experts = Annotated[int | None, _option("Ranks that share the experts.", MODEL, metavar="N")]

@@ -129,6 +129,7 @@ def result(verdict: Verdict) -> Result:
             "candidate": verdict.candidate,
             "confidence": verdict.confidence,
         },
+        command="tracelens gate BASE CAND --report verdict.json",
     )
 
 

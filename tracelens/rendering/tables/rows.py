@@ -123,7 +123,8 @@ def more(result: Result, part: Cut) -> str:
     command = result.command or f"tracelens analyze {result.analyzer} PATH"
     whole = "those of each rank" if is_across(part.table) else "all of them"
     rows = f"{part.count:,} of {len(part.table):,} rows{_which(part)}"
-    return f"{rows}; {whole}: {command} --json or -o DIR for CSV"
+    names_output = any(option in command for option in (" -o ", " --report "))
+    return f"{rows}; {whole}: {command}" + ("" if names_output else " --json or -o DIR for CSV")
 
 
 def _which(part: Cut) -> str:

@@ -27,6 +27,7 @@ RETURNED = (
 def python() -> str:
     """The public names of the package, and what its functions return."""
     names = [name for name in tracelens.__all__ if not name.startswith("__")]
+    names.sort(key=lambda name: inspect.isclass(getattr(tracelens, name, None)))
     returned = [path for path in RETURNED if path.rpartition(".")[2] not in names]
     rows = [(f"[`{name}`](#tracelens.{name})", _purpose(getattr(tracelens, name, None))) for name in names]
     rows += [(f"[`{path.rpartition('.')[2]}`](#{path})", _purpose(_resolved(path))) for path in returned]

@@ -58,10 +58,19 @@ def arguments(function: Callable[..., object]) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in zip(rest[::2], rest[1::2], strict=True)}
 
 
-def schemas(tables: Mapping[str, Schema]) -> str:
-    """The tables of a result: a list of them, then the columns of each."""
-    rows = [(f"[`{name}`](#{name})", schema.title, _where(schema)) for name, schema in tables.items()]
-    listed = section("Tables", table(("table", "title", "in"), rows))
+def schemas(tables: Mapping[str, Schema], in_reports: bool = True) -> str:
+    """The tables of a result: a list of them, then the columns of each.
+
+    Args:
+        tables: by name.
+        in_reports: whether reports have them, of which some formats leave out some.
+    """
+    rows = [
+        (f"[`{name}`](#{name})", schema.title, *([_where(schema)] if in_reports else []))
+        for name, schema in tables.items()
+    ]
+    head = ("table", "title", *(["in"] if in_reports else []))
+    listed = section("Tables", table(head, rows))
     return "\n\n".join(filter(None, (listed, *(_schema(name, schema) for name, schema in tables.items()))))
 
 

@@ -282,7 +282,7 @@ def frames() -> str:
         "Numbers that are unknown are missing values here, not -1. The [cookbook](../how-to/cookbook.md) "
         "puts them to use.",
         code("python", 'run = tracelens.load("traces/")\nrun.kernels(step=2)'),
-        schemas(tables),
+        schemas(tables, in_reports=False),
     )
 
 
@@ -293,7 +293,7 @@ def trace() -> str:
         "Tables of a trace",
         "What a parser makes of one file, and what analyzers read: `tracelens.load(path).traces[0].tables`. "
         "Times are in ns by the trace's own clock; a column `*_id` holds row numbers of `events`.",
-        schemas(tables),
+        schemas(tables, in_reports=False),
     )
 
 

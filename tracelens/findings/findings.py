@@ -36,7 +36,7 @@ FINDINGS = Schema(
         Column("finding", "str", doc="what happens"),
         Column("additional_ns", "int64", "ns", "saving once the findings above are fixed; of a symptom, "
                                                "once all its causes are; mean of the ranks"),
-        Column("fraction", "float64", "fraction", "additional saving / step time"),
+        Column("fraction", "float64", "fraction", "of the step"),
         Column("saving_ns", "int64", "ns", "saving if only this is fixed"),
         Column("low_ns", "int64", "ns", "lower end of the saving: over all recorded steps, with "
                                         "unexplained delays kept, at their median or removed, and with "

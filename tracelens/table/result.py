@@ -78,6 +78,7 @@ class Result:
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
+        """Name to DataFrame of every table."""
         return _Frames(self.data)
 
     @property

@@ -71,10 +71,10 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
 
     Reading:
         Follow the largest `exclusive_ns` from the step down to the kernel. Where `sum_ns` is larger, the rest
-        ran beside other work.
+        overlapped other work.
 
     Limits:
-        Work that something else hides has little exclusive time, whatever it costs the work beside it; see
+        Work that something else hides has little exclusive time, whatever it costs that work; see
         `overlap`.
 
     Args:

@@ -86,7 +86,7 @@ _MEASURES = {
         "ramp": "idle time while the pipeline fills and drains",
         **_MEASURES,
     },
-    threshold="any such time in a pipeline of two stages or more",
+    threshold="any of this idle time in a pipeline of two stages or more",
     limits="Assumes that twice as many chunks halve the ramp.",
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
@@ -123,7 +123,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     title="Pipeline stages of unequal work",
     needs=("pipeline",),
     measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
-    threshold="any such time in a pipeline of two stages or more",
+    threshold="any of this idle time in a pipeline of two stages or more",
     limits="Layers do not divide as freely as the saving assumes.",
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
@@ -165,7 +165,7 @@ def _work(table: Table) -> dict[int, float]:
     title="Pipeline stages wait for messages",
     needs=("pipeline",),
     measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},
-    threshold="any such time in a pipeline of two stages or more",
+    threshold="any of this idle time in a pipeline of two stages or more",
     limits="No scenario models it.",
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:

@@ -36,7 +36,7 @@ _EXPOSED = 0.1
         "avoidable delay: prefills at different times": "part that prefills at the same time would save",
         "eager decode, share of decode time": "decode time outside graph replays, where known",
     },
-    threshold="one step with a prefill beside a decoding rank, and an all-decode step to compare with",
+    threshold="one step in which a rank prefills while another decodes, and an all-decode step as reference",
     limits="Latency of the prompts that wait is not part of the saving.",
 )
 def serving_phases(results: Mapping[str, Result]) -> Detections:

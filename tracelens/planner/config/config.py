@@ -25,8 +25,8 @@ TRAINING_HELP = {
     "micro_batches": "micro-batches per step on each data-parallel rank",
     "dtype": "type of parameters and activations: bfloat16 or float32",
     "main_params": "keep float32 main parameters for the optimizer (with bfloat16)",
-    "routing": "tokens to experts: learned, or for experiments balanced (all experts equally) or skewed (most "
-    "tokens go to the first experts)",
+    "routing": "tokens to experts: learned, or for experiments balanced (all experts equally) or skewed "
+    "(most tokens go to the first experts)",
     "learning_rate": "learning rate of AdamW",
     "seed": "seed of weights and data",
 }

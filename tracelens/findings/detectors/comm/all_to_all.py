@@ -28,7 +28,7 @@ _ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatt
 _MEASURES = {
     "exposed per step": "part of it without computation",
     "overlap efficiency": "hidden / all of it",
-    "overlap efficiency, bound": "the same if all other computation ran beside it",
+    "overlap efficiency, bound": "the same if all other computation overlapped it",
     "sent in forward dispatches per step": "input of the forward dispatches, where recorded",
     "share after de-duplication": "bytes left if each rank got a token once, with experts chosen at random",
 }

@@ -16,14 +16,14 @@ from tracelens.units import duration
     scenario="gemm_collective_overlap",
     title="GEMMs do not overlap their collectives",
     measures={
-        "pairs per step": "GEMMs that run one after the other with their collective",
+        "pairs per step": "GEMMs that run sequentially with their collective",
         "serialized time": "their GEMMs and exposed transfers, per step",
         "with perfect overlap": "the longer one of each pair, per step",
         "speed of light": "bound for GEMM and transfer together, per step; known devices only",
         "speed of light / time": "the same / serialized time",
     },
     threshold="the GEMM and its collective run in sequence, and no computation hides half of the transfer",
-    limits="Assumes that both run at full speed beside each other.",
+    limits="Assumes that both run at full speed at the same time.",
 )
 def gemm_collective(context: RankContext) -> Outcome:
     """A GEMM and the collective of its tensor run sequentially (GEMM + reduction, gather + GEMM)."""

@@ -96,8 +96,8 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
     title="Ranks wait for each other, without a significant straggler",
     needs=("collectives", "stragglers"),
     measures=_MEASURES,
-    threshold="exposed waiting for ranks that are no significant stragglers",
-    limits="Some waiting remains in any run: ranks differ by chance.",
+    threshold="exposed waiting, none of it for a significant straggler",
+    limits="Some waiting remains in any run, as ranks always differ a little.",
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""

@@ -21,7 +21,7 @@ _MOST = 0.9
 _MEASURES = {
     "host blocked per step": "host time in these calls",
     "GPU idle during these calls per step": "idle time while the host is in one of them",
-    "GPU idle until the host catches up per step": "idle time after such a call, until work is queued again",
+    "GPU idle until the host catches up per step": "idle time after these calls, until work is queued again",
 }
 
 
@@ -35,7 +35,7 @@ _MEASURES = {
         "calls per layer and micro-batch, STAGE": "those in this stage of the layer",
         **_MEASURES,
     },
-    threshold="one such call",
+    threshold="one of these calls in a step",
     limits="Where all launches are late, the time until the host catches up does not count.",
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
@@ -90,7 +90,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     title="Blocking calls outside MoE layers",
     launching=True,
     measures={"calls per step": "blocking calls outside MoE layers", **_MEASURES},
-    threshold="one such call",
+    threshold="one of these calls in a step",
     limits="Where all launches are late, the time until the host catches up does not count.",
 )
 def other_blocking_calls(context: RankContext) -> Outcome:

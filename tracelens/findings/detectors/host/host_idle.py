@@ -19,7 +19,7 @@ _IDLE = {
     "GPU idle per step": "idle time with this cause",
     "gaps per step": "gaps with time of this cause",
     "longest": "most time of this cause in one gap",
-    "steps affected": "recorded steps with such a gap",
+    "steps affected": "recorded steps with one of these gaps",
 }
 
 
@@ -30,7 +30,7 @@ _IDLE = {
     launching=True,
     measures=_IDLE,
     threshold="any idle time with this cause, see `idle`",
-    limits="Without Python frames the trace does not show what the program does meanwhile.",
+    limits="Without Python frames the trace does not show what the program does at that time.",
 )
 def silent_host(context: RankContext) -> Outcome:
     """The launching thread is in no recorded op or call for over 0.5 ms while the GPU is idle."""

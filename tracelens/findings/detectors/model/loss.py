@@ -49,7 +49,7 @@ _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
         "share of the step": "time of the chain / step time",
         "kernels per step": "kernels of the chain",
         "passes over the logits per step": "how often its kernels read or write all logits",
-        "intermediate copies of the logits": "bytes written beside the result, per step",
+        "intermediate copies of the logits": "bytes written in addition to the result, per step",
         "one fused kernel": "time for the least bytes at the achievable bandwidth, per step",
     },
     threshold=f"{VOCABULARY:,} classes",

@@ -23,7 +23,7 @@ _SHOWN = 3
         "recompute": "time of recomputed kernels, per step",
         "share of the step": "the same / step time",
         "recomputing backward nodes per step": "nodes of the autograd graph that recompute",
-        "recomputed kernels per step": "kernels that run a second time",
+        "recomputed kernels per step": "kernels that repeat forward work",
         "recomputed: CLASS": "time by kernel class, the largest, per step",
     },
     threshold="one recomputed kernel",

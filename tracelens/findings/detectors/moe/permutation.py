@@ -62,7 +62,7 @@ def permute_unfused(context: RankContext) -> Outcome:
         "time per step": "time of these kernels, with the short gaps before them",
         "share of kernels under 10 us": "by number",
     },
-    threshold=f"{CHAIN} kernels per layer in a forward pass beside the GEMM, none of them a known fused one",
+    threshold=f"{CHAIN} kernels per layer in a forward pass without the GEMM, none of them a known fused one",
     limits="Fused kernels are known by name.",
 )
 def router_unfused(context: RankContext) -> Outcome:

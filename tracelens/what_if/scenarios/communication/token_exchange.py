@@ -51,8 +51,8 @@ def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Each token is sent once per rank, not once per expert; deepep: the host does not wait for it either.
 
     Assumes:
-        The experts of a token are chosen at random, so that the mean number of ranks per token follows from
-        the top-k. Copies for the experts of a rank are made on arrival, at the same cost.
+        The experts of a token are chosen at random; the mean number of ranks per token follows from top-k.
+        Copies for the experts of a rank are made on arrival, at the same cost.
     """
     if argument not in ("dedup", "deepep"):
         raise TracelensError(f"scenario dispatch={argument}: write dispatch=dedup or dispatch=deepep")

@@ -60,7 +60,7 @@ def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The GPU is never idle because of CAUSE: silent_host, cpu_ops, collective_call, data_loading.
 
     Assumes:
-        The host does this at another time; host time beside GPU work stays.
+        The host does this at another time; host time during GPU work stays.
     """
     causes = {name.replace(" ", "_").lower(): name for name in AVOIDABLE}
     if argument.lower() not in causes:
@@ -73,7 +73,7 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
     """The next batch is ready when the step needs it.
 
     Assumes:
-        The host does this at another time; host time beside GPU work stays.
+        The host does this at another time; host time during GPU work stays.
     """
     return _without(context, edit, "data loading")
 

@@ -9,12 +9,13 @@ from tests.conformance.corpus import Case, Reference, report_params, run_params,
 
 
 @pytest.fixture(scope="session", params=run_params())
-def case(request: pytest.FixtureRequest, corpus: Path) -> Case:
-    """Every trace of the corpus in turn; pytest drops it with the last test that uses it."""
-    path = corpus / request.param
+def case(request: pytest.FixtureRequest) -> Case:
+    """Every run of the corpus in turn, or those of a mark; dropped with the last test that uses it."""
+    name = request.param
+    path = name if isinstance(name, Path) else request.getfixturevalue("corpus") / name
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACELENS_JOBS", "2")  # real traces go the way between processes once
-        return Case(request.param, path, tracelens.load(path))
+        return Case(str(name), path, tracelens.load(path))
 
 
 @pytest.fixture(scope="session", params=report_params())

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import tracelens
+from tests.reference.traces import FOLDERS
 from tracelens.analysis import ANALYZERS
 from tracelens.table.result import Result
 from tracelens.trace.activities import Scope, Work, gpu_work
@@ -21,6 +22,8 @@ from tracelens.trace.trace import Trace
 
 SUFFIXES = (".json", ".json.gz")
 REPORT = "_perf_report_csvs"
+SAMPLES = FOLDERS["sample_traces"]
+FOREIGN = FOLDERS["foreign"]
 # Loading and analysing more than this (compressed) takes over 5 s on a slow core.
 SLOW_BYTES = 3_000_000
 
@@ -54,6 +57,28 @@ def run_params() -> list[Any]:
     )
 
 
+def every_run() -> list[Any]:
+    """The runs of the corpus, those of the foreign traces, and the samples.
+
+    The corpus is first: pytest brings tests together whose parameters are at the same position, and so each
+    of its runs is read once for these tests and for those of the corpus alone.
+    """
+    samples = [path for path in sorted(SAMPLES.glob("*/*")) if path.is_dir() and path.name != "ep4"]
+    samples += [path for path in sorted((SAMPLES / "ladder" / "ep4").iterdir()) if path.is_dir()]
+    foreign = [
+        path
+        for suffix in ("*.json.zst", "*.json.gz")
+        for path in FOREIGN.rglob(suffix)
+        if "capture_traces" not in path.parts
+    ]
+    foreign = sorted({path.parent if path.name.startswith("rank") else path for path in foreign})
+    return [
+        *(run_params() if folder() else ()),
+        *(pytest.param(path, id=path.relative_to(FOREIGN).as_posix()) for path in foreign),
+        *(pytest.param(path, id=path.relative_to(SAMPLES.parent).as_posix()) for path in samples),
+    ]
+
+
 def report_params() -> list[Any]:
     """Every report directory that belongs to a trace of the MI300X and H100 folders."""
     root = folder()
@@ -82,9 +107,13 @@ def trace_of(report: Path) -> Path:
     return stems[max(found, key=len)]
 
 
+everywhere = pytest.mark.parametrize("case", every_run(), indirect=True)
+"""On all runs instead of those of the corpus."""
+
+
 @dataclass
 class Case:
-    """One run of the corpus with its results, each computed once."""
+    """A run with its results, each computed once."""
 
     name: str
     path: Path

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tracelens
-from tests.conformance.corpus import Case
-from tests.reference.traces import FOLDERS
+from tests.conformance.corpus import FOREIGN, Case, everywhere
 from tracelens.table.result import Result
 
 DAMAGED = {
@@ -26,12 +24,7 @@ DAMAGED = {
 }
 
 
-def _runs(folder: str) -> list[Any]:
-    """Directories of ranks and single files, captures of graphs among them."""
-    root = FOLDERS[folder]
-    files = [*root.rglob("*.json.gz"), *root.rglob("*.json.zst")]
-    paths = sorted({path.parent if path.name.startswith("rank") else path for path in files})
-    return [pytest.param(path, id=path.relative_to(root).as_posix()) for path in paths]
+CAPTURES = sorted(FOREIGN.rglob("capture_traces/*.json.gz"))
 
 
 def _check(result: Result, name: str) -> None:
@@ -40,16 +33,11 @@ def _check(result: Result, name: str) -> None:
     assert set(table["doubt"].astype(str)) == expected, table.to_dict("records")
 
 
-def test_the_corpus_is_complete_but_for_what_is_damaged(case: Case) -> None:
-    _check(tracelens.analyze(case.run, "completeness"), case.name)
+@everywhere
+def test_recordings_are_complete_but_for_what_is_damaged(case: Case) -> None:
+    _check(case.result("completeness"), case.name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", _runs("foreign"))
-def test_the_foreign_traces_are_complete_but_for_what_is_damaged(path: Path) -> None:
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name)
+def test_captures_of_graphs_are_complete_but_for_what_is_damaged(path: Path) -> None:
     _check(tracelens.analyze(tracelens.load(path), "completeness"), path.as_posix())
-
-
-@pytest.mark.parametrize("path", _runs("sample_traces"))
-def test_the_sample_traces_are_complete(path: Path) -> None:
-    _check(tracelens.analyze(tracelens.load(path), "completeness"), "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,17 @@ import pandas as pd
 import pytest
 
 import tracelens
-from tests.conformance.test_step_lengths import runs
+from tests.conformance.corpus import Case, everywhere
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 
 
-@pytest.fixture(scope="module", params=runs())
-def findings(request: pytest.FixtureRequest) -> tuple[Run, Result]:
-    path: Path = request.param
-    run = tracelens.load(path)
-    return run, tracelens.analyze(run, "findings")
+@pytest.fixture
+def findings(case: Case) -> tuple[Run, Result]:
+    return case.run, case.result("findings")
 
 
+@everywhere
 def test_a_saving_is_what_whatif_prints(findings: tuple[Run, Result]) -> None:
     """Of findings, and of detections that the replay shows to be none."""
     run, result = findings
@@ -41,6 +39,7 @@ def test_a_saving_is_what_whatif_prints(findings: tuple[Run, Result]) -> None:
         assert row.saving_ns == table.loc[row.scenario, "base_ns"] - table.loc[row.scenario, "projected_ns"]
 
 
+@everywhere
 def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) -> None:
     _, result = findings
     table: pd.DataFrame = result["findings"]
@@ -54,6 +53,7 @@ def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) ->
     assert table["fraction"].to_numpy() == pytest.approx(additional / max(base, 1), abs=1e-6)
 
 
+@everywhere
 def test_a_symptom_stands_below_the_cause_that_it_names(findings: tuple[Run, Result]) -> None:
     _, result = findings
     above: set[str] = set()
@@ -62,6 +62,7 @@ def test_a_symptom_stands_below_the_cause_that_it_names(findings: tuple[Run, Res
         above.add(row.detector)
 
 
+@everywhere
 def test_a_basis_is_told(findings: tuple[Run, Result]) -> None:
     """Without a scenario there is a reason, and low confidence."""
     _, result = findings

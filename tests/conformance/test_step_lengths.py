@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 
-import tracelens
-from tests.conformance.corpus import folder, run_params
-from tests.reference.traces import FOLDERS
+from tests.conformance.corpus import Case, everywhere
 from tracelens.analysis.pipeline.microbatches import passes
 from tracelens.compare.diff.sides import Side
 from tracelens.errors import TracelensError
@@ -19,35 +14,10 @@ from tracelens.findings.rank_context import RankContext
 from tracelens.trace import Run, select_step, steps_of
 from tracelens.what_if.graph.build import build
 
-ROOT = Path(__file__).resolve().parents[2]
-FOREIGN = FOLDERS["foreign"]
-SAMPLES = [
-    path for path in sorted((ROOT / "sample_traces").glob("*/*")) if path.is_dir() and path.name != "ep4"
-]
-SAMPLES += [path for path in sorted((ROOT / "sample_traces" / "ladder" / "ep4").iterdir()) if path.is_dir()]
 
-
-def foreign_runs() -> list[Path]:
-    """Directories of ranks, and traces that are a run by themselves."""
-    traces = [*FOREIGN.rglob("*.json.zst"), *FOREIGN.rglob("*.json.gz")]
-    traces = [path for path in traces if "capture_traces" not in path.parts]
-    return sorted({path.parent if path.name.startswith("rank") else path for path in traces})
-
-
-def runs() -> list[Any]:
-    corpus = folder()
-    found = (
-        [pytest.param(corpus / param.values[0], id=param.values[0]) for param in run_params()]
-        if corpus
-        else []
-    )
-    found += [pytest.param(path, id=path.relative_to(FOREIGN).as_posix()) for path in foreign_runs()]
-    return found + [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in SAMPLES]
-
-
-@pytest.fixture(scope="module", params=runs())
-def run(request: pytest.FixtureRequest) -> Run:
-    return tracelens.load(request.param)
+@pytest.fixture
+def run(case: Case) -> Run:
+    return case.run
 
 
 def lengths(table: pd.DataFrame, rank: int, step: str = "step", ns: str = "dur_ns") -> dict[str, int]:
@@ -55,10 +25,10 @@ def lengths(table: pd.DataFrame, rank: int, step: str = "step", ns: str = "dur_n
     return dict(zip(rows[step].astype(str), rows[ns].tolist(), strict=True))
 
 
-def test_step_lengths(run: Run) -> None:
-    results = {
-        name: tracelens.analyze(run, name) for name in ("timeline", "breakdown", "steps", "roofline", "moe")
-    }
+@everywhere
+def test_step_lengths(case: Case) -> None:
+    run = case.run
+    results = {name: case.result(name) for name in ("timeline", "breakdown", "steps", "roofline", "moe")}
     metrics = results["steps"].data.get("metrics")
     for trace in run.traces:
         rank, steps = trace.meta.rank, steps_of(trace)
@@ -84,6 +54,7 @@ def test_step_lengths(run: Run) -> None:
             assert not steps.marked or of_pipeline == windows
 
 
+@everywhere
 def test_parts_and_sums(run: Run) -> None:
     """Steps and what lies outside are the window; kernel time by step is the total, each counted once."""
     for trace in run.traces:
@@ -98,6 +69,7 @@ def test_parts_and_sums(run: Run) -> None:
         assert int(by_step.sum()) == int(work.dur.sum())
 
 
+@everywhere
 def test_a_step_by_itself(run: Run) -> None:
     first = run.traces[0]
     steps = steps_of(first)
@@ -110,6 +82,7 @@ def test_a_step_by_itself(run: Run) -> None:
         assert narrowed.marks.tolist() == steps.marks[index : index + 2].tolist()
 
 
+@everywhere
 def test_what_if(run: Run) -> None:
     try:
         recorded = build(run)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-import tracelens
-from tests.conformance.test_step_lengths import runs
+from tests.conformance.corpus import Case, every_run, everywhere
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.trace.intervals import union
@@ -25,21 +22,20 @@ FACTORS = [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]
 KERNEL_NS, WAIT_NS = 10_000, 100_000
 
 
-@pytest.fixture(scope="module", params=runs())
-def replay(request: pytest.FixtureRequest) -> Replay:
-    path: Path = request.param
+@pytest.fixture(scope="module")
+def replay(case: Case) -> Replay:
     try:
-        run = tracelens.load(path)
-        recorded = build(run)
+        recorded = build(case.run)
     except TracelensError as error:
         pytest.skip(str(error))
-    return Replay(Projector(recorded, ScenarioContext(recorded, run.traces)))
+    return Replay(Projector(recorded, ScenarioContext(recorded, case.run.traces)))
 
 
 def test_there_are_thirty_traces() -> None:
-    assert len(runs()) >= 30
+    assert len(every_run()) >= 30
 
 
+@everywhere
 def test_less_gpu_work_is_no_longer_step(replay: Replay) -> None:
     """On each rank, with unexplained delays kept, typical, and removed."""
     for delays in ("low", "typical", "high"):
@@ -52,6 +48,7 @@ def test_less_gpu_work_is_no_longer_step(replay: Replay) -> None:
         assert (np.diff(np.array(durs), axis=0) <= 0).all()
 
 
+@everywhere
 def test_the_scenario_is_monotone(replay: Replay) -> None:
     try:
         steps = [replay.scenario(parse_request(f"scale:*={factor:g}")).projected_ns for factor in FACTORS]
@@ -69,6 +66,7 @@ def one_rank(replay: Replay) -> Replay:
     return replay
 
 
+@everywhere
 def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
     """From mark to mark without waiting, or from the begin of the step if the host ran ahead until then."""
     graph, window = one_rank(replay).graph, replay.projector.window
@@ -94,6 +92,7 @@ def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
     )
 
 
+@everywhere
 def test_without_host_time_the_gpu_alone_is_left(replay: Replay) -> None:
     """No longer than all GPU work one after the other, and no shorter than that of the busiest stream."""
     graph, window = one_rank(replay).graph, replay.projector.window

@@ -57,17 +57,15 @@ def test_the_same_for_all(arguments: tuple[Any, Any, Any]) -> None:
         only_uncounted(OpCall(name, shapes[:1], dtypes[:1], values[:1], forward=forward))
 
 
+ARGUMENT = st.tuples(st.sampled_from(SHAPES), st.sampled_from(TYPES), st.sampled_from(VALUES))
+ARGUMENTS = st.one_of([st.lists(ARGUMENT, min_size=count, max_size=count) for count in range(19)])
+
+
 @pytest.mark.parametrize("name", ONE_EACH)
 @settings(derandomize=True)
-@given(data=st.data())
-def test_any(name: str, data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 18))
-
-    def some(choices: tuple[Any, ...]) -> list[Any]:
-        return data.draw(st.lists(st.sampled_from(choices), min_size=count, max_size=count))
-
-    shapes, dtypes, values = some(SHAPES), some(TYPES), some(VALUES)
-    kernel, blocks = data.draw(st.sampled_from(KERNELS)), data.draw(st.integers(-1, 9))
+@given(arguments=ARGUMENTS, kernel=st.sampled_from(KERNELS), blocks=st.integers(-1, 9))
+def test_any(name: str, arguments: list[tuple[Any, str, str]], kernel: str, blocks: int) -> None:
+    shapes, dtypes, values = ([argument[part] for argument in arguments] for part in range(3))
     call = OpCall(name, shapes, dtypes, values, kernel=kernel, blocks=blocks)
     only_uncounted(call)
     only_uncounted(OpCall(name, shapes[:1], dtypes[:1], values[:1], forward=call))

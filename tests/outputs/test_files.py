@@ -127,7 +127,7 @@ def test_a_failing_rename_leaves_the_old_file_alone(tmp_path: Path, monkeypatch:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may be larger than 4 kB: no fixture, since pytest itself may write its report to a larger one."""
+    """No file may be larger than 4 kB. Not a fixture: pytest itself may be writing to a larger file."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
     try:

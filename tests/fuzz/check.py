@@ -39,7 +39,7 @@ from tracelens.reproducers.scripts import outline
 from tracelens.session.reports import assembled
 from tracelens.table.result import Report
 from tracelens.trace.run import Run
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 OPEN = {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}
 """Environment of a check: no guard makes a skip of an exception, and no other process hides one."""

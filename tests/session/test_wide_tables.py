@@ -34,7 +34,7 @@ TRAINING = f"""
     launch tid=2                           |         e
     s7 gemm_a                              |   aaaa
     s7 gemm_b                              |                     bbbbbb
-    s9 reduce                              |                       cccc
+    s9 reduce                              |                       cccccc
     s7 adam                                |                             ddd
     s7 gemm_grad                           |          eeeeeeee
     s7 fill                                | ==
@@ -119,19 +119,20 @@ def test_what_a_call_does_is_divided_among_its_kernels(run: tracelens.Run) -> No
     assert (row["gemm_a"].read_bytes, row["gemm_a"].write_bytes) == (READ, WRITTEN)
     assert row["gemm_a"].roofline_ns == pytest.approx((READ + WRITTEN) / peak * 1e9)
     assert row["gemm_a"].efficiency == pytest.approx(row["gemm_a"].roofline_ns / 4000)
-    # gemm_b runs 6 us and reduce 4 us, of which 4 us together: the call takes 6 us.
+    # gemm_b runs 6 us and reduce as long, of which 4 us together: the call takes 8 us.
     parts = [row["gemm_b"], row["reduce"]]
     assert sum(part.flops for part in parts) == FLOPS
     assert sum(part.read_bytes + part.write_bytes for part in parts) == READ + WRITTEN
+    assert [part.flops for part in parts] == [FLOPS * 6 // 8, FLOPS * 2 // 8]
     for part in parts:
-        assert part.flops_per_s == pytest.approx(FLOPS / 6e-6)
-        assert part.efficiency == pytest.approx((READ + WRITTEN) / peak / 6e-6)
+        assert part.flops_per_s == pytest.approx(FLOPS / 8e-6)
+        assert part.efficiency == pytest.approx((READ + WRITTEN) / peak / 8e-6)
 
 
 def test_exclusive_time_is_busy_time(run: tracelens.Run) -> None:
     kernels = run.kernels()
     row = by_name(kernels)
-    assert (row["gemm_b"].exclusive_ns, row["reduce"].exclusive_ns) == (6000, 0)
+    assert (row["gemm_b"].exclusive_ns, row["reduce"].exclusive_ns) == (6000, 2000)
     assert kernels["exclusive_ns"].sum() == kernels["dur_ns"].sum() - 4000
 
 
@@ -139,12 +140,12 @@ def test_ops_count_nothing_twice(run: tracelens.Run) -> None:
     kernels, ops = run.kernels(device="h100"), run.ops(device="h100")
     assert ops["name"].tolist() == ["aten::mm", "AddmmBackward0", "aten::mm", "optimizer"]
     assert ops["kernels"].tolist() == [1, 1, 2, 1]
-    assert ops["dur_ns"].tolist() == [4000, 8000, 6000, 3000]  # the union of a call's kernels
+    assert ops["dur_ns"].tolist() == [4000, 8000, 8000, 3000]  # the union of a call's kernels
     assert ops["host_dur_ns"].tolist() == [3000, 3000, 5000, 3000]
     assert ops["kernels"].sum() == kernels["op_id"].notna().sum()
     assert ops["flops"].sum() == kernels["flops"].sum() == 2 * FLOPS
-    assert ops["flops_per_s"].iloc[2] == pytest.approx(FLOPS / 6e-6)
-    assert ops["efficiency"].iloc[2] == pytest.approx((READ + WRITTEN) / 3.35e12 / 6e-6)
+    assert ops["flops_per_s"].iloc[2] == pytest.approx(FLOPS / 8e-6)
+    assert ops["efficiency"].iloc[2] == pytest.approx((READ + WRITTEN) / 3.35e12 / 8e-6)
     assert ops["flops"].isna().tolist() == [False, True, False, True]
 
 

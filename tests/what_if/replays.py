@@ -11,8 +11,8 @@ from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import Recorded, build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import Edge, Node
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.schedule import Times, schedule
-from tracelens.what_if.whatif import whatif
 
 Interval = tuple[float, float, float]
 

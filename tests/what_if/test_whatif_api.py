@@ -22,7 +22,7 @@ def test_it_is_imported_when_it_is_asked_for() -> None:
     code = (
         "import sys, tracelens; assert 'numpy' not in sys.modules;"
         "assert 'tracelens.planner' not in sys.modules;"
-        "tracelens.whatif; assert 'tracelens.what_if.whatif' in sys.modules;"
+        "tracelens.whatif; assert 'tracelens.what_if.projection' in sys.modules;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

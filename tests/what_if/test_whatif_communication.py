@@ -9,7 +9,7 @@ from tests.findings.detectors.test_hierarchical_all_reduce import HOSTS, rank
 from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run, make_run
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 
 def reason(run: Run, scenario: str) -> str:

@@ -20,8 +20,8 @@ from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.scenarios.kernels.recompute import recompute_work
-from tracelens.what_if.whatif import whatif
 
 H100 = device("h100")
 

@@ -11,7 +11,7 @@ from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.graph import Edge, Node
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 QUEUED = """
     step 0    | ---------

@@ -23,11 +23,11 @@ from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import Edge, Graph, Node
 from tracelens.what_if.graph.windows import StepSpan
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.schedule import schedule
 from tracelens.what_if.scenario import ScenarioContext, parse_request
 from tracelens.what_if.scenarios.kernels.grouped_gemm import grouped_gemm_ns
 from tracelens.what_if.scenarios.kernels.loops import _Reader, iterations, loops
-from tracelens.what_if.whatif import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 LADDER = SAMPLES / "ladder" / "ep4"

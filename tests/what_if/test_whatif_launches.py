@@ -9,7 +9,7 @@ from tests.builders import aligned, draw_run
 from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 # The calls a and b take 1 column and c takes 5; a kernel starts 1 column behind its call.
 UNEVEN = """

@@ -17,8 +17,8 @@ from tracelens.errors import TracelensError
 from tracelens.table.result import Result
 from tracelens.trace.pace import PacePart
 from tracelens.trace.run import Run, make_run
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.profiler_share import LEAST, LOWER, UNKNOWN, UPPER, profiler_share
-from tracelens.what_if.whatif import whatif
 
 # The host launches a kernel every 6 columns, and each is over before the next begins: 18 columns of host
 # time, a latency of 2 and a kernel of 4. With less than two thirds of the host time the GPU decides: 18.

@@ -15,9 +15,9 @@ from tracelens.errors import TracelensError
 from tracelens.planner.step_time.machine import Machine
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.scenario import NotApplicable
 from tracelens.what_if.scenarios.device.ranks import expected_maximum, transfer_ratio
-from tracelens.what_if.whatif import whatif
 
 
 def collective(

@@ -9,7 +9,7 @@ import pytest
 import tracelens
 from tests.what_if.replays import check_explained, check_identity
 from tracelens.trace.run import Run
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 FOLDERS = sorted({path.parent for path in SAMPLES.rglob("rank*.json.*")})

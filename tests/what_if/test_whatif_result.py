@@ -13,8 +13,8 @@ from tests.what_if.replays import interval, run_of
 from tracelens import load
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.schedule import schedule
-from tracelens.what_if.whatif import whatif
 
 WAITS = """
     step 0                       | ------------------------

@@ -14,10 +14,10 @@ from tracelens.errors import TracelensError, UnknownName
 from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.labels import labels
 from tracelens.what_if.scenario import SCENARIOS, ScenarioContext, parse_request
 from tracelens.what_if.scenarios.kernels.work import balanced
-from tracelens.what_if.whatif import whatif
 
 CALL_NS = 1_000
 

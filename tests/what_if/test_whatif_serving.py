@@ -14,8 +14,8 @@ from tracelens.analysis.serving.steps import Step
 from tracelens.errors import TracelensError
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.scenarios.serving.prefill_delayer import StepOutcome, delayed
-from tracelens.what_if.whatif import whatif
 
 SERVING = Path(__file__).resolve().parents[2] / "sample_traces" / "serving"
 PREFILL, DECODE = "prefill[bs=1 tok=1024 ctx=1024]", "decode[bs=16 tok=16 d=16]"

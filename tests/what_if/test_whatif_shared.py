@@ -17,9 +17,9 @@ from tracelens.guard import Failure
 from tracelens.table import Skip
 from tracelens.trace.run import Run
 from tracelens.trace.steps import select_step
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay import Projector
 from tracelens.what_if.scenario import SCENARIOS, NotApplicable, default_requests, parse_request
-from tracelens.what_if.whatif import whatif
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RUNS = ["one_gpu/loop", "ladder/ep4/00_baseline", "pipeline/plain", "serving/delayer_off", "cpu/tiny"]

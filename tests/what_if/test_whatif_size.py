@@ -13,8 +13,8 @@ from tracelens.trace.run import Run
 from tracelens.what_if.graph.build import build
 from tracelens.what_if.graph.edit import Edit
 from tracelens.what_if.graph.graph import Node
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.scenario import ScenarioContext, parse_request
-from tracelens.what_if.whatif import whatif
 
 EP2 = Model(ranks=2, exchange="all_to_all")
 EXCHANGE_NS = 2_000

@@ -10,7 +10,7 @@ import tracelens
 from tests.what_if.replays import assert_identity, run_of
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
-from tracelens.what_if.whatif import whatif
+from tracelens.what_if.projection import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 

@@ -15,10 +15,10 @@ from tracelens.analysis.comm import SEND_RECV
 from tracelens.arrays import Bool
 from tracelens.what_if.graph.build import Recorded, build
 from tracelens.what_if.graph.graph import Edge, unexplained_delays
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay.projector import Projector
 from tracelens.what_if.replay.replay import Replay
 from tracelens.what_if.scenario import ScenarioContext
-from tracelens.what_if.whatif import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 

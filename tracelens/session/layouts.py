@@ -76,12 +76,15 @@ def search_layouts(
         optimised: this and what follows as for `project_memory`.
         precision: see there.
         optimizer: see there.
-        imbalance: see there.
+        imbalance: see there, a ratio.
         overlap: see there.
         stage_buffers: see there.
         convention: see there.
         reserve_gib: see there.
         top: layouts to show per device.
+
+    Returns:
+        tables `layouts` (shortest step first), `parts` of their steps, `refused` and `assumptions`.
 
     Raises:
         TracelensError: unknown model, device or field, or values that cannot be tried.

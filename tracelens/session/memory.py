@@ -52,7 +52,7 @@ def project_memory(
         optimised: use the fused kernels of the workload.
         precision: None for that of the model.
         optimizer: "adamw", "momentum" or "sgd": 2, 1 or 0 states per parameter.
-        imbalance: tokens of the busiest GPU's experts / mean over GPUs.
+        imbalance: ratio of the tokens of the busiest GPU's experts to the mean over GPUs.
         overlap: 1F1B with overlapped all-to-alls: one more forward in flight.
         stage_buffers: hold activations from other stages while needed ("in_flight"), or in buffers for
             "all" micro-batches of a step.

@@ -105,25 +105,31 @@ def project_pipeline(
         activation_gb: activations of a micro-batch on a stage; by default from `model`.
         progress: called with a line of text before each part.
 
+    Returns:
+        tables `summary` (one row per schedule), `stages`, `partition`, `spans` and `in_flight`.
+
     Raises:
         TracelensError: no source of times or several, or sizes that a schedule does not allow.
     """
-    from tracelens.planner.pipeline import pipeline
-
     request = _Request(texts(schedules), pp, micro_batches, vpp, turn, partition, best_partition, layers)
     sizes = {"ep": ep, "tp": tp, "cp": cp, "seq": seq, "mbs": mbs}
-    of_run = {"step": step, "partial": partial or None}
     of_model = {**sizes, "device": device, "gpus": gpus or None, "set": settings or None}
-    of_times = {"backward-ms": backward_ms, "exchange-share": exchange_share or None}
-    _check_sources((run, of_run), (model, of_model), (forward_ms, of_times))
+    of_ms = {"backward-ms": backward_ms, "exchange-share": exchange_share or None}
+    _check_sources((run, {"step": step, "partial": partial or None}), (model, of_model), (forward_ms, of_ms))
     if run is not None:
-        run = at_step(loaded(run, partial=partial, progress=progress), step)
-        setting, times, measured = _measured(request, run, progress)
+        recorded = loaded(run, partial=partial, progress=progress)
+        setting, times, measured = _measured(request, at_step(recorded, step), progress)
     elif model is not None:
         setting, times, measured = _roofline(request, model, device, sizes | {"gpus": gpus}, texts(settings))
     else:
         setting, times, measured = _uniform(request, forward_ms or 0.0, backward_ms, exchange_share or 0.0)
-    return pipeline(_with_costs(setting, p2p_us, weight_share, activation_gb), times, measured)
+    return _simulated(_with_costs(setting, p2p_us, weight_share, activation_gb), times, measured)
+
+
+def _simulated(setting: Setting, times: Times, measured: Measured | None) -> Result:
+    from tracelens.planner.pipeline import pipeline
+
+    return pipeline(setting, times, measured)
 
 
 class _Request(NamedTuple):

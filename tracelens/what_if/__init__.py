@@ -1,6 +1,7 @@
 """What if: the run as a graph, replayed with changes."""
 
 from tracelens.what_if.graph import Edge, Edit, Node
+from tracelens.what_if.projection import whatif
 from tracelens.what_if.replay import DOUBTFUL, TABLES, Projector, Replay, doubt, reliability_warning
 from tracelens.what_if.scenario import (
     SCENARIOS,
@@ -11,7 +12,6 @@ from tracelens.what_if.scenario import (
     parse_request,
     scenario,
 )
-from tracelens.what_if.whatif import whatif
 
 __all__ = [
     "DOUBTFUL",

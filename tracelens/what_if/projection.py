@@ -25,6 +25,7 @@ nothing to change, and TracelensError for a wrong argument.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,9 +54,9 @@ def whatif(
     run: Run,
     scenarios: Sequence[str] = (),
     *,
-    step: str | None = None,
+    step: str | int | None = None,
     device: str | None = None,
-    device_file: str | None = None,
+    device_file: str | os.PathLike[str] | None = None,
     unprofiled_step_ms: float | None = None,
     progress: Callable[[str], None] = _quiet,
 ) -> Result:
@@ -68,7 +69,7 @@ def whatif(
         run: all ranks of a job, not narrowed to a step.
         scenarios: `name`, `name=value` or `name:what=value`, several joined by "+" and applied from left to
             right; by default all that need no argument from the user.
-        step: "2" for ProfilerStep#2, or the full mark; "all" for all steps together.
+        step: "2" or 2 for ProfilerStep#2, or the full mark; "all" for all steps together.
         device: device of the recording, if the traces do not name it.
         device_file: TOML file that describes it.
         unprofiled_step_ms: the step without the profiler; by default as the recorder timed it, if it did.
@@ -86,12 +87,10 @@ def whatif(
     if unprofiled_step_ms is not None and not 0 < unprofiled_step_ms < 1e9:
         raise TracelensError(f"unprofiled_step_ms must be a time in ms, not {unprofiled_step_ms!r}")
     requests = [parse_request(text) for text in scenarios] or default_requests()
-    recorded = build(run, device, device_file)
-    replay = Replay(
-        Projector(
-            recorded, ScenarioContext(recorded, run.traces), step, unprofiled_step_ms=unprofiled_step_ms
-        )
-    )
+    recorded = build(run, device, None if device_file is None else os.fspath(device_file))
+    label = None if step is None else str(step)
+    context = ScenarioContext(recorded, run.traces)
+    replay = Replay(Projector(recorded, context, label, unprofiled_step_ms=unprofiled_step_ms))
     outcomes, not_applicable = _outcomes(replay, requests, progress)
     skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
     tables = replay.tables(outcomes)

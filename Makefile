@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-workload lint docs pictures reports bench lock clean
+.PHONY: help demo test test-slow test-workload lint docs pictures reports notebooks bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -65,6 +65,9 @@ pictures: $(VENV)/.dev ## remake the pictures of the README: docs/images (needs 
 reports: $(VENV)/.core ## remake reports/ from sample_traces/
 	@mkdir -p reports
 	@$(foreach file,$(REPORTS),$(BIN)/tracelens $(REPORT_$(basename $(file))) -o reports/$(file) &&) true
+
+notebooks: $(VENV)/.dev ## run notebooks/ and store their outputs (one: make notebooks NAME=roofline)
+	$(BIN)/python notebooks/remake.py $(NAME)
 
 bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
 	$(BIN)/python -m benchmarks.bench $(BENCH)

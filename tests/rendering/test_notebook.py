@@ -16,6 +16,7 @@ import plotly.io  # noqa: E402
 from IPython.core.formatters import IPythonDisplayFormatter  # noqa: E402
 
 from tests.rendering import sample  # noqa: E402
+from tracelens.rendering.figures.base import menu  # noqa: E402
 from tracelens.rendering.figures.figure import figures  # noqa: E402
 from tracelens.rendering.formats import notebook  # noqa: E402
 from tracelens.rendering.formats.fragment import FIRST_ROWS, choices, fragment  # noqa: E402
@@ -59,15 +60,17 @@ def test_figures_stand_below_their_titles_and_above_their_tables(shown: list[Any
     assert "<table>" in shown[-1]
 
 
-def test_a_figure_of_a_later_table_stands_behind_the_first_table(shown: list[Any]) -> None:
+def test_figures_stand_in_front_of_their_tables_or_behind_each_other() -> None:
     result = sample.ranking("ops", "dur_ns")
     (figure,) = figures(result)
     assert figure["table"] == "ops"
     second = {"other": next(iter(result.data.values())), **result.data}
     order = list(notebook._in_order([figure], list(second)))
     assert [(names, bool(figure)) for names, figure in order] == [(["other"], True), (["ops"], False)]
-    elsewhere = list(notebook._in_order([figure], ["other"]))
-    assert [(names, bool(figure)) for names, figure in elsewhere] == [([], True), (["other"], False)]
+    first = {key: value for key, value in figure.items() if key != "table"}
+    behind = list(notebook._in_order([first, figure], ["other"]))
+    assert behind == [([], first), ([], figure), (["other"], None)]
+    assert list(notebook._in_order([figure], [])) == [([], figure), ([], None)]
 
 
 def test_a_figure_has_an_interactive_form_and_an_image(shown: list[Any]) -> None:
@@ -78,6 +81,17 @@ def test_a_figure_has_an_interactive_form_and_an_image(shown: list[Any]) -> None
         assert forms[PLOTLY]["data"]
         assert not forms[PLOTLY]["layout"].get("title")
         assert metadata["image/png"]["height"] == forms[PLOTLY]["layout"]["height"]
+
+
+def test_buttons_stand_above_the_legend(shown: list[Any]) -> None:
+    figure = figures(sample.timeline())[0]
+    plain = notebook._interactive(figure)[PLOTLY]["layout"]
+    buttons = menu("restyle", {"all": [{"visible": True}]})
+    layout = {**figure["layout"], "updatemenus": buttons}
+    moved = notebook._interactive({**figure, "layout": layout})[PLOTLY]["layout"]
+    assert (moved["updatemenus"][0]["x"], moved["updatemenus"][0]["yanchor"]) == (0, "bottom")
+    assert moved["height"] - plain["height"] == moved["margin"]["t"] - plain["margin"]["t"] > 30
+    assert buttons == menu("restyle", {"all": [{"visible": True}]})
 
 
 def test_metadata_tell_figures_apart(shown: list[Any]) -> None:

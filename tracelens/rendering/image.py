@@ -38,12 +38,13 @@ class NoImages(TracelensError):
 
 
 def png(figure: Figure) -> bytes:
-    """A figure on white, `WIDTH` CSS pixels wide.
+    """A figure on white, `WIDTH` CSS pixels wide, without buttons.
 
     Raises:
         NoImages: kaleido or a Chrome is missing, or does not start.
     """
     layout = {**figure["layout"], "paper_bgcolor": "#ffffff"}
+    layout.pop("updatemenus", None)
     return indexed(_browser().draw({"data": figure["data"], "layout": layout}))
 
 

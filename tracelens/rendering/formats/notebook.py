@@ -25,6 +25,15 @@ from tracelens.table import VIEWS, Report, Result
 _IMAGES = {"png", "svg", "jpg", "jpeg", "pdf"}
 _INK, _LINE = "#717b87", "rgba(125, 135, 150, 0.25)"  # legible on light and dark notebooks
 
+_MENU_HEIGHT = 40
+_ABOVE = {
+    "x": 0,
+    "xanchor": "left",
+    "y": 1,
+    "yanchor": "bottom",
+    "pad": {"b": 26},
+}  # of the plot and its legend
+
 
 @VIEWS.register("notebook")
 def show(result: Result) -> None:
@@ -70,12 +79,14 @@ def show_report(report: Report) -> None:
 def _in_order(figures: list[Figure], tables: list[str]) -> Iterator[tuple[list[str], Figure | None]]:
     """Names of tables that stand together, and the figure that follows; None follows the last ones.
 
-    A figure stands in front of its table; one whose table is not shown in front of all.
+    A figure stands in front of its table; one whose table is not shown behind the figure before it.
     """
     by_table: dict[str, list[Figure]] = {}
+    name = tables[0] if tables else ""
     for figure in figures:
-        name = figure.get("table", tables[0] if tables else "")
-        by_table.setdefault(name if name in tables else "", []).append(figure)
+        table = figure.get("table", tables[0] if tables else "")
+        name = table if table in tables else name
+        by_table.setdefault(name, []).append(figure)
     for figure in by_table.get("", []):
         yield [], figure
     together: list[str] = []
@@ -111,6 +122,11 @@ def _interactive(figure: Figure) -> Mapping[str, Any]:
     axis = {"gridcolor": _LINE, "linecolor": _LINE}
     template = {"layout": {"font": {"color": _INK}, "xaxis": axis, "yaxis": axis}}
     layout = {**figure["layout"], "template": template}
+    if menus := layout.get("updatemenus"):
+        # Above the legend; their own place is in the middle of the labels.
+        layout["updatemenus"] = [{**menu, **_ABOVE} for menu in menus]
+        layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] + _MENU_HEIGHT}
+        layout["height"] += _MENU_HEIGHT
     forms: Mapping[str, Any] = PlotlyFigure({**figure, "layout": layout})._repr_mimebundle_()
     return {name: content for name, content in forms.items() if name != "image/png"}
 

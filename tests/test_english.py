@@ -30,7 +30,7 @@ PAGES = (
     "docs/how-to/extend.md",
     "SECURITY.md",
     "sample_traces/README.md",
-    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
 )
 PER = r"[kMG]?B|times?|ones?|rows?|runs?|recordings?|values?|calls?|kernels|tokens|lanes?|files?|draws|bars?"
 OF = r"rank|step|side|layer|call|core|second|stage|process|column|cell|name|file|value|thread|kernel"

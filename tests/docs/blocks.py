@@ -10,7 +10,7 @@ that pages use for files of the reader (`SANDBOX`), made from the sample traces,
 - a first line `# in your training script` declares code that uses the reader's `model`, `batches` and
   `train_step`: it runs with those of `TRAINING` where torch is installed;
 - a comment `# exit code 1` behind a command is its exit code; without one it is 0;
-- a line `...` in a text block stands for lines left out;
+- a line `...` or `…` in a text block stands for lines left out;
 - a block without a language is a drawing.
 """
 
@@ -30,6 +30,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ from tracelens.cli.app import app
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
-WIDTH = "100"
+WIDTH = 100
 """Columns of the terminal that text blocks show."""
+NARROW = {"docs/tutorial.md": 80}
+"""Pages with another width."""
 
 SANDBOX = {
     "trace.json.gz": "one_gpu/loop/rank0.json.gz",
@@ -97,6 +100,8 @@ def train_step(batch):
 """
 INSTALLERS = ("pip", "git", "apt-get", "cd")
 """Programs that fetch something or move the reader; their lines are not run."""
+WRITERS = ("-o", "--output", "--report", "--junit", "--markdown")
+"""Options that write a file."""
 PLUGIN = re.compile(r"^@(?:analyzer|detector|cost|parser|renderer|scenario)\b", re.MULTILINE)
 """Code that registers something: it runs in a process of its own."""
 
@@ -195,12 +200,18 @@ class Reader:
     """Follows one page in a sandbox."""
 
     folder: Path
+    width: int = WIDTH
     names: dict[str, Any] = field(default_factory=dict)
     output: str | None = None  # of the last block that ran, for a text block below it
 
     def follow(self, page: Sequence[Block]) -> None:
         """Read all blocks of a page."""
+        for name in MADE:
+            if any(re.search(rf"-o {re.escape(name)}/?(?:\s|$)", block.code) for block in page):
+                path = self.folder / name  # the page makes it
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         for block in page:
+            self.width = NARROW.get(block.page, WIDTH)
             self.read(block)
 
     def read(self, block: Block) -> None:
@@ -219,7 +230,7 @@ class Reader:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.code)
-        with working_in(self.folder):
+        with working_in(self.folder, self.width):
             handlers[block.language](block)
 
     def _shell(self, block: Block) -> None:
@@ -265,7 +276,7 @@ class Reader:
         if self.output is None:  # of a block that did not run here
             return
         rest = _bare(self.output)
-        for part in re.split(r"^\.\.\.\n", block.code, flags=re.MULTILINE):
+        for part in re.split(r"^(?:\.\.\.|…)\n", block.code, flags=re.MULTILINE):
             shown = _bare(part).strip("\n")
             assert shown in rest, f"{block}: this is not (or no longer) printed:\n{shown}\nbut\n{self.output}"
             rest = rest.split(shown, 1)[1]
@@ -283,9 +294,21 @@ def execute(line: str) -> tuple[int, str]:
         return 0, ""
     is_plain = words[0] == "tracelens" and not set(words) & {"|", ">", "&&", "||", ";"}
     starts_ranks = words[1:2] == ["workload"] and "--from" not in words
-    if is_plain and not starts_ranks and not re.search(r"[*?$]", re.sub(r"'[^']*'", "", line)):
-        return in_process(words[1:])
-    return _shell(line)
+    if not is_plain or starts_ranks or re.search(r"[*?$]", re.sub(r"'[^']*'", "", line)):
+        return _shell(line)
+    reads = [word for word in words[1:] if Path(word).exists()]
+    if set(words).isdisjoint(WRITERS) and all(word.startswith("sample_traces/") for word in reads):
+        return _shared(os.environ["COLUMNS"], *words[1:])
+    return in_process(words[1:])
+
+
+@cache
+def _shared(_: str, *words: str) -> tuple[int, str]:
+    """A command that several pages show: it writes nothing, and reads nothing of the page's folder.
+
+    The first argument is the width of the terminal, which its output depends on.
+    """
+    return in_process(words)
 
 
 def in_process(words: Sequence[str]) -> tuple[int, str]:
@@ -309,6 +332,9 @@ def check_options(line: str) -> None:
             command = write  # what `tracelens replay PATH` is
             break
         child = command.get_command(context, name)
+        if child is None and "write" in command.commands:  # `replay PATH`
+            command = command.commands["write"]
+            break
         assert child is not None, f"{line}: no command {name}"
         command, words = child, words[len(name.split()) :]
     known = {option for item in command.params for option in (*item.opts, *item.secondary_opts)}
@@ -325,18 +351,17 @@ def check_extras(line: str) -> None:
 
 
 @contextmanager
-def working_in(folder: Path) -> Iterator[None]:
-    """In another directory, with the width of the pages' terminal."""
-    saved_folder, saved_width = Path.cwd(), os.environ.get("COLUMNS")
+def working_in(folder: Path, width: int = WIDTH) -> Iterator[None]:
+    """In another directory, with a terminal of this width and without further processes."""
+    saved = Path.cwd(), dict(os.environ)
     os.chdir(folder)
-    os.environ["COLUMNS"] = WIDTH
+    os.environ.update(COLUMNS=str(width), TRACELENS_JOBS="1")
     try:
         yield
     finally:
-        os.chdir(saved_folder)
-        os.environ.pop("COLUMNS")
-        if saved_width is not None:
-            os.environ["COLUMNS"] = saved_width
+        os.chdir(saved[0])
+        os.environ.clear()
+        os.environ.update(saved[1])
 
 
 @contextmanager

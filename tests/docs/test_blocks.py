@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,14 @@ def reader(template: Path, tmp_path: Path) -> Reader:
     return Reader(folder)
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)])
+SLOW = ("docs/gate.md", "docs/how-to/extend.md", "docs/how-to/workload.md")
+
+
+def marked(page: str) -> Any:
+    return pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in pages() if blocks(page)])
 def test_blocks_do_what_the_page_says(page: str, reader: Reader) -> None:
     reader.follow(blocks(page))
 

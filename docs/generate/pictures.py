@@ -29,7 +29,9 @@ README_PICTURES = ("first-screen", "kernels")
 """Committed, and beside them the words that they show."""
 WORDS = "first-screen.txt"
 
-SCALE, MARGIN, QUALITY, WAIT_S = 2, 10, 75, 30
+SCALE, MARGIN, QUALITY, WAIT_S, ATTEMPTS = 2, 10, 75, 60, 10
+HEIGHT = 1600
+"""Of the window, in CSS pixels: it holds each picture whole."""
 SCHEMES = {"light": "", "dark": "-dark"}
 """Color scheme to the end of its pictures' names."""
 BASELINE, GROUPED = "sample_traces/ladder/ep4/00_baseline", "sample_traces/ladder/ep4/01_grouped_gemm"
@@ -71,6 +73,8 @@ PICTURES = {
     "idle-causes": Picture("baseline", "#idle figure:first-of-type", prepare="await open('idle')"),
 }
 
+FLAGS = ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars", "run-all-compositor-stages-before-draw")
+
 STYLE = """
 nav, .modebar, .views, .help, .overview, #picture .numbers, .skip { display: none !important; }
 body { grid-template-columns: minmax(0, 1fr); }
@@ -91,11 +95,13 @@ const expand = (selector) => {
   finding.parentElement.style.gridTemplateColumns = "1fr";
   finding.querySelector(".rest").open = true;
 };
-// A section with its first figure.
+// A section with its first figure, and nothing above it but the header.
 const open = async (id) => {
   const section = document.getElementById(id);
+  for (const other of section.parentElement.children) {
+    if (other !== section && other.tagName !== "HEADER") other.style.display = "none";
+  }
   section.querySelector("details.section").open = true;
-  section.scrollIntoView();
   await until(() => section.querySelector(".figure .main-svg"));
   await frame();
 };
@@ -134,7 +140,7 @@ return boxes.length && [
   Math.max(...boxes.map((box) => box.right)) + scrollX, Math.max(...boxes.map((box) => box.bottom)) + scrollY,
 ];
 """
-LOOK = repr((SCALE, MARGIN, QUALITY, STYLE, PREPARE, BOX))
+LOOK = repr((SCALE, MARGIN, QUALITY, HEIGHT, STYLE, PREPARE, REPAINTED, BOX))
 """What all pictures depend on, beside their reports."""
 
 
@@ -229,7 +235,7 @@ def _chromium() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     with tempfile.TemporaryDirectory() as profile:
-        for flag in ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars", f"user-data-dir={profile}"):
+        for flag in (*FLAGS, f"user-data-dir={profile}"):
             options.add_argument(f"--{flag}")
         session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
         session.set_script_timeout(WAIT_S)
@@ -241,7 +247,7 @@ def _chromium() -> Iterator[Any]:
 
 def _shots(driver: Any, picture: Picture, page: Path) -> Iterator[bytes]:
     """The picture as WebP on a light and on a dark page, at twice the size that it is shown in."""
-    size = {"width": picture.width, "height": 1200, "deviceScaleFactor": SCALE, "mobile": False}
+    size = {"width": picture.width, "height": HEIGHT, "deviceScaleFactor": SCALE, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.get(page.as_uri())
     if error := driver.execute_async_script(
@@ -255,10 +261,23 @@ def _shots(driver: Any, picture: Picture, page: Path) -> Iterator[bytes]:
         if not (box := driver.execute_script(BOX, picture.show)):
             raise NoPictures(f"{page.name} has no {picture.show}")
         left, top, right, bottom = box
+        if bottom + MARGIN > HEIGHT:
+            raise NoPictures(f"{page.name}: {picture.show} ends below the window, at {bottom:.0f} px")
         clip = {"x": left - MARGIN, "y": top - MARGIN, "scale": 1}
         clip |= {"width": right - left + 2 * MARGIN, "height": bottom - top + 2 * MARGIN}
-        options = {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True}
-        yield base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+        yield _painted(driver, {"format": "webp", "quality": QUALITY, "clip": clip})
+
+
+def _painted(driver: Any, options: dict[str, Any]) -> bytes:
+    """The shot when all of it is there: a busy machine paints the page in pieces."""
+    last = ""
+    for _ in range(ATTEMPTS):
+        shot = str(driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+        if shot == last:
+            return base64.b64decode(shot)
+        last = shot
+        driver.execute_async_script(REPAINTED)
+    raise NoPictures(f"the page still changes after {ATTEMPTS} shots")
 
 
 def words(page: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
+from textwrap import dedent
 
 CELL, LANE, GAP, LEFT, TOP = 13, 28, 12, 92, 14
 
@@ -65,13 +66,13 @@ TIMELINES = {
         "m=communication",
     ),
     "idle": Timeline(
-        "A blocking call lets the queue run empty: the GPU idles until the host has launched again",
+        "The GPU idles while the host leaves a blocking call, refills the launch queue, or is in a CPU op",
         """
-        host       lllllllbbbbbbbbbbbbbbllllllllllllllllllooooooolll
-        GPU        ..cccccccccccccccccc......cccc...ccccccccc....ccc
-        |                             |B    |   |R |        |O  |
+        host       lllllllbbbbbbbbbbbbbbbbbbbblllllllllllllloooooollll
+        GPU        ..cccccccccccccccccc.............cccccccccc.....ccc
+        |                             |B     |R    |         |O   |
         """,
-        "b=blocked: .item(),B=blocking call,R=refill,O=CPU ops",
+        "b=blocked: .item(),B=blocking call,R=queue refill,O=CPU ops",
     ),
 }
 
@@ -86,7 +87,7 @@ def drawings() -> dict[str, str]:
 def svg(drawn: Timeline, text: str, line: str, lane: str) -> str:
     """One timeline."""
     words = dict(part.split("=") for part in drawn.words.split(",") if part)
-    rows = [row[8:] for row in drawn.lanes.strip("\n").splitlines() if row.strip()]
+    rows = dedent(drawn.lanes).strip().splitlines()
     cells = max(len(row) for row in rows) - 11
     width, y, parts = LEFT + cells * CELL + 12, TOP, []
     for row in rows:

@@ -12,6 +12,7 @@ from tests.browser.chromium import chromium, errors, prefer, requests, resize, u
 
 SHOWN = "[...document.images].filter((image) => image.checkVisibility())"
 """Not the pictures for the other color scheme."""
+SCHEMES = {"light": "default", "dark": "slate"}
 SIZES = {"desktop": 1280, "phone": 420}
 
 
@@ -51,13 +52,16 @@ def test_search_works_from_files(browser: Any, site: Path, page: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_pages_show_whole_without_a_network(browser: Any, site: Path, width: int, scheme: str) -> None:
     resize(browser, width)
     prefer(browser, scheme)
+    browser.get((site / "index.html").as_uri())
+    browser.execute_script("localStorage.clear()")  # the choice of the first visit
     for page in ("index.html", "tutorial.html", "concepts/steps.html", "reference/analyzers/idle.html"):
         open_page(browser, site / page)
+        assert browser.execute_script("return document.body.dataset.mdColorScheme") == SCHEMES[scheme], page
         assert until(lambda: browser.execute_script(f"return {SHOWN}.every((image) => image.complete)"))
         broken = f"return {SHOWN}.filter((image) => !image.naturalWidth).map((image) => image.src)"
         assert browser.execute_script(broken) == [], page

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import textwrap
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,7 +92,18 @@ IN_TRAINING = "# in your training script"
 TRAINING = """
 import torch
 
-model = torch.nn.Linear(8, 8)
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attn, self.mlp = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.mlp(self.self_attn(x))
+
+
+model = torch.nn.Sequential()
+model.layers = torch.nn.Sequential(Block(), Block())
 batches = [torch.ones(2, 8)] * 12
 
 
@@ -263,7 +275,9 @@ class Reader:
             show = ast.Name("_show", ast.Load())
             last.value = ast.copy_location(ast.Call(show, [last.value], []), last.value)
         self.names["_show"] = lambda value: None if value is None else sys.stdout.write(f"{value}\n")
-        with captured() as output:
+        with captured() as output, warnings.catch_warnings():
+            if block.code.startswith(IN_TRAINING):
+                warnings.simplefilter("ignore")  # torch's own, of a machine without GPUs
             exec(compile(ast.fix_missing_locations(tree), str(block), "exec"), self.names)
         self.output = output[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import pictures  # noqa: E402
-import reference  # noqa: E402
+import reference_pages  # noqa: E402
 import rooms  # noqa: E402
 import timelines  # noqa: E402
 from mkdocs.exceptions import PluginError  # noqa: E402
@@ -26,7 +26,7 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     except pictures.NoPictures as error:
         raise PluginError(str(error)) from None
     images = {f"images/{name}": content for name, content in (shots | timelines.drawings()).items()}
-    generated: dict[str, str | bytes] = {**reference.pages(), "images/rooms.svg": rooms.svg(), **images}
+    generated: dict[str, str | bytes] = {**reference_pages.pages(), "images/rooms.svg": rooms.svg(), **images}
     for path, content in generated.items():
         if committed := files.get_file_from_path(path):
             files.remove(committed)  # a picture of the README: here it is as new as the code

@@ -27,9 +27,9 @@ def modules() -> Any:
     """The generators of the pages, imported as the site does it."""
     sys.path.insert(0, str(ROOT / "docs" / "generate"))
     import interfaces
-    import reference
+    import reference_pages
 
-    yield reference, interfaces
+    yield reference_pages, interfaces
     sys.path.remove(str(ROOT / "docs" / "generate"))
 
 

@@ -438,7 +438,7 @@ def test_reading_broken_text_is_linear(make: Callable[[int], str], tmp_path: Pat
     cpu_s(make(10), path)
     small = large = float("inf")
     for _ in range(4):  # a busy machine may slow one of both down
-        small, large = (min(best, cpu_s(make(n), path)) for best, n in ((small, 2000), (large, 8000)))
+        small, large = (min(best, cpu_s(make(n), path)) for best, n in ((small, 4000), (large, 16000)))
         # What does not depend on the size, and noise, may take 100 ms.
         if large <= 5 * max(small, 0.1):
             return

@@ -73,20 +73,13 @@ def _worded(text: str, platform: Platform) -> str:
 
 def add_remedy(detector: str, entry: Remedy) -> None:
     """Add an entry for a detector behind those of remedies.toml; for plugins."""
-    _added.setdefault(detector, []).append(entry)
-
-
-_added: dict[str, list[Remedy]] = {}
-
-
-def remedies() -> Mapping[str, tuple[Remedy, ...]]:
-    """All entries by detector."""
-    bundled = _bundled()
-    return {name: (*bundled.get(name, ()), *_added.get(name, ())) for name in {**bundled, **_added}}
+    known = remedies()
+    known[detector] = (*known.get(detector, ()), entry)
 
 
 @cache
-def _bundled() -> Mapping[str, tuple[Remedy, ...]]:
+def remedies() -> dict[str, tuple[Remedy, ...]]:
+    """All entries by detector."""
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {detector: tuple(map(_entry, entries)) for detector, entries in content.items()}
 

@@ -81,7 +81,7 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
     row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
     texts = _texts(own, matched, _kinds(trace, work.event[row[len(own.records) :]]))
     columns = _numbers(own, matched, len(silent)) | {name: Coded.of(values) for name, values in texts.items()}
-    columns |= {name: _taken(kernels[name], row) for name in _OF_KERNEL}
+    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
     start, end, wait = own.start[kernel], own.end[kernel], columns["wait_ns"]
     columns |= {
         "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
@@ -90,7 +90,7 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
         "comm_ns": np.where(wait >= 0, end - start - wait, -1),
         "exposed_ns": own.alone.covered(start, end),
     }
-    return {name: _taken(values, order) for name, values in columns.items()}
+    return {name: values.take(order) for name, values in columns.items()}
 
 
 def _kinds(trace: Trace, kernels: Int) -> list[str]:
@@ -142,7 +142,3 @@ def _numbers(own: RankCommunication, matched: Matches, silent: int) -> dict[str,
         "exposed_comm_ns": lookup(parts.array("exposed_ns"), participant, -1),
         "ranks": lookup(shared.array("ranks"), collective, 1),
     }
-
-
-def _taken(column: Any, rows: Int) -> Any:
-    return column[rows] if isinstance(column, np.ndarray) else column.take(rows)

@@ -79,11 +79,16 @@ def _calls(work: Work, counted: Costing) -> _Calls:
     # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
     own_ns = end - exclusive(start, end, group)
     call_ns = sums(group, own_ns, len(calls))[group]
-    order = np.lexsort((own_ns, group))
     is_longest = np.zeros(len(row), dtype=bool)
-    is_longest[order[np.flatnonzero(np.diff(group[order], append=-1))]] = True
+    is_longest[largest(own_ns, group)] = True
     fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
     return _Calls(row, counted.item[row], call_ns, fraction, group, is_longest)
+
+
+def largest(values: Int, group: Int) -> Int:
+    """Position of the largest value of each group; of equal ones the last."""
+    order = np.lexsort((values, group))
+    return order[np.flatnonzero(np.diff(group[order], append=-1))]
 
 
 def _divided(amount: Int, calls: _Calls) -> Int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.common import call_time
 from tracelens.arrays import Int
-from tracelens.session.wide.costs import AMOUNTS
+from tracelens.session.wide.costs import AMOUNTS, largest
 from tracelens.table import codes, sums
 from tracelens.trace import Trace, Work
 
@@ -31,12 +31,12 @@ def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, A
     launched = work.take(row)
     call, (op,) = codes(launched.op)
     _, dur = call_time(launched, launched.op)
-    longest = row[_last(launched.dur, call)]
+    longest = row[largest(launched.dur, call)]
     first = np.full(len(op), np.iinfo(np.int64).max)
     np.minimum.at(first, call, launched.start)
     events = trace.arrays
     start = events.start[op]
-    columns = {name: _taken(kernels[name], longest) for name in _OF_LONGEST}
+    columns = {name: kernels[name].take(longest) for name in _OF_LONGEST}
     columns |= _costs(kernels, row, call, dur)
     columns |= {
         "rank": np.full(len(op), trace.meta.rank),
@@ -80,16 +80,6 @@ def _costs(kernels: Mapping[str, Any], row: Int, call: Int, dur: Int) -> dict[st
         "efficiency": np.where(has_roofline, roofline_ns / ns, -1.0),
         # The reason for most of what is not counted.
         "uncounted": kernels["uncounted"].take(
-            row[_last(np.where(counted, -1, kernels["dur_ns"][row]), call)]
+            row[largest(np.where(counted, -1, kernels["dur_ns"][row]), call)]
         ),
     }
-
-
-def _last(values: Int, call: Int) -> Int:
-    """Position of the largest value of each call."""
-    order = np.lexsort((values, call))
-    return order[np.flatnonzero(np.diff(call[order], append=-1))]
-
-
-def _taken(column: Any, rows: Int) -> Any:
-    return column[rows] if isinstance(column, np.ndarray) else column.take(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -425,6 +426,43 @@ def test_one_rank_of_a_machine_with_another_clock(odd: int) -> None:
     assert not clocks(0)
     assert not clocks(5 * MS, gpus=2)
     assert not clocks(5 * MS, host_name="other {}")
+
+
+SUMS = 'shapes=[[4]] types=["float"]'
+WORLD = {
+    "backend": "gloo",
+    "world_size": 2,
+    "pg_config": [{"pg_name": "0", "pg_desc": "world", "ranks": [0, 1]}],
+}
+
+
+@pytest.mark.parametrize(("on_gpu", "doubtful"), [(True, [0, 1]), (False, [])])
+def test_ends_of_collectives_tell_of_clocks_where_gpus_run_them(on_gpu: bool, doubtful: list[int]) -> None:
+    """In turn one of two ranks ends 0.8 ms later, as the scheduler of a busy machine makes CPUs do."""
+    letters = "abcdef"
+    ranks = []
+    for rank in range(2):
+        work = "".join(
+            f"{letter * (10 - 8 * (index % 2 ^ rank)):<12}" for index, letter in enumerate(letters)
+        )
+        if on_gpu:
+            text = f"""
+                op {REDUCE.replace(",2,3", "")}             | {"-           " * len(letters)}
+                launch                                      | {"".join(f"{letter:<12}" for letter in letters)}
+                s9 nccl_AllReduce device={rank}             | {work}
+                launch cudaDeviceSynchronize                | {" " * 72}-
+            """
+        else:
+            text = f"""
+                op c10d::allreduce_ shapes=[[[4]]] types=["TensorList"] | {"-           " * len(letters)}
+                scope gloo:all_reduce tid=7 {SUMS}                      | {re.sub("[a-f]", "-", work)}
+            """
+        info = WORLD | {"rank": rank}
+        ranks.append(draw(aligned(text), rank=rank, ns_per_char=100_000, distributedInfo=info))
+    run = make_run(ranks)
+    assert records(analyze(run, "collectives")["clocks"], "residual_ns") == [(400_000,), (400_000,)]
+    table = analyze(run, "completeness")["doubts"]
+    assert [rank for rank, doubt in records(table, "rank", "doubt") if doubt == "clock"] == doubtful
 
 
 def test_a_rank_that_begins_after_the_others_have_communicated_begins_late() -> None:

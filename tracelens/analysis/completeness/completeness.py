@@ -26,6 +26,8 @@ from tracelens.trace import Trace, both
 SHOWN = 1000
 """Stretches of one doubt about a rank; the longest are kept."""
 
+HOST_ENDS = "without a GPU, each rank's scheduler decides when its share of a collective ends"
+
 CHECKS = (
     file_losses,
     missing_kernels,
@@ -44,7 +46,7 @@ def rank_record(trace: Trace) -> RankRecord:
     recording = Recording(trace)
     work, marked = recording.work, recording.steps
     checks = (file_losses,) if trace.meta.cpu_only else CHECKS
-    unchecked = {"GPU work": NO_GPU} if trace.meta.cpu_only else {}
+    unchecked = {"GPU work": NO_GPU, "ends of collectives": HOST_ENDS} if trace.meta.cpu_only else {}
     if len(work.event) and not trace.meta.cpu_only and not (recording.correlation[work.event] > 0).any():
         unchecked = {"launches and kernels": "neither carries a correlation id"}
     count = np.bincount(marked.of_work, minlength=len(marked.labels))
@@ -55,6 +57,7 @@ def rank_record(trace: Trace) -> RankRecord:
         recorded_ns=recording.recorded_ns,
         last_ns=int(work.end.max(initial=recording.origin)),
         gpus=np.unique(work.device[work.device >= 0]).tolist(),
+        cpu_only=trace.meta.cpu_only,
         kernels={marked.labels[step]: int(count[step]) for step in whole},
         edges={marked.labels[step]: (int(marked.edges[step]), int(marked.edges[step + 1])) for step in whole},
         doubts=[*chain.from_iterable(check(recording) for check in checks)],

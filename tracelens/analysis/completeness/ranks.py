@@ -12,7 +12,10 @@ from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.completeness.doubts import Doubt, milliseconds, nowhere, over
 
 APART_NS = 100_000
-"""Ends of collectives on one clock are at most 15 us apart, the median, in all undamaged runs."""
+"""Ends of collectives on GPUs of one clock are at most 15 us apart, the median, in all undamaged runs.
+
+On CPUs, the scheduler of a busy machine ends them milliseconds apart.
+"""
 
 LEAST = 5
 """Collectives that tell whether a clock fits."""
@@ -39,6 +42,7 @@ class RankRecord:
         recorded_ns: from its first to its last event.
         last_ns: end of its last GPU work.
         gpus: numbers of its GPUs on its machine.
+        cpu_only: no GPU did its work.
         kernels: step label to number of pieces of GPU work.
         edges: step label to when it began and ended on the GPU.
         doubts: about this rank alone.
@@ -50,6 +54,7 @@ class RankRecord:
     recorded_ns: int
     last_ns: int
     gpus: Collection[int]
+    cpu_only: bool
     kernels: Mapping[str, int]
     edges: Mapping[str, tuple[int, int]]
     doubts: Sequence[Doubt]
@@ -165,7 +170,7 @@ def _clocks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterator[tupl
     Ranks of one machine read one clock. Where machines have no names, ranks whose GPUs have different numbers
     are of one: alone on another machine, a rank would have the first GPU there.
     """
-    known = {record.rank for record in records}
+    with_gpus = {record.rank for record in records if not record.cpu_only}
     hosts = Counter(clock.host for clock in aligned.clocks)
     named = any(rank.host for rank in aligned.ranks)
     gpus = {gpu for record in records for gpu in record.gpus}
@@ -185,7 +190,7 @@ def _clocks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterator[tupl
             ),
         )
     for clock in aligned.clocks:
-        if clock.rank in known and clock.collectives >= LEAST and clock.residual_ns > APART_NS:
+        if clock.rank in with_gpus and clock.collectives >= LEAST and clock.residual_ns > APART_NS:
             yield (
                 clock.rank,
                 Doubt(

@@ -108,6 +108,49 @@ def test_equal_ranks_have_no_mismatch_and_no_padding() -> None:
 def test_without_a_step_of_pure_decoding_the_delay_is_not_known() -> None:
     result = of(rank((PREFILL, 8)), rank((DECODE, 8)))
     assert row(result, "delay_ns", "alignable_ns") == (-1, -1)
+    assert row(result, "decode_ns", "decode_source") == (-1, "")
+
+
+def without_pure_decoding() -> tuple[str, str]:
+    """Two steps in which one rank decodes: rank 0 computes 2 us and waits 5 for its all-gather, rank 1 no wait.
+
+    Collectives end together. The all-gather itself takes 2 us.
+    """
+    record = (
+        "op record_param_comms collective=_allgather_base group=0 ranks=[0,1] size=2 in=8 out=16 dtype=Half"
+    )
+    first = aligned(f"""
+        {record}                   | -    -
+        scope {DECODE} | --
+        scope {PREFILL} |      --
+        launch                     | ac   bd
+        s7 gemm                    |          cc       dddd
+        s7 ncclDevKernel_AllGather |            aaaaaaa    bb
+    """)
+    second = aligned(f"""
+        {record}                   | -    -
+        scope {PREFILL} | --
+        scope {DECODE} |      --
+        launch                     | ac   bd
+        s7 gemm                    |          ccccccc  dddd
+        s7 ncclDevKernel_AllGather |                 aa    bb
+    """)
+    return first, second
+
+
+def test_without_a_step_of_pure_decoding_the_least_work_of_a_decode_is_the_reference() -> None:
+    """Rank 0: 2 us of GEMM and 2 of all-gather, 5 us of waiting left out; rank 1: 4 + 2 us.
+
+    The steps take 9 and 6 us: 5 + 2 us late. Rank 1 prefills in the first one, rank 0 in the second.
+    """
+    result = of(*without_pure_decoding())
+    assert row(result, "decode_ns", "decode_source") == (4_000, "least GPU work")
+    assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (2, 7_000, 2_000)
+
+
+def test_a_step_of_pure_decoding_is_the_better_reference() -> None:
+    result = of(rank((PREFILL, 10), (DECODE, 4)), rank((DECODE, 10), (DECODE, 4)))
+    assert row(result, "decode_ns", "decode_source") == (4_000, "all-decode steps")
 
 
 def test_a_rank_without_a_request_is_in_no_phase() -> None:

@@ -9,7 +9,14 @@ from typing import Any
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import KINDS, grammar
-from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, global_steps
+from tracelens.analysis.serving.global_steps import (
+    GlobalStep,
+    Reference,
+    by_one_clock,
+    delay,
+    global_steps,
+    reference,
+)
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
 from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
 from tracelens.table import Result, Skip, result
@@ -43,7 +50,9 @@ def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "
     labelled = [rank for rank in by_one_clock(ranks, aligned.shift) if rank.steps]
     steps = global_steps(labelled)
     tables = {
-        "summary": SUMMARY.from_rows([_summary(labelled, steps)] if labelled else []),
+        "summary": SUMMARY.from_rows(
+            [_summary(labelled, steps, reference(steps, aligned.collectives))] if labelled else []
+        ),
         "ranks": RANKS.from_rows(row for rank in labelled for row in _kinds(rank)),
         "alignment": ALIGNMENT.from_rows(_common(number, step) for number, step in enumerate(steps)),
         "overlap": OVERLAP.from_rows(row for rank in labelled for row in _overlaps(rank)),
@@ -83,9 +92,11 @@ def _imbalance(steps: Iterable[Step]) -> float:
     )
 
 
-def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -> dict[str, Any]:
+def _summary(
+    ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep], decode: Reference
+) -> dict[str, Any]:
     steps = [step for rank in ranks for step in rank.steps]
-    decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
+    decoding = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
     graphs = [
         step.label for step in steps if step.graph and not step.label.dummy and step.label.requests >= 0
     ]
@@ -98,7 +109,7 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
         sum(global_step.slots for global_step in padded),
     )
     overlapped = [step for step in steps if step.two_batches]
-    late = delay(steps_together)
+    late = delay(steps_together, decode.dur_ns)
     together: dict[str, int] = {
         "steps": len(steps_together),
         "step_ns": sum(global_step.dur_ns for global_step in steps_together),
@@ -120,13 +131,15 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
         "graph_padding_fraction": 1 - sum(label.requests for label in graphs) / max(sum(made_for), 1)
         if graph_sizes_known
         else -1.0,
-        "eager_fraction": _eager(decode),
+        "eager_fraction": _eager(decoding),
         "dummy_fraction": max(_share(_time(step for step in steps if step.label.dummy), _time(steps)), 0.0),
         "tbo_steps": len(overlapped),
         "tbo_imbalance": _imbalance(overlapped),
         "tbo_efficiency": _share(
             sum(step.hidden_ns for step in overlapped), sum(step.comm_ns for step in overlapped)
         ),
+        "decode_ns": decode.dur_ns,
+        "decode_source": decode.source,
     }
 
 

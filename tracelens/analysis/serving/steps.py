@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.common import Label, grammar
 from tracelens.analysis.serving.engines import engine_of
 from tracelens.arrays import Bool, Int
-from tracelens.trace import Events, Scope, Trace, Work, gpu_work, interval_of, union
+from tracelens.trace import WORK_KINDS, Events, Scope, Trace, Work, gpu_work, interval_of, union
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ class Step(NamedTuple):
         halves: tokens of the halves under two-batch overlap, as far as they are labeled.
         comm_ns: communication between start and end; -1 but for two-batch overlap.
         hidden_ns: of that, beside computation.
+        compute_ns: GPU work other than communication between start and end; -1 where not measured.
     """
 
     label: Label
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     halves: tuple[int, ...]
     comm_ns: int
     hidden_ns: int
+    compute_ns: int = -1
 
     @property
     def dur_ns(self) -> int:
@@ -88,7 +90,7 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
     halves = _halves(events, candidates, marks)
     steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
     engine = engine_of(events, np.flatnonzero(labelled), codes.values())
-    return RankSteps(rank, _in_window(trace, _overlapped(work, steps)), engine)
+    return RankSteps(rank, _in_window(trace, _overlapped(work, _computed(work, steps))), engine)
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:
@@ -167,6 +169,13 @@ def _halves(events: Events, candidates: Bool, marks: _Marks) -> list[tuple[int, 
             number, tokens = codes[code]
             tokens_of[mark][number] = max(tokens, tokens_of[mark].get(number, tokens))
     return [tuple(by_number[number] for number in sorted(by_number)) for by_number in tokens_of]
+
+
+def _computed(work: Work, steps: list[Step]) -> list[Step]:
+    """The steps with the time of their GPU work other than communication."""
+    start, end = (np.array([getattr(step, name) for step in steps]) for name in ("start", "end"))
+    compute_ns = work.union(*(kind for kind in WORK_KINDS if kind != "comm")).covered(start, end)
+    return [step._replace(compute_ns=ns) for step, ns in zip(steps, compute_ns.tolist(), strict=True)]
 
 
 def _overlapped(work: Work, steps: list[Step]) -> list[Step]:

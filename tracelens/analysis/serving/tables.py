@@ -26,8 +26,7 @@ SUMMARY = Schema(
             "delay_ns",
             "int64",
             "ns",
-            "time beyond the median all-decode step in mismatched steps with a decoding rank; -1 without "
-            "all-decode steps",
+            "time beyond `decode_ns` in mismatched steps with a decoding rank; -1 if that is unknown",
         ),
         Column(
             "alignable_ns",
@@ -66,6 +65,13 @@ SUMMARY = Schema(
         Column("mismatch_ns", "int64", "ns", "time of these steps"),
         Column("tokens", "int64", "count", "tokens of requests, in steps that all ranks label"),
         Column("slots", "int64", "count", "ranks x most tokens of a rank, summed over those steps"),
+        Column("decode_ns", "int64", "ns", "a step in which all ranks decode; -1 if unknown"),
+        Column(
+            "decode_source",
+            "category",
+            doc="of decode_ns: `all-decode steps`, their median; `least GPU work`, without such a step: the "
+            "least work and transfers of a decoding rank, no waiting",
+        ),
     ),
     doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to "
     "the rank with the most tokens. Ranks without requests are in no phase.",

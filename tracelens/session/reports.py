@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
-from tracelens.session.reading import Progress, Reading, StrPath, at_step, quiet
+from tracelens.session.reading import Progress, Reading, StrPath, at_step, is_phase, quiet
 from tracelens.session.setups import setup_of
 from tracelens.version import __version__
 from tracelens.workers import start
@@ -84,6 +84,9 @@ class Reporting:
         plan = _plan(names, step, options)
         if self._reading is not None:
             return _report_run(self._reading.run(), plan, fork, self._progress)
+        if is_phase(plan.step):  # which steps are in it, all ranks tell together
+            with Reading(self._files, partial=self._partial, progress=self._progress) as reading:
+                return _report_run(reading.run(), plan, fork, self._progress)
         from tracelens.workers import analyze_files
 
         portions, results = analyze_files(

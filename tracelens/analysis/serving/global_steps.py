@@ -30,6 +30,10 @@ class GlobalStep(NamedTuple):
         return min(on_rank.step.start for on_rank in self.rank_steps)
 
     @property
+    def end(self) -> int:
+        return max(on_rank.step.end for on_rank in self.rank_steps)
+
+    @property
     def dur_ns(self) -> int:
         return max(on_rank.step.dur_ns for on_rank in self.rank_steps)
 

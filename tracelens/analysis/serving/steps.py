@@ -29,6 +29,7 @@ class Step(NamedTuple):
         halves: tokens of the halves under two-batch overlap, as far as they are labeled.
         comm_ns: communication between start and end; -1 but for two-batch overlap.
         hidden_ns: of that, beside computation.
+        host_start, host_end: of its mark, by the rank's own clock.
         compute_ns: GPU work other than communication between start and end; -1 where not measured.
     """
 
@@ -40,6 +41,8 @@ class Step(NamedTuple):
     halves: tuple[int, ...]
     comm_ns: int
     hidden_ns: int
+    host_start: int = -1
+    host_end: int = -1
     compute_ns: int = -1
 
     @property
@@ -151,9 +154,10 @@ def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -
         label.run or ("graph" if graph else "eager" if any_kernel else "")
         for label, graph, any_kernel in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
     ]
-    rows = zip(labels, runs, start.tolist(), end.tolist(), strict=True)
+    times = zip(*(times.tolist() for times in (start, end, marks.start, marks.end)), strict=True)
     return [
-        Step(label, run == "eager", run == "graph", low, high, (), -1, -1) for label, run, low, high in rows
+        Step(label, run == "eager", run == "graph", low, high, (), -1, -1, begin, finish)
+        for label, run, (low, high, begin, finish) in zip(labels, runs, times, strict=True)
     ]
 
 

@@ -112,9 +112,9 @@ def test_without_a_step_of_pure_decoding_the_delay_is_not_known() -> None:
 
 
 def without_pure_decoding() -> tuple[str, str]:
-    """Two steps in which one rank decodes: rank 0 computes 2 us and waits 5 for its all-gather, rank 1 no wait.
+    """Two steps in which one rank decodes: rank 0 computes 2 us and waits 5 for its all-gather.
 
-    Collectives end together. The all-gather itself takes 2 us.
+    Rank 1 decodes without waiting. Collectives end together. The all-gather itself takes 2 us.
     """
     record = (
         "op record_param_comms collective=_allgather_base group=0 ranks=[0,1] size=2 in=8 out=16 dtype=Half"

@@ -12,9 +12,10 @@ from tracelens.analysis.comm import align_run
 from tracelens.analysis.common import KINDS, grammar
 from tracelens.analysis.serving.global_steps import GlobalStep, RankStep, by_one_clock, global_steps
 from tracelens.analysis.serving.steps import rank_steps
+from tracelens.arrays import lookup
 from tracelens.errors import TracelensError
 from tracelens.table import shortened
-from tracelens.trace import Run, Stretch, Trace, excerpt
+from tracelens.trace import Run, Stretch, Trace, excerpt, interval_of
 
 PHASES = KINDS
 """Phases by which a run can be narrowed: the kinds of step."""
@@ -49,8 +50,8 @@ def select_phase(run: Run, phase: str) -> Run:
         if (rank.rank, step.host_start) not in matched
     ]
     steps = sorted([*together, *alone], key=lambda step: step.start)
-    begins = {trace.meta.rank: _begins(trace, shift[trace.meta.rank]) for trace in run.traces}
-    windows = _windows([step for step in steps if phase_of(step) == phase], begins)
+    extents = {trace.meta.rank: _extents(trace, shift[trace.meta.rank]) for trace in run.traces}
+    windows = _windows([step for step in steps if phase_of(step) == phase], extents)
     return Run(tuple(_excerpt(trace, phase, steps, windows, shift[trace.meta.rank]) for trace in run.traces))
 
 
@@ -69,31 +70,41 @@ class _Window(NamedTuple):
     earlier_ns: int
 
 
-def _begins(trace: Trace, shift: int) -> dict[int, int]:
-    """Begin of each step of a rank on its GPU, by the begin of its mark on the host.
+def _extents(trace: Trace, shift: int) -> dict[int, tuple[int, int]]:
+    """(begin, end) of each step of a rank on its GPU, copies included, by the begin of its mark on the host.
 
-    By the rule of trace.steps_of: when the GPU has finished what comes before or, where it was idle then, when
-    the host began the step. Where nothing comes before, that is not recorded: with the first kernel.
+    By the rule of trace.steps_of it begins when the GPU has finished what comes before or, where it was idle
+    then, when the host began it. Where nothing comes before, that is not recorded: with its first work.
     """
-    work = trace.work
-    finished = np.maximum.accumulate(work.end)
-    begins = {}
-    for step in trace.once(rank_steps).steps:
-        earlier = int(np.searchsorted(work.start, step.start))
-        begin = max(step.host_start, int(finished[earlier - 1])) if earlier else step.start
-        begins[step.host_start] = min(begin, step.start) + shift
-    return begins
+    work, steps = trace.work, trace.once(rank_steps).steps
+    marks = np.array([(step.host_start, step.host_end) for step in steps], dtype=np.int64).reshape(-1, 2)
+    low, high = (
+        np.array([getattr(step, name) for step in steps], dtype=np.int64) for name in ("start", "end")
+    )
+    launched = work.launch >= 0
+    of_step = interval_of(marks[:, 0], marks[:, 1] + 1, trace.arrays.start[work.launch[launched]])
+    inside = of_step >= 0
+    np.minimum.at(low, of_step[inside], work.start[launched][inside])
+    np.maximum.at(high, of_step[inside], work.end[launched][inside])
+    earlier = np.searchsorted(work.start, low)
+    finished = lookup(np.maximum.accumulate(work.end), earlier - 1, low)
+    begin = np.where(earlier > 0, np.minimum(np.maximum(marks[:, 0], finished), low), low)
+    extents = zip((begin + shift).tolist(), (high + shift).tolist(), strict=True)
+    return dict(zip(marks[:, 0].tolist(), extents, strict=True))
 
 
-def _windows(steps: Sequence[GlobalStep], begins: Mapping[int, Mapping[int, int]]) -> list[_Window]:
+def _windows(
+    steps: Sequence[GlobalStep], extents: Mapping[int, Mapping[int, tuple[int, int]]]
+) -> list[_Window]:
     windows: list[_Window] = []
     earlier_ns, until = 0, None
     for step in steps:
-        start = min(begins[rank][own.host_start] for rank, own in step.rank_steps)
+        begins, ends = zip(*(extents[rank][own.host_start] for rank, own in step.rank_steps), strict=True)
+        start, end = min(begins), max(ends)
         if until is not None:
             earlier_ns += max(start - until, 0)
-        until = step.end if until is None else max(until, step.end)
-        windows.append(_Window(step, start, step.end, earlier_ns))
+        until = end if until is None else max(until, end)
+        windows.append(_Window(step, start, end, earlier_ns))
     return windows
 
 

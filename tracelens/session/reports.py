@@ -118,7 +118,8 @@ def analyze(
     Args:
         run: from `load`.
         name: as in `tracelens list analyzers`.
-        step: only this step, "2" or 2 for ProfilerStep#2.
+        step: only this step, "2" or 2 for ProfilerStep#2; "decode", "prefill" or "mixed" for all steps of
+            this phase of serving.
         scope: GPU work to count: "all", or "linked" for work whose launch call is in the trace.
         device: measure against this device instead of the one in the trace, as in `tracelens list devices`.
         device_file: measure against the device that this TOML file describes.

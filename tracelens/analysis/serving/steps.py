@@ -56,11 +56,19 @@ class Step(NamedTuple):
 
 
 class RankSteps(NamedTuple):
-    """The steps of one rank in order, and the engine that ran them; "" without steps."""
+    """The steps of one rank in order.
+
+    Attributes:
+        rank: of the run.
+        steps: in order of time.
+        engine: that ran them; "" without steps.
+        is_excerpt: what ran between the steps is left out: the rank is narrowed to a phase.
+    """
 
     rank: int
     steps: list[Step]
     engine: str = ""
+    is_excerpt: bool = False
 
 
 class _Marks(NamedTuple):
@@ -93,7 +101,9 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
     halves = _halves(events, candidates, marks)
     steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
     engine = engine_of(events, np.flatnonzero(labelled), codes.values())
-    return RankSteps(rank, _in_window(trace, _overlapped(work, _computed(work, steps))), engine)
+    return RankSteps(
+        rank, _in_window(trace, _overlapped(work, _computed(work, steps))), engine, trace.source is not None
+    )
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:

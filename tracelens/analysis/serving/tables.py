@@ -96,6 +96,32 @@ RANKS = Schema(
     "kernels, as long as its mark. Requests and tokens exclude dummies.",
 )
 
+THROUGHPUT = Schema(
+    "Throughput",
+    (
+        RANK,
+        Column("steps", "int64", "count", "steps after the first"),
+        Column("dur_ns", "int64", "ns", "from the end of the first step to the end of the last"),
+        Column("prompt_tokens", "int64", "count", "prefilled in these steps; -1 if a label lacks them"),
+        Column("prompt_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column("output_tokens", "int64", "count", "one per decoding request and step; -1 if unknown"),
+        Column("output_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column(
+            "tpot_ns",
+            "int64",
+            "ns",
+            "time per output token: mean time between the ends of consecutive decoding steps, weighted by "
+            "the requests that decode in both; -1 if unknown",
+        ),
+        Column("tpot_max_ns", "int64", "ns", "the longest of these times"),
+        Column(
+            "prefill_ns", "int64", "ns", "median step with prefill, a lower bound of the time to first token"
+        ),
+    ),
+    doc="A step yields its tokens when it ends. Output tokens exclude the first of each request, which its "
+    "prefill yields. Requests are taken to decode in consecutive decoding steps.",
+)
+
 ALIGNMENT = Schema(
     "Steps across ranks",
     (

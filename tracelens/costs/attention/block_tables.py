@@ -1,8 +1,8 @@
 """Attention over a cache of blocks that tables assign to sequences: vLLM's and aiter's paged attention.
 
 Keys lie as (blocks, heads, D/x, block, x), values as (blocks, heads, D, block) or (blocks, heads, block/x,
-D, x): see vllm-project/vllm, csrc/attention, and ROCm/aiter, aiter/ops/attention.py. The lengths of the sequences are in GPU memory: the label of the serving step
-tells their sums, see paged.py.
+D, x): see vllm-project/vllm, csrc/attention, and ROCm/aiter, aiter/ops/attention.py. The lengths of the
+sequences are in GPU memory: the label of the serving step tells their sums, see paged.py.
 """
 
 from __future__ import annotations

@@ -204,8 +204,7 @@ def steps(context: typer.Context) -> list[Word]:
     with suppress(TracelensError, OSError, ValueError, KeyError, TypeError):
         first = next((path for path in paths if path and Path(path).exists()), None)
         numbers = _recorded(Path(first)) if first else []
-    recorded = [(str(number), f"ProfilerStep#{number}") for number in numbers] or [("ProfilerStep#", "")]
-    return [*recorded, *((phase, f"serving: all {phase} steps") for phase in ("decode", "prefill", "mixed"))]
+    return [(str(number), f"ProfilerStep#{number}") for number in numbers] or [("ProfilerStep#", "")]
 
 
 def steps_or_all(context: typer.Context) -> list[Word]:

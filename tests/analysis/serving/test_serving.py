@@ -112,7 +112,7 @@ def test_prefills_that_could_run_together() -> None:
     ],
 )
 def test_ranks_of_any_engine_are_compared(prefill: str, decode: str) -> None:
-    """1024 + 16 tokens in 2 x 1024 places; 6 us late over a step in which both decode, and nothing to align."""
+    """1024 + 16 tokens in 2 x 1024 places, 6 us more than a step in which both decode; nothing to align."""
     result = of(rank((prefill, 10), (decode, 4)), rank((decode, 10), (decode, 4)))
     assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (1, 6_000, 0)
     assert row(result, "tokens", "slots") == (1024 + 16 + 32, 2048 + 32)

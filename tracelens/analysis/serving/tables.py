@@ -69,8 +69,8 @@ SUMMARY = Schema(
         Column(
             "decode_source",
             "category",
-            doc="of decode_ns: `all-decode steps`, their median; `least GPU work`, without such a step: the "
-            "least work and transfers of a decoding rank, no waiting",
+            doc="of decode_ns: `all-decode steps`, their median; without any `least GPU work`, the least "
+            "work and transfers of a decoding rank without waiting",
         ),
     ),
     doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to "

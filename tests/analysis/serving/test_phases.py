@@ -17,9 +17,10 @@ import tracelens
 from tests.analysis.serving.test_serving import DECODE, PREFILL, rank
 from tests.builders import aligned, draw, draw_run, records
 from tests.reference.raw import text_of
+from tracelens.analysis.comm import align_run
 from tracelens.analysis.serving import rank_steps, select_phase
 from tracelens.errors import TracelensError
-from tracelens.trace import Run, Stretch, Trace, excerpt
+from tracelens.trace import Run, Stretch, Trace, excerpt, make_run
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "serving"
 LABEL = ("prefill[", "decode[", "eager_decode[")
@@ -82,6 +83,27 @@ def test_ranks_are_cut_at_the_same_times() -> None:
     assert len({trace.window[1:3] for trace in decode.traces if trace.window}) == 1
     assert [len(trace.work.event) for trace in select_phase(run, "mixed").traces] == [1, 1]
     assert [len(trace.work.event) for trace in select_phase(run, "prefill").traces] == [1, 1]
+
+
+def test_ranks_by_different_clocks_are_cut_at_the_same_times() -> None:
+    """Rank 1's clock is 5 ms ahead; its all-reduces end when those of rank 0 end."""
+    record = "op record_param_comms collective=allreduce group=0 ranks=[0,1] size=2 in=8 out=8 dtype=Half"
+    drawing = aligned(f"""
+        {record}                   | -    -    -
+        scope {DECODE}             | -         -
+        scope {PREFILL}            |      -
+        launch                     | a    b    c
+        s7 ncclDevKernel_AllReduce |       aaaaabbbbccc
+    """)
+    traces = [draw(drawing, rank=0), draw(drawing, rank=1, start_ns=5_000_000)]
+    decode = select_phase(make_run(traces), "decode")
+    assert [kernels(trace) for trace in decode.traces] == [
+        [("ncclDevKernel_AllReduce", 0, 5), ("ncclDevKernel_AllReduce", 5, 3)]
+    ] * 2
+    aligned_run = align_run(decode)
+    assert aligned_run.shift == {0: 0, 1: -5_000_000}
+    assert [collective.latency_ns for collective in aligned_run.collectives] == [5_000, 3_000]
+    assert all(ns == 0 for collective in aligned_run.collectives for ns in collective.wait_ns.values())
 
 
 def test_analyzers_see_only_the_phase() -> None:

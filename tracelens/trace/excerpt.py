@@ -14,6 +14,14 @@ from tracelens.trace.intervals import interval_of
 from tracelens.trace.tables import GPU_SIGNS
 from tracelens.trace.trace import Trace, TraceWindow
 
+REFERENCES = {
+    "events": ("event_id", "parent_id"),
+    "ops": ("event_id",),
+    "collectives": ("event_id", "kernel_id"),
+    "links": ("kernel_id", "launch_id", "op_id", "forward_op_id"),
+}
+"""Columns that hold rows of `events`, by table; the first is the event that a row of the table describes."""
+
 
 class Stretch(NamedTuple):
     """A part of a trace, ns by its own clock.
@@ -93,18 +101,9 @@ def _kept(trace: Trace, kept: Bool, start: Int, dur: Int) -> dict[str, Table]:
         return Table(table.schema, {**table.columns, **columns})
 
     tables = {}
-    for name, keys in _KEYS.items():
+    for name, keys in REFERENCES.items():
         table = trace.tables[name]
         if name == "events":
             table = Table(table.schema, {**table.columns, "ts_ns": start, "dur_ns": dur})
         tables[name] = renumbered(table.take(kept[table.array(keys[0])]), *keys)
     return {**trace.tables, **tables}
-
-
-_KEYS = {
-    "events": ("event_id", "parent_id"),
-    "ops": ("event_id",),
-    "collectives": ("event_id", "kernel_id"),
-    "links": ("kernel_id", "launch_id", "op_id", "forward_op_id"),
-}
-"""Columns of each table that are rows of `events`; the first is that of which the row is about."""

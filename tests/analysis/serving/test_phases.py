@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import tracelens
 from tests.analysis.serving.test_serving import DECODE, PREFILL, rank
-from tests.builders import aligned, draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, read, records
 from tests.reference.raw import text_of
 from tracelens.analysis.comm import align_run
 from tracelens.analysis.serving import rank_steps, select_phase
 from tracelens.errors import TracelensError
 from tracelens.trace import Run, Stretch, Trace, excerpt, make_run
+from tracelens.trace.excerpt import REFERENCES
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "serving"
 LABEL = ("prefill[", "decode[", "eager_decode[")
@@ -104,6 +105,43 @@ def test_ranks_by_different_clocks_are_cut_at_the_same_times() -> None:
     assert aligned_run.shift == {0: 0, 1: -5_000_000}
     assert [collective.latency_ns for collective in aligned_run.collectives] == [5_000, 3_000]
     assert all(ns == 0 for collective in aligned_run.collectives for ns in collective.wait_ns.values())
+
+
+def test_a_run_without_a_gpu() -> None:
+    """Ops are the work, and a phase has those in its marks: 2 and 1 us in two steps of 3 us."""
+    run = draw_run(
+        aligned(f"""
+            scope {PREFILL} | ----
+            scope {DECODE}  |      ---      ---
+            op aten::mm     | ---- --       -
+        """)
+    )
+    (decode,) = select_phase(run, "decode").traces
+    assert decode.meta.cpu_only
+    assert kernels(decode) == [("aten::mm", 0, 2), ("aten::mm", 3, 1)]
+    assert decode.window is not None
+    assert decode.window.end - decode.window.start == 6_000
+
+
+def test_marks_of_the_gpu_alone() -> None:
+    """Recorded without the CPU: what begins within a mark on the GPU is in its step, and cut at its end."""
+    mark = {"cat": "gpu_user_annotation", "ph": "X", "pid": 0, "tid": 7}
+    kernel = {
+        "cat": "kernel",
+        "ph": "X",
+        "pid": 0,
+        "tid": 7,
+        "name": "gemm",
+        "args": {"device": 0, "stream": 7},
+    }
+    found = [
+        {**mark, "name": DECODE, "ts": 0, "dur": 4},
+        {**mark, "name": PREFILL, "ts": 4, "dur": 10},
+        {**mark, "name": DECODE, "ts": 20, "dur": 5},
+        *({**kernel, "ts": ts, "dur": dur} for ts, dur in ((1, 2), (4, 9), (21, 3), (26, 1))),
+    ]
+    (decode,) = select_phase(make_run([read(found)]), "decode").traces
+    assert kernels(decode) == [("gemm", 1, 2), ("gemm", 5, 3)]
 
 
 def test_analyzers_see_only_the_phase() -> None:
@@ -195,6 +233,17 @@ def test_nothing_is_lost_and_nothing_twice(steps: list[tuple[str, int]]) -> None
         assert part.window.end - part.window.start == 1000 * sum(columns)
         durations += columns
     assert len(durations) == len(steps)
+
+
+def test_every_table_that_refers_to_events_is_renumbered() -> None:
+    """Columns of row numbers; a new one has to be renumbered in excerpts, too."""
+    tables = draw(rank((DECODE, 4))).tables
+    assert {
+        name: tuple(
+            column for column in table.schema.names if column.endswith("_id") and column != "correlation_id"
+        )
+        for name, table in tables.items()
+    } == REFERENCES
 
 
 def test_links_of_an_excerpt_point_at_its_own_events() -> None:

@@ -82,7 +82,8 @@ def _extents(trace: Trace, shift: int) -> dict[int, tuple[int, int]]:
         np.array([getattr(step, name) for step in steps], dtype=np.int64) for name in ("start", "end")
     )
     launched = work.launch >= 0
-    of_step = interval_of(marks[:, 0], marks[:, 1] + 1, trace.arrays.start[work.launch[launched]])
+    until = np.maximum(marks[:, 1], marks[:, 0] + 1)
+    of_step = interval_of(marks[:, 0], until, trace.arrays.start[work.launch[launched]])
     inside = of_step >= 0
     np.minimum.at(low, of_step[inside], work.start[launched][inside])
     np.maximum.at(high, of_step[inside], work.end[launched][inside])

@@ -115,7 +115,10 @@ THROUGHPUT = Schema(
         ),
         Column("tpot_max_ns", "int64", "ns", "the longest of these times"),
         Column(
-            "prefill_ns", "int64", "ns", "median step with prefill, a lower bound of the time to first token"
+            "prefill_ns",
+            "int64",
+            "ns",
+            "median step with prefill: a first token comes no sooner than its prefill step ends; -1 without",
         ),
     ),
     doc="A step yields its tokens when it ends. Output tokens exclude the first of each request, which its "

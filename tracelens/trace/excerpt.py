@@ -9,18 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import Table
+from tracelens.table import Schema, Table
 from tracelens.trace.intervals import interval_of
 from tracelens.trace.tables import GPU_SIGNS
 from tracelens.trace.trace import Trace, TraceWindow
-
-REFERENCES = {
-    "events": ("event_id", "parent_id"),
-    "ops": ("event_id",),
-    "collectives": ("event_id", "kernel_id"),
-    "links": ("kernel_id", "launch_id", "op_id", "forward_op_id"),
-}
-"""Columns that hold rows of `events`, by table; the first is the event that a row of the table describes."""
 
 
 class Stretch(NamedTuple):
@@ -95,15 +87,16 @@ def _overlapped(start: Int, end: Int, low: Int, high: Int) -> tuple[Int, Int]:
 def _kept(trace: Trace, kept: Bool, start: Int, dur: Int) -> dict[str, Table]:
     """The tables with these events only, at these times; references to others become -1."""
     number = np.where(kept, np.cumsum(kept) - 1, -1)
-
-    def renumbered(table: Table, *names: str) -> Table:
-        columns = {name: lookup(number, table.array(name), -1) for name in names}
-        return Table(table.schema, {**table.columns, **columns})
-
     tables = {}
-    for name, keys in REFERENCES.items():
-        table = trace.tables[name]
-        if name == "events":
-            table = Table(table.schema, {**table.columns, "ts_ns": start, "dur_ns": dur})
-        tables[name] = renumbered(table.take(kept[table.array(keys[0])]), *keys)
-    return {**trace.tables, **tables}
+    for name, table in trace.tables.items():
+        times = {"ts_ns": start, "dur_ns": dur} if name == "events" else {}
+        keys = references(table.schema)
+        rows = Table(table.schema, {**table.columns, **times}).take(kept[table.array(keys[0])])
+        renumbered = {key: lookup(number, rows.array(key), -1) for key in keys}
+        tables[name] = Table(table.schema, {**rows.columns, **renumbered})
+    return tables
+
+
+def references(schema: Schema) -> list[str]:
+    """Columns that hold rows of `events`; the first is the event that a row of the table describes."""
+    return [name for name in schema.names if name.endswith("_id") and name != "correlation_id"]

@@ -21,7 +21,7 @@ from tracelens.analysis.comm import align_run
 from tracelens.analysis.serving import rank_steps, select_phase
 from tracelens.errors import TracelensError
 from tracelens.trace import Run, Stretch, Trace, excerpt, make_run
-from tracelens.trace.excerpt import REFERENCES
+from tracelens.trace.excerpt import references
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "serving"
 LABEL = ("prefill[", "decode[", "eager_decode[")
@@ -235,15 +235,19 @@ def test_nothing_is_lost_and_nothing_twice(steps: list[tuple[str, int]]) -> None
     assert len(durations) == len(steps)
 
 
-def test_every_table_that_refers_to_events_is_renumbered() -> None:
-    """Columns of row numbers; a new one has to be renumbered in excerpts, too."""
+def test_columns_that_hold_rows_of_events() -> None:
+    """Excerpts renumber these; the first of each table is the event that its rows describe."""
     tables = draw(rank((DECODE, 4))).tables
-    assert {
-        name: tuple(
-            column for column in table.schema.names if column.endswith("_id") and column != "correlation_id"
-        )
-        for name, table in tables.items()
-    } == REFERENCES
+    found = {name: references(table.schema) for name, table in tables.items()}
+    assert {name: keys[0] for name, keys in found.items()} == {
+        "events": "event_id",
+        "ops": "event_id",
+        "collectives": "event_id",
+        "links": "kernel_id",
+    }
+    assert {"parent_id", "launch_id", "op_id", "forward_op_id"} <= {
+        key for keys in found.values() for key in keys
+    }
 
 
 def test_links_of_an_excerpt_point_at_its_own_events() -> None:

@@ -56,7 +56,8 @@ Step = Annotated[
     str | None,
     typer.Option(
         metavar="STEP",
-        help="Only this step: 2 or ProfilerStep#2. GPU work is cut at its borders.",
+        help="Only this step: 2 or ProfilerStep#2. GPU work is cut at its borders. In serving traces also a "
+        "phase, all steps of it: decode, prefill, mixed.",
         show_default="all steps",
         autocompletion=completion.steps,
         rich_help_panel=RUN,

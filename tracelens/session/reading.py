@@ -68,10 +68,21 @@ class Reading:
         return make_run(traces, partial=self._partial)
 
 
+def is_phase(step: str | int | None) -> bool:
+    """Whether a step is named by the phase of serving: all steps of this phase are meant."""
+    from tracelens.analysis.serving import PHASES
+
+    return step in PHASES
+
+
 def at_step(run: Run, step: str | int | None) -> Run:
-    """The run narrowed to a step, "2" or 2 for ProfilerStep#2; None for the whole run."""
+    """The run narrowed to a step, "2" or 2 for ProfilerStep#2, or a phase of serving; None for all of it."""
     if step is None:
         return run
+    if is_phase(step):
+        from tracelens.analysis.serving import select_phase
+
+        return select_phase(run, str(step))
     from tracelens.trace import select_step
 
     return select_step(run, str(step))

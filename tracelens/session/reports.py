@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
-from tracelens.session.reading import Progress, Reading, StrPath, at_step, quiet
+from tracelens.session.reading import Progress, Reading, StrPath, at_step, is_phase, quiet
 from tracelens.session.setups import setup_of
 from tracelens.version import __version__
 from tracelens.workers import start
@@ -84,6 +84,9 @@ class Reporting:
         plan = _plan(names, step, options)
         if self._reading is not None:
             return _report_run(self._reading.run(), plan, fork, self._progress)
+        if is_phase(plan.step):  # which steps are in it, all ranks tell together
+            with Reading(self._files, partial=self._partial, progress=self._progress) as reading:
+                return _report_run(reading.run(), plan, fork, self._progress)
         from tracelens.workers import analyze_files
 
         portions, results = analyze_files(
@@ -115,7 +118,8 @@ def analyze(
     Args:
         run: from `load`.
         name: as in `tracelens list analyzers`.
-        step: only this step, "2" or 2 for ProfilerStep#2.
+        step: only this step, "2" or 2 for ProfilerStep#2; "decode", "prefill" or "mixed" for all steps of
+            this phase of serving.
         scope: GPU work to count: "all", or "linked" for work whose launch call is in the trace.
         device: measure against this device instead of the one in the trace, as in `tracelens list devices`.
         device_file: measure against the device that this TOML file describes.

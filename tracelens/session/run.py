@@ -44,7 +44,8 @@ class Run(Traces):
         `dur_ns` counts overlapping work twice; `exclusive_ns` adds up to the time in which the GPU is busy.
 
         Args:
-            step: only this step, "2" or 2 for ProfilerStep#2; work that crosses its borders is cut there.
+            step: only this step, "2" or 2 for ProfilerStep#2; work that crosses its borders is cut there. Or
+                "decode", "prefill" or "mixed" for all steps of this phase of serving.
                 Without it, the column `step` names the step that launched the work.
             rank: only this rank, or these.
             scope: "all", or "linked" for work whose launch call is in the trace.

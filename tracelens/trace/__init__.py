@@ -12,6 +12,7 @@ from tracelens.trace.arguments import (
 from tracelens.trace.callstack import enclosing_op, nest
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
 from tracelens.trace.cpu_only import Stack, host_work
+from tracelens.trace.excerpt import Stretch, excerpt
 from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.intervals import (
     Union,
@@ -74,6 +75,7 @@ __all__ = [
     "Scope",
     "Stack",
     "Steps",
+    "Stretch",
     "Trace",
     "TraceMeta",
     "TraceWindow",
@@ -94,6 +96,7 @@ __all__ = [
     "difference",
     "element_count",
     "enclosing_op",
+    "excerpt",
     "exclusive",
     "exclusive_pieces",
     "find_launches",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -122,12 +122,14 @@ class Trace:
     """One rank's trace: tables with the schemas of trace/tables.py; event i is row i of `events`.
 
     `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames.
-    `window`, if set, narrows what analyzers see as GPU work to one step, see steps.select_step.
+    `window`, if set, narrows what analyzers see as GPU work to one step, see steps.select_step. `source`, if
+    set, is the trace of which this one is an excerpt, see excerpt.excerpt.
     """
 
     meta: TraceMeta
     tables: Mapping[str, Table]
     window: TraceWindow | None = None
+    source: Trace | None = None
 
     def __repr__(self) -> str:
         step = f", only {self.window.label}" if self.window is not None else ""
@@ -154,6 +156,13 @@ class Trace:
     def links(self) -> pd.DataFrame:
         """From GPU work to what caused it, see LINKS."""
         return self.tables["links"].frame
+
+    @property
+    def whole(self) -> Trace:
+        """All that was recorded, of a trace that is narrowed to a part of it."""
+        if self.source is not None:
+            return self.source.whole
+        return self if self.window is None else replace(self, window=None)
 
     @cached_property
     def arrays(self) -> Events:

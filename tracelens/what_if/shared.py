@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tracelens.analysis import share
@@ -48,7 +47,9 @@ def projector_part(
         device_file: TOML file that describes it.
     """
     step = trace.window.label if trace.window is not None else None
-    whole = trace if step is None else replace(trace, window=None)
+    if trace.source is not None:
+        return Skip(SUBJECT, f"replay needs the whole recording, not only its {step} steps; leave --step out")
+    whole = trace.whole
     recorded_on = choose_device(device, device_file) or own_device(trace)
     subject = f"{SUBJECT}, rank {trace.meta.rank}"
     try:

@@ -100,6 +100,33 @@ def test_prefills_that_could_run_together() -> None:
     assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (3, 13_000, 13_000 - 7_000)
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ("execute_context_1(1024)_generation_0(0)", "execute_context_0(0)_generation_16(16)"),
+        (
+            "execute_1024_context_1(sq1024sk1024sqsq1048576sqsk1048576)_generation_0(sq0sk0sqsq0sqsk0)",
+            "execute_16_context_0(sq0sk0sqsq0sqsk0)_generation_16(sq16sk640sqsq16sqsk640)",
+        ),
+        ("step[EXTEND bs=1 toks=1024]", "step[DECODE bs=16]"),
+    ],
+)
+def test_ranks_of_any_engine_are_compared(prefill: str, decode: str) -> None:
+    """1024 + 16 tokens in 2 x 1024 places, 6 us more than a step in which both decode; nothing to align."""
+    result = of(rank((prefill, 10), (decode, 4)), rank((decode, 10), (decode, 4)))
+    assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (1, 6_000, 0)
+    assert row(result, "tokens", "slots") == (1024 + 16 + 32, 2048 + 32)
+
+
+def test_requests_without_tokens_leave_padding_open() -> None:
+    prefill, decode = (
+        f"[Executor] _forward_step 7: {reqs} gen reqs" for reqs in ("1 ctx reqs, 0", "0 ctx reqs, 8")
+    )
+    result = of(rank((prefill, 10), (decode, 4)), rank((decode, 10), (decode, 4)))
+    assert row(result, "engine", "delay_ns", "padding_fraction") == ("TensorRT-LLM", 6_000, -1)
+    assert any(skip.subject == "padding of 2 step(s)" for skip in result.skips)
+
+
 def test_equal_ranks_have_no_mismatch_and_no_padding() -> None:
     result = of(*[rank((PREFILL, 8), (DECODE, 4))] * 4)
     assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction", "delay_ns") == (2, 0, 0, 0)
@@ -108,6 +135,49 @@ def test_equal_ranks_have_no_mismatch_and_no_padding() -> None:
 def test_without_a_step_of_pure_decoding_the_delay_is_not_known() -> None:
     result = of(rank((PREFILL, 8)), rank((DECODE, 8)))
     assert row(result, "delay_ns", "alignable_ns") == (-1, -1)
+    assert row(result, "decode_ns", "decode_source") == (-1, "")
+
+
+def without_pure_decoding() -> tuple[str, str]:
+    """Two steps in which one rank decodes: rank 0 computes 2 us and waits 5 for its all-gather.
+
+    Rank 1 decodes without waiting. Collectives end together. The all-gather itself takes 2 us.
+    """
+    record = (
+        "op record_param_comms collective=_allgather_base group=0 ranks=[0,1] size=2 in=8 out=16 dtype=Half"
+    )
+    first = aligned(f"""
+        {record}                   | -    -
+        scope {DECODE} | --
+        scope {PREFILL} |      --
+        launch                     | ac   bd
+        s7 gemm                    |          cc       dddd
+        s7 ncclDevKernel_AllGather |            aaaaaaa    bb
+    """)
+    second = aligned(f"""
+        {record}                   | -    -
+        scope {PREFILL} | --
+        scope {DECODE} |      --
+        launch                     | ac   bd
+        s7 gemm                    |          ccccccc  dddd
+        s7 ncclDevKernel_AllGather |                 aa    bb
+    """)
+    return first, second
+
+
+def test_without_a_step_of_pure_decoding_the_least_work_of_a_decode_is_the_reference() -> None:
+    """Rank 0: 2 us of GEMM and 2 of all-gather, 5 us of waiting left out; rank 1: 4 + 2 us.
+
+    The steps take 9 and 6 us: 5 + 2 us late. Rank 1 prefills in the first one, rank 0 in the second.
+    """
+    result = of(*without_pure_decoding())
+    assert row(result, "decode_ns", "decode_source") == (4_000, "least GPU work")
+    assert row(result, "mismatch_steps", "delay_ns", "alignable_ns") == (2, 7_000, 2_000)
+
+
+def test_a_step_of_pure_decoding_is_the_better_reference() -> None:
+    result = of(rank((PREFILL, 10), (DECODE, 4)), rank((DECODE, 10), (DECODE, 4)))
+    assert row(result, "decode_ns", "decode_source") == (4_000, "all-decode steps")
 
 
 def test_a_rank_without_a_request_is_in_no_phase() -> None:
@@ -327,8 +397,8 @@ def test_one_step_of_the_profiler() -> None:
 def test_no_labels_no_tables() -> None:
     drawing = "scope forward | ----"
     result = of(drawing, drawing)
-    assert [len(table) for table in result.data.values()] == [0] * 5
-    reason = "no step label of ATOM, vLLM or SGLang in the trace"
+    assert [len(table) for table in result.data.values()] == [0] * 6
+    reason = "no step label of ATOM, vLLM, SGLang or TensorRT-LLM in the trace"
     assert [(skip.subject, skip.reason) for skip in result.skips] == [("rank 0", reason), ("rank 1", reason)]
     (text,) = RENDERERS.get("markdown").files(Report((result,))).values()
     assert b"| engine" not in text
@@ -395,6 +465,20 @@ def test_every_label_of_the_grammars() -> None:
         ),
         "execute_new_1_cached_31": ("mixed", "", False, False, 32, -1, -1),
         "execute_new_0_cached_31": ("decode", "", False, False, 31, -1, -1),
+        "gpu_model_runner: forward": ("other", "", False, False, -1, -1, -1),
+        "v2_gpu_model_runner: forward": ("other", "", False, False, -1, -1, -1),
+        "[Executor] _forward_step 12: 3 ctx reqs, 32 gen reqs": ("mixed", "", False, False, 35, -1, -1),
+        "[Executor] _forward_step 9: 2 ctx reqs, 800 ctx tokens, 0 gen reqs": (
+            ("prefill", "", False, False, 2, -1, 800)
+        ),
+        # Generation steps may verify drafts: their tokens are not in the label.
+        "[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs": (
+            ("decode", "", False, False, 32, -1, -1)
+        ),
+        "[Executor] _forward_step: 2 ctx reqs, 1 gen reqs": ("mixed", "", False, False, 3, -1, -1),
+        "_forward_step: 1 ctx reqs, 0 gen reqs": ("prefill", "", False, False, 1, -1, -1),
+        "_forward_step: 0 ctx reqs, 0 gen reqs": ("idle", "", True, False, 0, -1, -1),
+        "step[DRAFT_LOOP raw_bs=3 bs=4 topk=1]": ("draft", "graph", False, False, 3, 4, -1),
         "step[EXTEND bs=2 toks=14721]": ("prefill", "", False, False, 2, -1, 14721),
         "step[EXTEND bs=1 toks=1025 c_sqsq=1050625 c_sqsk=1050625 c_sk=1025]": (
             ("prefill", "", False, False, 1, -1, 1025)
@@ -431,9 +515,10 @@ def test_every_label_of_the_grammars() -> None:
     engines = [label.engines for label in labels.values() if label]
     assert {names: engines.count(names) for names in set(engines)} == {
         ("ATOM",): 16,
-        ("vLLM",): 6,
+        ("vLLM",): 8,
         ("vLLM", "SGLang"): 2,
-        ("SGLang",): 18,
+        ("SGLang",): 19,
+        ("TensorRT-LLM",): 6,
     }
     examples = {text for rule in grammar().steps for text in rule.values["examples"]}
     assert examples <= set(read), "an example of serving_labels.toml is not read here"
@@ -553,7 +638,7 @@ def test_labels_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert records(result["steps"], "kind", "requests") == [("prefill", 2), ("mixed", 5)]
     assert row(result, "engine") == ("home",)
-    assert [engine.name for engine in grammar().engines] == ["home", "ATOM", "vLLM", "SGLang"]
+    assert [engine.name for engine in grammar().engines] == ["home", "ATOM", "vLLM", "SGLang", "TensorRT-LLM"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.analysis.serving.test_serving import DECODE, PREFILL, rank
+from tests.analysis.serving.test_serving import DECODE, PREFILL, rank, without_pure_decoding
 from tests.builders import aligned, draw_run
 from tracelens import analyze
 from tracelens.findings.detectors.detector import JOB, Detection
@@ -57,6 +57,13 @@ def test_ranks_in_one_phase() -> None:
 def test_without_a_step_of_pure_decoding() -> None:
     run = draw_run(rank((PREFILL, 8)), rank((DECODE, 8)))
     assert "no all-decode step" in outcome(serving_phases, run)
+
+
+def test_without_a_step_of_pure_decoding_a_decoding_rank_s_own_work_is_the_reference() -> None:
+    detection = outcome(serving_phases, draw_run(*without_pure_decoding()))[JOB]
+    assert of(detection, "delay of decoding") == 7_000
+    assert detection.saving_ns == 2_000
+    assert detection.confidence == "low"
 
 
 def test_padding_by_the_growth_of_steps() -> None:

@@ -52,6 +52,9 @@ class Label(NamedTuple):
         graph_requests: what the replayed graph is made for, padding included.
         tokens: that the model is run on, without padding.
         batch: lengths of the requests, None where the label does not give their sums.
+        prefill_tokens: of prompts, among `tokens`.
+        decode_requests: among `requests`.
+        decode_tokens: of these, among `tokens`: more than requests where drafts are verified.
     """
 
     engines: tuple[str, ...]
@@ -63,6 +66,9 @@ class Label(NamedTuple):
     graph_requests: int
     tokens: int
     batch: Batch | None = None
+    prefill_tokens: int = -1
+    decode_requests: int = -1
+    decode_tokens: int = -1
 
 
 class Half(NamedTuple):
@@ -223,11 +229,13 @@ def _known(keys: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
 
 
 def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
-    def both(counted: str) -> int:
-        by_phase = [numbers[key] for key in (f"prefill_{counted}", f"decode_{counted}") if key in numbers]
-        return numbers.get(counted, sum(by_phase) if by_phase else -1)
-
     kind = rule.values.get("kind") or _by_counts(numbers)
+    phases = [kind] if kind in _PHASES else _PHASES
+
+    def both(counted: str) -> int:
+        by_phase = [numbers.get(f"{phase}_{counted}", -1) for phase in phases]
+        return numbers.get(counted, -1 if min(by_phase) < 0 else sum(by_phase))
+
     requests, tokens = both("requests"), both("tokens")
     if kind == "idle":
         requests = max(requests, 0)
@@ -244,7 +252,22 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
         numbers.get("graph_requests", -1),
         tokens,
         _batch(numbers, kind, tokens),
+        *(
+            _of_phase(numbers, phase, counted, kind, total)
+            for phase, counted, total in (
+                ("prefill", "tokens", tokens),
+                ("decode", "requests", requests),
+                ("decode", "tokens", tokens),
+            )
+        ),
     )
+
+
+def _of_phase(numbers: Mapping[str, int], phase: str, counted: str, kind: str, total: int) -> int:
+    """What is counted of one phase: all in a step of this phase, nothing in one of the other."""
+    if kind in (*_PHASES, "idle"):
+        return total if kind == phase else 0
+    return numbers.get(f"{phase}_{counted}", -1)
 
 
 def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> Batch | None:

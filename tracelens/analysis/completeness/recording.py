@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +23,7 @@ class Recording:
     """A trace with all its steps, whichever step was selected."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace if trace.window is None else replace(trace, window=None)
+        self.trace = trace.whole
         self.meta = trace.meta
         self.events = self.trace.arrays
         self.work: Work = self.trace.work

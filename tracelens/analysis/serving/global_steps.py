@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
+from tracelens.analysis.comm import MatchedCollective
 from tracelens.analysis.serving.steps import RankSteps, Step
 
 
@@ -25,6 +28,10 @@ class GlobalStep(NamedTuple):
     @property
     def start(self) -> int:
         return min(on_rank.step.start for on_rank in self.rank_steps)
+
+    @property
+    def end(self) -> int:
+        return max(on_rank.step.end for on_rank in self.rank_steps)
 
     @property
     def dur_ns(self) -> int:
@@ -119,6 +126,59 @@ def _shared(first: Step, second: Step) -> int:
     return max(min(ends) - max(first.start, second.start), 0)
 
 
+class Reference(NamedTuple):
+    """How long a step takes in which all ranks decode, ns.
+
+    Attributes:
+        dur_ns: -1 where nothing tells.
+        source: one of REFERENCES.
+    """
+
+    dur_ns: int
+    source: str
+
+
+RECORDED, LEAST_WORK, UNKNOWN = REFERENCES = ("all-decode steps", "least GPU work", "")
+
+
+def reference(steps: Sequence[GlobalStep], collectives: Sequence[MatchedCollective]) -> Reference:
+    """The median step in which all ranks decode; without any, the least GPU work of a decoding rank.
+
+    Beside a prefill a decoding rank waits for it in collectives, and mostly launches kernels one by one,
+    because ranks replay graphs together. Its GPU work and transfers without that waiting are what a replayed
+    decode needs at most: they still include the experts' share of the other ranks' prompts.
+
+    Args:
+        steps: by the common clock.
+        collectives: of the same ranks, by the same clock: what is transfer, and what is waiting.
+    """
+    decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
+    if decode_ns:
+        return Reference(round(median(decode_ns)), RECORDED)
+    decoding = [
+        on_rank
+        for global_step in steps
+        if global_step.mismatch
+        for on_rank in global_step.rank_steps
+        if on_rank.step.label.kind == "decode" and not on_rank.step.label.dummy
+    ]
+    transfers: dict[int, list[tuple[int, int]]] = {rank: [] for rank, _ in decoding}
+    for collective in collectives if decoding else ():
+        wait_ns = collective.wait_ns
+        for rank, _, start, end in collective.participants:
+            if rank in transfers:
+                transfers[rank].append((start, end - start - wait_ns[rank]))
+    work_ns = []
+    for rank, rank_transfers in transfers.items():
+        starts, dur_ns = np.array(sorted(rank_transfers), dtype=np.int64).reshape(-1, 2).T
+        before = np.concatenate(([0], np.cumsum(dur_ns)))
+        for step in [step for of_rank, step in decoding if of_rank == rank and step.compute_ns >= 0]:
+            first, stop = np.searchsorted(starts, (step.start, step.end))
+            if stop > first:
+                work_ns.append(step.compute_ns + int(before[stop] - before[first]))
+    return Reference(min(work_ns), LEAST_WORK) if work_ns else Reference(-1, UNKNOWN)
+
+
 class Delay(NamedTuple):
     """What decoding ranks lost to those in another phase, and how much of it agreement would save, ns."""
 
@@ -126,22 +186,25 @@ class Delay(NamedTuple):
     alignable: int
 
 
-def delay(steps: Sequence[GlobalStep]) -> Delay:
-    """The delay of decoding ranks by ranks in another phase; -1 where no step is pure decoding.
+def delay(steps: Sequence[GlobalStep], decode_ns: int) -> Delay:
+    """The delay of decoding ranks by ranks in another phase; -1 without a reference.
 
     Each mismatched step in which a rank decodes is late by what it took longer than a step in which all
     decode. Had all ranks prefilled in the same steps, only the delays of the rank that prefilled longest
     were left.
+
+    Args:
+        steps: of all ranks.
+        decode_ns: duration of a step in which all ranks decode, -1 where not known.
     """
-    decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
-    if not decode_ns:
+    if decode_ns < 0:
         nothing = -1 if any(step.mismatch for step in steps) else 0
         return Delay(nothing, nothing)
-    typical_ns, total = round(median(decode_ns)), 0
+    total = 0
     caused: Counter[int] = Counter()
     for step in steps:
         if step.mismatch and "decode" in step.phases:
-            late = max(step.dur_ns - typical_ns, 0)
+            late = max(step.dur_ns - decode_ns, 0)
             total += late
             for rank, own_step in step.rank_steps:
                 if own_step.label.kind != "decode" and not own_step.label.dummy:

@@ -9,27 +9,46 @@ from typing import Any
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import KINDS, grammar
-from tracelens.analysis.serving.global_steps import GlobalStep, by_one_clock, delay, global_steps
+from tracelens.analysis.serving.global_steps import (
+    GlobalStep,
+    Reference,
+    by_one_clock,
+    delay,
+    global_steps,
+    reference,
+)
 from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
-from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY
+from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY, THROUGHPUT
+from tracelens.analysis.serving.throughput import NO_ARRIVALS, throughput
 from tracelens.table import Result, Skip, result
 from tracelens.trace import Scope
 
-TABLES = {"summary": SUMMARY, "ranks": RANKS, "alignment": ALIGNMENT, "overlap": OVERLAP, "steps": STEPS}
+TABLES = {
+    "summary": SUMMARY,
+    "ranks": RANKS,
+    "throughput": THROUGHPUT,
+    "alignment": ALIGNMENT,
+    "overlap": OVERLAP,
+    "steps": STEPS,
+}
 
 
 @analyzer("serving", title="Serving", order=90, part=rank_steps, shared=("aligned run",), tables=TABLES)
 def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which steps does each serving rank run, and what do phase mismatch and padding cost?
 
-    Steps are found by the labels that serving engines leave in the trace (ATOM, vLLM, SGLang).
+    Steps are found by the labels that serving engines leave in the trace (ATOM, vLLM, SGLang, TensorRT-LLM).
+    `--step decode` and `--step prefill` narrow every other analyzer to the steps of one phase.
 
     Reading:
         The one row of `summary` first: time lost to ranks in different phases, to padding and to eager
-        decoding. `alignment` shows the steps behind it.
+        decoding. `alignment` shows the steps behind it, `throughput` tokens per second and the time per
+        output token.
 
     Limits:
-        Knows what the labels say; a label without requests or tokens leaves -1.
+        Knows what the labels say; a label without requests or tokens leaves -1. The profiler slows the
+        host, so compare rates with a run without it. Tensor-parallel ranks serve the same requests:
+        their tokens do not add up.
 
     Args:
         ranks: from `rank_steps`.
@@ -37,19 +56,27 @@ def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `summary` (one row), `ranks` (by rank and kind), `alignment` (steps across ranks), `overlap`
-        (steps run as two batches) and `steps`; all of them empty where no trace has step labels.
+        tables `summary` (one row), `ranks` (by rank and kind), `throughput` (by rank), `alignment` (steps
+        across ranks), `overlap` (steps run as two batches) and `steps`; all of them empty where no trace
+        has step labels.
     """
     labelled = [rank for rank in by_one_clock(ranks, aligned.shift) if rank.steps]
     steps = global_steps(labelled)
+    rates = [throughput(rank) for rank in labelled]
     tables = {
-        "summary": SUMMARY.from_rows([_summary(labelled, steps)] if labelled else []),
+        "summary": SUMMARY.from_rows(
+            [_summary(labelled, steps, reference(steps, aligned.collectives))] if labelled else []
+        ),
         "ranks": RANKS.from_rows(row for rank in labelled for row in _kinds(rank)),
+        "throughput": THROUGHPUT.from_rows(row for row, _ in rates if row),
         "alignment": ALIGNMENT.from_rows(_common(number, step) for number, step in enumerate(steps)),
         "overlap": OVERLAP.from_rows(row for rank in labelled for row in _overlaps(rank)),
         "steps": STEPS.concat([_steps(rank) for rank in labelled]),
     }
-    return result(tables, [*_unlabelled(ranks), *_unknown(labelled, steps)], scope=scope)
+    skips = [*_unlabelled(ranks), *_unknown(labelled, steps), *(skip for _, found in rates for skip in found)]
+    if labelled:
+        skips.append(Skip("time to first token", NO_ARRIVALS))
+    return result(tables, skips, scope=scope)
 
 
 def _share(amount: float, total: float) -> float:
@@ -83,9 +110,11 @@ def _imbalance(steps: Iterable[Step]) -> float:
     )
 
 
-def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -> dict[str, Any]:
+def _summary(
+    ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep], decode: Reference
+) -> dict[str, Any]:
     steps = [step for rank in ranks for step in rank.steps]
-    decode = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
+    decoding = [step for step in steps if step.label.kind == "decode" and not step.label.dummy]
     graphs = [
         step.label for step in steps if step.graph and not step.label.dummy and step.label.requests >= 0
     ]
@@ -98,7 +127,7 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
         sum(global_step.slots for global_step in padded),
     )
     overlapped = [step for step in steps if step.two_batches]
-    late = delay(steps_together)
+    late = delay(steps_together, decode.dur_ns)
     together: dict[str, int] = {
         "steps": len(steps_together),
         "step_ns": sum(global_step.dur_ns for global_step in steps_together),
@@ -120,13 +149,15 @@ def _summary(ranks: Sequence[RankSteps], steps_together: Sequence[GlobalStep]) -
         "graph_padding_fraction": 1 - sum(label.requests for label in graphs) / max(sum(made_for), 1)
         if graph_sizes_known
         else -1.0,
-        "eager_fraction": _eager(decode),
+        "eager_fraction": _eager(decoding),
         "dummy_fraction": max(_share(_time(step for step in steps if step.label.dummy), _time(steps)), 0.0),
         "tbo_steps": len(overlapped),
         "tbo_imbalance": _imbalance(overlapped),
         "tbo_efficiency": _share(
             sum(step.hidden_ns for step in overlapped), sum(step.comm_ns for step in overlapped)
         ),
+        "decode_ns": decode.dur_ns,
+        "decode_source": decode.source,
     }
 
 

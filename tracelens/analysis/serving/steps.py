@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.common import Label, grammar
 from tracelens.analysis.serving.engines import engine_of
 from tracelens.arrays import Bool, Int
-from tracelens.trace import Events, Scope, Trace, Work, gpu_work, interval_of, union
+from tracelens.trace import WORK_KINDS, Events, Scope, Trace, Work, gpu_work, interval_of, union
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ class Step(NamedTuple):
         halves: tokens of the halves under two-batch overlap, as far as they are labeled.
         comm_ns: communication between start and end; -1 but for two-batch overlap.
         hidden_ns: of that, beside computation.
+        host_start, host_end: of its mark, by the rank's own clock.
+        compute_ns: GPU work other than communication between start and end; -1 where not measured.
     """
 
     label: Label
@@ -39,6 +41,9 @@ class Step(NamedTuple):
     halves: tuple[int, ...]
     comm_ns: int
     hidden_ns: int
+    host_start: int = -1
+    host_end: int = -1
+    compute_ns: int = -1
 
     @property
     def dur_ns(self) -> int:
@@ -51,11 +56,19 @@ class Step(NamedTuple):
 
 
 class RankSteps(NamedTuple):
-    """The steps of one rank in order, and the engine that ran them; "" without steps."""
+    """The steps of one rank in order.
+
+    Attributes:
+        rank: of the run.
+        steps: in order of time.
+        engine: that ran them; "" without steps.
+        is_excerpt: what ran between the steps is left out: the rank is narrowed to a phase.
+    """
 
     rank: int
     steps: list[Step]
     engine: str = ""
+    is_excerpt: bool = False
 
 
 class _Marks(NamedTuple):
@@ -88,7 +101,9 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
     halves = _halves(events, candidates, marks)
     steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
     engine = engine_of(events, np.flatnonzero(labelled), codes.values())
-    return RankSteps(rank, _in_window(trace, _overlapped(work, steps)), engine)
+    return RankSteps(
+        rank, _in_window(trace, _overlapped(work, _computed(work, steps))), engine, trace.source is not None
+    )
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:
@@ -149,9 +164,10 @@ def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -
         label.run or ("graph" if graph else "eager" if any_kernel else "")
         for label, graph, any_kernel in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
     ]
-    rows = zip(labels, runs, start.tolist(), end.tolist(), strict=True)
+    times = zip(*(times.tolist() for times in (start, end, marks.start, marks.end)), strict=True)
     return [
-        Step(label, run == "eager", run == "graph", low, high, (), -1, -1) for label, run, low, high in rows
+        Step(label, run == "eager", run == "graph", low, high, (), -1, -1, begin, finish)
+        for label, run, (low, high, begin, finish) in zip(labels, runs, times, strict=True)
     ]
 
 
@@ -167,6 +183,13 @@ def _halves(events: Events, candidates: Bool, marks: _Marks) -> list[tuple[int, 
             number, tokens = codes[code]
             tokens_of[mark][number] = max(tokens, tokens_of[mark].get(number, tokens))
     return [tuple(by_number[number] for number in sorted(by_number)) for by_number in tokens_of]
+
+
+def _computed(work: Work, steps: list[Step]) -> list[Step]:
+    """The steps with the time of their GPU work other than communication."""
+    start, end = (np.array([getattr(step, name) for step in steps]) for name in ("start", "end"))
+    compute_ns = work.union(*(kind for kind in WORK_KINDS if kind != "comm")).covered(start, end)
+    return [step._replace(compute_ns=ns) for step, ns in zip(steps, compute_ns.tolist(), strict=True)]
 
 
 def _overlapped(work: Work, steps: list[Step]) -> list[Step]:

@@ -26,8 +26,7 @@ SUMMARY = Schema(
             "delay_ns",
             "int64",
             "ns",
-            "time beyond the median all-decode step in mismatched steps with a decoding rank; -1 without "
-            "all-decode steps",
+            "time beyond `decode_ns` in mismatched steps with a decoding rank; -1 if that is unknown",
         ),
         Column(
             "alignable_ns",
@@ -66,6 +65,13 @@ SUMMARY = Schema(
         Column("mismatch_ns", "int64", "ns", "time of these steps"),
         Column("tokens", "int64", "count", "tokens of requests, in steps that all ranks label"),
         Column("slots", "int64", "count", "ranks x most tokens of a rank, summed over those steps"),
+        Column("decode_ns", "int64", "ns", "a step in which all ranks decode; -1 if unknown"),
+        Column(
+            "decode_source",
+            "category",
+            doc="of decode_ns: `all-decode steps`, their median; without any `least GPU work`, the least "
+            "work and transfers of a decoding rank without waiting",
+        ),
     ),
     doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to "
     "the rank with the most tokens. Ranks without requests are in no phase.",
@@ -88,6 +94,35 @@ RANKS = Schema(
     ),
     doc="A step runs from its first to its last kernel, including waiting for other ranks; without linked "
     "kernels, as long as its mark. Requests and tokens exclude dummies.",
+)
+
+THROUGHPUT = Schema(
+    "Throughput",
+    (
+        RANK,
+        Column("steps", "int64", "count", "steps after the first"),
+        Column("dur_ns", "int64", "ns", "from the end of the first step to the end of the last"),
+        Column("prompt_tokens", "int64", "count", "prefilled in these steps; -1 if a label lacks them"),
+        Column("prompt_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column("output_tokens", "int64", "count", "one per decoding request and step; -1 if unknown"),
+        Column("output_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column(
+            "tpot_ns",
+            "int64",
+            "ns",
+            "time per output token: mean time between the ends of consecutive decoding steps, weighted by "
+            "the requests that decode in both; -1 if unknown",
+        ),
+        Column("tpot_max_ns", "int64", "ns", "the longest of these times"),
+        Column(
+            "prefill_ns",
+            "int64",
+            "ns",
+            "median step with prefill: a first token comes no sooner than its prefill step ends; -1 without",
+        ),
+    ),
+    doc="A step yields its tokens when it ends. Output tokens exclude the first of each request, which its "
+    "prefill yields. Requests are taken to decode in consecutive decoding steps.",
 )
 
 ALIGNMENT = Schema(

@@ -117,10 +117,7 @@ def unified(call: OpCall) -> OpCost:
     return counted._replace(note=f"{counted.note}; {_WINDOW}, nor recorded")
 
 
-@cost(
-    "vllm::unified_mla_attention*", "aiter::paged_attention*", "aiter::pa_fwd*", "_C::paged_attention*",
-    "_rocm_C::paged_attention*",
-)  # fmt: skip
+@cost("vllm::unified_mla_attention*")
 def cached(call: OpCall) -> OpCost:
     """Attention over a cache of keys whose lengths are in memory: not counted."""
     raise Uncounted("the sequence lengths in the KV cache lie in GPU memory")

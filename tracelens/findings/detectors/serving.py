@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tracelens.analysis.serving import LEAST_WORK
 from tracelens.arrays import Int, lookup
 from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector
 from tracelens.findings.step_counts import step_count
@@ -36,8 +37,9 @@ _EXPOSED = 0.1
         "avoidable delay: prefills at different times": "part that prefills at the same time would save",
         "eager decode, share of decode time": "decode time outside graph replays, where known",
     },
-    threshold="one step in which a rank prefills while another decodes, and an all-decode step as reference",
-    limits="Latency of the prompts that wait is not part of the saving.",
+    threshold="one step in which a rank prefills while another decodes",
+    limits="Latency of the prompts that wait is not part of the saving. Without an all-decode step, decoding "
+    "ranks are compared with the least GPU work of one of them, as a graph would replay it.",
 )
 def serving_phases(results: Mapping[str, Result]) -> Detections:
     """Expert-parallel ranks are in different phases: decoding ranks wait for a prefill."""
@@ -51,8 +53,15 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
         return "all ranks with requests are in the same phase in every step"
     delay, alignable = row["delay_ns"], row["alignable_ns"]
     if delay < 0:
-        return "ranks in different phases, but no all-decode step to compare with"
+        return "ranks in different phases, but no all-decode step and no matched collective to compare with"
     start, dur = aligned.array("ts_ns")[mismatch], aligned.array("dur_ns")[mismatch]
+    # Without an all-decode step what a decode takes is derived, not recorded.
+    basis = (
+        f"; compared with {duration(row['decode_ns'])}, the least GPU work of a decoding rank, since no "
+        "all-decode step is recorded"
+        if results["serving"].data["summary"].values("decode_source") == [LEAST_WORK]
+        else ""
+    )
     return {
         JOB: Detection(
             (
@@ -67,8 +76,8 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
             f"{row['mismatch_steps']:,.0f} of {row['steps']:,.0f} common steps "
             f"({row['phase_mismatch_fraction']:.0%} of their time) have ranks in different phases; this "
             f"delays decoding ranks by {duration(delay)}, {duration(alignable)} of that for prefills that "
-            "could have run together with another rank's",
-            "medium",
+            f"could have run together with another rank's{basis}",
+            "low" if basis else "medium",
         )
     }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.costs.recorded import costed
+from tests.costs.recorded import costed, recorded
 from tracelens.costs.call import Uncounted
+from tracelens.costs.libraries.custom_collective import MESSAGE_OPS, Message, message
+from tracelens.costs.model import find
 
 ROWS = "bf16 64 4096"
 S = 2 * 64 * 4096
@@ -91,3 +93,23 @@ def test_gathered_and_scattered_parts() -> None:
     assert (scattered.read_bytes, scattered.write_bytes, scattered.link_bytes) == (8 * S, S, 7 * S)
     with pytest.raises(Uncounted, match="number of ranks"):
         costed("aiter::all_gather_reg", "1", ROWS, "bf16 100 4096", "0")
+
+
+def test_messages_as_the_profiler_would_record_them() -> None:
+    reduced = recorded("_C_custom_ar::all_reduce", "1", ROWS, ROWS, kernel=EIGHT)
+    assert message(reduced) == Message("allreduce", S, S, "bf16", 8)
+    assert message(reduced._replace(kernel="")) == Message("allreduce", S, S, "bf16", 0)
+    normed = recorded(
+        "aiter::fused_allreduce_rmsnorm_", ROWS, ROWS, "bf16 4096", "1e-06", "tp:0", kernel=EIGHT
+    )
+    assert message(normed) == Message("allreduce", S, S, "bf16", 8)
+    gathered = recorded("sglang::reg_all_gather_into_tensor", "bf16 256 4096", ROWS, "tp:0")
+    assert message(gathered) == Message("all_gather", S, 4 * S, "bf16", 4)
+    scattered = recorded("aiter::reduce_scatter", "1", "bf16 256 4096", ROWS, "256")
+    assert message(scattered) == Message("reduce_scatter", 4 * S, S, "bf16", 4)
+    assert message(recorded("aten::mm", ROWS, ROWS)) is None
+    assert message(recorded("_C_custom_ar::all_reduce", "1", None, None)) is None
+
+
+def test_every_message_has_a_cost() -> None:
+    assert {name for name in MESSAGE_OPS if find(name) is None} == set()

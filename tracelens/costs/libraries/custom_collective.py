@@ -36,6 +36,31 @@ class Fused(NamedTuple):
     flops: int
 
 
+class Message(NamedTuple):
+    """What a library's op sends and receives.
+
+    Attributes:
+        collective: as torch's profiler names it.
+        sent, received: bytes that go into a rank and come out of it.
+        dtype: element type.
+        ranks: of the group, 0 where neither shapes nor the kernel's name tell.
+    """
+
+    collective: str
+    sent: int
+    received: int
+    dtype: str
+    ranks: int
+
+
+class _Places(NamedTuple):
+    """A collective and the arguments that hold what a rank sends and what it receives."""
+
+    collective: str
+    sent: int
+    received: int
+
+
 _NORM_TO = {
     "aiter::fused_allreduce_rmsnorm": Fused((1, 2, 5), (3, 4), _NORM),
     "aiter::fused_allreduce_rmsnorm_pad": Fused((1, 2, 5), (3, 4), _NORM),
@@ -43,19 +68,48 @@ _NORM_TO = {
     "aiter::fused_allreduce_rmsnorm_quant_per_group": Fused((1, 2, 6), (3, 4, 5), _NORM + 2),
     "aiter::fused_allreduce_rmsnorm_mxfp4_quant": Fused((1, 2, 6), (3, 4, 5), _NORM + 2),
 }
-
-
-@cost(
+_REDUCES = (
     "_C_custom_ar::all_reduce", "_C_custom_ar::all_reduce_reg", "aiter::all_reduce", "aiter::all_reduce_reg",
-    "sgl_kernel::all_reduce_reg", engine="vector",
+    "sgl_kernel::all_reduce_reg",
 )  # fmt: skip
+_QUICK = ("_C_custom_ar::qr_all_reduce", "aiter::qr_all_reduce", "sgl_kernel::qr_all_reduce")
+_PLACES = {
+    **dict.fromkeys((*_REDUCES, *_QUICK), _Places("allreduce", 1, 2)),
+    **dict.fromkeys(_NORM_TO, _Places("allreduce", 1, 1)),
+    "aiter::fused_allreduce_rmsnorm_": _Places("allreduce", 0, 0),
+    "aiter::all_gather_reg": _Places("all_gather", 1, 2),
+    "sglang::reg_all_gather_into_tensor": _Places("all_gather", 1, 0),
+    "aiter::reduce_scatter": _Places("reduce_scatter", 1, 2),
+}
+
+MESSAGE_OPS = frozenset(_PLACES)
+"""Ops that `message` knows."""
+
+
+def message(call: OpCall) -> Message | None:
+    """The message of a library's collective; None for other ops, and where its tensors are not recorded."""
+    places = _PLACES.get(call.name)
+    if places is None:
+        return None
+    try:
+        before, after = call.tensor(places.sent), call.tensor(places.received)
+        sent, received = before.dense_bytes, after.dense_bytes
+    except Uncounted:
+        return None
+    small, large = sorted((sent, received))
+    by_size = large // small if small and not large % small else 0
+    ranks = _ranks(call.kernel) if places.collective == "allreduce" else by_size
+    return Message(places.collective, sent, received, before.dtype, ranks)
+
+
+@cost(*_REDUCES, engine="vector")
 def all_reduce(call: OpCall) -> OpCost:
     """A handle, the message, the result."""
     message = call.tensor(1)
     return _reduced(call, message, message.bytes, call.tensor(2).bytes)
 
 
-@cost("_C_custom_ar::qr_all_reduce", "aiter::qr_all_reduce", "sgl_kernel::qr_all_reduce", engine="vector")
+@cost(*_QUICK, engine="vector")
 def quick_all_reduce(call: OpCall) -> OpCost:
     """QuickReduce: a handle, the message, the result, and to how many bits elements are cut on the way."""
     message = call.tensor(1)

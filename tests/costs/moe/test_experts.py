@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.costs.recorded import costed
+from tests.costs.recorded import costed, recorded
 from tracelens.costs.call import OpCall, Uncounted
 from tracelens.costs.model import OpCost, find
 
@@ -116,6 +116,55 @@ def test_expert_gemms_of_a_triton_launcher() -> None:
     # 16 rows use 16 of 128 experts, with their scales; the scales of rows are read whole.
     assert scaled.read_bytes == 2 * 2048 + 16 * (1536 * 2048 + 4 * 12 * 16) + 4 * 2 * 16
     assert scaled.dtype == "fp8e4m3"
+
+
+OGS = "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu"
+LAYER = recorded("vllm::moe_forward", "bf16 8192 3072", "bf16 8192 32", None, None, kernel=OGS)._replace(
+    blocks=13202,
+    inner=(
+        recorded("TopK", "bf16 8192 32", "4", "True", "1", "True"),
+        recorded("SortTokens", "bf16 8192 4", "i16 8192 4", "32"),
+    ),
+)
+
+
+@pytest.mark.parametrize("inner", [slice(0, 1), slice(1, 2)])
+def test_layer_without_its_weights_as_recorded_on_mi300x(inner: slice) -> None:
+    """gpt-oss in vLLM: 8192 tokens of 4 of 32 experts, H 2880 padded to 3072."""
+    cost = counted(LAYER._replace(inner=LAYER.inner[inner]))
+    # 32,768 rows are 256 full tiles and 31 that are not; 13202 / 287 = 46 tiles of 128 columns.
+    width, hidden = 46 * 128, 3072
+    assert cost.flops == 2 * 32768 * hidden * (width + width // 2)
+    weights = 32 * hidden * (width + width // 2)
+    assert cost.read_bytes == 2 * 8192 * (hidden + 32) + weights // 2 + weights // 32
+    assert (cost.write_bytes, cost.dtype) == (2 * 8192 * hidden, "bf16")
+    assert dict(cost.dims) == {"E": 32, "rows": 32768, "H": hidden, "inner": 2944}
+
+
+def test_few_rows_have_a_tile_each() -> None:
+    call = recorded(
+        "vllm::moe_forward", "bf16 4 3072", "bf16 4 32", kernel=OGS.replace("128x128x128", "16x128x256")
+    )
+    cost = counted(call._replace(blocks=16 * 46, inner=(recorded("TopK", "bf16 4 32", "4"),)))
+    # 16 rows use 16 of 32 experts at most.
+    elements = 3072 * (46 * 128 + 23 * 128)
+    assert cost.flops == 2 * 16 * elements
+    assert cost.read_bytes == 2 * 4 * (3072 + 32) + 16 * (elements // 2 + elements // 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kernel": "_p" + OGS}, "weights of the experts are no arguments"),
+        ({"kernel": ""}, "weights of the experts are no arguments"),
+        ({"inner": ()}, "number of experts a token"),
+        ({"blocks": -1}, "launch grid"),
+        ({"blocks": 13203}, "launch grid"),
+    ],
+)
+def test_a_layer_that_cannot_be_counted_says_why(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Uncounted, match=reason):
+        counted(LAYER._replace(**change))
 
 
 @pytest.mark.parametrize(

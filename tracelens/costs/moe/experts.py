@@ -11,15 +11,20 @@ tensors only (AMD-AGI/TraceLens, kernel shape profiler).
 
 from __future__ import annotations
 
+import re
 from math import prod
 
-from tracelens.costs.call import OpCall, Tensor, Uncounted
+from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCost, cost
 from tracelens.costs.moe.routing import rows_of
 
 _EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
 _PAIRS = ("fp4x2", "u8")
+_MX_GROUP = 32  # elements of a scale of a byte (OCP Microscaling Formats)
+# Types of result, rows and weights; rows, columns and depth of a tile; parts of the depth.
+_OGS = re.compile(r"^_matmul_ogs_\w+?_\w+?x(bf16|fp16)x(\w+?)_(\d+)x(\d+)x\d+x(\d+)_swiglu")
+_OGS_TYPES = {"mxfp4": "fp4", "mxfp8": "fp8", "fp8e5": "fp8", "fp8e4": "fp8"}
 
 
 @cost(
@@ -71,6 +76,48 @@ def expert_launch(call: OpCall) -> OpCost:
     if not out.shape or not out.shape[-1]:
         raise Uncounted("result without dimensions")
     return _one_gemm(call, x, weight, out, out.numel // out.shape[-1], scales=(2, 4, 5, 6))
+
+
+@cost("vllm::moe_forward", inner=True)
+def layer_of_triton(call: OpCall) -> OpCost:
+    """An MoE layer of vLLM on Triton's matmul_ogs: tokens (T, H), logits (T, E); weights are no arguments.
+
+    The first GEMM's kernel has tile sizes and element types in its name, and its launch has a grid of as many
+    tiles as T·k rows of E experts can have, times those of its columns; k is in the routing's own ops
+    (triton-lang/triton, python/triton_kernels: matmul_ogs.py, routing.py). The second GEMM has half as
+    many rows in its weights as the first has columns, which SwiGLU halves.
+    """
+    tokens, logits = rows_of(call, 0), rows_of(call, 1)
+    tile = _OGS.search(call.kernel)
+    if tile is None:
+        raise Uncounted("the weights of the experts are no arguments")
+    inputs, weight, (tile_rows, tile_columns, splits) = tile[1], tile[2], (int(tile[n]) for n in (3, 4, 5))
+    (count, hidden), experts, k = tokens.shape, logits.shape[1], _chosen(call)
+    rows = count * k
+    # Every expert but one may end in a tile that is not full.
+    tiles = rows if rows <= experts else -(-(rows - experts + 1) // tile_rows) + experts - 1
+    columns, rest = divmod(call.blocks, tiles * splits) if tiles and splits else (0, 1)
+    if columns < 1 or rest:
+        raise Uncounted("launch grid not recorded, or not that of all rows")
+    width = columns * tile_columns
+    inner = width // 2
+    elements = hidden * (width + inner)
+    used = min(experts, rows)
+    scales = elements // _MX_GROUP if weight.startswith("mx") else 0
+    read = tokens.bytes + logits.bytes + used * (size(elements, _OGS_TYPES.get(weight, weight)) + scales)
+    dims = (("E", experts), ("rows", rows), ("H", hidden), ("inner", inner))
+    return OpCost(2 * rows * elements, read, tokens.dense_bytes, inputs, "matrix", dims=dims,
+                  note=f"sizes of the weights by the launch grid, in whole tiles; {_EXPERTS}")  # fmt: skip
+
+
+def _chosen(call: OpCall) -> int:
+    """Experts a token by the ops of the routing inside a layer."""
+    for inner in call.inner:
+        if inner.name == "TopK":
+            return inner.integer(1)
+        if inner.name == "SortTokens" and inner.has(0) and len(inner.tensor(0).shape) == 2:
+            return inner.tensor(0).shape[1]
+    raise Uncounted("number of experts a token not recorded")
 
 
 def _one_gemm(

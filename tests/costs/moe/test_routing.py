@@ -60,6 +60,19 @@ def test_shared_experts_behind_the_chosen_ones() -> None:
     assert "lower bound" in cost.note
 
 
+def test_routing_of_triton_kernels_as_recorded_on_mi300x() -> None:
+    """gpt-oss in vLLM: 8192 tokens, 4 of 32 experts; these are autograd functions."""
+    top = costed("TopK", "bf16 8192 32", "4", "True", "1", "True", kernel="_topk_forward")
+    assert (top.flops, top.read_bytes) == (5 * 8192 * 32, 2 * 8192 * 32)
+    # Weights of 2 bytes and indices of 2, and 32 bits a token.
+    assert top.write_bytes == (2 + 2) * 8192 * 4 + 4 * 8192
+    sort = costed("SortTokens", "bf16 8192 4", "i16 8192 4", "32", kernel="_combined_routing_compute")
+    assert bytes_of(sort) == (4 * 8192 * 4, (2 + 4 + 4) * 8192 * 4 + 4 * 32)
+    for name in ("TopK", "SortTokens"):
+        with pytest.raises(Uncounted, match="of the same name"):
+            costed(name, "bf16 8192 32", "4", kernel="my_kernel")
+
+
 def test_sorting() -> None:
     align = counted(
         OpCall("_moe_C::moe_align_block_size", [[T, K], [], [], [T * K + 1024], [200], [1]],

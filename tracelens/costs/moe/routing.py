@@ -10,7 +10,8 @@ With T tokens of H elements, each sent to k of E experts:
 
 Sources: vLLM, csrc/moe/torch_bindings.cpp; aiter, ops/moe_op.py, moe_sorting.py and topk.py; SGLang,
 sgl-kernel and python/sglang/srt/layers/moe/fused_moe_triton; TransformerEngine, pytorch/permutation.py;
-Primus-Turbo, kernels/moe. DeepEP's dispatch and combine do not record how many tokens go to other ranks.
+Primus-Turbo, kernels/moe; triton-lang/triton, python/triton_kernels (topk.py, routing.py). DeepEP's dispatch
+and combine do not record how many tokens go to other ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tracelens.costs.model import OpCost, cost
 
 _ROUTING = 5
 _SHARED = "lower bound: one shared expert"
+_ANOTHER = "an autograd function of the same name as one of triton_kernels"
 
 
 @cost("_moe_C::topk_softmax", "aiter::topk_softmax", "aiter::topk_softmax_asm")
@@ -58,6 +60,30 @@ def append_shared(call: OpCall) -> OpCost:
     (tokens, k), wider = indices.shape, _with_one_more(indices) + _with_one_more(weights)
     return OpCost(0, indices.bytes + weights.bytes, wider, weights.dtype, dims=(("T", tokens), ("k", k + 1)),
                   note=_SHARED)  # fmt: skip
+
+
+@cost("TopK")
+def topk_triton(call: OpCall) -> OpCost:
+    """Softmax and top-k of triton_kernels: logits, k; weights, indices and a bit for each expert written."""
+    if "topk" not in call.kernel:
+        raise Uncounted(_ANOTHER)
+    logits, k = rows_of(call, 0), call.integer(1)
+    (tokens, experts), chosen = logits.shape, logits.shape[0] * max(k, 0)
+    written = size(chosen, logits.dtype) + size(chosen, "i16") + 4 * tokens * -(-experts // 32)
+    return OpCost(_ROUTING * logits.numel, logits.bytes, written, logits.dtype)
+
+
+@cost("SortTokens")
+def sort_triton(call: OpCall) -> OpCost:
+    """Sorting of triton_kernels: weights and indices (T, k), number of experts.
+
+    Weights in order of the experts, places there and back, rows of each expert; maps of tiles not counted.
+    """
+    if "routing" not in call.kernel and "bitmatrix" not in call.kernel:
+        raise Uncounted(_ANOTHER)
+    weights, indices, experts = rows_of(call, 0), rows_of(call, 1), call.integer(2)
+    written = weights.dense_bytes + 2 * size(weights.numel, "i32") + 4 * max(experts, 0)
+    return OpCost(0, weights.bytes + indices.bytes, written, weights.dtype)
 
 
 @cost("aiter::grouped_topk", "aiter::grouped_topk_hip")

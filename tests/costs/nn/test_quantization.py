@@ -24,21 +24,21 @@ _FP4 = "aiter::dynamic_per_group_scaled_quant_fp4"
         (_FP4, "u8 1000 3584", "u8 1000 224", _X // 2 + _X // 32),
     ],
 )  # fmt: skip
-def test_scales_that_are_found(name: str, out: str, scales: str, written: int) -> None:
+def test_dynamic_scales(name: str, out: str, scales: str, written: int) -> None:
     cost = costed(name, out, _BF16, scales, "32", "True")
     assert (cost.flops, cost.read_bytes, cost.write_bytes) == (2 * _X, 2 * _X, written)
     assert (cost.dtype, cost.engine) == ("bf16", "vector")
     assert cost.dims == (("rows", _ROWS), ("width", _WIDTH))
 
 
-def test_a_scale_that_is_given() -> None:
+def test_static_scale() -> None:
     cost = costed("aiter::static_per_tensor_quant", "fp8e4m3 1000 7168", _BF16, "fp32 1")
     assert (cost.flops, cost.read_bytes, cost.write_bytes) == (_X, 2 * _X + 4, _X)
 
 
 @pytest.mark.parametrize("kind", ["mx", "mxfp4"])
 def test_scales_in_the_order_of_the_experts(kind: str) -> None:
-    """64 tokens of 8 experts: 512 pairs, padded to 8704 sorted places."""
+    """64 tokens of 8 experts: 512 pairs, padded to 8704 sorted indices."""
     order = ("i32 8704", "i32 2", "64", "32")
     cost = costed(f"aiter::fused_dynamic_{kind}_quant_moe_sort_hip", "fp4x2 64 3584", "fp8e8m0 8704 224",
                   "bf16 64 7168", *order)  # fmt: skip

@@ -1,7 +1,7 @@
 """Writing keys and values into a cache, alone or with the rotary embedding in front of it.
 
 A cache is as large as the memory allows; what is written is the rows of the new tokens, in the cache's type.
-Tokens added as padding have no place in the cache, which is not recorded: all are counted. Rotary embedding
+Tokens added as padding have no slot in the cache, which is not recorded: all are counted. Rotary embedding
 as in rotary.py: 3 FLOPs an element of the part that is turned, of the tables the rows at the positions.
 
 Sources: vllm-project/vllm, csrc/cache.h; sgl-project/sglang, python/sglang/srt/mem_cache/memory_pool.py;
@@ -23,26 +23,26 @@ _TURN = 3
     "aiter::reshape_and_cache_flash", engine="vector",
 )  # fmt: skip
 def store(call: OpCall) -> OpCost:
-    """Keys and values of new tokens into both caches: keys, values, caches, places."""
-    k, v, places = call.tensor(0), call.tensor(1), call.tensor(4)
+    """Keys and values of new tokens into both caches: keys, values, caches, slots."""
+    k, v, slots = call.tensor(0), call.tensor(1), call.tensor(4)
     written = size(k.numel, call.tensor(2).dtype) + size(v.numel, call.tensor(3).dtype)
-    return OpCost(0, k.bytes + v.bytes + places.bytes, written, k.dtype, dims=(("tokens", places.numel),))
+    return OpCost(0, k.bytes + v.bytes + slots.bytes, written, k.dtype, dims=(("tokens", slots.numel),))
 
 
 @cost("_C_cache_ops::concat_and_cache_mla", "aiter::concat_and_cache_mla", engine="vector")
 def store_latents(call: OpCall) -> OpCost:
-    """Latents and rotary keys of new tokens into one cache: both, the cache, places."""
-    latent, rope, places = call.tensor(0), call.tensor(1), call.tensor(3)
+    """Latents and rotary keys of new tokens into one cache: both, the cache, slots."""
+    latent, rope, slots = call.tensor(0), call.tensor(1), call.tensor(3)
     written = size(latent.numel + rope.numel, call.tensor(2).dtype)
-    read = latent.bytes + rope.bytes + places.bytes
-    return OpCost(0, read, written, latent.dtype, dims=(("tokens", places.numel),))
+    read = latent.bytes + rope.bytes + slots.bytes
+    return OpCost(0, read, written, latent.dtype, dims=(("tokens", slots.numel),))
 
 
 @cost("aiter::fused_qk_rope_concat_and_cache_mla", engine="vector")
 def rotate_and_store(call: OpCall) -> OpCost:
     """Turn the rotary parts of queries and keys; join queries, and write latents and keys into the cache.
 
-    Queries without and with rotary part, latents, rotary keys, cache, joined queries, places, two scales,
+    Queries without and with rotary part, latents, rotary keys, cache, joined queries, slots, two scales,
     positions, cosines, sines.
     """
     parts = [call.tensor(index) for index in range(4)]
@@ -55,7 +55,7 @@ def rotate_and_store(call: OpCall) -> OpCost:
 def rotate_and_store_triton(call: OpCall) -> OpCost:
     """The same, with turned keys as a further result, and of decoding tokens their turned queries and zeros.
 
-    Queries without and with rotary part, latents, rotary keys, cache, places, positions, cosines, sines,
+    Queries without and with rotary part, latents, rotary keys, cache, slots, positions, cosines, sines,
     scale; argument 11 is the number of decoding tokens that need zeros, 13 the joined queries, 16 their type.
     """
     parts = [call.tensor(index) for index in range(4)]

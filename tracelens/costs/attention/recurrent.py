@@ -23,7 +23,7 @@ from tracelens.costs.model import OpCost, cost
 
 _SILU = 5
 _AROUND = "gate, norm and activation not counted"
-_DELTA = "keys as wide as values, one state per decoding token; convolution not counted"
+_DELTA = "assumes keys as wide as values, one state per decoding token; convolution not counted"
 _NO_STATES = "neither arguments nor a step label show how many states are read"
 
 

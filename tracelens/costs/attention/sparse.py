@@ -14,7 +14,7 @@ from __future__ import annotations
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 
-_LISTS = "upper bound: every place in the lists names a key"
+_LISTS = "upper bound: every list entry is a key"
 _VALUE_WIDTH = 512  # of a latent; the default of the function
 
 

@@ -53,7 +53,7 @@ class Message(NamedTuple):
     ranks: int
 
 
-class _Places(NamedTuple):
+class _Arguments(NamedTuple):
     """A collective and the arguments that hold what a rank sends and what it receives."""
 
     collective: str
@@ -73,33 +73,33 @@ _REDUCES = (
     "sgl_kernel::all_reduce_reg",
 )  # fmt: skip
 _QUICK = ("_C_custom_ar::qr_all_reduce", "aiter::qr_all_reduce", "sgl_kernel::qr_all_reduce")
-_PLACES = {
-    **dict.fromkeys((*_REDUCES, *_QUICK), _Places("allreduce", 1, 2)),
-    **dict.fromkeys(_NORM_TO, _Places("allreduce", 1, 1)),
-    "aiter::fused_allreduce_rmsnorm_": _Places("allreduce", 0, 0),
-    "aiter::all_gather_reg": _Places("all_gather", 1, 2),
-    "sglang::reg_all_gather_into_tensor": _Places("all_gather", 1, 0),
-    "aiter::reduce_scatter": _Places("reduce_scatter", 1, 2),
+_ARGUMENTS = {
+    **dict.fromkeys((*_REDUCES, *_QUICK), _Arguments("allreduce", 1, 2)),
+    **dict.fromkeys(_NORM_TO, _Arguments("allreduce", 1, 1)),
+    "aiter::fused_allreduce_rmsnorm_": _Arguments("allreduce", 0, 0),
+    "aiter::all_gather_reg": _Arguments("all_gather", 1, 2),
+    "sglang::reg_all_gather_into_tensor": _Arguments("all_gather", 1, 0),
+    "aiter::reduce_scatter": _Arguments("reduce_scatter", 1, 2),
 }
 
-MESSAGE_OPS = frozenset(_PLACES)
+MESSAGE_OPS = frozenset(_ARGUMENTS)
 """Ops that `message` knows."""
 
 
 def message(call: OpCall) -> Message | None:
     """The message of a library's collective; None for other ops, and where its tensors are not recorded."""
-    places = _PLACES.get(call.name)
-    if places is None:
+    arguments = _ARGUMENTS.get(call.name)
+    if arguments is None:
         return None
     try:
-        before, after = call.tensor(places.sent), call.tensor(places.received)
+        before, after = call.tensor(arguments.sent), call.tensor(arguments.received)
         sent, received = before.dense_bytes, after.dense_bytes
     except Uncounted:
         return None
     small, large = sorted((sent, received))
     by_size = large // small if small and not large % small else 0
-    ranks = _ranks(call.kernel) if places.collective == "allreduce" else by_size
-    return Message(places.collective, sent, received, before.dtype, ranks)
+    ranks = _ranks(call.kernel) if arguments.collective == "allreduce" else by_size
+    return Message(arguments.collective, sent, received, before.dtype, ranks)
 
 
 @cost(*_REDUCES, engine="vector")

@@ -107,7 +107,7 @@ def layer_of_triton(call: OpCall) -> OpCost:
     read = tokens.bytes + logits.bytes + used * (size(elements, _OGS_TYPES.get(weight, weight)) + scales)
     dims = (("E", experts), ("rows", rows), ("H", hidden), ("inner", inner))
     return OpCost(2 * rows * elements, read, tokens.dense_bytes, inputs, "matrix", dims=dims,
-                  note=f"sizes of the weights by the launch grid, in whole tiles; {_EXPERTS}")  # fmt: skip
+                  note=f"weight sizes from the launch grid, in whole tiles; {_EXPERTS}")  # fmt: skip
 
 
 def _chosen(call: OpCall) -> int:

@@ -77,7 +77,7 @@ def topk_triton(call: OpCall) -> OpCost:
 def sort_triton(call: OpCall) -> OpCost:
     """Sorting of triton_kernels: weights and indices (T, k), number of experts.
 
-    Weights in order of the experts, places there and back, rows of each expert; maps of tiles not counted.
+    Weights in order of the experts, indices there and back, rows of each expert; maps of tiles not counted.
     """
     if "routing" not in call.kernel and "bitmatrix" not in call.kernel:
         raise Uncounted(_ANOTHER)

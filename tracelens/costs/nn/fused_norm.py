@@ -1,8 +1,8 @@
 """Norms fused with what follows them: quantization, padding, modulation; their results are no arguments.
 
 FLOPs an element as in norm.py (RMS norm 4 with its weight, layer norm 5) and quantization.py (2 where the
-scale is found), 1 for a residual. Bytes: inputs and parameters once, the quantized elements with their
-scales, the sum with the residual and, where asked for, the rows before quantization once.
+scale is dynamic), 1 for a residual. Bytes: inputs and parameters once, the quantized elements with their
+scales, the sum with the residual and, if requested, the rows before quantization once.
 
 Sources: ROCm/aiter, aiter/ops/groupnorm.py, aiter/ops/triton/quant/fused_mxfp4_quant.py and
 fused_fp8_quant.py; vllm-project/vllm, vllm/_aiter_ops.py; ROCm/ATOM, atom/model_ops/layernorm.py;

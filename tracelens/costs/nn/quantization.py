@@ -1,4 +1,4 @@
-"""Quantization to 8 and 4 bits, with scales found on the way or given.
+"""Quantization to 8 and 4 bits, with dynamic or static scales.
 
 FLOPs: 1 an element for its scale, 1 more where the scale is the greatest element's (of a tensor, a row or a
 group). Bytes: input once, quantized elements and scales once. Elements of 4 bits are packed in pairs, a scale
@@ -20,7 +20,7 @@ from tracelens.costs.model import OpCost, cost
 from tracelens.costs.torch import dtype_argument
 
 DYNAMIC = 2
-"""FLOPs an element where its scale has to be found."""
+"""FLOPs an element where its scale is dynamic."""
 MX_GROUP = 32
 
 
@@ -35,7 +35,7 @@ def dynamic(call: OpCall) -> OpCost:
 
 @cost("aiter::static_per_tensor_quant", engine="vector")
 def static(call: OpCall) -> OpCost:
-    """Quantized elements, input, the scale given: 1 FLOP an element."""
+    """Quantized elements, input, the scale: 1 FLOP an element."""
     return _into(call, call.tensor(1), (0,), 1, extra=call.bytes(2))
 
 
@@ -95,7 +95,7 @@ def mxfp4_both_ways(call: OpCall) -> OpCost:
     engine="vector",
 )  # fmt: skip
 def tensorwise(call: OpCall) -> OpCost:
-    """A tensor to fp8 with one scale, which is found or given; its inverse is a result."""
+    """A tensor to fp8 with one scale, dynamic or an argument; its inverse is a result."""
     x = call.tensor(0)
     out = dtype_argument(call, 1) or "fp8"
     counted = _new(x, size(x.numel, out) + 4, 1 if call.has(2) else DYNAMIC)

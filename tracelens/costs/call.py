@@ -103,6 +103,7 @@ class OpCall(NamedTuple):
         blocks: thread blocks of that kernel, -1 where not known.
         forward: for backward ops, the forward op where the trace has it.
         batch: of the serving step that the call is in, where its label gives one.
+        inner: the recorded ops that it called, in order, for models that need them.
     """
 
     name: str
@@ -114,6 +115,7 @@ class OpCall(NamedTuple):
     blocks: int = -1
     forward: OpCall | None = None
     batch: Batch | None = None
+    inner: tuple[OpCall, ...] = ()
 
     def has(self, index: int) -> bool:
         """Whether argument `index` is a tensor."""

@@ -72,6 +72,7 @@ class CostModel:
         forward: whether it needs the arguments of the op's forward op too.
         batch: whether it needs the lengths of the serving step's requests too.
         engine: "vector" where nothing it counts ever runs on matrix units.
+        inner: whether it needs the ops that the op called too.
     """
 
     name: str
@@ -79,6 +80,7 @@ class CostModel:
     forward: bool = False
     batch: bool = False
     engine: Engine = "matrix"
+    inner: bool = False
 
     @property
     def may_multiply(self) -> bool:
@@ -107,7 +109,7 @@ CostFunction = Callable[[OpCall], OpCost]
 
 
 def cost(
-    *names: str, forward: bool = False, batch: bool = False, engine: Engine = "matrix"
+    *names: str, forward: bool = False, batch: bool = False, engine: Engine = "matrix", inner: bool = False
 ) -> Callable[[CostFunction], CostFunction]:
     """Register a cost model for ops.
 
@@ -119,11 +121,13 @@ def cost(
             step around it, where it is labeled.
         engine: "vector" where no part of the op can run on matrix units. Reports of matrix FLOPs then do not
             count its calls, which saves most of their time.
+        inner: its own arguments do not say enough: `call.inner` is then what it called. Calls with the same
+            arguments, kernel and grid are taken to have called the same.
     """
 
     def keep(function: CostFunction) -> CostFunction:
         for name in names:
-            model = CostModel(name, function, forward, batch, engine)
+            model = CostModel(name, function, forward, batch, engine, inner)
             COSTS.add(name, model, f"{function.__module__}.{function.__name__}")
         # A notebook may register a model after the first analysis.
         _models.cache_clear()

@@ -294,3 +294,41 @@ def test_one_step_only() -> None:
     (second,) = report(run, ["collectives"], step="2").results
     assert records(second["collectives"], "latency_ns") == [(2000,)]
     assert records(second["ranks"], "kernel_ns") == [(2000,), (3000,)]
+
+
+CUSTOM = """
+    op _C_custom_ar::all_reduce shapes=[[],[50],[50]] types=["Scalar","c10::Half","c10::Half"] values=["7","",""] \
+| ---   ---
+    launch      |  a     b
+    s9 vllm::cross_device_reduce_2stage<__hip_bfloat16,{ranks}> | {kernels}
+"""
+
+
+def custom(*kernels: str, ranks: int = 2, world: int = 2) -> Result:
+    """A run whose all-reduces are vLLM's own, which the profiler does not record."""
+    drawings = [aligned(CUSTOM.format(ranks=ranks, kernels=row).replace("\\\n", "")) for row in kernels]
+    traces = [
+        draw(text, distributedInfo={"backend": "nccl", "rank": rank, "world_size": world})
+        for rank, text in enumerate(drawings)
+    ]
+    return analyze(make_run(traces), "collectives")
+
+
+def test_all_reduces_of_a_library_are_split_like_others() -> None:
+    result = custom("   aaaaaaa     bbb", "       aaa   bbbbb")
+    columns = ("collective", "group_name", "order", "bytes", "group_size", "last_rank", "latency_ns")
+    assert records(result["collectives"], *columns) == [
+        ("allreduce", "_C_custom_ar", 0, 100, 2, 1, 3000),
+        ("allreduce", "_C_custom_ar", 1, 100, 2, 0, 3000),
+    ]
+    rows = records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns", "unmatched_ns")
+    assert rows == [(10_000, 6_000, 4_000, 0), (8_000, 6_000, 2_000, 0)]
+    assert not [skip for skip in result.skips if "does not record" in skip.reason]
+
+
+def test_a_library_group_that_is_not_all_of_the_job_is_left_alone() -> None:
+    """Which of 4 ranks reduce in pairs stands nowhere in the trace."""
+    for ranks, world in ((2, 4), (4, 2)):
+        result = custom("   aaaaaaa     bbb", "       aaa   bbbbb", ranks=ranks, world=world)
+        assert len(result["collectives"]) == 0
+        assert [skip for skip in result.skips if "does not record their group" in skip.reason]

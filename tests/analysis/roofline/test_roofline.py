@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import aligned, draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze, report
 from tracelens.errors import TracelensError
 from tracelens.table.result import Result
@@ -428,3 +428,26 @@ def test_a_rate_beyond_the_max_achievable_one_is_explained(tmp_path: Path) -> No
     )
     assert efficiency < 1 < maf_efficiency
     assert note == "beyond the max-achievable rate, which is a measurement, not a limit"
+
+
+def test_an_op_is_counted_by_those_that_it_called(device_file: str) -> None:
+    """vLLM's MoE op has no weights among its arguments: how many experts a token has, its routing tells."""
+    two = '["c10::BFloat16","c10::BFloat16"]'
+    kernel = "_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu"
+    found = events(
+        aligned(f"""
+        op vllm::moe_forward shapes=[[256,128],[256,8]] types={two}                      | -----------
+        op TopK shapes=[[256,8],[]] types=["c10::BFloat16","Scalar"] values=["","2"]      |  --
+        op TopK shapes=[[256,8],[]] types=["c10::BFloat16","Scalar"] values=["","5"]      |              --
+        launch                                                                           |     a
+        s7 {kernel}                                                                      |      aaaaaaaa
+        """)
+    )
+    for event in found:
+        if event["cat"] == "kernel":
+            # 512 rows of 8 experts: 4 full tiles and 7 that are not; two columns of tiles.
+            event["args"]["grid"] = [22, 1, 1]
+    result = analyze(make_run([read(found)]), "roofline", device_file=device_file)
+    assert records(result["roofline"], "name", "dims", "flops", "dtype") == [
+        ("vllm::moe_forward", "E=8 rows=512 H=128 inner=128", 2 * 512 * 128 * (256 + 128), "bf16")
+    ]

@@ -127,3 +127,18 @@ def test_latent_decoding() -> None:
     assert cost.flops == 2 * 128 * 8000 * (576 + 512)
     assert cost.read_bytes == (8 * 128 * 576 + 8000 * 576) * 2
     assert cost.note.startswith("upper bound")
+
+
+@pytest.mark.parametrize("name", ["EvoformerAttention", "EvoformerFusedAttention"])
+def test_blocks_of_alphafold(name: str) -> None:
+    """128 sequences of 256 residues, 8 heads of 32, a mask of each sequence and a bias of each head."""
+    x, biases = "bf16 1 128 256 8 32", ("bf16 1 128 1 1 256", "bf16 1 1 8 256 256")
+    elements = 128 * 256 * 8 * 32
+    cost = costed(name, x, x, x, *biases)
+    assert cost.flops == 4 * 128 * 8 * 256 * 256 * 32
+    assert cost.read_bytes == 2 * (3 * elements + 128 * 256 + 8 * 256 * 256)
+    assert cost.write_bytes == 2 * elements + 4 * 128 * 8 * 256  # with the log-sum-exp
+    backward = costed(f"{name}Backward", x, forward=recorded(name, x, x, x, *biases))
+    assert backward.flops == cost.flops * 5 // 2
+    with pytest.raises(Uncounted, match="unknown layout"):
+        costed(name, "bf16 256 8 32", "bf16 256 8 32", "bf16 256 8 32")

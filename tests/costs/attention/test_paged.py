@@ -204,3 +204,41 @@ def test_latent_attention_keeps_its_lengths_in_memory() -> None:
     assert model is not None
     with pytest.raises(Uncounted, match="lengths"):
         model.function(recorded("vllm::unified_mla_attention_with_output", *["bf16 8 4096"] * 4))
+
+
+PAGES = "i32 64 4096"
+LONG = Batch(NONE, Lengths(64, 100_000, 64, 100_000))
+
+
+@pytest.mark.parametrize("values", ["fp8e4m3 9000 8 128 16", "fp8e4m3 9000 8 1 128 16"])
+def test_decoding_by_gluon(values: str) -> None:
+    """64 requests with 100,000 tokens in a cache of 8 bits."""
+    call = recorded(
+        "aiter::pa_decode_gluon", "bf16 64 64 128", "bf16 64 64 128", "fp8e4m3 9000 8 8 16 16", values,
+        "i32 64", PAGES, "0.088", "1", "16", "256", "24", *[None] * 8, "0", "True",
+    )  # fmt: skip
+    cost = costed(call, LONG)
+    assert cost.flops == 4 * 64 * 128 * 100_000
+    assert cost.read_bytes == 2 * 64 * 64 * 128 + 2 * 100_000 * 8 * 128
+    assert cost.write_bytes == 2 * 64 * 64 * 128
+    assert cost.note == "lengths from the step label"
+    windowed = call._replace(values=[*call.values[:19], "128", "True"])
+    assert costed(windowed, LONG) == cost._replace(
+        note="lengths from the step label; upper bound: a sliding window is not counted"
+    )
+    with pytest.raises(Uncounted, match="sequence lengths in the KV cache"):
+        costed(call)
+
+
+def test_decoding_over_lists_of_pages_as_recorded_on_mi300x() -> None:
+    """Qwen3-8B in SGLang, 32 requests; the buffer of the lists is larger than the cache."""
+    call = recorded(
+        "sglang_profiler::attention_paged_attention_ragged_100", "bf16 32 32 128", "u8 10905190400",
+        "bf16 32 32 128", "bf16 835874 1 8 128", "bf16 835874 1 8 128", "i32 33", "i32 20971520", "i32 4096",
+        None, "fp32 1", "fp32 1", None,
+    )  # fmt: skip
+    cost = costed(call, Batch(NONE, Lengths(32, 32785, 32, 32785)))
+    assert cost.flops == 4 * 32 * 128 * 32785
+    assert cost.read_bytes == 2 * (32 * 32 * 128 + 2 * 32785 * 8 * 128)
+    with pytest.raises(Uncounted, match="sequence lengths in the KV cache"):
+        costed(call)

@@ -50,3 +50,19 @@ def test_what_is_missing_is_named() -> None:
         costed("aiter::rope_fwd_impl", "bf16 4 4")
     with pytest.raises(Uncounted, match="wider than a head"):
         costed("_C::rotary_embedding", "i64 10", "bf16 10 64", None, "32", "bf16 100 64")
+
+
+def test_into_others_by_positions() -> None:
+    """DeepSeek-V3: 64 of 192 elements of a head are turned, the others copied."""
+    x, y = "bf16 1 64 16 192", "bf16 1 64 1 192"
+    arguments = (x, y, x, y, "bf16 163840 1 1 32", "bf16 163840 1 1 32", "i64 1 64", "0", "True", "True")
+    cost = costed("aiter::rope_cached_positions_2c_fwd_impl", *arguments)
+    elements = 64 * 17 * 192
+    assert cost.flops == 3 * elements // 3
+    assert cost.read_bytes == 2 * elements + 8 * 64 + 2 * 2 * 64 * 32
+    assert cost.write_bytes == 2 * elements
+    full = costed("aiter::rope_cached_positions_2c_fwd_impl", *arguments[:4], *["fp32 40 1 1 192"] * 2,
+                  *arguments[6:8], "False", "True")  # fmt: skip
+    assert full.flops == 3 * elements
+    # A table of fewer rows than tokens is read whole.
+    assert full.read_bytes == 2 * elements + 8 * 64 + 2 * 4 * 40 * 192

@@ -91,3 +91,15 @@ def test_odd_tensors() -> None:
         costed("aten::mean")
     with pytest.raises(Uncounted, match="instead of 2"):
         costed("aten::trace", "fp32 6")
+
+
+def test_norm_of_vectors_and_matrices() -> None:
+    """Gradient clipping of one weight, and the rows of a matrix."""
+    whole = costed("aten::linalg_norm", "bf16 4096 4096", None, None, "False", None)
+    assert (whole.flops, whole.write_bytes) == (2 * 4096 * 4096 + 1, 2)
+    rows = costed("aten::linalg_norm", "fp32 64 128", "2.", "[1]", "False", None)
+    assert (rows.flops, rows.read_bytes, rows.write_bytes) == (2 * 64 * 128 + 64, 4 * 64 * 128, 4 * 64)
+    assert costed("aten::linalg_norm", "fp32 8 64 128", "fro", "[1, 2]", "False").write_bytes == 4 * 8
+    for order in ("nuc", "2.", "-2"):
+        with pytest.raises(Uncounted, match="singular values"):
+            costed("aten::linalg_norm", "fp32 64 128", order, None, "False")

@@ -81,7 +81,8 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
 
     Limits:
         Waiting needs the traces of all ranks of a group; of those that are missing, one may have arrived
-        still later.
+        still later. Custom all-reduces of vLLM, SGLang and AITER have no recorded group: they are matched if
+        they span all ranks of the job and no graph replays them.
 
     Args:
         aligned: the run.

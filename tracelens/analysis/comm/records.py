@@ -8,7 +8,21 @@ import numpy as np
 
 from tracelens.analysis.common import integers
 from tracelens.arrays import Int, lookup
-from tracelens.trace import WORK_KINDS, Scope, Trace, Union, difference, gpu_work, launched_in, steps_of
+from tracelens.costs import MESSAGE_OPS, OpCall, message
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Union,
+    Work,
+    argument_dtypes,
+    argument_lists,
+    argument_texts,
+    difference,
+    gpu_work,
+    launched_in,
+    steps_of,
+)
 
 POINT_TO_POINT = ("send", "recv")
 # Records of the host's doing, which no rank's kernel stands for.
@@ -96,7 +110,9 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
     alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
     names = [work.names[code] for code in kernels.name.tolist()]
-    records = _records(trace, kernel_of, _steps(trace, kernels.event))
+    step = _steps(trace, kernels.event)
+    records = _records(trace, kernel_of, step)
+    records += _of_libraries(trace, kernels, step, {record.kernel for record in records})
     return RankCommunication(
         meta.rank, meta.host, meta.epoch_ns, kernels.start, kernels.end, records, alone, names
     )
@@ -141,6 +157,42 @@ def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:
                 numbers["peer"][number],
             )
         )
+    return records
+
+
+def _of_libraries(trace: Trace, kernels: Work, step: list[str], recorded: set[int]) -> list[Record]:
+    """Collectives that libraries bring, of which the profiler has no record, by the arguments of their ops.
+
+    Their groups are not recorded. One of as many ranks as the job has is a group of them all; others are left
+    out, and so are those whose op was called in a graph that is replayed: its kernels have no op.
+    """
+    world, events, ops = trace.meta.world_size, trace.arrays, trace.tables["ops"]
+    names = [code for code, name in enumerate(events.names) if name in MESSAGE_OPS]
+    if world < 2 or not names:
+        return []
+    row = lookup(events.places(ops.array("event_id")), kernels.op, -1)
+    calls = np.flatnonzero((row >= 0) & np.isin(lookup(events.name, kernels.op, -1), names))
+    # What an op launches behind its first kernel is a further part of the same collective.
+    _, first = np.unique(kernels.op[calls], return_index=True)
+    calls = calls[np.sort(first)]
+    texts = (ops.texts(column, row[calls]) for column in ("shapes", "dtypes", "values"))
+    records = []
+    for index, shapes, dtypes, values in zip(calls.tolist(), *texts, strict=True):
+        if index in recorded:
+            continue
+        name, kernel = events.names[events.name[kernels.op[index]]], kernels.names[kernels.name[index]]
+        arguments = argument_lists(shapes), argument_dtypes(dtypes), argument_texts(values)
+        call = OpCall(name, *arguments, kernel=kernel)
+        known = message(call)
+        if known is None or known.ranks != world:
+            continue
+        library, members = name.partition("::")[0], tuple(range(world))
+        records.append(
+            Record(
+                index, step[index], known.collective, library, "", members, world, known.dtype, known.sent,
+                known.received, (), (),
+            )
+        )  # fmt: skip
     return records
 
 

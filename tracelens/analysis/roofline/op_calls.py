@@ -28,6 +28,7 @@ class OpCalls:
         table = trace.tables["ops"]
         event = table.array("event_id")
         self.row = trace.arrays.places(event)
+        self._events, self._event = trace.arrays, event
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
         self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
@@ -77,8 +78,10 @@ class OpCalls:
         """
         row, batch = int(self.row[op]), int(self._batch[op]) if self._batches else -1
         expanded = self._strides is not None and self._strides[row] >= 0
+        name = self.name(op)
+        model = find(name)
         return OpCall(
-            self.name(op),
+            name,
             self._lists("shapes", row),
             argument_dtypes(self._recorded("dtypes", row)),
             self._texts(row),
@@ -87,7 +90,16 @@ class OpCalls:
             blocks,
             self.call(forward) if forward >= 0 else None,
             self._batches[batch] if batch >= 0 else None,
+            self._inner(op) if model and model.inner else (),
         )
+
+    def _inner(self, op: int) -> tuple[OpCall, ...]:
+        """The ops that this one called, on its thread."""
+        events, others = self._events, self._event
+        thread = (events.tid[others] == events.tid[op]) & (events.pid[others] == events.pid[op])
+        within = (events.start[others] >= events.start[op]) & (events.end[others] <= events.end[op])
+        called = others[thread & within & (events.depth[others] > events.depth[op])]
+        return tuple(self.call(inner) for inner in called[np.argsort(events.start[called])].tolist())
 
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
         """What the op at an event row must do at least; None without recorded arguments or a model for them.

@@ -117,6 +117,18 @@ def flex_backward(call: OpCall) -> OpCost:
     return _flex(call.of_forward()).backward()
 
 
+@cost("EvoformerAttention", "EvoformerFusedAttention")
+def evoformer_forward(call: OpCall) -> OpCost:
+    """Attention of AlphaFold's blocks, (..., N, H, D), with one or two biases on the scores."""
+    return _evoformer(call).forward()
+
+
+@cost("EvoformerAttentionBackward", "EvoformerFusedAttentionBackward", forward=True)
+def evoformer_backward(call: OpCall) -> OpCost:
+    """Gradients of the same, sized by its forward; those of the biases are not counted."""
+    return _evoformer(call.of_forward()).backward()
+
+
 @cost("aiter::mla_decode_stage1_asm_fwd")
 def mla_decode(call: OpCall) -> OpCost:
     """Multi-head latent attention over a paged cache of latents, which are keys and values at once.
@@ -204,6 +216,17 @@ def _flex(call: OpCall) -> Attention:
         raise Uncounted("operands in an unknown layout")
     sizes = heads_first(q, k, v)
     return Attention(q, k, v, sizes, 2 * sizes.nq * sizes.nk, _UNKNOWN_MASK)
+
+
+def _evoformer(call: OpCall) -> Attention:
+    """Queries, keys, values, biases (deepspeedai/DeepSpeed, ops/deepspeed4science/evoformer_attn.py)."""
+    operands = [call.tensor(index) for index in range(3)]
+    if any(len(tensor.shape) < 4 for tensor in operands):
+        raise Uncounted("operands in an unknown layout")
+    q, k, v = (t._replace(shape=(prod(t.shape[:-3]), *t.shape[-3:])) for t in operands)
+    sizes = tokens_first(q, k, v)
+    biases = call.bytes(*range(3, len(call.dtypes)))
+    return Attention(q, k, v, sizes, 2 * sizes.nq * sizes.nk, extra=biases)
 
 
 def _operands(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:

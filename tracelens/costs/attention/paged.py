@@ -117,6 +117,39 @@ def unified(call: OpCall) -> OpCost:
     return counted._replace(note=f"{counted.note}; {_WINDOW}, nor recorded")
 
 
+@cost("aiter::pa_decode_gluon", batch=True)
+def gluon_decode(call: OpCall) -> OpCost:
+    """Decoding over a paged cache (ROCm/aiter, aiter/ops/triton/gluon/pa_decode_gluon.py).
+
+    Output, queries (T, H, D), keys (pages, H, D/x, page, x), values (pages, H, D, page) or (pages, H, page/x,
+    D, x), lengths, pages of each sequence; argument 7 is the number of queries a sequence has, 19 a window.
+    """
+    q, k, v, pages = call.tensor(1), call.tensor(2), call.tensor(3), call.tensor(5)
+    if len(k.shape) != 5 or len(v.shape) not in (4, 5) or len(pages.shape) != 2:
+        raise Uncounted("a KV cache in an unknown layout")
+    keys = of_token(k, k.shape[1], k.shape[2] * k.shape[4])
+    values = of_token(v, v.shape[1], v.shape[len(v.shape) - 2])
+    window = call.integer(19, 0)
+    mask = Mask(causal=True, left=window - 1 if window > 0 else -1)
+    # The width of the table of pages is that of the longest sequence that the engine allows.
+    return Paged(q, keys, values, pages.shape[0], mask=mask).forward(call.batch)
+
+
+@cost("sglang_profiler::attention_paged_attention_ragged*", batch=True)
+def ragged(call: OpCall) -> OpCost:
+    """Decoding over a paged cache with lists of pages (ROCm/aiter, aiter/ops/attention.py).
+
+    Output, workspace, queries (T, H, D), keys and values (pages, page, heads, width), bounds of the lists,
+    the lists, in a buffer that may be larger. The op records tensors only, no lengths.
+    """
+    q, k, v, bounds, pages = (call.tensor(index) for index in (2, 3, 4, 5, 6))
+    if len(k.shape) != 4 or len(v.shape) != 4 or len(bounds.shape) != 1:
+        raise Uncounted("a KV cache in an unknown layout")
+    used = min(pages.numel, k.shape[0]) * k.shape[1]
+    keys, values = of_token(k, *k.shape[2:]), of_token(v, *v.shape[2:])
+    return Paged(q, keys, values, max(bounds.numel - 1, 0), keys=used).forward(call.batch)
+
+
 @cost("vllm::unified_mla_attention*")
 def cached(call: OpCall) -> OpCost:
     """Attention over a cache of keys whose lengths are in memory: not counted."""

@@ -8,6 +8,7 @@ unless it works in place.
 
 from __future__ import annotations
 
+from tracelens.costs.attention.cache import table_rows
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 
@@ -51,6 +52,25 @@ def aiter_rotary_pair(call: OpCall) -> OpCost:
     """AITER's rotary embedding of queries and keys into others: 3 FLOPs an element."""
     _, _, x, y, *table = _at_least(call, 4)
     return _rotary(x, sum(tensor.bytes for tensor in table) + y.bytes, y)
+
+
+@cost("aiter::rope_cached_positions_2c_fwd_impl", engine="vector")
+def aiter_rotary_positions(call: OpCall) -> OpCost:
+    """Rotary embedding of queries and keys into others, by the rows of two tables at given positions.
+
+    Both results, queries, keys, cosines, sines, positions, a style, whether one half of a row stands for
+    both (ROCm/aiter, aiter/ops/rope.py). Elements that are not turned are copied.
+    """
+    x, y, cosines, sines, positions = (call.tensor(index) for index in (2, 3, 4, 5, 6))
+    if not x.shape or not y.shape or not cosines.shape or not x.shape[-1] or x.shape[-1] != y.shape[-1]:
+        raise Uncounted("queries, keys or tables in an unknown layout")
+    width = min(cosines.shape[-1] * (2 if call.flag(8) else 1), x.shape[-1])
+    turned = (x.numel + y.numel) * width // x.shape[-1]
+    tables = sum(table_rows(table, positions.numel) for table in (cosines, sines))
+    read = x.bytes + y.bytes + positions.bytes + tables
+    written = call.tensor(0).dense_bytes + call.tensor(1).dense_bytes
+    dims = (("tokens", positions.numel), ("D", x.shape[-1]))
+    return OpCost(3 * turned, read, written, x.dtype, dims=dims)
 
 
 @cost("_C::rotary_embedding", "vllm::rotary_embedding", "sgl_kernel::rotary_embedding", engine="vector")

@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, sorting, permuting tokens, and experts in one fused op.
+"""Mixture of experts: routing, sorting, permuting tokens.
 
 With T tokens of H elements, each sent to k of E experts:
 
@@ -7,24 +7,23 @@ With T tokens of H elements, each sent to k of E experts:
 - Sorting and aligning read the indices and write the sorted ones; comparisons are not counted.
 - Permuting reads T rows and writes a row for each (token, expert); unpermuting reads those and adds them up
   to T rows: 1 operation an element, 2 with weights.
-- Fused experts run both GEMMs on all T·k rows: 2·T·k·(size of one expert's first and second weight)
-  FLOPs. No more than T·k experts are in use; the weights of so many are read, all where T·k is at least E.
 
-Sources: vLLM, csrc/moe/torch_bindings.cpp and fused_moe; aiter, ops/moe_op.py and moe_sorting.py; SGLang,
-sgl-kernel; TransformerEngine, pytorch/permutation.py; Primus-Turbo, kernels/moe. DeepEP's dispatch and
-combine do not record how many tokens go to other ranks.
+Sources: vLLM, csrc/moe/torch_bindings.cpp; aiter, ops/moe_op.py, moe_sorting.py and topk.py; SGLang,
+sgl-kernel and python/sglang/srt/layers/moe/fused_moe_triton; TransformerEngine, pytorch/permutation.py;
+Primus-Turbo, kernels/moe; triton-lang/triton, python/triton_kernels (topk.py, routing.py). DeepEP's dispatch
+and combine do not record how many tokens go to other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import prod
 
 from tracelens.costs.call import OpCall, Tensor, Uncounted, size
 from tracelens.costs.model import OpCost, cost
 
-_EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
 _ROUTING = 5
+_SHARED = "lower bound: one shared expert"
+_ANOTHER = "an autograd function of the same name as one of triton_kernels"
 
 
 @cost("_moe_C::topk_softmax", "aiter::topk_softmax", "aiter::topk_softmax_asm")
@@ -43,6 +42,48 @@ def topk_softmax_sglang(call: OpCall) -> OpCost:
 def biased_topk(call: OpCall) -> OpCost:
     """Scores, bias and top-k in groups of experts: logits and bias read, weights and indices written."""
     return _routed(call, call.tensor(0), reads=(0, 1), writes=(2, 3))
+
+
+@cost("aiter::topk_softplus", "aiter::topk_gating")
+def topk_softplus(call: OpCall) -> OpCost:
+    """Scores by the root of softplus (or softmax, sigmoid), bias and top-k: weights and indices first."""
+    return _routed(call, call.tensor(2), reads=(2, 3), writes=(0, 1))
+
+
+@cost("sglang_profiler::fused_moe_triton_kernels_fused_append_shared_experts*")
+def append_shared(call: OpCall) -> OpCost:
+    """Shared experts behind the k chosen ones of each token: indices and weights copied into wider ones.
+
+    How many shared experts there are is no tensor; one is counted, the least.
+    """
+    indices, weights = rows_of(call, 0), rows_of(call, 1)
+    (tokens, k), wider = indices.shape, _with_one_more(indices) + _with_one_more(weights)
+    return OpCost(0, indices.bytes + weights.bytes, wider, weights.dtype, dims=(("T", tokens), ("k", k + 1)),
+                  note=_SHARED)  # fmt: skip
+
+
+@cost("TopK")
+def topk_triton(call: OpCall) -> OpCost:
+    """Softmax and top-k of triton_kernels: logits, k; weights, indices and a bit for each expert written."""
+    if "topk" not in call.kernel:
+        raise Uncounted(_ANOTHER)
+    logits, k = rows_of(call, 0), call.integer(1)
+    (tokens, experts), chosen = logits.shape, logits.shape[0] * max(k, 0)
+    written = size(chosen, logits.dtype) + size(chosen, "i16") + 4 * tokens * -(-experts // 32)
+    return OpCost(_ROUTING * logits.numel, logits.bytes, written, logits.dtype)
+
+
+@cost("SortTokens")
+def sort_triton(call: OpCall) -> OpCost:
+    """Sorting of triton_kernels: weights and indices (T, k), number of experts.
+
+    Weights in order of the experts, indices there and back, rows of each expert; maps of tiles not counted.
+    """
+    if "routing" not in call.kernel and "bitmatrix" not in call.kernel:
+        raise Uncounted(_ANOTHER)
+    weights, indices, experts = rows_of(call, 0), rows_of(call, 1), call.integer(2)
+    written = weights.dense_bytes + 2 * size(weights.numel, "i32") + 4 * max(experts, 0)
+    return OpCost(0, weights.bytes + indices.bytes, written, weights.dtype)
 
 
 @cost("aiter::grouped_topk", "aiter::grouped_topk_hip")
@@ -95,7 +136,7 @@ def unpermute_primus(call: OpCall) -> OpCost:
 @cost("te_moe::permute_mask_map_fwd", "te_moe::permute_index_map")
 def permute_te(call: OpCall) -> OpCost:
     """Tokens (T, H) and map read, as many rows written as the op is told, or one for each index."""
-    tokens, routing = _rows(call, 0), _rows(call, 1)
+    tokens, routing = rows_of(call, 0), rows_of(call, 1)
     rows = call.integer(2, 0)
     if rows <= 0 and call.name.endswith("mask_map_fwd"):
         raise Uncounted("number of permuted rows not recorded")
@@ -105,20 +146,20 @@ def permute_te(call: OpCall) -> OpCost:
 @cost("te_moe::unpermute_mask_map_fwd", "te_moe::unpermute_index_map_fwd")
 def unpermute_te(call: OpCall) -> OpCost:
     """Permuted rows, map and weights read, their sums for T tokens written."""
-    rows = _rows(call, 0)
+    rows = rows_of(call, 0)
     return _summed(call, rows, call.integer(3), 2 if call.has(2) and call.tensor(2).numel else 1)
 
 
 @cost("te_moe::permute_mask_map_bwd", "te_moe::permute_index_map_bwd")
 def permute_te_backward(call: OpCall) -> OpCost:
     """Gradients of the permuted rows added up for T tokens."""
-    return _summed(call, _rows(call, 0), call.integer(4 if "mask" in call.name else 2), 1)
+    return _summed(call, rows_of(call, 0), call.integer(4 if "mask" in call.name else 2), 1)
 
 
 @cost("te_moe::chunk_sort_fwd", "_moe_chunk_sort")
 def chunk_sort(call: OpCall) -> OpCost:
     """Chunks of rows in another order: all rows read and written."""
-    rows = _rows(call, 0)
+    rows = rows_of(call, 0)
     read = sum(tensor.bytes for tensor in call.tensors())
     return OpCost(0, read, rows.dense_bytes, rows.dtype)
 
@@ -132,7 +173,7 @@ def permute_function(call: OpCall) -> OpCost:
 @cost("_moe_unpermute_mask_map")
 def unpermute_function(call: OpCall) -> OpCost:
     """TransformerEngine's autograd function: rows and a map with one row a token."""
-    return _summed(call, _rows(call, 0), _rows(call, 1).shape[0], 2 if call.has(2) else 1)
+    return _summed(call, rows_of(call, 0), rows_of(call, 1).shape[0], 2 if call.has(2) else 1)
 
 
 @cost(
@@ -141,37 +182,11 @@ def unpermute_function(call: OpCall) -> OpCost:
 )  # fmt: skip
 def moved_back(call: OpCall) -> OpCost:
     """Gradients read, the gradient of the forward's rows written; that of the weights is not counted."""
-    gradient, rows = _rows(call, 0), _rows(call.of_forward(), 0)
+    gradient, rows = rows_of(call, 0), rows_of(call.of_forward(), 0)
     read = sum(tensor.bytes for tensor in call.tensors())
     # Only where rows were copied are they added up: more in the gradient than in the result.
     additions = gradient.numel if gradient.shape[0] > rows.shape[0] else 0
     return OpCost(additions, read, rows.dense_bytes, rows.dtype)
-
-
-@cost(
-    "vllm::inplace_fused_experts", "vllm::outplace_fused_experts", "sglang::inplace_fused_experts",
-    "sglang::outplace_fused_experts", "aiter::fused_moe_", "aiter::fused_moe", "vllm::rocm_aiter_fused_moe",
-)  # fmt: skip
-def fused_experts(call: OpCall) -> OpCost:
-    """Tokens, both weights of all experts, weights and indices of the routing."""
-    tokens, topk = _rows(call, 0), _rows(call, 4)
-    return _experts(call, tokens, (call.tensor(1), call.tensor(2)), topk.shape[1], tokens)
-
-
-@cost("aiter::fmoe", "aiter::fmoe_g1u1", "aiter::fmoe_g1u1_tkw1", "aiter::fmoe_int8_g1u0")
-def fused_experts_sorted(call: OpCall) -> OpCost:
-    """Result, tokens, both weights of all experts, the sorted rows; k is a number."""
-    out, tokens = _rows(call, 0), _rows(call, 1)
-    return _experts(call, tokens, (call.tensor(2), call.tensor(3)), call.integer(8), out)
-
-
-@cost("aiter::ck_moe_stage1", "aiter::ck_moe_stage1_fwd", "aiter::ck_moe_stage2", "aiter::ck_moe_stage2_fwd")
-def expert_stage(call: OpCall) -> OpCost:
-    """One of the two GEMMs of all experts: rows, both weights, the sorted rows, the result, k."""
-    rows, out = call.tensor(0), call.tensor(6)
-    if not rows.shape or not out.shape:
-        raise Uncounted("tokens without dimensions")
-    return _experts(call, rows, (call.tensor(1 if "stage1" in call.name else 2),), call.integer(7), out)
 
 
 @cost(
@@ -186,6 +201,11 @@ def dispatch(call: OpCall) -> OpCost:
 
 def _routed(call: OpCall, logits: Tensor, reads: tuple[int, ...], writes: tuple[int, ...]) -> OpCost:
     return _moved(call, reads, writes, _ROUTING * logits.numel, logits.dtype)
+
+
+def _with_one_more(table: Tensor) -> int:
+    """Bytes of a table (T, k) with a column added."""
+    return size(table.shape[0] * (table.shape[1] + 1), table.dtype)
 
 
 def _moved(
@@ -208,7 +228,7 @@ def _permuted(call: OpCall, tokens: Tensor, rows: int) -> OpCost:
 
 def _by_index(call: OpCall) -> OpCost:
     """A map of indices (T, k) has one row for each; a mask does not tell how many are set."""
-    tokens, routing = _rows(call, 0), _rows(call, 1)
+    tokens, routing = rows_of(call, 0), rows_of(call, 1)
     if routing.dtype == "bool" or call.name.endswith("mask_map"):
         raise Uncounted("number of permuted rows not recorded")
     return _permuted(call, tokens, routing.numel)
@@ -223,23 +243,7 @@ def _summed(call: OpCall, rows: Tensor, tokens: int, operations: int) -> OpCost:
     return OpCost(operations * rows.numel, read, written, rows.dtype, dims=dims)
 
 
-def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, out: Tensor) -> OpCost:
-    """GEMMs of all rows with these weights (E, ., .), the first three dimensions of one expert's."""
-    if any(len(weight.shape) != 3 or not weight.shape[0] for weight in weights) or k < 1:
-        raise Uncounted("weights of the experts not recorded")
-    experts, count = weights[0].shape[0], tokens.shape[0]
-    rows = count * k
-    # Two 4-bit elements share a byte: the inner dimension is half as long as it should be.
-    packed = 2 if weights[0].dtype == "fp4x2" else 1
-    used = min(experts, rows)
-    flops = 2 * rows * packed * sum(prod(weight.shape[1:]) for weight in weights)
-    read = tokens.bytes + sum(weight.bytes * used // experts for weight in weights)
-    dtype = "fp4" if packed == 2 else weights[0].dtype
-    dims = (("E", experts), ("rows", rows), ("H", tokens.shape[-1]))
-    return OpCost(flops, read, out.dense_bytes, dtype, "matrix", dims=dims, note=_EXPERTS)
-
-
-def _rows(call: OpCall, index: int) -> Tensor:
+def rows_of(call: OpCall, index: int) -> Tensor:
     """Tensor argument with two dimensions."""
     tensor = call.tensor(index)
     if len(tensor.shape) != 2:

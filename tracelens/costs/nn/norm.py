@@ -103,6 +103,8 @@ _FUSED = {
     "aiter::rmsnorm2d_fwd_with_add_ck": Fused(1, (2, 4), (0, 3), 5),
     "aiter::rmsnorm2d_fwd_with_dynamicquant": Fused(1, (3,), (0, 2), 6),
     "aiter::rmsnorm2d_fwd_with_add_dynamicquant": Fused(1, (2, 5), (0, 3, 4), 7),
+    "aiter::rmsnorm2d_fwd_with_dynamicquant_ck": Fused(1, (3,), (0, 2), 6),
+    "aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck": Fused(1, (2, 5), (0, 3, 4), 7),
     "aiter::layer_norm_ck": Fused(0, (1, 2), (), 7),
     "aiter::layernorm2d_fwd_ck": Fused(0, (1, 2), (), 7),
     "aiter::layernorm2d_fwd_with_add_ck": Fused(1, (2, 4, 5), (0, 3), 8),

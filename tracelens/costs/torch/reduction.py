@@ -81,6 +81,16 @@ def reduction(call: OpCall) -> OpCost:
     return reduce(call, _BY_NAME[call.name])
 
 
+@cost("aten::linalg_norm", engine="vector")
+def norm(call: OpCall) -> OpCost:
+    """A vector norm, or a matrix norm by sums; one by singular values is not counted."""
+    dims = call.integers(2) or list(range(len(call.tensor(0).shape)))
+    order = call.text(1).removeprefix("-").removesuffix(".").removesuffix(".0")
+    if order == "nuc" or (order == "2" and len(dims) == 2):
+        raise Uncounted("a matrix norm by singular values")
+    return reduce(call, _BY_NAME["aten::linalg_vector_norm"])
+
+
 @cost("aten::max", "aten::min", engine="vector")
 def extreme(call: OpCall) -> OpCost:
     """One comparison an element: of the whole tensor, along a dimension with positions, or of two tensors."""

@@ -1,0 +1,169 @@
+"""Which node of a template each node of a replay is.
+
+An alignment keeps the order of both sides and leaves nodes out where the two differ. The best one weighs
+most, by how surely two nodes are the same. A pair counts only where all best alignments agree on it and its
+neighbours stand beside it on both sides: a node left unattributed costs coverage, a wrong one the trust in
+all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int
+from tracelens.trace.classify import classify_kernels
+from tracelens.trace.graphs.nodes import KERNEL, Nodes
+
+SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
+"""Weights of a pair: name and grid agree; name only; both are GEMMs, for which libraries choose among kernels;
+the call has no name, but its op is known to launch this kernel; it has none, and nobody is known to."""
+
+SUPPORT = 3
+"""So many neighbouring pairs must agree before one of them counts, unless the whole graph does."""
+
+MOST_CELLS = 100_000_000
+"""Pairs of nodes that are compared at most, a matter of memory."""
+
+Known = Mapping[str, frozenset[str]]
+"""Kernel to the ops that are known to launch it."""
+
+_NESTED = re.compile(r"\d+")
+
+
+class Alignment(NamedTuple):
+    """Of each node of the replay: the node of the template, -1 where none is sure; and the weight of the pair.
+
+    Attributes:
+        score: weight of the best alignment, as a share of what full agreement would weigh.
+    """
+
+    node: Int
+    weight: Int
+    score: float
+
+
+def align(template: Nodes, replay: Nodes, known: Known) -> Alignment:
+    """Align a replay with a template."""
+    count = len(replay)
+    nothing = Alignment(np.full(count, -1), np.zeros(count, dtype=np.int64), 0.0)
+    if not len(template) or not count or len(template) * count > MOST_CELLS:
+        return nothing
+    weight = weights(template, replay, known)
+    full = SAME * max(len(template), count)
+    if len(template) == count and (diagonal := np.diagonal(weight)).all():
+        return Alignment(np.arange(count), diagonal.astype(np.int64), float(diagonal.sum()) / full)
+    node = _agreed(weight)
+    node[~_supported(node)] = -1
+    paired = node >= 0
+    pair_weight = np.where(paired, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)
+    return Alignment(node, pair_weight, float(pair_weight.sum()) / full)
+
+
+def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
+    """Weight of each pair (template node, replay node), 0 where they cannot be the same."""
+    rows, row = _distinct(template)
+    columns, column = _distinct(replay)
+    table = np.zeros((len(rows), len(columns)), dtype=np.int8)
+    names = sorted({node[1] for node in (*rows, *columns)} - {""})
+    is_gemm = dict(zip(names, (name == "gemm" for name in classify_kernels(names)), strict=True))
+    for r, (kind, name, blocks, op) in enumerate(rows):
+        for c, (other_kind, other, other_blocks, _) in enumerate(columns):
+            if kind != other_kind:
+                continue
+            if kind != KERNEL:
+                table[r, c] = SAME_NAME
+            elif not name:
+                table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
+            elif same_kernel(name, other):
+                table[r, c] = SAME_NAME if _differ(blocks, other_blocks) else SAME
+            elif is_gemm[name] and is_gemm[other]:
+                table[r, c] = SAME_GEMM
+    return table[np.ix_(row, column)]
+
+
+def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, int, str]], Int]:
+    codes: dict[tuple[int, str, int, str], int] = {}
+    keys = zip(nodes.kind.tolist(), nodes.name, nodes.blocks.tolist(), nodes.op, strict=True)
+    # The op matters only where the kernel has no name.
+    code = [codes.setdefault((kind, name, blocks, "" if name else op), len(codes)) for kind, name, blocks, op in keys]
+    return list(codes), np.array(code, dtype=np.int64)
+
+
+def _differ(blocks: int, other: int) -> bool:
+    return blocks >= 0 and other >= 0 and blocks != other
+
+
+def same_kernel(name: str, other: str) -> bool:
+    """Whether two names are of one kernel; of one that is mangled only the function is compared."""
+    if name == other:
+        return True
+    if name.startswith("_Z") == other.startswith("_Z"):
+        return False
+    return function(name) == function(other)
+
+
+def function(name: str) -> str:
+    """`space::function` of a kernel, without return type, template and call arguments."""
+    if name.startswith("_Z"):
+        text, parts = name[2:].removeprefix("L").removeprefix("N"), []
+        while match := _NESTED.match(text):
+            end = match.end() + int(match[0])
+            parts.append(text[match.end() : end])
+            text = text[end:]
+        return "::".join("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part for part in parts)
+    bare = re.split(r"[<(]", name.replace("(anonymous namespace)", "\x00"), maxsplit=1)[0]
+    return bare.rpartition(" ")[2].replace("\x00", "(anonymous namespace)")
+
+
+def _agreed(weight: Int) -> Int:
+    """The pairs on which all best alignments agree, as the template's node of each of the replay's."""
+    ahead = _best(weight)
+    behind = _best(weight[::-1, ::-1])[::-1, ::-1]
+    total = ahead[:-1, :-1] + weight + behind[1:, 1:]
+    best = (weight > 0) & (total == ahead[-1, -1])
+    sure = best & (best.sum(axis=0, keepdims=True) == 1) & (best.sum(axis=1, keepdims=True) == 1)
+    return np.where(sure.any(axis=0), sure.argmax(axis=0), -1)
+
+
+def _best(weight: Int) -> Int:
+    """Weight of the best alignment of the first i and the first j nodes, at [i, j]."""
+    rows, columns = weight.shape
+    best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
+    for row in range(rows):
+        before = best[row]
+        best[row + 1, 1:] = np.maximum(before[1:], before[:-1] + weight[row])
+        np.maximum.accumulate(best[row + 1], out=best[row + 1])
+    return best
+
+
+def _supported(node: Int) -> Bool:
+    """The pairs in a run of at least SUPPORT, both sides without a gap."""
+    paired = node >= 0
+    follows = np.zeros(len(node), dtype=bool)
+    follows[1:] = paired[1:] & paired[:-1] & (node[1:] == node[:-1] + 1)
+    borders = np.append(np.flatnonzero(~follows), len(node))
+    length = np.diff(borders)
+    run: Bool = np.repeat(length, length) >= SUPPORT
+    return paired & run
+
+
+def ops_of_kernels(calls: Iterable[Nodes]) -> Known:
+    """Kernel to the ops that launch it, from calls of which both are recorded."""
+    ops: dict[str, set[str]] = {}
+    for nodes in calls:
+        for op, name in zip(nodes.op, nodes.name, strict=True):
+            if op and name:
+                ops.setdefault(name, set()).add(op)
+    return {name: frozenset(names) for name, names in ops.items()}
+
+
+def is_whole(alignment: Alignment) -> bool:
+    """Whether every node has its partner, in order and without a gap."""
+    return all(second == first + 1 for first, second in pairwise(alignment.node.tolist())) and bool(
+        (alignment.node >= 0).all()
+    )

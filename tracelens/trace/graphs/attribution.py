@@ -1,0 +1,259 @@
+"""Which template each replay is a replay of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.trace.graphs.alignment import Alignment, Known, align, is_whole, ops_of_kernels
+from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, replays
+from tracelens.trace.graphs.splice import Attribution, spliced
+from tracelens.trace.trace import Trace
+
+LEAST_COVERED = 0.5
+"""A template of which less of a replay is found is of another graph."""
+
+CONSISTENT = 0.9
+"""Where calls have no names: share of nodes whose kernel runs under one op wherever it occurs in the graph."""
+
+LEAST_UNNAMED = 4
+"""So few nodes without names may be of any graph."""
+
+MOST_STRETCHES, SLACK = 16, 0.1
+"""Stretches of an eager run that a replay is compared with, and by how much longer than it they are."""
+
+EVIDENCE = 3
+"""By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
+
+
+class Match(NamedTuple):
+    """A template that a replay may be of; `order` counts the captures of one trace."""
+
+    template: Template
+    alignment: Alignment
+    order: int = -1
+
+    @property
+    def covered(self) -> float:
+        """Share of the replay's nodes that are attributed."""
+        return float((self.alignment.node >= 0).mean())
+
+
+def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace] = ()) -> Trace:
+    """The trace with what its graphs replay attributed to ops, modules and scopes.
+
+    Args:
+        trace: with graph launches.
+        others: traces of captures.
+        twins: traces of the same program without graphs.
+    """
+    graphs = replays(trace)
+    if not graphs:
+        return trace
+    sources = [captures(source) for source in (*others, trace)]
+    unlaunched = [eager(source) for source in (*others, trace, *twins)]
+    templates = Templates(sources, [stretch for stretch in unlaunched if len(stretch.call)])
+    by_kind: dict[tuple[object, ...], list[Match]] = {}
+    matches = []
+    for graph in graphs:
+        key = (graph.nodes.kind.tobytes(), tuple(graph.nodes.name), graph.nodes.blocks.tobytes())
+        if key not in by_kind:
+            by_kind[key] = templates.matches(graph)
+        matches.append(by_kind[key])
+    decided = [_decided(graph, match) for graph, match in zip(graphs, _in_order(matches), strict=True) if match]
+    return spliced(trace, decided)
+
+
+@dataclass(frozen=True)
+class Templates:
+    """What replays are compared with: the captures of each trace in order of time, and eager stretches."""
+
+    captured: Sequence[Sequence[Template]]
+    unlaunched: Sequence[Template]
+
+    @cached_property
+    def known(self) -> Known:
+        """Which ops launch a kernel, from all calls that name theirs."""
+        calls = [*self.unlaunched, *(template for graphs in self.captured for template in graphs)]
+        return ops_of_kernels(part.nodes for part in calls)
+
+    def matches(self, graph: Replay) -> list[Match]:
+        """The templates that fit a replay best, several where nothing tells them apart."""
+        candidates = [match for graphs in self.captured for match in self._of_captures(graphs, graph)]
+        if not any(is_whole(match.alignment) for match in candidates):
+            candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
+        candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
+        if not candidates:
+            return []
+        best = max(_quality(match) for match in candidates)
+        return [match for match in candidates if _quality(match) >= best - 1e-9]
+
+    def _of_captures(self, graphs: Sequence[Template], graph: Replay) -> list[Match]:
+        made: dict[tuple[object, ...], Alignment] = {}
+        matches = []
+        for order, template in enumerate(graphs):
+            nodes = template.nodes
+            key = (nodes.kind.tobytes(), tuple(nodes.name), tuple(nodes.op))
+            if key not in made:
+                made[key] = align(nodes, graph.nodes, self.known)
+            if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
+                matches.append(Match(template, made[key], order))
+        return matches
+
+    def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
+        matches = []
+        for first, last in _stretches(stretch.nodes, graph.nodes):
+            window = stretch.window(first, last)
+            matches.append(Match(window, align(window.nodes, graph.nodes, self.known)))
+        return matches
+
+
+def _quality(match: Match) -> float:
+    """How well a template fits: by coverage, then by how alike the nodes are, names above order alone."""
+    return round(match.covered, 3) + match.alignment.score
+
+
+def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
+    """Whether an alignment of calls without names puts each kernel under one op wherever it occurs."""
+    if len(template) < LEAST_UNNAMED or not is_whole(alignment):
+        return False
+    ops_of: dict[str, dict[str, int]] = {}
+    for op, name, kind in zip(template.op, replay.name, replay.kind.tolist(), strict=True):
+        if kind == KERNEL:
+            counts = ops_of.setdefault(name, {})
+            counts[op] = counts.get(op, 0) + 1
+    kernels = sum(sum(counts.values()) for counts in ops_of.values())
+    return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
+
+
+def _stretches(nodes: Nodes, replay: Nodes) -> list[tuple[int, int]]:
+    """Where in an eager run the nodes of a replay stand, the best by number of equal nodes in equal distance."""
+    if len(nodes) < len(replay) // 2:
+        return []
+    code: dict[tuple[str, int, int], int] = {}
+
+    def codes(part: Nodes) -> Int:
+        keys = zip(part.name, part.blocks.tolist(), part.kind.tolist(), strict=True)
+        return np.array([code.setdefault(key, len(code)) for key in keys], dtype=np.int64)
+
+    own, other = codes(replay), codes(nodes)
+    votes = np.zeros(len(other) + len(own), dtype=np.int64)
+    order = np.argsort(other, kind="stable")
+    low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
+    for position, (begin, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        votes[order[begin:end] - position + len(own)] += 1
+    best = votes.max(initial=0)
+    if best < LEAST_COVERED * len(own) / 2:
+        return []
+    found: list[tuple[int, int]] = []
+    slack = max(int(SLACK * len(own)), 8)
+    for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
+        if votes[offset] < 0.9 * best or len(found) == MOST_STRETCHES:
+            break
+        first = offset - len(own)
+        if all(abs(first - other_first) > len(own) // 2 for other_first, _ in found):
+            found.append((first, first + len(own)))
+    if best == len(own):
+        return found
+    return [(max(first - slack, 0), min(last + slack, len(nodes))) for first, last in found]
+
+
+def _in_order(matches: Sequence[list[Match]]) -> list[list[Match]]:
+    """Matches narrowed by order: pieces that are alike are replayed in the order in which they were captured.
+
+    Only where both neighbours that are told apart, or the one that there is, say the same.
+    """
+    ahead = _followed(matches, 1)
+    behind = _followed(matches[::-1], -1)[::-1]
+    narrowed = []
+    for match, before, after in zip(matches, ahead, behind, strict=True):
+        if len(match) > 1 and {before, after} - {None} and None in {before, after, *({before} ^ {after})} | ({None} if before == after else set()):
+            order = before if before is not None else after
+            match = [item for item in match if (id(item.template.trace), item.order) == order]
+        narrowed.append(match)
+    return narrowed
+
+
+def _followed(matches: Sequence[list[Match]], stride: int) -> list[tuple[int, int] | None]:
+    """For each replay the capture that follows the one before it, where that one is known and this one may be."""
+    known: list[tuple[int, int] | None] = []
+    last: tuple[int, int] | None = None
+    for match in matches:
+        keys = {(id(item.template.trace), item.order) for item in match if item.order >= 0}
+        follower = None if last is None else (last[0], last[1] + stride)
+        last = follower if follower in keys else next(iter(keys)) if len(keys) == 1 else None
+        known.append(last)
+    return known
+
+
+def _decided(graph: Replay, matches: list[Match]) -> Attribution:
+    """One attribution of the matches that are left, less what they do not agree on."""
+    matches = _by_grid(graph, matches)
+    first = matches[0]
+    made = Attribution(graph.call, graph.work, first.alignment.node, first.template)
+    if len(matches) == 1:
+        return made
+    contents = [_contents(match) for match in matches]
+    same_op = np.array([len({op for op, _ in row}) == 1 for row in zip(*contents, strict=True)])
+    same = all(len(set(row)) == 1 for row in zip(*contents, strict=True))
+    node = np.where(same_op, first.alignment.node, -1)
+    has_frames = first.template.source == "twin"
+    return made._replace(node=node, has_arguments=same, has_frames=has_frames)
+
+
+def _contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
+    """Op and arguments of each node of the replay."""
+    template = match.template
+    rows = np.where(match.alignment.node >= 0, template.op[np.maximum(match.alignment.node, 0)], -1)
+    names = template.trace.arrays
+    ops = template.trace.tables["ops"]
+    row_of = {event: row for row, event in enumerate(ops.array("event_id").tolist())}
+    texts = [ops.coded(name) for name in ("shapes", "dtypes", "values")]
+    contents = []
+    for row in rows.tolist():
+        if row < 0:
+            contents.append(("", ()))
+        else:
+            arguments = tuple(column.values[column.codes[row_of[row]]] for column in texts)
+            contents.append((names.names[names.name[row]], arguments))
+    return contents
+
+
+def _by_grid(graph: Replay, matches: list[Match]) -> list[Match]:
+    """Of captures of several batch sizes the one whose dimensions the grids of the replay repeat."""
+    if len(matches) < 2 or not (graph.nodes.blocks > 1).any():
+        return matches
+    products = [[_products(arguments) for _, arguments in _contents(match)] for match in matches]
+    blocks = graph.nodes.blocks.tolist()
+    hits = [
+        sum(count in row for count, row in zip(blocks, rows, strict=True)) for rows in products
+    ]
+    best = max(hits)
+    left = [match for match, count in zip(matches, hits, strict=True) if count == best]
+    return left if all(count == best or count <= best - EVIDENCE for count in hits) else matches
+
+
+def _products(arguments: tuple[str, ...]) -> frozenset[int]:
+    """Products of the first dimensions of an op's tensors, above 1."""
+    try:
+        shapes = json.loads(arguments[0]) if arguments and arguments[0] else []
+    except ValueError:
+        return frozenset()
+    found = set()
+    for shape in shapes if isinstance(shapes, list) else []:
+        product = 1
+        for size in shape if isinstance(shape, list) else []:
+            if not isinstance(size, int):
+                break
+            product *= size
+            found.add(product)
+    return frozenset(found - {1, 0})
+
+
+__all__ = ["Attribution", "Templates", "attributed", "replace"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Bool, Int
 from tracelens.trace.classify import classify_kernels
-from tracelens.trace.graphs.nodes import KERNEL, Nodes
+from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay
+from tracelens.trace.graphs.streams import Merged, merged
 
 SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
 """Weights of a pair: name and grid agree; name only; both are GEMMs, for which libraries choose among kernels;
@@ -40,28 +40,47 @@ class Alignment(NamedTuple):
 
     Attributes:
         score: weight of the best alignment, as a share of what full agreement would weigh.
+        is_whole: whether both have the same nodes, in order and without a gap.
     """
 
     node: Int
     weight: Int
     score: float
+    is_whole: bool = False
 
 
-def align(template: Nodes, replay: Nodes, known: Known) -> Alignment:
-    """Align a replay with a template."""
-    count = len(replay)
+def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
+    """Align a replay with a template.
+
+    On several streams the order of the program is found by the names of the kernels, and not without.
+    """
+    replay, count = graph.nodes, len(graph.nodes)
     nothing = Alignment(np.full(count, -1), np.zeros(count, dtype=np.int64), 0.0)
     if not len(template) or not count or len(template) * count > MOST_CELLS:
         return nothing
     weight = weights(template, replay, known)
-    full = SAME * max(len(template), count)
-    if len(template) == count and (diagonal := np.diagonal(weight)).all():
-        return Alignment(np.arange(count), diagonal.astype(np.int64), float(diagonal.sum()) / full)
+    order = Merged(np.arange(count), np.zeros(count, dtype=bool))
+    if len(np.unique(graph.stream)) > 1:
+        if not any(template.name):
+            return nothing
+        order = merged(weight, graph.stream, graph.start, graph.end)
+    ordered, weight_in_order = _aligned(weight[:, order.order])
+    node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    node[order.order], pair_weight[order.order] = ordered, weight_in_order
+    node[order.unsure], pair_weight[order.unsure] = -1, 0
+    score = float(pair_weight.sum()) / (SAME * max(len(template), count))
+    whole = len(template) == count and bool((node >= 0).all())
+    return Alignment(node, pair_weight, score, whole)
+
+
+def _aligned(weight: Int) -> tuple[Int, Int]:
+    """Node of the template and weight of the pair of each node of the replay, both in order."""
+    rows, count = weight.shape
+    if rows == count and (diagonal := np.diagonal(weight)).all():
+        return np.arange(count), diagonal.astype(np.int64)
     node = _agreed(weight)
     node[~_supported(node)] = -1
-    paired = node >= 0
-    pair_weight = np.where(paired, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)
-    return Alignment(node, pair_weight, float(pair_weight.sum()) / full)
+    return node, np.where(node >= 0, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)
 
 
 def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
@@ -160,10 +179,3 @@ def ops_of_kernels(calls: Iterable[Nodes]) -> Known:
             if op and name:
                 ops.setdefault(name, set()).add(op)
     return {name: frozenset(names) for name, names in ops.items()}
-
-
-def is_whole(alignment: Alignment) -> bool:
-    """Whether every node has its partner, in order and without a gap."""
-    return all(second == first + 1 for first, second in pairwise(alignment.node.tolist())) and bool(
-        (alignment.node >= 0).all()
-    )

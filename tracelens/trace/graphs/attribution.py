@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.trace.graphs.alignment import Alignment, Known, align, is_whole, ops_of_kernels
+from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
 from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, replays
 from tracelens.trace.graphs.splice import Attribution, spliced
 from tracelens.trace.trace import Trace
@@ -86,7 +86,7 @@ class Templates:
     def matches(self, graph: Replay) -> list[Match]:
         """The templates that fit a replay best, several where nothing tells them apart."""
         candidates = [match for graphs in self.captured for match in self._of_captures(graphs, graph)]
-        if not any(is_whole(match.alignment) for match in candidates):
+        if not any(match.alignment.is_whole for match in candidates):
             candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
         candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
         if not candidates:
@@ -101,16 +101,16 @@ class Templates:
             nodes = template.nodes
             key = (nodes.kind.tobytes(), tuple(nodes.name), tuple(nodes.op))
             if key not in made:
-                made[key] = align(nodes, graph.nodes, self.known)
+                made[key] = align(nodes, graph, self.known)
             if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
                 matches.append(Match(template, made[key], order))
         return matches
 
     def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
         matches = []
-        for first, last in _stretches(stretch.nodes, graph.nodes):
+        for first, last in _stretches(stretch.nodes, graph):
             window = stretch.window(first, last)
-            matches.append(Match(window, align(window.nodes, graph.nodes, self.known)))
+            matches.append(Match(window, align(window.nodes, graph, self.known)))
         return matches
 
 
@@ -121,7 +121,7 @@ def _quality(match: Match) -> float:
 
 def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
     """Whether an alignment of calls without names puts each kernel under one op wherever it occurs."""
-    if len(template) < LEAST_UNNAMED or not is_whole(alignment):
+    if len(template) < LEAST_UNNAMED or not alignment.is_whole:
         return False
     ops_of: dict[str, dict[str, int]] = {}
     for op, name, kind in zip(template.op, replay.name, replay.kind.tolist(), strict=True):
@@ -132,10 +132,9 @@ def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
     return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
 
 
-def _stretches(nodes: Nodes, replay: Nodes) -> list[tuple[int, int]]:
-    """Where in an eager run the nodes of a replay stand, the best by number of equal nodes in equal distance."""
-    if len(nodes) < len(replay) // 2:
-        return []
+def _stretches(nodes: Nodes, graph: Replay) -> list[tuple[int, int]]:
+    """Where in an eager run the nodes of a replay may stand."""
+    replay = graph.nodes
     code: dict[tuple[str, int, int], int] = {}
 
     def codes(part: Nodes) -> Int:
@@ -143,6 +142,25 @@ def _stretches(nodes: Nodes, replay: Nodes) -> list[tuple[int, int]]:
         return np.array([code.setdefault(key, len(code)) for key in keys], dtype=np.int64)
 
     own, other = codes(replay), codes(nodes)
+    if len(np.unique(graph.stream)) > 1:
+        return _between_ends(own, other, graph.stream)
+    return _on_diagonals(own, other)
+
+
+def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
+    """Stretches as long as a replay on several streams that begin and end as it does, on one stream."""
+    changes = np.flatnonzero(np.diff(stream))
+    first, last = int(changes[0]) + 1, len(own) - 1 - int(changes[-1])
+    starts = np.arange(len(other) - len(own) + 1)
+    if first + last < LEAST_UNNAMED:
+        return []
+    for position in (*range(first), *range(len(own) - last, len(own))):
+        starts = starts[other[starts + position] == own[position]]
+    return [(start, start + len(own)) for start in starts[:MOST_STRETCHES].tolist()]
+
+
+def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:
+    """Stretches with most nodes equal in equal distance, with some slack where not all are."""
     votes = np.zeros(len(other) + len(own), dtype=np.int64)
     order = np.argsort(other, kind="stable")
     low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
@@ -151,17 +169,14 @@ def _stretches(nodes: Nodes, replay: Nodes) -> list[tuple[int, int]]:
     best = votes.max(initial=0)
     if best < LEAST_COVERED * len(own) / 2:
         return []
-    found: list[tuple[int, int]] = []
-    slack = max(int(SLACK * len(own)), 8)
+    starts: list[int] = []
     for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
-        if votes[offset] < 0.9 * best or len(found) == MOST_STRETCHES:
+        if votes[offset] < 0.9 * best or len(starts) == MOST_STRETCHES:
             break
-        first = offset - len(own)
-        if all(abs(first - other_first) > len(own) // 2 for other_first, _ in found):
-            found.append((first, first + len(own)))
-    if best == len(own):
-        return found
-    return [(max(first - slack, 0), min(last + slack, len(nodes))) for first, last in found]
+        if all(abs(offset - len(own) - start) > len(own) // 2 for start in starts):
+            starts.append(offset - len(own))
+    slack = 0 if best == len(own) else max(int(SLACK * len(own)), 8)
+    return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
 
 
 def _in_order(matches: Sequence[list[Match]]) -> list[list[Match]]:

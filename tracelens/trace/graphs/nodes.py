@@ -82,13 +82,15 @@ class Replay(NamedTuple):
     Attributes:
         call: event row of the graph launch.
         work: event rows of its GPU work, in order of start.
-        stream: of each.
+        stream, start, end: of each.
         nodes: the same as nodes.
     """
 
     call: int
     work: Int
     stream: Int
+    start: Int
+    end: Int
     nodes: Nodes
 
 
@@ -108,8 +110,8 @@ def replays(trace: Trace) -> list[Replay]:
     order = np.argsort(events.start[calls], kind="stable")
     pieces = np.split(gpu[rows], first[1:])
     return [
-        Replay(int(calls[number]), pieces[number], events.stream[pieces[number]], ran(trace, pieces[number]))
-        for number in order.tolist()
+        Replay(call, work, events.stream[work], events.start[work], events.end[work], ran(trace, work))
+        for call, work in ((int(calls[number]), pieces[number]) for number in order.tolist())
     ]
 
 

@@ -61,9 +61,7 @@ def capture_files(path: str, rank: int, captures: str = "") -> list[str]:
     return [file for file in files if rank < 0 or ranks.get(file, rank) == rank]
 
 
-def with_graphs(
-    trace: Trace, path: str, sources: GraphSources, read: Callable[[str], list[Trace]]
-) -> Trace:
+def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[str], list[Trace]]) -> Trace:
     """The trace with what its graph launches replay attributed, as far as it is known what was captured.
 
     Args:

@@ -48,9 +48,7 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
     return keep
 
 
-def parse(
-    path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE
-) -> list[Trace]:
+def parse(path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
     Args:

@@ -9,6 +9,7 @@ import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    Captures,
     Device,
     DeviceFile,
     Full,
@@ -17,13 +18,14 @@ from tracelens.cli.common import (
     Output,
     Partial,
     Paths,
+    Twin,
     UnprofiledStep,
     check_outputs,
     deliver_result,
     progress,
 )
 from tracelens.cli.help import RUN
-from tracelens.read import TraceFiles
+from tracelens.read import GraphSources, TraceFiles
 from tracelens.session import Reading
 
 
@@ -55,6 +57,8 @@ def whatif(
     device_file: DeviceFile = None,
     unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
+    captures: Captures = "",
+    twin: Twin = "",
     _limit: Limit = None,
     output: Output = None,
     full: Full = False,
@@ -77,7 +81,8 @@ def whatif(
     for text in scenario or ():
         parse_request(text)
     with progress() as line:
-        with Reading(traces.all(), partial=partial, progress=line) as reading:
+        graphs = GraphSources(captures, twin)
+        with Reading(traces.all(), partial=partial, progress=line, graphs=graphs) as reading:
             run = reading.run()
         devices = {"device": device, "device_file": device_file}
         result = project(

@@ -129,9 +129,7 @@ class Part:
     """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
 
     blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
-    dictionaries: dict[str, Codes] = field(
-        default_factory=lambda: {key: Codes() for key in _CODED}
-    )
+    dictionaries: dict[str, Codes] = field(default_factory=lambda: {key: Codes() for key in _CODED})
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
     metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)

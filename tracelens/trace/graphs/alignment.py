@@ -20,8 +20,8 @@ from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay
 from tracelens.trace.graphs.streams import Merged, merged
 
 SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
-"""Weights of a pair: name and grid agree; name only; both are GEMMs, for which libraries choose among kernels;
-the call has no name, but its op is known to launch this kernel; it has none, and nobody is known to."""
+"""How surely two nodes are the same: by name and grid; by name; as GEMMs, where libraries choose the kernel;
+by an op that is known to launch this kernel, where the call has no name; by their order alone."""
 
 SUPPORT = 3
 """So many neighbouring pairs must agree before one of them counts, unless the whole graph does."""
@@ -36,7 +36,7 @@ _NESTED = re.compile(r"\d+")
 
 
 class Alignment(NamedTuple):
-    """Of each node of the replay: the node of the template, -1 where none is sure; and the weight of the pair.
+    """Node of the template and weight of the pair for each node of the replay; -1 where none is sure.
 
     Attributes:
         score: weight of the best alignment, as a share of what full agreement would weigh.
@@ -88,8 +88,9 @@ def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
     rows, row = _distinct(template)
     columns, column = _distinct(replay)
     table = np.zeros((len(rows), len(columns)), dtype=np.int8)
-    names = sorted({node[1] for node in (*rows, *columns)} - {""})
-    is_gemm = dict(zip(names, (name == "gemm" for name in classify_kernels(names)), strict=True))
+    # Another kernel for the same GEMM is one that the other side does not have elsewhere.
+    own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
+    other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
     for r, (kind, name, blocks, op) in enumerate(rows):
         for c, (other_kind, other, other_blocks, _) in enumerate(columns):
             if kind != other_kind:
@@ -100,16 +101,28 @@ def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
                 table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
             elif same_kernel(name, other):
                 table[r, c] = SAME_NAME if _differ(blocks, other_blocks) else SAME
-            elif is_gemm[name] and is_gemm[other]:
+            elif name in own_gemms and other in other_gemms:
                 table[r, c] = SAME_GEMM
     return table[np.ix_(row, column)]
+
+
+def _gemms(names: set[str]) -> set[str]:
+    listed = sorted(names - {""})
+    return {
+        name
+        for name, kernel_class in zip(listed, classify_kernels(listed), strict=True)
+        if kernel_class == "gemm"
+    }
 
 
 def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, int, str]], Int]:
     codes: dict[tuple[int, str, int, str], int] = {}
     keys = zip(nodes.kind.tolist(), nodes.name, nodes.blocks.tolist(), nodes.op, strict=True)
     # The op matters only where the kernel has no name.
-    code = [codes.setdefault((kind, name, blocks, "" if name else op), len(codes)) for kind, name, blocks, op in keys]
+    code = [
+        codes.setdefault((kind, name, blocks, "" if name else op), len(codes))
+        for kind, name, blocks, op in keys
+    ]
     return list(codes), np.array(code, dtype=np.int64)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ LEAST_COVERED = 0.5
 """A template of which less of a replay is found is of another graph."""
 
 CONSISTENT = 0.9
-"""Where calls have no names: share of nodes whose kernel runs under one op wherever it occurs in the graph."""
+"""Where calls have no names: share of nodes whose kernel runs under one op wherever the graph has it."""
 
 LEAST_UNNAMED = 4
 """So few nodes without names may be of any graph."""
@@ -32,17 +32,45 @@ EVIDENCE = 3
 """By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
 
 
+Order = tuple[int, int]
+"""Which capture: the number of its trace, and its number among the captures there, in order of time."""
+
+
 class Match(NamedTuple):
-    """A template that a replay may be of; `order` counts the captures of one trace."""
+    """A template that a replay may be of; `order` is None for an eager stretch."""
 
     template: Template
     alignment: Alignment
-    order: int = -1
+    order: Order | None = None
 
     @property
     def covered(self) -> float:
         """Share of the replay's nodes that are attributed."""
         return float((self.alignment.node >= 0).mean())
+
+
+class Fit(NamedTuple):
+    """The templates that fit a replay equally well.
+
+    Attributes:
+        matches: at least one.
+        is_one_size: whether all have the same ops with the same arguments, and differ at most in the layer.
+    """
+
+    matches: list[Match]
+    is_one_size: bool
+
+    @property
+    def orders(self) -> set[Order]:
+        """The captures among them, where they differ in the layer only."""
+        return (
+            {match.order for match in self.matches if match.order is not None} if self.is_one_size else set()
+        )
+
+    def only(self, order: Order) -> Fit:
+        """The fit with the match of this capture."""
+        left = [match for match in self.matches if match.order == order]
+        return Fit(left or self.matches, self.is_one_size)
 
 
 def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace] = ()) -> Trace:
@@ -59,15 +87,25 @@ def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace
     sources = [captures(source) for source in (*others, trace)]
     unlaunched = [eager(source) for source in (*others, trace, *twins)]
     templates = Templates(sources, [stretch for stretch in unlaunched if len(stretch.call)])
-    by_kind: dict[tuple[object, ...], list[Match]] = {}
-    matches = []
+    of_nodes: dict[tuple[object, ...], Fit | None] = {}
+    fits = []
     for graph in graphs:
-        key = (graph.nodes.kind.tobytes(), tuple(graph.nodes.name), graph.nodes.blocks.tobytes())
-        if key not in by_kind:
-            by_kind[key] = templates.matches(graph)
-        matches.append(by_kind[key])
-    decided = [_decided(graph, match) for graph, match in zip(graphs, _in_order(matches), strict=True) if match]
+        key = _key(graph)
+        if key not in of_nodes:
+            of_nodes[key] = templates.fit(graph)
+        fits.append(of_nodes[key])
+    known = [(graph, fit) for graph, fit in zip(graphs, fits, strict=True) if fit is not None]
+    in_order = _in_order([fit for _, fit in known])
+    decided = [_attribution(graph, fit) for (graph, _), fit in zip(known, in_order, strict=True)]
     return spliced(trace, decided)
+
+
+def _key(graph: Replay) -> tuple[object, ...]:
+    """What replays of one graph have in common; on several streams also how these overlap, for safety."""
+    nodes = graph.nodes
+    key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes())
+    is_single = len(np.unique(graph.stream)) == 1
+    return key if is_single else (*key, graph.call)
 
 
 @dataclass(frozen=True)
@@ -83,18 +121,25 @@ class Templates:
         calls = [*self.unlaunched, *(template for graphs in self.captured for template in graphs)]
         return ops_of_kernels(part.nodes for part in calls)
 
-    def matches(self, graph: Replay) -> list[Match]:
+    def fit(self, graph: Replay) -> Fit | None:
         """The templates that fit a replay best, several where nothing tells them apart."""
-        candidates = [match for graphs in self.captured for match in self._of_captures(graphs, graph)]
+        candidates = [
+            match
+            for number, graphs in enumerate(self.captured)
+            for match in self._of_captures(number, graphs, graph)
+        ]
         if not any(match.alignment.is_whole for match in candidates):
             candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
         candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
         if not candidates:
-            return []
+            return None
         best = max(_quality(match) for match in candidates)
-        return [match for match in candidates if _quality(match) >= best - 1e-9]
+        matches = [match for match in candidates if _quality(match) >= best - 1e-9]
+        matches = _of_grid(graph, matches)
+        first, *others = [_contents(match) for match in matches]
+        return Fit(matches, all(other == first for other in others))
 
-    def _of_captures(self, graphs: Sequence[Template], graph: Replay) -> list[Match]:
+    def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
         made: dict[tuple[object, ...], Alignment] = {}
         matches = []
         for order, template in enumerate(graphs):
@@ -103,7 +148,7 @@ class Templates:
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
             if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
-                matches.append(Match(template, made[key], order))
+                matches.append(Match(template, made[key], (number, order)))
         return matches
 
     def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
@@ -179,47 +224,42 @@ def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:
     return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
 
 
-def _in_order(matches: Sequence[list[Match]]) -> list[list[Match]]:
-    """Matches narrowed by order: pieces that are alike are replayed in the order in which they were captured.
+def _in_order(fits: Sequence[Fit]) -> list[Fit]:
+    """Fits narrowed by order: pieces that are alike are replayed in the order in which they were captured.
 
-    Only where both neighbours that are told apart, or the one that there is, say the same.
+    Only where the neighbours that are told apart, one or both, say the same.
     """
-    ahead = _followed(matches, 1)
-    behind = _followed(matches[::-1], -1)[::-1]
+    ahead = _followed(fits, 1)
+    behind = _followed(fits[::-1], -1)[::-1]
     narrowed = []
-    for match, before, after in zip(matches, ahead, behind, strict=True):
-        if len(match) > 1 and {before, after} - {None} and None in {before, after, *({before} ^ {after})} | ({None} if before == after else set()):
-            order = before if before is not None else after
-            match = [item for item in match if (id(item.template.trace), item.order) == order]
-        narrowed.append(match)
+    for fit, *neighbours in zip(fits, ahead, behind, strict=True):
+        orders = {order for order in neighbours if order is not None}
+        narrowed.append(fit.only(*orders) if len(orders) == 1 else fit)
     return narrowed
 
 
-def _followed(matches: Sequence[list[Match]], stride: int) -> list[tuple[int, int] | None]:
-    """For each replay the capture that follows the one before it, where that one is known and this one may be."""
-    known: list[tuple[int, int] | None] = []
-    last: tuple[int, int] | None = None
-    for match in matches:
-        keys = {(id(item.template.trace), item.order) for item in match if item.order >= 0}
+def _followed(fits: Sequence[Fit], stride: int) -> list[Order | None]:
+    """For each replay the capture behind that of the replay before it, where that may be its own."""
+    known: list[Order | None] = []
+    last: Order | None = None
+    for fit in fits:
+        orders = fit.orders
         follower = None if last is None else (last[0], last[1] + stride)
-        last = follower if follower in keys else next(iter(keys)) if len(keys) == 1 else None
+        last = follower if follower in orders else next(iter(orders)) if len(orders) == 1 else None
         known.append(last)
     return known
 
 
-def _decided(graph: Replay, matches: list[Match]) -> Attribution:
-    """One attribution of the matches that are left, less what they do not agree on."""
-    matches = _by_grid(graph, matches)
-    first = matches[0]
-    made = Attribution(graph.call, graph.work, first.alignment.node, first.template)
-    if len(matches) == 1:
-        return made
-    contents = [_contents(match) for match in matches]
-    same_op = np.array([len({op for op, _ in row}) == 1 for row in zip(*contents, strict=True)])
-    same = all(len(set(row)) == 1 for row in zip(*contents, strict=True))
-    node = np.where(same_op, first.alignment.node, -1)
-    has_frames = first.template.source == "twin"
-    return made._replace(node=node, has_arguments=same, has_frames=has_frames)
+def _attribution(graph: Replay, fit: Fit) -> Attribution:
+    """The matches of a fit as far as they agree."""
+    match = fit.matches[0]
+    node, is_sole = match.alignment.node, len(fit.matches) == 1
+    if not is_sole:
+        contents = [_contents(other) for other in fit.matches]
+        same_op = [len({op for op, _ in row}) == 1 for row in zip(*contents, strict=True)]
+        node = np.where(same_op, node, -1)
+    has_frames = is_sole or match.template.source == "twin"
+    return Attribution(graph.call, graph.work, node, match.template, fit.is_one_size, has_frames)
 
 
 def _contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
@@ -240,15 +280,13 @@ def _contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
     return contents
 
 
-def _by_grid(graph: Replay, matches: list[Match]) -> list[Match]:
+def _of_grid(graph: Replay, matches: list[Match]) -> list[Match]:
     """Of captures of several batch sizes the one whose dimensions the grids of the replay repeat."""
     if len(matches) < 2 or not (graph.nodes.blocks > 1).any():
         return matches
     products = [[_products(arguments) for _, arguments in _contents(match)] for match in matches]
     blocks = graph.nodes.blocks.tolist()
-    hits = [
-        sum(count in row for count, row in zip(blocks, rows, strict=True)) for rows in products
-    ]
+    hits = [sum(count in row for count, row in zip(blocks, rows, strict=True)) for rows in products]
     best = max(hits)
     left = [match for match, count in zip(matches, hits, strict=True) if count == best]
     return left if all(count == best or count <= best - EVIDENCE for count in hits) else matches
@@ -269,6 +307,3 @@ def _products(arguments: tuple[str, ...]) -> frozenset[int]:
             product *= size
             found.add(product)
     return frozenset(found - {1, 0})
-
-
-__all__ = ["Attribution", "Templates", "attributed", "replace"]

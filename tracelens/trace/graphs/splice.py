@@ -15,7 +15,9 @@ from tracelens.trace.tables import EVENT_KINDS, EVENT_SOURCES, EVENTS, LINKS, OP
 from tracelens.trace.trace import Trace
 
 _MODULE = "nn.Module: "
-_NOT_USER = re.compile(r"^<|^nn\.Module: |(?:^|/)(?:torch|triton|functools\.py|contextlib\.py|threading\.py)\b")
+_NOT_USER = re.compile(
+    r"^<|^nn\.Module: |(?:^|/)(?:torch|triton|functools\.py|contextlib\.py|threading\.py)\b"
+)
 NODE = EVENT_KINDS.index("node")
 
 
@@ -137,7 +139,9 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         kind = source.coded("kind").take(rows)
         is_call = np.zeros(size, dtype=bool)
         is_call[part.call] = True
-        kinds = np.where(is_call, NODE, np.array([EVENT_KINDS.index(text) for text in kind.values])[kind.codes])
+        kinds = np.where(
+            is_call, NODE, np.array([EVENT_KINDS.index(text) for text in kind.values])[kind.codes]
+        )
         texts["kind"].append(Coded(kinds, EVENT_KINDS))
         for name in ("category", "name"):
             texts[name].append(Coded.used(source.coded(name).codes[rows], source.coded(name).values))
@@ -176,7 +180,10 @@ def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
     links = trace.tables["links"]
     row = np.full(len(trace.tables["events"]), -1, dtype=np.int64)
     row[links.array("kernel_id")] = np.arange(len(links))
-    data = {name: links.array(name).copy() for name in ("kernel_id", "launch_id", "op_id", "call_id", "forward_op_id")}
+    data = {
+        name: links.array(name).copy()
+        for name in ("kernel_id", "launch_id", "op_id", "call_id", "forward_op_id")
+    }
     for part, begin in zip(parts, first.tolist(), strict=False):
         data["call_id"][row[part.work]] = part.call + begin
         data["op_id"][row[part.work]] = np.where(part.op >= 0, part.op + begin, -1)

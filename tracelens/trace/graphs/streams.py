@@ -37,7 +37,9 @@ def merged(weight: Int, stream: Int, start: Int, end: Int) -> Merged:
 
     Args:
         weight: of each pair (template node, node of the replay), see alignment.weights.
-        stream, start, end: of each node of the replay, in order of start.
+        stream: of each node of the replay, in order of start.
+        start: of each, ns.
+        end: of each, ns.
     """
     queues = [np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()]
     head = [0] * len(queues)

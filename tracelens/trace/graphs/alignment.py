@@ -87,7 +87,7 @@ def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
     """Weight of each pair (template node, replay node), 0 where they cannot be the same."""
     rows, row = _distinct(template)
     columns, column = _distinct(replay)
-    table = np.zeros((len(rows), len(columns)), dtype=np.int8)
+    table = np.zeros((len(rows), len(columns)), dtype=np.int64)
     # Another kernel for the same GEMM is one that the other side does not have elsewhere.
     own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
     other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
@@ -165,7 +165,7 @@ def _agreed(weight: Int) -> Int:
 def _best(weight: Int) -> Int:
     """Weight of the best alignment of the first i and the first j nodes, at [i, j]."""
     rows, columns = weight.shape
-    best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
+    best = np.zeros((rows + 1, columns + 1), dtype=np.int64)
     for row in range(rows):
         before = best[row]
         best[row + 1, 1:] = np.maximum(before[1:], before[:-1] + weight[row])

@@ -270,7 +270,7 @@ def _contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
     ops = template.trace.tables["ops"]
     row_of = {event: row for row, event in enumerate(ops.array("event_id").tolist())}
     texts = [ops.coded(name) for name in ("shapes", "dtypes", "values")]
-    contents = []
+    contents: list[tuple[str, tuple[str, ...]]] = []
     for row in rows.tolist():
         if row < 0:
             contents.append(("", ()))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace.links import PASSED_THROUGH
+from tracelens.trace.links import PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
 
 GRAPH_CALL = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
@@ -192,6 +192,20 @@ def _assembled(
     op = innermost_op(trace)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
     return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin)
+
+
+def forward_op(trace: Trace) -> Int:
+    """For each event the forward op whose gradient it computes, -1 where it computes none."""
+    return trace.once(_forward_op)
+
+
+def _forward_op(trace: Trace) -> Int:
+    events, ops = trace.arrays, trace.tables["ops"]
+    rows = ops.array("event_id")
+    sequence, forward_thread = ops.array("sequence"), ops.array("forward_thread")
+    forward = np.full(len(events.start), -1, dtype=np.int64)
+    forward[rows] = forward_ops(rows, sequence, forward_thread, events.tid[rows], events.start[rows])
+    return lookup(forward, nearest(events.parent, events.depth, forward >= 0), -1)
 
 
 def innermost_op(trace: Trace) -> Int:

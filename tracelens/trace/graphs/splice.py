@@ -10,7 +10,8 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Table, depths, nearest
-from tracelens.trace.graphs.nodes import Template
+from tracelens.trace.graphs.nodes import Template, forward_op
+from tracelens.trace.names import STEP_MARK
 from tracelens.trace.tables import EVENT_KINDS, EVENT_SOURCES, EVENTS, LINKS, OPS
 from tracelens.trace.trace import Trace
 
@@ -41,56 +42,82 @@ class Attribution(NamedTuple):
     has_frames: bool = True
 
 
-class _Copies(NamedTuple):
-    """Rows to append for one replay; `event` are rows of the template's trace.
+class _Pattern(NamedTuple):
+    """What is copied for each replay of one graph; `event` are rows of the template's trace, outermost first.
 
     Attributes:
         parent: position among the copies, -1 for what stands directly under the graph launch.
-        work, call: GPU work and the position of its launch call among the copies.
+        behind: position behind the last copy inside each.
+        paired: which of the replay's nodes are attributed.
+        call, op, forward: of these, the positions of the launch call and its op, and the event row of the
+            forward op in the template's trace; -1 for none.
+        position: of each event of the template's trace, its position among the copies, -1 for none.
     """
 
-    made: Attribution
     event: Int
     parent: Int
-    work: Int
+    behind: Int
+    paired: Bool
     call: Int
     op: Int
+    forward: Int
+    position: Int
+
+
+class _Copies(NamedTuple):
+    """The copies for one replay."""
+
+    made: Attribution
+    pattern: _Pattern
 
 
 def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
     """The trace with its replays' host events copied under the graph launches, and its GPU work linked."""
-    parts = [copies for made in attributions if len((copies := _copies(made)).event)]
+    patterns: dict[tuple[int, bytes, bool], _Pattern] = {}
+    parts = []
+    for made in attributions:
+        key = (id(made.template), made.node.tobytes(), made.has_frames)
+        if key not in patterns:
+            patterns[key] = _pattern(made)
+        if len(patterns[key].event):
+            parts.append(_Copies(made, patterns[key]))
     if not parts:
         return trace
     tables = dict(trace.tables)
-    first = len(trace.tables["events"]) + np.cumsum([0, *(len(part.event) for part in parts)])
+    first = len(trace.tables["events"]) + np.cumsum([0, *(len(part.pattern.event) for part in parts)])
     tables["events"] = _events(trace, parts, first)
     tables["ops"] = _ops(trace, parts, first)
     tables["links"] = _links(trace, parts, first)
     return Trace(trace.meta, tables, trace.window)
 
 
-def _copies(made: Attribution) -> _Copies:
-    """The calls that are attributed and what stands around them, outermost first."""
+def _pattern(made: Attribution) -> _Pattern:
+    """The calls that are attributed and what stands around them."""
     template = made.template
     events = template.trace.arrays
     paired = made.node >= 0
-    calls = template.call[made.node[paired]]
-    kept = _kept(template) if made.has_frames else events.where("op")
-    kept = kept.copy()
+    node = made.node[paired]
+    calls = template.call[node]
+    kept = (_kept(template) if made.has_frames else events.where("op")).copy()
     kept[calls] = True
     around = nearest(events.parent, events.depth, kept)
-    parent = np.where(events.parent >= 0, around[np.maximum(events.parent, 0)], -1)
-    rows = np.unique(calls)
-    level = rows
+    parent = lookup(around, events.parent, -1)
+    rows = level = np.unique(calls)  # a twin's call may launch several kernels
     while len(level := np.unique(parent[level][parent[level] >= 0])):
         rows = np.union1d(rows, level)
-    # Two calls may be one event where a twin's call launched several kernels.
     rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
     position = np.full(len(events.start), -1, dtype=np.int64)
     position[rows] = np.arange(len(rows))
-    op = lookup(position, template.op[made.node[paired]], -1)
-    return _Copies(made, rows, lookup(position, parent[rows], -1), made.work[paired], position[calls], op)
+    own_parent = lookup(position, parent[rows], -1)
+    behind = np.arange(1, len(rows) + 1)
+    for row in range(len(rows) - 1, -1, -1):
+        if own_parent[row] >= 0:
+            behind[own_parent[row]] = max(behind[own_parent[row]], behind[row])
+    op = template.op[node]
+    forward = lookup(forward_op(template.trace), op, -1)
+    return _Pattern(
+        rows, own_parent, behind, paired, position[calls], lookup(position, op, -1), forward, position
+    )
 
 
 def _kept(template: Template) -> Bool:
@@ -105,29 +132,41 @@ def _kept(template: Template) -> Bool:
     innermost = np.zeros(len(python), dtype=bool)
     frames = nearest(events.parent, events.depth, user)[template.call]
     innermost[frames[frames >= 0]] = True
-    around = np.zeros(len(python), dtype=bool)
-    row = template.first
-    while row >= 0:
-        around[row] = True
-        row = int(events.parent[row])
-    outermost = events.depth == 0 if template.first < 0 else around
-    return events.where("op") | module | ((events.where("annotation") | innermost) & ~outermost & ~around)
+    scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
+    return events.where("op") | module | ((scopes | innermost) & ~_around(template))
+
+
+def _around(template: Template) -> Bool:
+    """Events around the call that began a capture, and around all calls of a twin."""
+    parent = template.trace.arrays.parent
+    mask = np.zeros(len(parent), dtype=bool)
+    rows = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
+    count = np.zeros(len(parent), dtype=np.int64)
+    ancestor = rows
+    while len(ancestor := ancestor[ancestor >= 0]):
+        np.add.at(count, ancestor, 1)
+        ancestor = parent[ancestor]
+    mask[count == len(rows)] = True
+    return mask
 
 
 def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
-    """The events with the copies behind them, in their order a nanosecond apart inside the launch call."""
+    """The events with the copies behind them.
+
+    Copies begin with the launch call in their order, a nanosecond apart, and last as long as those inside:
+    that is no time of the host, and says only what is inside of what, and in which order.
+    """
     own, old = trace.tables["events"], trace.arrays
     columns = {name: [own.array(name)] for name in own.columns if isinstance(own.columns[name], np.ndarray)}
     texts: dict[str, list[Coded]] = {name: [own.coded(name)] for name in own.columns if name not in columns}
     for part, begin in zip(parts, first.tolist(), strict=False):
-        call, source, rows = part.made.call, part.made.template.trace.tables["events"], part.event
-        size = len(rows)
-        parent = np.where(part.parent >= 0, part.parent + begin, call)
-        order = np.minimum(np.arange(size), old.end[call] - old.start[call])
+        call, source, pattern = part.made.call, part.made.template.trace.tables["events"], part.pattern
+        rows, size = pattern.event, len(pattern.event)
+        parent = np.where(pattern.parent >= 0, pattern.parent + begin, call)
         values = {
             "event_id": np.arange(begin, begin + size),
-            "ts_ns": old.start[call] + order,
-            "dur_ns": np.zeros(size, dtype=np.int64),
+            "ts_ns": old.start[call] + np.arange(size),
+            "dur_ns": pattern.behind - np.arange(size),
             "pid": np.full(size, old.pid[call]),
             "tid": np.full(size, old.tid[call]),
             "blocks": source.array("blocks")[rows],
@@ -138,7 +177,7 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
             column.append(values.get(name, np.full(size, -1)))
         kind = source.coded("kind").take(rows)
         is_call = np.zeros(size, dtype=bool)
-        is_call[part.call] = True
+        is_call[pattern.call] = True
         kinds = np.where(
             is_call, NODE, np.array([EVENT_KINDS.index(text) for text in kind.values])[kind.codes]
         )
@@ -162,7 +201,7 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         ops = template.tables["ops"]
         of_event = np.full(len(template.arrays.start), -1, dtype=np.int64)
         of_event[ops.array("event_id")] = np.arange(len(ops))
-        row = of_event[part.event]
+        row = of_event[part.pattern.event]
         numbers["event_id"].append(np.flatnonzero(row >= 0) + begin)
         row = row[row >= 0]
         for name in ("sequence", "forward_thread"):
@@ -184,7 +223,24 @@ def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         name: links.array(name).copy()
         for name in ("kernel_id", "launch_id", "op_id", "call_id", "forward_op_id")
     }
-    for part, begin in zip(parts, first.tolist(), strict=False):
-        data["call_id"][row[part.work]] = part.call + begin
-        data["op_id"][row[part.work]] = np.where(part.op >= 0, part.op + begin, -1)
+    for number, (part, begin) in enumerate(zip(parts, first.tolist(), strict=False)):
+        pattern, work = part.pattern, row[part.made.work[part.pattern.paired]]
+        data["call_id"][work] = pattern.call + begin
+        data["op_id"][work] = np.where(pattern.op >= 0, pattern.op + begin, -1)
+        data["forward_op_id"][work] = _forward(parts, first, number)
     return LINKS.table(data)
+
+
+def _forward(parts: Sequence[_Copies], first: Int, number: int) -> Int:
+    """Forward op behind each attributed node: its copy under the last graph launch before that has one."""
+    part = parts[number]
+    wanted = part.pattern.forward
+    forward = np.full(len(wanted), -1, dtype=np.int64)
+    for earlier in range(number, -1, -1):
+        if not ((wanted >= 0) & (forward < 0)).any():
+            break
+        pattern, template = parts[earlier].pattern, parts[earlier].made.template
+        if template.trace is part.made.template.trace:
+            position = lookup(pattern.position, wanted, -1)
+            forward = np.where((forward < 0) & (position >= 0), position + first[earlier], forward)
+    return forward

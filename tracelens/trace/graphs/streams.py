@@ -60,9 +60,9 @@ def merged(weight: Int, stream: Int, start: Int, end: Int) -> Merged:
         run += [run[-1] + (queue != last) if run else 0] * (ahead + 1)
         head[queue] += ahead + 1
         last = queue
-    for queue, first in zip(queues, head, strict=True):
-        order += queue[first:]
-        run += [run[-1] + 1 if run else 0] * (len(queue) - first)
+    for positions, first in zip(queues, head, strict=True):
+        order += positions[first:]
+        run += [run[-1] + 1 if run else 0] * (len(positions) - first)
     run_of = np.empty(len(stream), dtype=np.int64)
     run_of[order] = run
     tied = {int(run_of[position]) for tie in ties for position in tie}

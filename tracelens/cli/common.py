@@ -123,7 +123,7 @@ Captures = Annotated[
         metavar="PATH",
         help="Trace of the captures of its graphs, or a folder of them, from which graph launches are "
         "attributed to ops.",
-        show_default="capture_traces beside each trace",
+        show_default="capture_traces next to each trace",
         rich_help_panel=READING,
     ),
 ]

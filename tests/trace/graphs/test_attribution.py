@@ -170,6 +170,36 @@ def test_captures_of_several_sizes_are_told_apart_by_the_grid() -> None:
     assert shapes(trace) == [""] * 4
 
 
+def test_a_capture_of_another_size_gives_ops_and_no_shapes() -> None:
+    captured = draw(
+        aligned("""
+    launch cudaStreamBeginCapture               | x
+    op aten::norm shapes=[[32,8],[8]]           |  --- --- --- ---
+    launch cudaLaunchKernel                     |   p   q   r   s
+    launch cudaStreamEndCapture                 |                  y
+    """)
+    )
+    for batch, known in ((32, "[[32,8],[8]]"), (16, "")):
+        replayed = draw(
+            aligned(f"""
+    launch cudaGraphLaunch                      | a
+    s7 norm grid=[{batch},1,1]                  |   a a a a
+    """)
+        )
+        trace = attributed(replayed, [captured])
+        assert ops(trace) == ["aten::norm"] * 4
+        assert shapes(trace) == [known] * 4
+
+
+def test_a_twin_of_another_size_gives_ops_and_no_shapes() -> None:
+    twin = draw(TWIN.replace("s7 gemm                     ", "s7 gemm grid=[4,1,1]        "))
+    replay = REPLAY.replace("s7 gemm                    ", "s7 gemm grid=[{},1,1]      ")
+    for blocks, known in ((4, "[[4,8],[8,2]]"), (2, "")):
+        trace = attributed(draw(aligned(replay.format(blocks))), [], [twin])
+        assert ops(trace)[0] == "aten::mm"
+        assert shapes(trace)[0] == known
+
+
 PIECES = ("first", "layer", "layer", "layer", "last")
 
 

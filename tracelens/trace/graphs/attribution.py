@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
 from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, replays
+from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Attribution, spliced
 from tracelens.trace.trace import Trace
 
@@ -28,26 +28,6 @@ LEAST_UNNAMED = 4
 MOST_STRETCHES, SLACK = 16, 0.1
 """Stretches of an eager run that a replay is compared with, and by how much longer than it they are."""
 
-EVIDENCE = 3
-"""By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
-
-
-Order = tuple[int, int]
-"""Which capture: the number of its trace, and its number among the captures there, in order of time."""
-
-
-class Match(NamedTuple):
-    """A template that a replay may be of; `order` is None for an eager stretch."""
-
-    template: Template
-    alignment: Alignment
-    order: Order | None = None
-
-    @property
-    def covered(self) -> float:
-        """Share of the replay's nodes that are attributed."""
-        return float((self.alignment.node >= 0).mean())
-
 
 class Fit(NamedTuple):
     """The templates that fit a replay equally well.
@@ -55,10 +35,12 @@ class Fit(NamedTuple):
     Attributes:
         matches: at least one.
         is_one_size: whether all have the same ops with the same arguments, and differ at most in the layer.
+        is_sized: whether that is, for all that is known, the replay's batch size too.
     """
 
     matches: list[Match]
     is_one_size: bool
+    is_sized: bool
 
     @property
     def orders(self) -> set[Order]:
@@ -70,7 +52,7 @@ class Fit(NamedTuple):
     def only(self, order: Order) -> Fit:
         """The fit with the match of this capture."""
         left = [match for match in self.matches if match.order == order]
-        return Fit(left or self.matches, self.is_one_size)
+        return self._replace(matches=left or self.matches)
 
 
 def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace] = ()) -> Trace:
@@ -135,9 +117,11 @@ class Templates:
             return None
         best = max(_quality(match) for match in candidates)
         matches = [match for match in candidates if _quality(match) >= best - 1e-9]
-        matches = _of_grid(graph, matches)
-        first, *others = [_contents(match) for match in matches]
-        return Fit(matches, all(other == first for other in others))
+        matches = of_grid(graph, matches)
+        first, *others = [contents(match) for match in matches]
+        return Fit(
+            matches, all(other == first for other in others), all(is_sized(match, graph) for match in matches)
+        )
 
     def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
         made: dict[tuple[object, ...], Alignment] = {}
@@ -255,55 +239,10 @@ def _attribution(graph: Replay, fit: Fit) -> Attribution:
     match = fit.matches[0]
     node, is_sole = match.alignment.node, len(fit.matches) == 1
     if not is_sole:
-        contents = [_contents(other) for other in fit.matches]
-        same_op = [len({op for op, _ in row}) == 1 for row in zip(*contents, strict=True)]
+        texts = [contents(other) for other in fit.matches]
+        same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
         node = np.where(same_op, node, -1)
     has_frames = is_sole or match.template.source == "twin"
-    return Attribution(graph.call, graph.work, node, match.template, fit.is_one_size, has_frames)
-
-
-def _contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
-    """Op and arguments of each node of the replay."""
-    template = match.template
-    rows = np.where(match.alignment.node >= 0, template.op[np.maximum(match.alignment.node, 0)], -1)
-    names = template.trace.arrays
-    ops = template.trace.tables["ops"]
-    row_of = {event: row for row, event in enumerate(ops.array("event_id").tolist())}
-    texts = [ops.coded(name) for name in ("shapes", "dtypes", "values")]
-    contents: list[tuple[str, tuple[str, ...]]] = []
-    for row in rows.tolist():
-        if row < 0:
-            contents.append(("", ()))
-        else:
-            arguments = tuple(column.values[column.codes[row_of[row]]] for column in texts)
-            contents.append((names.names[names.name[row]], arguments))
-    return contents
-
-
-def _of_grid(graph: Replay, matches: list[Match]) -> list[Match]:
-    """Of captures of several batch sizes the one whose dimensions the grids of the replay repeat."""
-    if len(matches) < 2 or not (graph.nodes.blocks > 1).any():
-        return matches
-    products = [[_products(arguments) for _, arguments in _contents(match)] for match in matches]
-    blocks = graph.nodes.blocks.tolist()
-    hits = [sum(count in row for count, row in zip(blocks, rows, strict=True)) for rows in products]
-    best = max(hits)
-    left = [match for match, count in zip(matches, hits, strict=True) if count == best]
-    return left if all(count == best or count <= best - EVIDENCE for count in hits) else matches
-
-
-def _products(arguments: tuple[str, ...]) -> frozenset[int]:
-    """Products of the first dimensions of an op's tensors, above 1."""
-    try:
-        shapes = json.loads(arguments[0]) if arguments and arguments[0] else []
-    except ValueError:
-        return frozenset()
-    found = set()
-    for shape in shapes if isinstance(shapes, list) else []:
-        product = 1
-        for size in shape if isinstance(shape, list) else []:
-            if not isinstance(size, int):
-                break
-            product *= size
-            found.add(product)
-    return frozenset(found - {1, 0})
+    return Attribution(
+        graph.call, graph.work, node, match.template, fit.is_one_size and fit.is_sized, has_frames
+    )

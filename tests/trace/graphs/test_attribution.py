@@ -141,6 +141,34 @@ def test_an_eager_twin() -> None:
     assert "twin" in set(trace.events["source"].astype(str))
 
 
+def test_a_twin_of_a_replay_on_several_streams() -> None:
+    """The program launches a branch (p, q) before the main line goes on (m, n); the driver runs both at once."""
+    names = ("norm", "qkv", "attn", "p", "q", "m", "n", "add", "out", "head")
+    rows = [
+        f"op aten::{name} | {' ' * 4 * k} ---\nlaunch | {' ' * 4 * k}  {chr(97 + k)}\n"
+        f"s7 {name} grid=[{k + 2},1,1] | {' ' * 4 * k}   {chr(97 + k) * 2}\n"
+        for k, name in enumerate(names)
+    ]
+    twin = draw(aligned("".join(rows)))
+    replayed = """
+    launch cudaGraphLaunch | z
+    s7 norm grid=[2,1,1]   |  z
+    s7 qkv grid=[3,1,1]    |    z
+    s7 attn grid=[4,1,1]   |      z
+    s7 m grid=[7,1,1]      |        zzz
+    s8 p grid=[5,1,1]      |         zzz
+    s7 n grid=[8,1,1]      |            zz
+    s8 q grid=[6,1,1]      |             zz
+    s7 add grid=[9,1,1]    |                zz
+    s7 out grid=[10,1,1]   |                   z
+    s7 head grid=[11,1,1]  |                     z
+    """
+    trace = attributed(draw(aligned(replayed)), [], [twin])
+    work = gpu_work(trace)
+    kernels = [work.names[code] for code in work.name.tolist()]
+    assert [chain(trace, op)[0] for op in work.op.tolist()] == [f"aten::{name}" for name in kernels]
+
+
 def test_captures_of_several_sizes_are_told_apart_by_the_grid() -> None:
     """Without names three sizes look alike; the rows of norm kernels are their grid."""
 

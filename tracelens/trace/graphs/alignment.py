@@ -26,6 +26,9 @@ by an op that is known to launch this kernel, where the call has no name; by the
 SUPPORT = 3
 """So many neighbouring pairs must agree before one of them counts, unless the whole graph does."""
 
+LEAST_PLAUSIBLE = 0.95
+"""Share of calls without names that must be plausible where a capture has as many nodes as a replay."""
+
 MOST_CELLS = 100_000_000
 """Pairs of nodes that are compared at most, a matter of memory."""
 
@@ -40,7 +43,7 @@ class Alignment(NamedTuple):
 
     Attributes:
         score: weight of the best alignment, as a share of what full agreement would weigh.
-        is_whole: whether both have the same nodes, in order and without a gap.
+        is_whole: whether both have the same number of nodes, and nearly all of them are paired.
     """
 
     node: Int
@@ -64,20 +67,26 @@ def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
         if not any(template.name):
             return nothing
         order = merged(weight, graph.stream, graph.start, graph.end)
-    ordered, weight_in_order = _aligned(weight[:, order.order])
+    same_kinds = np.array_equal(template.kind, replay.kind[order.order])
+    ordered, weight_in_order = _aligned(weight[:, order.order], same_kinds)
     node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     node[order.order], pair_weight[order.order] = ordered, weight_in_order
     node[order.unsure], pair_weight[order.unsure] = -1, 0
     score = float(pair_weight.sum()) / (SAME * max(len(template), count))
-    whole = len(template) == count and bool((node >= 0).all())
+    whole = len(template) == count and float((node >= 0).mean()) >= LEAST_PLAUSIBLE
     return Alignment(node, pair_weight, score, whole)
 
 
-def _aligned(weight: Int) -> tuple[Int, Int]:
+def _aligned(weight: Int, same_kinds: bool) -> tuple[Int, Int]:
     """Node of the template and weight of the pair of each node of the replay, both in order."""
-    rows, count = weight.shape
-    if rows == count and (diagonal := np.diagonal(weight)).all():
-        return np.arange(count), diagonal.astype(np.int64)
+    count = weight.shape[1]
+    if same_kinds:
+        diagonal = np.diagonal(weight).astype(np.int64)
+        # Ops that were seen to launch a kernel need not be all that do.
+        if diagonal.all() or (
+            diagonal.max() <= PLAUSIBLE and diagonal.astype(bool).mean() >= LEAST_PLAUSIBLE
+        ):
+            return np.where(diagonal > 0, np.arange(count), -1), diagonal
     node = _agreed(weight)
     node[~_supported(node)] = -1
     return node, np.where(node >= 0, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)

@@ -26,7 +26,10 @@ LEAST_UNNAMED = 4
 """So few nodes without names may be of any graph."""
 
 MOST_STRETCHES, SLACK = 16, 0.1
-"""Stretches of an eager run that a replay is compared with, and by how much longer than it they are."""
+"""Stretches of an eager run that a replay is compared with, and by how much longer than it they may be."""
+
+MOST_ENDS = 32
+"""Nodes by which the beginning and the end of a replay are looked for."""
 
 
 class Fit(NamedTuple):
@@ -177,15 +180,28 @@ def _stretches(nodes: Nodes, graph: Replay) -> list[tuple[int, int]]:
 
 
 def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
-    """Stretches as long as a replay on several streams that begin and end as it does, on one stream."""
+    """Stretches that begin and end as a replay on several streams does outside of its forks."""
     changes = np.flatnonzero(np.diff(stream))
-    first, last = int(changes[0]) + 1, len(own) - 1 - int(changes[-1])
-    starts = np.arange(len(other) - len(own) + 1)
+    first = min(int(changes[0]) + 1, MOST_ENDS)
+    last = min(len(own) - 1 - int(changes[-1]), MOST_ENDS)
     if first + last < LEAST_UNNAMED:
         return []
-    for position in (*range(first), *range(len(own) - last, len(own))):
-        starts = starts[other[starts + position] == own[position]]
-    return [(start, start + len(own)) for start in starts[:MOST_STRETCHES].tolist()]
+    starts, ends = _begins(other, own[:first]), _begins(other, own[len(own) - last :]) + last
+    found = []
+    for start in starts.tolist():
+        lengths = ends - start
+        fitting = lengths[np.abs(lengths - len(own)) <= SLACK * len(own)]
+        if len(fitting):
+            found.append((start, start + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
+    return found[:MOST_STRETCHES]
+
+
+def _begins(nodes: Int, pattern: Int) -> Int:
+    """Where nearly all nodes of a pattern stand one behind the other."""
+    equal = np.zeros(max(len(nodes) - len(pattern) + 1, 0), dtype=np.int64)
+    for position, code in enumerate(pattern.tolist()):
+        equal += nodes[position : position + len(equal)] == code
+    return np.flatnonzero(equal >= CONSISTENT * len(pattern))
 
 
 def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:

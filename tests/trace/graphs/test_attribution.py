@@ -142,7 +142,7 @@ def test_an_eager_twin() -> None:
 
 
 def test_a_twin_of_a_replay_on_several_streams() -> None:
-    """The program launches a branch (p, q) before the main line goes on (m, n); the driver runs both at once."""
+    """The program launches a branch (p, q) before the main line goes on (m, n); both run at once."""
     names = ("norm", "qkv", "attn", "p", "q", "m", "n", "add", "out", "head")
     rows = [
         f"op aten::{name} | {' ' * 4 * k} ---\nlaunch | {' ' * 4 * k}  {chr(97 + k)}\n"

@@ -197,11 +197,11 @@ def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
 
 
 def _begins(nodes: Int, pattern: Int) -> Int:
-    """Where nearly all nodes of a pattern stand one behind the other."""
+    """Where most nodes of a pattern stand in its order: a branch may run before the program launched it."""
     equal = np.zeros(max(len(nodes) - len(pattern) + 1, 0), dtype=np.int64)
     for position, code in enumerate(pattern.tolist()):
         equal += nodes[position : position + len(equal)] == code
-    return np.flatnonzero(equal >= CONSISTENT * len(pattern))
+    return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
 
 
 def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
-from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, replays
+from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, named, replays
 from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Attribution, spliced
 from tracelens.trace.trace import Trace
@@ -101,6 +101,10 @@ class Templates:
     unlaunched: Sequence[Template]
 
     @cached_property
+    def _named(self) -> dict[int, list[tuple[int, Template]]]:
+        return {}
+
+    @cached_property
     def known(self) -> Known:
         """Which ops launch a kernel, from all calls that name theirs."""
         calls = [*self.unlaunched, *(template for graphs in self.captured for template in graphs)]
@@ -129,14 +133,24 @@ class Templates:
     def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
         made: dict[tuple[object, ...], Alignment] = {}
         matches = []
-        for order, template in enumerate(graphs):
+        for order, template in self._with_names(graphs):
             nodes = template.nodes
-            key = (nodes.kind.tobytes(), tuple(nodes.name), tuple(nodes.op))
+            key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
             if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
                 matches.append(Match(template, made[key], (number, order)))
         return matches
+
+    def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
+        """Captures with their numbers; those without names also with the names of an eager run."""
+        if id(graphs) not in self._named:
+            listed = [*enumerate(graphs)]
+            unnamed = [(order, graph) for order, graph in listed if not any(graph.nodes.name)]
+            guesses = [(order, named(graph, self.unlaunched)) for order, graph in unnamed]
+            listed += [(order, graph) for order, graph in guesses if graph is not None]
+            self._named[id(graphs)] = listed
+        return self._named[id(graphs)]
 
     def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
         matches = []

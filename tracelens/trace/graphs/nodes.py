@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,10 @@ _FILL_CALL = re.compile(r"^(?:cuda|cu|hip)Memset")
 _BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
 # HIP copies and fills with kernels of its own.
 _COPY_KERNEL, _FILL_KERNEL = re.compile("__amd_rocclr_copy"), re.compile("__amd_rocclr_fill")
+
+
+Content = tuple[str, tuple[str, ...]]
+"""Name and arguments of an op."""
 
 
 class Nodes(NamedTuple):
@@ -192,6 +197,50 @@ def _assembled(
     op = innermost_op(trace)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
     return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin)
+
+
+def op_texts(trace: Trace, ops: Int) -> list[Content]:
+    """Name and arguments of ops, ("", ()) for -1."""
+    names, table = trace.arrays, trace.tables["ops"]
+    row = lookup(trace.once(_ops_row), ops, -1)
+    texts = [table.coded(name) for name in ("shapes", "dtypes", "values")]
+    return [
+        ("", ())
+        if number < 0
+        else (names.names[names.name[op]], tuple(text.values[text.codes[number]] for text in texts))
+        for op, number in zip(ops.tolist(), row.tolist(), strict=True)
+    ]
+
+
+def _ops_row(trace: Trace) -> Int:
+    """For each event its row in the ops table, -1 for none."""
+    row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+    ops = trace.tables["ops"].array("event_id")
+    row[ops] = np.arange(len(ops))
+    return row
+
+
+def named(template: Template, stretches: Sequence[Template]) -> Template | None:
+    """A capture with the kernel names of an eager run of the same ops and arguments, if there is one."""
+    code: dict[Content, int] = {}
+
+    def codes(calls: Template) -> Int:
+        texts = op_texts(calls.trace, calls.op)
+        return np.array([code.setdefault(text, len(code)) for text in texts], dtype=np.int64)
+
+    own, count = codes(template), len(template.call)
+    for stretch in stretches:
+        other = codes(stretch)
+        starts = np.arange(max(len(other) - count + 1, 0))
+        for position, number in enumerate(own.tolist()):
+            starts = starts[other[starts + position] == number]
+            if not len(starts):
+                break
+        if len(starts):
+            nodes = stretch.nodes.take(int(starts[0]), int(starts[0]) + count)
+            if np.array_equal(nodes.kind, template.nodes.kind):
+                return replace(template, nodes=Nodes(nodes.kind, nodes.name, nodes.blocks, template.nodes.op))
+    return None
 
 
 def forward_op(trace: Trace) -> Int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-import numpy as np
-
+from tracelens.arrays import lookup
 from tracelens.trace.graphs.alignment import SAME, Alignment
-from tracelens.trace.graphs.nodes import KERNEL, Replay, Template
+from tracelens.trace.graphs.nodes import KERNEL, Content, Replay, Template, op_texts
 
 EVIDENCE = 3
 """By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
@@ -36,22 +35,10 @@ class Match(NamedTuple):
         return float((self.alignment.node >= 0).mean())
 
 
-def contents(match: Match) -> list[tuple[str, tuple[str, ...]]]:
+def contents(match: Match) -> list[Content]:
     """Op and arguments of each node of the replay."""
-    template = match.template
-    rows = np.where(match.alignment.node >= 0, template.op[np.maximum(match.alignment.node, 0)], -1)
-    names = template.trace.arrays
-    ops = template.trace.tables["ops"]
-    row_of = {event: row for row, event in enumerate(ops.array("event_id").tolist())}
-    texts = [ops.coded(name) for name in ("shapes", "dtypes", "values")]
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for row in rows.tolist():
-        if row < 0:
-            found.append(("", ()))
-        else:
-            arguments = tuple(column.values[column.codes[row_of[row]]] for column in texts)
-            found.append((names.names[names.name[row]], arguments))
-    return found
+    node = match.alignment.node
+    return op_texts(match.template.trace, lookup(match.template.op, node, -1))
 
 
 def of_grid(graph: Replay, matches: list[Match]) -> list[Match]:

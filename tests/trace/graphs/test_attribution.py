@@ -143,14 +143,39 @@ def test_an_eager_twin() -> None:
 
 def test_a_twin_of_a_replay_on_several_streams() -> None:
     """The program launches a branch (p, q) before the main line goes on (m, n); both run at once."""
-    names = ("norm", "qkv", "attn", "p", "q", "m", "n", "add", "out", "head")
-    rows = [
-        f"op aten::{name} | {' ' * 4 * k} ---\nlaunch | {' ' * 4 * k}  {chr(97 + k)}\n"
-        f"s7 {name} grid=[{k + 2},1,1] | {' ' * 4 * k}   {chr(97 + k) * 2}\n"
-        for k, name in enumerate(names)
-    ]
-    twin = draw(aligned("".join(rows)))
-    replayed = """
+    trace = attributed(draw(aligned(FORKED)), [], [draw(calls(captured=False))])
+    assert set(trace.events["source"].astype(str)) == {"trace", "twin"}
+    check_forked(trace)
+
+
+def test_a_capture_without_names_takes_those_of_a_twin() -> None:
+    forked, captured = draw(aligned(FORKED)), draw(calls(captured=True))
+    assert set(ops(attributed(forked, [captured]))) == {""}
+    trace = attributed(forked, [captured], [draw(calls(captured=False))])
+    assert set(trace.events["source"].astype(str)) == {"trace", "capture"}
+    check_forked(trace)
+
+
+def check_forked(trace: Trace) -> None:
+    work = gpu_work(trace)
+    kernels = [work.names[code] for code in work.name.tolist()]
+    assert [chain(trace, op)[0] for op in work.op.tolist()] == [f"aten::{name}" for name in kernels]
+
+
+def calls(*, captured: bool) -> str:
+    """The program that FORKED replays, captured or run."""
+    rows = []
+    for number, name in enumerate(("norm", "qkv", "attn", "p", "q", "m", "n", "add", "out", "head")):
+        pad, mark = " " * 4 * number, chr(97 + number)
+        rows += [f"op aten::{name} | {pad} ---", f"launch | {pad}  {mark}"]
+        if not captured:
+            rows.append(f"s7 {name} grid=[{number + 2},1,1] | {pad}   {mark * 2}")
+    if captured:
+        rows = ["launch cudaStreamBeginCapture | x", *rows, f"launch cudaStreamEndCapture | {' ' * 44}y"]
+    return aligned("\n".join(rows))
+
+
+FORKED = """
     launch cudaGraphLaunch | z
     s7 norm grid=[2,1,1]   |  z
     s7 qkv grid=[3,1,1]    |    z
@@ -163,10 +188,6 @@ def test_a_twin_of_a_replay_on_several_streams() -> None:
     s7 out grid=[10,1,1]   |                   z
     s7 head grid=[11,1,1]  |                     z
     """
-    trace = attributed(draw(aligned(replayed)), [], [twin])
-    work = gpu_work(trace)
-    kernels = [work.names[code] for code in work.name.tolist()]
-    assert [chain(trace, op)[0] for op in work.op.tolist()] == [f"aten::{name}" for name in kernels]
 
 
 def test_captures_of_several_sizes_are_told_apart_by_the_grid() -> None:

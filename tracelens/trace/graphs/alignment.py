@@ -100,8 +100,8 @@ def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
     # Another kernel for the same GEMM is one that the other side does not have elsewhere.
     own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
     other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
-    for r, (kind, name, blocks, op) in enumerate(rows):
-        for c, (other_kind, other, other_blocks, _) in enumerate(columns):
+    for r, (kind, name, op) in enumerate(rows):
+        for c, (other_kind, other, _) in enumerate(columns):
             if kind != other_kind:
                 continue
             if kind != KERNEL:
@@ -109,10 +109,13 @@ def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
             elif not name:
                 table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
             elif same_kernel(name, other):
-                table[r, c] = SAME_NAME if _differ(blocks, other_blocks) else SAME
+                table[r, c] = SAME
             elif name in own_gemms and other in other_gemms:
                 table[r, c] = SAME_GEMM
-    return table[np.ix_(row, column)]
+    weight: Int = table[np.ix_(row, column)]
+    blocks, other_blocks = template.blocks[:, None], replay.blocks[None, :]
+    weight[(weight == SAME) & (blocks != other_blocks) & (blocks >= 0) & (other_blocks >= 0)] = SAME_NAME
+    return weight
 
 
 def _gemms(names: set[str]) -> set[str]:
@@ -124,19 +127,16 @@ def _gemms(names: set[str]) -> set[str]:
     }
 
 
-def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, int, str]], Int]:
-    codes: dict[tuple[int, str, int, str], int] = {}
-    keys = zip(nodes.kind.tolist(), nodes.name, nodes.blocks.tolist(), nodes.op, strict=True)
+def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, str]], Int]:
+    """The distinct nodes apart from their grids, and which of them each is."""
+    codes: dict[tuple[int, str, str], int] = {}
     # The op matters only where the kernel has no name.
-    code = [
-        codes.setdefault((kind, name, blocks, "" if name else op), len(codes))
-        for kind, name, blocks, op in keys
-    ]
+    keys = (
+        (kind, name, "" if name else op)
+        for kind, name, op in zip(nodes.kind.tolist(), nodes.name, nodes.op, strict=True)
+    )
+    code = [codes.setdefault(key, len(codes)) for key in keys]
     return list(codes), np.array(code, dtype=np.int64)
-
-
-def _differ(blocks: int, other: int) -> bool:
-    return blocks >= 0 and other >= 0 and blocks != other
 
 
 def same_kernel(name: str, other: str) -> bool:

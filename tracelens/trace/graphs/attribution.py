@@ -11,7 +11,18 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
-from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay, Template, captures, eager, named, replays
+from tracelens.trace.graphs.nodes import (
+    KERNEL,
+    Content,
+    Nodes,
+    Replay,
+    Template,
+    captures,
+    eager,
+    named,
+    op_texts,
+    replays,
+)
 from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Attribution, spliced
 from tracelens.trace.trace import Trace
@@ -154,7 +165,7 @@ class Templates:
 
     def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
         matches = []
-        for first, last in _stretches(stretch.nodes, graph):
+        for first, last in _stretches(stretch, graph):
             window = stretch.window(first, last)
             matches.append(Match(window, align(window.nodes, graph, self.known)))
         return matches
@@ -178,9 +189,9 @@ def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
     return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
 
 
-def _stretches(nodes: Nodes, graph: Replay) -> list[tuple[int, int]]:
+def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:
     """Where in an eager run the nodes of a replay may stand."""
-    replay = graph.nodes
+    nodes, replay = stretch.nodes, graph.nodes
     code: dict[tuple[str, int, int], int] = {}
 
     def codes(part: Nodes) -> Int:
@@ -190,7 +201,10 @@ def _stretches(nodes: Nodes, graph: Replay) -> list[tuple[int, int]]:
     own, other = codes(replay), codes(nodes)
     if len(np.unique(graph.stream)) > 1:
         return _between_ends(own, other, graph.stream)
-    return _on_diagonals(own, other)
+    texts: dict[Content, int] = {}
+    contents_of = op_texts(stretch.trace, stretch.op)
+    content = np.array([texts.setdefault(text, len(texts)) for text in contents_of], dtype=np.int64)
+    return _on_diagonals(own, other, content)
 
 
 def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
@@ -218,8 +232,14 @@ def _begins(nodes: Int, pattern: Int) -> Int:
     return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
 
 
-def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:
-    """Stretches with most nodes equal in equal distance, with some slack where not all are."""
+def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
+    """Stretches with most nodes equal in equal distance, with some slack where not all are.
+
+    Args:
+        own: nodes of the replay.
+        other: nodes of the eager run.
+        content: op and arguments of these; of stretches that agree in them the first counts.
+    """
     votes = np.zeros(len(other) + len(own), dtype=np.int64)
     order = np.argsort(other, kind="stable")
     low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
@@ -232,8 +252,11 @@ def _on_diagonals(own: Int, other: Int) -> list[tuple[int, int]]:
     for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
         if votes[offset] < 0.9 * best or len(starts) == MOST_STRETCHES:
             break
-        if all(abs(offset - len(own) - start) > len(own) // 2 for start in starts):
-            starts.append(offset - len(own))
+        start = offset - len(own)
+        if all(abs(start - other_start) > len(own) // 2 for other_start in starts):
+            starts.append(start)
+    by_content = {content[max(start, 0) : start + len(own)].tobytes(): start for start in reversed(starts)}
+    starts = sorted(by_content.values())
     slack = 0 if best == len(own) else max(int(SLACK * len(own)), 8)
     return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
 

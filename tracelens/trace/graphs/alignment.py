@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int
 from tracelens.trace.classify import classify_kernels
 from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay
-from tracelens.trace.graphs.streams import Merged, merged
+from tracelens.trace.graphs.streams import merged
 
 SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
 """How surely two nodes are the same: by name and grid; by name; as GEMMs, where libraries choose the kernel;
@@ -29,7 +30,7 @@ SUPPORT = 3
 LEAST_PLAUSIBLE = 0.95
 """Share of calls without names that must be plausible where a capture has as many nodes as a replay."""
 
-MOST_CELLS = 100_000_000
+MOST_CELLS = 30_000_000
 """Pairs of nodes that are compared at most, a matter of memory."""
 
 Known = Mapping[str, frozenset[str]]
@@ -59,63 +60,95 @@ def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
     """
     replay, count = graph.nodes, len(graph.nodes)
     nothing = Alignment(np.full(count, -1), np.zeros(count, dtype=np.int64), 0.0)
-    if not len(template) or not count or len(template) * count > MOST_CELLS:
+    is_single = len(np.unique(graph.stream)) == 1
+    if not len(template) or not (is_single or any(template.name)):
         return nothing
-    weight = weights(template, replay, known)
-    order = Merged(np.arange(count), np.zeros(count, dtype=bool))
-    if len(np.unique(graph.stream)) > 1:
-        if not any(template.name):
+    weights = Weights(template, replay, known)
+    paired = _one_by_one(weights.diagonal()) if is_single else None
+    unsure = np.zeros(count, dtype=bool)
+    if paired is None:
+        if len(template) * count > MOST_CELLS:
             return nothing
-        order = merged(weight, graph.stream, graph.start, graph.end)
-    same_kinds = np.array_equal(template.kind, replay.kind[order.order])
-    ordered, weight_in_order = _aligned(weight[:, order.order], same_kinds)
-    node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    node[order.order], pair_weight[order.order] = ordered, weight_in_order
-    node[order.unsure], pair_weight[order.unsure] = -1, 0
+        weight = weights.matrix()
+        order = np.arange(count)
+        if not is_single:
+            order, unsure = merged(weight, graph.stream, graph.start, graph.end)
+        node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        node[order], pair_weight[order] = _in_order(weight[:, order])
+        paired = node, pair_weight
+    node, pair_weight = paired
+    node[unsure], pair_weight[unsure] = -1, 0
     score = float(pair_weight.sum()) / (SAME * max(len(template), count))
     whole = len(template) == count and float((node >= 0).mean()) >= LEAST_PLAUSIBLE
     return Alignment(node, pair_weight, score, whole)
 
 
-def _aligned(weight: Int, same_kinds: bool) -> tuple[Int, Int]:
+def _one_by_one(weight: Int) -> tuple[Int, Int] | None:
+    """Node and weight of each pair where a replay has the nodes of the template one by one, None elsewhere.
+
+    Of calls without names a few may be implausible: ops that were seen to launch a kernel need not be all.
+    """
+    fits = weight > 0
+    if not len(weight) or not (fits.all() or (weight.max() <= PLAUSIBLE and fits.mean() >= LEAST_PLAUSIBLE)):
+        return None
+    return np.where(fits, np.arange(len(weight)), -1), weight
+
+
+def _in_order(weight: NDArray[np.int8]) -> tuple[Int, Int]:
     """Node of the template and weight of the pair of each node of the replay, both in order."""
-    count = weight.shape[1]
-    if same_kinds:
-        diagonal = np.diagonal(weight).astype(np.int64)
-        # Ops that were seen to launch a kernel need not be all that do.
-        if diagonal.all() or (
-            diagonal.max() <= PLAUSIBLE and diagonal.astype(bool).mean() >= LEAST_PLAUSIBLE
-        ):
-            return np.where(diagonal > 0, np.arange(count), -1), diagonal
+    rows, count = weight.shape
+    if rows == count and (paired := _one_by_one(np.diagonal(weight).astype(np.int64))):
+        return paired
     node = _agreed(weight)
     node[~_supported(node)] = -1
     return node, np.where(node >= 0, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)
 
 
-def weights(template: Nodes, replay: Nodes, known: Known) -> Int:
+class Weights:
     """Weight of each pair (template node, replay node), 0 where they cannot be the same."""
-    rows, row = _distinct(template)
-    columns, column = _distinct(replay)
-    table = np.zeros((len(rows), len(columns)), dtype=np.int64)
-    # Another kernel for the same GEMM is one that the other side does not have elsewhere.
-    own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
-    other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
-    for r, (kind, name, op) in enumerate(rows):
-        for c, (other_kind, other, _) in enumerate(columns):
-            if kind != other_kind:
-                continue
-            if kind != KERNEL:
-                table[r, c] = SAME_NAME
-            elif not name:
-                table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
-            elif same_kernel(name, other):
-                table[r, c] = SAME
-            elif name in own_gemms and other in other_gemms:
-                table[r, c] = SAME_GEMM
-    weight: Int = table[np.ix_(row, column)]
-    blocks, other_blocks = template.blocks[:, None], replay.blocks[None, :]
-    weight[(weight == SAME) & (blocks != other_blocks) & (blocks >= 0) & (other_blocks >= 0)] = SAME_NAME
-    return weight
+
+    def __init__(self, template: Nodes, replay: Nodes, known: Known) -> None:
+        self._template, self._replay = template, replay
+        rows, self._row = _distinct(template)
+        columns, self._column = _distinct(replay)
+        self._table = np.zeros((len(rows), len(columns)), dtype=np.int8)
+        # Another kernel for the same GEMM is one that the other side does not have elsewhere.
+        own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
+        other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
+        for r, (kind, name, op) in enumerate(rows):
+            for c, (other_kind, other, _) in enumerate(columns):
+                if kind != other_kind:
+                    continue
+                if kind != KERNEL:
+                    self._table[r, c] = SAME_NAME
+                elif not name:
+                    self._table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
+                elif same_kernel(name, other):
+                    self._table[r, c] = SAME
+                elif name in own_gemms and other in other_gemms:
+                    self._table[r, c] = SAME_GEMM
+
+    def diagonal(self) -> Int:
+        """Weight of each node with the one at its place; none where kinds or numbers of nodes differ."""
+        template, replay = self._template, self._replay
+        if not np.array_equal(template.kind, replay.kind):
+            return np.zeros(0, dtype=np.int64)
+        weight = self._table[self._row, self._column].astype(np.int64)
+        weight[(weight == SAME) & _differ(template.blocks, replay.blocks)] = SAME_NAME
+        return weight
+
+    def matrix(self) -> NDArray[np.int8]:
+        """Weight of all pairs."""
+        weight = self._table[np.ix_(self._row, self._column)]
+        differ = _differ(self._template.blocks[:, None], self._replay.blocks[None, :])
+        weight[(weight == SAME) & differ] = SAME_NAME
+        return weight
+
+
+def _differ(blocks: Int, other: Int) -> Bool:
+    """Whether two grids are known and not the same."""
+    differ: Bool = (blocks != other) & (blocks >= 0) & (other >= 0)
+    return differ
 
 
 def _gemms(names: set[str]) -> set[str]:
@@ -161,7 +194,7 @@ def function(name: str) -> str:
     return bare.rpartition(" ")[2].replace("\x00", "(anonymous namespace)")
 
 
-def _agreed(weight: Int) -> Int:
+def _agreed(weight: NDArray[np.int8]) -> Int:
     """The pairs on which all best alignments agree, as the template's node of each of the replay's."""
     ahead = _best(weight)
     behind = _best(weight[::-1, ::-1])[::-1, ::-1]
@@ -171,10 +204,10 @@ def _agreed(weight: Int) -> Int:
     return np.where(sure.any(axis=0), sure.argmax(axis=0), -1)
 
 
-def _best(weight: Int) -> Int:
+def _best(weight: NDArray[np.int8]) -> NDArray[np.int32]:
     """Weight of the best alignment of the first i and the first j nodes, at [i, j]."""
     rows, columns = weight.shape
-    best = np.zeros((rows + 1, columns + 1), dtype=np.int64)
+    best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
     for row in range(rows):
         before = best[row]
         best[row + 1, 1:] = np.maximum(before[1:], before[:-1] + weight[row])

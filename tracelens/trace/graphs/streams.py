@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int
 
@@ -32,11 +33,11 @@ class Merged(NamedTuple):
     unsure: Bool
 
 
-def merged(weight: Int, stream: Int, start: Int, end: Int) -> Merged:
+def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merged:
     """Follow a template through the streams.
 
     Args:
-        weight: of each pair (template node, node of the replay), see alignment.weights.
+        weight: of each pair (template node, node of the replay), see alignment.Weights.
         stream: of each node of the replay, in order of start.
         start: of each, ns.
         end: of each, ns.
@@ -72,7 +73,9 @@ def merged(weight: Int, stream: Int, start: Int, end: Int) -> Merged:
     return Merged(found, np.isin(run_of, list(tied)))
 
 
-def _fitting(weight: Int, queues: list[list[int]], head: list[int]) -> list[tuple[int, int, int, int]]:
+def _fitting(
+    weight: NDArray[np.int8], queues: list[list[int]], head: list[int]
+) -> list[tuple[int, int, int, int]]:
     """(nodes to pass, stream, weight, position) of each stream's next node that may be the template's."""
     fits = []
     for queue, (positions, first) in enumerate(zip(queues, head, strict=True)):

@@ -1,7 +1,7 @@
 """Replays of one program against the same program run eagerly, recorded on an H200 (torch 2.11).
 
-A MoE model of three batch sizes on one stream and with its shared expert on a second one, a Hugging Face model
-with stacks, a compiled model (reduce-overhead), and a training step. Traces: <kind>_eager, _capture, _replay,
+A MoE model of three batch sizes, on one stream and with its shared expert on a second one, a Hugging Face
+model with stacks, a compiled model (reduce-overhead), and a training step. Traces: <kind>_eager, _capture, _replay,
 _all (warm-up, captures and replays in one) in the folder TRACELENS_GRAPHS.
 """
 
@@ -65,9 +65,16 @@ def eager_work(trace: Trace) -> tuple[Work, np.ndarray]:
     return work, np.argsort(trace.arrays.start[work.launch], kind="stable")
 
 
-def in_program_order(
-    names: list[tuple[str, int]], replayed: list[tuple[str, int]], stream: np.ndarray
-) -> list[int]:
+Kernel = tuple[str, int]
+"""Name and number of thread blocks."""
+
+
+def kernels(trace: Trace, work: Work, rows: np.ndarray) -> list[Kernel]:
+    blocks = trace.tables["events"].array("blocks")
+    return [(work.names[work.name[row]], int(blocks[work.event[row]])) for row in rows.tolist()]
+
+
+def in_program_order(names: list[Kernel], replayed: list[Kernel], stream: np.ndarray) -> list[int]:
     """Positions of replayed work, each stream in its order, as the eager run has its kernels."""
     queues = {number: np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()}
     order: list[int] = []
@@ -104,16 +111,12 @@ def test_what_a_graph_replays_is_what_the_eager_run_says(
         first, last = parts[number % len(parts)]
         expected = program[first:last]
         rows = np.flatnonzero(work.launch == call)
-        names = [
-            (truth_work.names[truth_work.name[row]], int(truth_blocks[truth_work.event[row]]))
-            for row in expected
-        ]
-        replayed = [(work.names[work.name[row]], int(blocks[work.event[row]])) for row in rows]
-        rows = rows[in_program_order(names, replayed, work.stream[rows])]
-        truth = contents(eager, truth_work, expected)
-        for row, content, expected_content in zip(
-            rows.tolist(), contents(trace, work, rows), truth, strict=True
-        ):
+        order = in_program_order(
+            kernels(eager, truth_work, expected), kernels(trace, work, rows), work.stream[rows]
+        )
+        rows = rows[order]
+        pairs = zip(contents(trace, work, rows), contents(eager, truth_work, expected), strict=True)
+        for row, (content, expected_content) in zip(rows.tolist(), pairs, strict=True):
             dur = int(work.dur[row])
             total += dur
             right += dur * (content == expected_content)

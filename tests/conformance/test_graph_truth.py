@@ -1,8 +1,8 @@
 """Replays of one program against the same program run eagerly, recorded on an H200 (torch 2.11).
 
 A MoE model of three batch sizes, on one stream and with its shared expert on a second one, a Hugging Face
-model with stacks, a compiled model (reduce-overhead), and a training step. Traces: <kind>_eager, _capture, _replay,
-_all (warm-up, captures and replays in one) in the folder TRACELENS_GRAPHS.
+model with stacks, a compiled model (reduce-overhead), and a training step. Traces: <kind>_eager, _capture,
+_replay, _all (warm-up, captures and replays in one) in the folder TRACELENS_GRAPHS.
 """
 
 from __future__ import annotations

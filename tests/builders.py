@@ -48,6 +48,8 @@ ARGUMENTS = {
     "strides": "Input Strides",
     "values": "Concrete Inputs",
     "bytes": "bytes",
+    "kernel": "kernel",
+    "grid": "grid",
     "collective": "Collective name",
     "group": "Process Group Name",
     "ranks": "Process Group Ranks",

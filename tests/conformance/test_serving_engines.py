@@ -1,13 +1,21 @@
-"""Real steps of two serving engines that replay graphs: whose they are, and what is known of their FLOPs."""
+"""Real steps of two serving engines that replay graphs: whose they are, and what their captures tell of them.
+
+Next to the traces lie another tool's tables, made with the same captures.
+"""
 
 from __future__ import annotations
 
+import csv
+import shutil
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tracelens
 from tests.reference.traces import FOLDERS
+from tracelens.trace import gpu_work
 from tracelens.trace.run import Run
 
 FOLDER = FOLDERS["foreign"] / "mi300x-serving"
@@ -31,9 +39,15 @@ def test_the_engine_is_not_the_one_whose_labels_it_writes(run: tuple[Path, Run])
     assert result["steps"][columns].values.tolist() == [expected]
 
 
-def test_what_a_graph_launched_is_not_covered(run: tuple[Path, Run]) -> None:
-    _, loaded = run
-    result = tracelens.analyze(loaded, "roofline", device="mi300x")
+@pytest.fixture(scope="module")
+def bare(run: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same trace without its captures."""
+    path, _ = run
+    return tracelens.load(shutil.copy(path, tmp_path_factory.mktemp("bare") / path.name))
+
+
+def test_without_its_capture_what_a_graph_launched_is_not_covered(bare: Run) -> None:
+    result = tracelens.analyze(bare, "roofline", device="mi300x")
     time = result["coverage"].set_index("status")["dur_ns"]
     counted = time["cost model"] + time["cost model, arguments of a repeat"]
     assert result.meta["coverage"] == pytest.approx(counted / time.sum())
@@ -41,10 +55,43 @@ def test_what_a_graph_launched_is_not_covered(run: tuple[Path, Run]) -> None:
     assert result.meta["reasons_given"] > 0.95
 
 
-def test_utilisation_of_a_graph_is_a_skip_and_no_zero(run: tuple[Path, Run]) -> None:
-    _, loaded = run
-    result = tracelens.analyze(loaded, "roofline", device="mi300x")
+def test_utilisation_of_an_unknown_graph_is_a_skip_and_no_zero(bare: Run) -> None:
+    result = tracelens.analyze(bare, "roofline", device="mi300x")
     assert (result["utilisation"][["flops", "flops_per_s", "mfu", "hfu"]] == -1).all(axis=None)
     reasons = [skip.reason for skip in result.skips if "MFU" in skip.subject]
     assert len(reasons) == 1
     assert "launched by a graph" in reasons[0]
+
+
+def test_captures_attribute_all_that_a_graph_launched(run: tuple[Path, Run]) -> None:
+    _, loaded = run
+    (trace,) = loaded.traces
+    work = gpu_work(trace)
+    graph = trace.arrays.named(lambda name: "GraphLaunch" in name)
+    replayed = (work.launch >= 0) & graph[work.launch]
+    assert (work.op[replayed] >= 0).all()
+    assert trace.arrays.copied[work.op[replayed]].all()
+
+
+def test_ops_are_those_of_the_other_tool(run: tuple[Path, Run]) -> None:
+    """Calls and times of each op within 0.1%; it names attention without the length that SGLang appends."""
+    path, loaded = run
+    (trace,) = loaded.traces
+    work, names = gpu_work(trace), trace.arrays
+    us: dict[str, float] = defaultdict(float)
+    calls: dict[str, set[int]] = defaultdict(set)
+    for op, dur in zip(work.op.tolist(), work.dur.tolist(), strict=True):
+        if op >= 0:
+            name = names.names[names.name[op]].replace("ragged_100", "ragged")
+            us[name] += dur / 1e3
+            calls[name].add(op)
+    expected: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    with (path.parent / "perf_csvs" / "ops_summary.csv").open() as file:
+        for row in csv.DictReader(file):
+            # What no op launched it lists by the launch call.
+            if not row["name"].startswith("hip"):
+                expected[row["name"]] += float(row["total_direct_kernel_time_sum"]), int(row["Count"])
+    assert {name: len(rows) for name, rows in calls.items()} == {
+        name: int(values[1]) for name, values in expected.items()
+    }
+    assert us == pytest.approx({name: float(values[0]) for name, values in expected.items()}, rel=1e-3)

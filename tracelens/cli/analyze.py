@@ -8,6 +8,7 @@ import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    Captures,
     Dask,
     Device,
     DeviceFile,
@@ -18,13 +19,14 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    Twin,
     UnprofiledStep,
     check_complete,
     options,
     print_report,
     progress,
 )
-from tracelens.read import TraceFiles
+from tracelens.read import GraphSources, TraceFiles
 from tracelens.session import Reporting
 
 ROWS = 40
@@ -49,6 +51,8 @@ def analyze(
     device_file: DeviceFile = None,
     unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
+    captures: Captures = "",
+    twin: Twin = "",
     _limit: Limit = None,
     dask: Dask = None,
 ) -> None:
@@ -60,8 +64,11 @@ def analyze(
         tracelens analyze ops traces/ --json
         tracelens analyze roofline trace.json.gz --device mi355x
     """
-    files = TraceFiles(paths).all()
-    with progress() as line, Reporting(files, partial=partial, dask=dask, progress=line) as reporting:
+    files, graphs = TraceFiles(paths).all(), GraphSources(captures, twin)
+    with (
+        progress() as line,
+        Reporting(files, partial=partial, dask=dask, progress=line, graphs=graphs) as reporting,
+    ):
         report = reporting.report(
             [name], step=step, **options([name], scope, device, device_file, unprofiled_step_ms)
         )

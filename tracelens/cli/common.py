@@ -118,6 +118,27 @@ UnprofiledStep = Annotated[
 
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing ranks.", rich_help_panel=READING)]
 
+Captures = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH",
+        help="Trace of the captures of its graphs, or a folder of them, from which graph launches are "
+        "attributed to ops.",
+        show_default="capture_traces next to each trace",
+        rich_help_panel=READING,
+    ),
+]
+
+Twin = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH",
+        help="Trace of the same program without graphs, from which graph launches are attributed to ops.",
+        show_default=False,
+        rich_help_panel=READING,
+    ),
+]
+
 Dask = Annotated[
     str | None,
     typer.Option(

@@ -11,6 +11,7 @@ import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    Captures,
     Device,
     DeviceFile,
     Json,
@@ -18,13 +19,14 @@ from tracelens.cli.common import (
     Partial,
     Paths,
     Step,
+    Twin,
     check_outputs,
     deliver_result,
     progress,
     say,
 )
 from tracelens.cli.help import OUTPUT, RUN, Command, Group
-from tracelens.read import TraceFiles
+from tracelens.read import GraphSources, TraceFiles
 from tracelens.session import Reading, replay
 
 
@@ -167,6 +169,8 @@ def scripts(
     device: Device = None,
     device_file: DeviceFile = None,
     partial: Partial = False,
+    captures: Captures = "",
+    twin: Twin = "",
     _limit: Limit = None,
     json: Json = False,
 ) -> None:
@@ -188,7 +192,8 @@ def scripts(
     check_folder_output(output, [*paths, *filter(None, (diff, device_file))], traces)
     choose_device(device, device_file)
     with progress() as line:
-        with Reading(traces.all(), partial=partial, progress=line) as reading:
+        graphs = GraphSources(captures, twin)
+        with Reading(traces.all(), partial=partial, progress=line, graphs=graphs) as reading:
             run = reading.run()
         result = replay(
             run, output, op=op, shapes=shape or (), module=module, rank=rank, step=step, top=top or None,

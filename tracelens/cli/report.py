@@ -9,6 +9,7 @@ import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    Captures,
     Dask,
     Device,
     DeviceFile,
@@ -20,6 +21,7 @@ from tracelens.cli.common import (
     Scope,
     ScopeChoice,
     Step,
+    Twin,
     UnprofiledStep,
     check_outputs,
     deliver,
@@ -28,7 +30,7 @@ from tracelens.cli.common import (
     progress,
 )
 from tracelens.cli.help import RUN
-from tracelens.read import TraceFiles
+from tracelens.read import GraphSources, TraceFiles
 from tracelens.session import Reporting
 
 
@@ -52,6 +54,8 @@ def report(
     device_file: DeviceFile = None,
     unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
+    captures: Captures = "",
+    twin: Twin = "",
     _limit: Limit = None,
     dask: Dask = None,
 ) -> None:
@@ -64,10 +68,10 @@ def report(
         tracelens report traces/ --only timeline --only idle --step 2
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
-    traces = TraceFiles(paths)
+    traces, graphs = TraceFiles(paths), GraphSources(captures, twin)
     with (
         progress() as line,
-        Reporting(traces.all(), partial=partial, dask=dask, progress=line) as reporting,
+        Reporting(traces.all(), partial=partial, dask=dask, progress=line, graphs=graphs) as reporting,
     ):
         check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)
         _prepare(output)

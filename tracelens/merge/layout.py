@@ -37,8 +37,11 @@ class Layout:
 
 
 def drawn_events(events: Events, cpu: bool) -> Int:
-    """Rows of the events that are drawn; `cpu` False leaves out everything that is not on a GPU row."""
-    return np.arange(len(events.start)) if cpu else np.flatnonzero(events.where(*_ON_GPU))
+    """Rows of the events that are drawn; `cpu` False leaves out everything that is not on a GPU row.
+
+    What was copied under graph launches did not happen then.
+    """
+    return np.flatnonzero(~events.copied if cpu else events.where(*_ON_GPU))
 
 
 def lay_out(trace: Trace, cpu: bool = True) -> Layout:

@@ -8,15 +8,28 @@ from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, local_path
+    from tracelens.read.graphs import BESIDE, GraphSources
     from tracelens.read.open import open_source
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
 
-__all__ = ["MAGIC", "PARSERS", "TraceFiles", "is_url", "local_path", "open_source", "parse"]
+__all__ = [
+    "BESIDE",
+    "MAGIC",
+    "PARSERS",
+    "GraphSources",
+    "TraceFiles",
+    "is_url",
+    "local_path",
+    "open_source",
+    "parse",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "BESIDE": "read.graphs",
+        "GraphSources": "read.graphs",
         "MAGIC": "read.files",
         "PARSERS": "read.parser",
         "TraceFiles": "read.files",

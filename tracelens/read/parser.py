@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracelens.read.graphs import BESIDE, GraphSources, with_graphs
 from tracelens.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,16 +48,22 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
     return keep
 
 
-def parse(path: str, processes: Sequence[Popen[bytes]] = ()) -> list[Trace]:
+def parse(path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
     Args:
         path: the file.
         processes: of children.Children, to decode on several cores.
+        graphs: captures and eager twin from which graph launches are attributed.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
     """
+    traces = _read(path, processes)
+    return [with_graphs(trace, path, graphs, lambda file: _read(file, processes)) for trace in traces]
+
+
+def _read(path: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:
     from tracelens.read.json import Splitter, decode_all
     from tracelens.read.open import open_source
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from tracelens.read import TraceFiles
+from tracelens.read import BESIDE, GraphSources, TraceFiles
 from tracelens.workers import Children
 
 if TYPE_CHECKING:
@@ -35,10 +35,19 @@ class Reading:
         files: of one job, from `TraceFiles`.
         partial: whether ranks may be missing.
         progress: called with a line of text before each file.
+        graphs: captures and twin from which graph launches are attributed.
     """
 
-    def __init__(self, files: Sequence[str], *, partial: bool = False, progress: Progress = quiet) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        partial: bool = False,
+        progress: Progress = quiet,
+        graphs: GraphSources = BESIDE,
+    ) -> None:
         self._files = files
+        self._graphs = graphs
         self._partial = partial
         self._progress = progress
         self._children = Children(files)
@@ -64,7 +73,7 @@ class Reading:
         with self._children as children:
             for number, file in enumerate(self._files, start=1):
                 self._progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(file, children.processes)
+                traces += parse(file, children.processes, self._graphs)
         return make_run(traces, partial=self._partial)
 
 
@@ -88,10 +97,12 @@ def at_step(run: Run, step: str | int | None) -> Run:
     return select_step(run, str(step))
 
 
-def loaded(source: Source, *, partial: bool = False, progress: Progress = quiet) -> Run:
+def loaded(
+    source: Source, *, partial: bool = False, progress: Progress = quiet, graphs: GraphSources = BESIDE
+) -> Run:
     """The run of a source."""
     traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
     if not isinstance(traces, TraceFiles):
         return traces
-    with Reading(traces.all(), partial=partial, progress=progress) as reading:
+    with Reading(traces.all(), partial=partial, progress=progress, graphs=graphs) as reading:
         return reading.run()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.read import TraceFiles
+from tracelens.read import BESIDE, GraphSources, TraceFiles
 from tracelens.session.reading import Progress, Reading, StrPath, at_step, is_phase, quiet
 from tracelens.session.setups import setup_of
 from tracelens.version import __version__
@@ -42,6 +42,7 @@ class Reporting:
         partial: whether ranks may be missing.
         dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
         progress: called with a line of text as the work goes on.
+        graphs: captures and twin from which graph launches are attributed.
     """
 
     def __init__(
@@ -51,15 +52,17 @@ class Reporting:
         partial: bool = False,
         dask: str | None = None,
         progress: Progress = quiet,
+        graphs: GraphSources = BESIDE,
     ) -> None:
         self._files, self._partial, self._dask, self._progress = files, partial, dask, progress
+        self._graphs = graphs
         self._processes = ExitStack()
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            reading = Reading(files, partial=partial, progress=progress)
+            reading = Reading(files, partial=partial, progress=progress, graphs=graphs)
             self._reading = self._processes.enter_context(reading)
         else:
             self._execute = self._processes.enter_context(start(files))
@@ -85,7 +88,9 @@ class Reporting:
         if self._reading is not None:
             return _report_run(self._reading.run(), plan, fork, self._progress)
         if is_phase(plan.step):  # which steps are in it, all ranks tell together
-            with Reading(self._files, partial=self._partial, progress=self._progress) as reading:
+            with Reading(
+                self._files, partial=self._partial, progress=self._progress, graphs=self._graphs
+            ) as reading:
                 return _report_run(reading.run(), plan, fork, self._progress)
         from tracelens.workers import analyze_files
 
@@ -95,6 +100,7 @@ class Reporting:
             self._execute or self._processes.enter_context(start(self._files, self._dask)),
             step=plan.step,
             partial=self._partial,
+            graphs=self._graphs,
             progress=self._progress,
             **plan.options,
         )
@@ -181,6 +187,8 @@ def report_files(
     device: str | None = None,
     device_file: StrPath | None = None,
     partial: bool = False,
+    captures: StrPath = "",
+    twin: StrPath = "",
     dask: str | None = None,
     fork: bool = False,
     progress: Progress = quiet,
@@ -196,6 +204,8 @@ def report_files(
         device: as for `report`.
         device_file: as for `report`.
         partial: as for `load`.
+        captures: as for `load`.
+        twin: as for `load`.
         dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
         fork: as for `report`.
         progress: called with a line of text as the work goes on.
@@ -208,8 +218,8 @@ def report_files(
         TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    files = TraceFiles(paths).all()
-    with Reporting(files, partial=partial, dask=dask, progress=progress) as reporting:
+    files, graphs = TraceFiles(paths).all(), GraphSources(os.fspath(captures), os.fspath(twin))
+    with Reporting(files, partial=partial, dask=dask, progress=progress, graphs=graphs) as reporting:
         return reporting.report(names, step=step, fork=fork, **options)
 
 

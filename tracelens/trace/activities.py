@@ -36,6 +36,7 @@ class Work(NamedTuple):
         name: code into `names`.
         device, stream: of a GPU; -1 and the thread in a CPU-only trace.
         launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
+        node: event row of the copied launch call of a node that a graph replays, -1 if none.
         is_kernel: neither copy nor memset by the runtime; all work of a CPU-only trace.
         cpu_only: whether the trace is CPU-only.
     """
@@ -51,6 +52,7 @@ class Work(NamedTuple):
     launch: Int
     op: Int
     forward: Int
+    node: Int
     linked: Bool
     is_kernel: Bool
     categories: list[str]
@@ -68,8 +70,12 @@ class Work(NamedTuple):
 
     @property
     def host_call(self) -> Int:
-        """Event row of each piece's launch call, else of its op; -1 if there is neither."""
-        return np.where(self.launch >= 0, self.launch, self.op)
+        """Event row of the call that each piece is of in the program; -1 if there is none.
+
+        The launch call, else the op; of a graph's node the call that was captured, where that is known.
+        """
+        launch = np.where(self.node >= 0, self.node, self.launch)
+        return np.where(launch >= 0, launch, self.op)
 
     @property
     def launch_call(self) -> Int:
@@ -138,6 +144,7 @@ def build(trace: Trace) -> Work:
         launch=link("launch_id"),
         op=op,
         forward=link("forward_op_id"),
+        node=link("call_id"),
         linked=events.linked[gpu] | cpu_only,
         is_kernel=is_kernel,
         categories=categories,

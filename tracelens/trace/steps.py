@@ -120,7 +120,7 @@ def _marks(trace: Trace) -> Int:
     """Event rows of the step marks in order of time, the first of each name."""
     events = trace.arrays
     marks = np.flatnonzero(matching(events.names, STEP_MARK))
-    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
+    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation") & ~events.copied)
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     _, first = np.unique(events.name[rows], return_index=True)
     return rows[np.sort(first)]

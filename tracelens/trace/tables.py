@@ -17,8 +17,16 @@ EVENT_KINDS = (
     "overhead",
     "instant",
     "slice",
+    "node",
 )
-"""What an event is, whatever its profiler calls it; `slice` is anything not known better."""
+"""What an event is, whatever its profiler calls it.
+
+`slice` is anything not known better; `node` the launch call behind a node of a replayed graph, copied from
+where the graph was captured (see trace/graphs).
+"""
+
+EVENT_SOURCES = ("trace", "capture", "twin")
+"""Where an event comes from: recorded in the trace, or copied under a graph launch, see trace/graphs."""
 
 GPU_KINDS = ("kernel", "memcpy", "memset")
 """Kinds that are GPU work; annotations and syncs drawn on GPU rows are not."""
@@ -57,6 +65,12 @@ EVENTS = Schema(
         Column(
             "linked", "bool", doc="GPU work with a flow arrow from a launch call in the trace: scope linked"
         ),
+        Column(
+            "source",
+            "category",
+            doc="trace; or capture, twin: copied under a graph launch from the capture of the graph or from "
+            "an eager run, without duration",
+        ),
     ),
 )
 
@@ -70,6 +84,14 @@ OPS = Schema(
         Column("values", "category", doc="JSON text of the scalar arguments"),
         Column("sequence", "int64", doc="autograd sequence number, -1 if none"),
         Column("forward_thread", "int64", doc="profiler's number of the forward thread; >0 on backward ops"),
+    ),
+)
+
+LAUNCHES = Schema(
+    "launches",
+    (
+        Column("event_id", "int64", doc="row of the launch call in `events`"),
+        Column("kernel", "category", doc="the kernel that it launches, where the call names it (ROCm)"),
     ),
 )
 
@@ -104,6 +126,7 @@ LINKS = Schema(
             doc="GPU work: kernels, copies and memsets; in a CPU-only trace ops and gloo's communication",
         ),
         Column("launch_id", "int64", doc="the runtime or driver call, -1 if not in the trace"),
+        Column("call_id", "int64", doc="copied launch call of a node that a graph replays, -1 if none"),
         Column("op_id", "int64", doc="innermost op around the launch call, -1 if none"),
         Column("forward_op_id", "int64", doc="forward op whose gradient this computes, -1 if none"),
     ),

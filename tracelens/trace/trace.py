@@ -85,7 +85,11 @@ class TraceWindow(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events table as plain arrays, for analyzers: codes into `kinds` and `names`, times in ns."""
+    """The events table as plain arrays, for analyzers: codes into `kinds` and `names`, times in ns.
+
+    `copied` are the events under graph launches that the host did not run then: they were copied from where
+    the graph was captured, and what looks at the host's time leaves them out.
+    """
 
     kind: Int
     name: Int
@@ -98,6 +102,7 @@ class Events(NamedTuple):
     parent: Int
     depth: Int
     linked: Bool
+    copied: Bool
     kinds: list[str]
     names: list[str]
 
@@ -181,6 +186,7 @@ class Trace:
             parent=table.array("parent_id"),
             depth=table.array("depth"),
             linked=table.array("linked"),
+            copied=~table.coded("source").equals("trace"),
             kinds=list(kind.values),
             names=list(name.values),
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from tracelens.errors import ParseError
 from tracelens.limits import VARIABLE
+from tracelens.read import BESIDE, GraphSources
 from tracelens.table import Result
 from tracelens.trace import check_ranks, named_ranks
 from tracelens.workers.task import Executor, Portion, Task
@@ -21,6 +22,7 @@ def analyze_files(
     progress: Callable[[str], None],
     step: str | None = None,
     partial: bool = False,
+    graphs: GraphSources = BESIDE,
     **options: Any,
 ) -> tuple[list[Portion], list[Result]]:
     """Analyze the ranks of one job.
@@ -32,6 +34,7 @@ def analyze_files(
         progress: called with a line of text.
         step: only this step.
         partial: whether ranks may be missing between others.
+        graphs: captures and twin from which graph launches are attributed.
         options: of the analyzers.
 
     Returns:
@@ -44,7 +47,7 @@ def analyze_files(
 
     required = with_required([ANALYZERS.get(name) for name in names])
     limits = os.environ.get(VARIABLE, "")
-    options_of_all = (tuple(names), step, tuple(options.items()), limits)
+    options_of_all = (tuple(names), step, tuple(options.items()), limits, graphs)
     tasks = [Task(file, rank, *options_of_all) for file, rank in zip(files, named_ranks(files), strict=True)]
     portions: list[Portion] = []
     for portion in execute(tasks):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import applied
+from tracelens.read import BESIDE, GraphSources
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -26,6 +27,7 @@ class Task(NamedTuple):
         step: only this step.
         options: of the analyzers, as (name, value).
         limits: in force where the task comes from, as in TRACELENS_LIMITS.
+        graphs: captures and twin from which graph launches are attributed.
     """
 
     path: str
@@ -34,6 +36,7 @@ class Task(NamedTuple):
     step: str | None
     options: tuple[tuple[str, Any], ...]
     limits: str = ""
+    graphs: GraphSources = BESIDE
 
 
 class Portion(NamedTuple):
@@ -75,7 +78,7 @@ def _carry_out(task: Task, processes: Sequence[Popen[bytes]]) -> list[Portion]:
 
     required = with_required([ANALYZERS.get(name) for name in task.analyzers])
     portions = []
-    for trace in parse(task.path, processes):
+    for trace in parse(task.path, processes, task.graphs):
         rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
         run = make_run([replace(trace, meta=replace(trace.meta, rank=rank))])
         if task.step is not None:

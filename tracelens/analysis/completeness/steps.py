@@ -55,7 +55,8 @@ def steps(recording: Recording) -> Iterator[Doubt]:
         return
     whole = np.array(marked.whole)
     kernels = np.bincount(marked.of_work, minlength=len(marked.labels))[whole]
-    ops = _begun(recording, recording.events.where("op"), marked.marks)[whole]
+    recorded_ops = recording.events.where("op") & ~recording.events.copied
+    ops = _begun(recording, recorded_ops, marked.marks)[whole]
     yield from chain(
         _short(recording, whole, kernels, ops),
         _streams(recording, whole, ops),

@@ -154,7 +154,8 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[Batch]]:
     names = [code for code in ops if (model := find(events.names[code])) and model.batch]
     if not names:
         return np.empty(0, dtype=np.int64), []
-    around = events.where("annotation", "slice", "op")
+    # A captured label is that of the capture, not of the step that replays it.
+    around = events.where("annotation", "slice", "op") & ~events.copied
     labels = {code: grammar().step(events.names[code]) for code in np.unique(events.name[around]).tolist()}
     # A label without lengths may stand in one with them; a drafter's are not those of the step around it.
     codes = [code for code, label in labels.items() if label and (label.batch or label.kind == "draft")]

@@ -18,6 +18,7 @@ BEYOND = "recorded sizes exceed any memory"
 _BEFORE = "launched before the recording began, and not repeated during it"
 _NO_OP = "launched outside any recorded op"
 _GRAPH = "launched by a graph, which records no ops"
+_NODE = "launched by a graph, and not aligned with its capture"
 _NO_SIZES = "communication with no recorded size"
 
 # Ops of these namespaces are PyTorch's own: not to know them is our hole, not the trace's.
@@ -44,13 +45,15 @@ def lacking(trace: Trace, work: Work, opaque: Bool, unexplained: Bool) -> list[t
     names = trace.arrays.names
     graph = np.array(["GraphLaunch" in name for name in names], dtype=bool)
     by_graph = (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
+    attributed = np.isin(work.launch, np.unique(work.launch[work.node >= 0]))
     comm = work.kind == WORK_KINDS.index("comm")
     early, late = unexplained & work.unlinked, unexplained & ~work.unlinked
     return [
         (np.flatnonzero(mask), reason)
         for mask, reason in (
             (early, _BEFORE),
-            (late & by_graph, _GRAPH),
+            (late & by_graph & ~attributed, _GRAPH),
+            (late & by_graph & attributed, _NODE),
             ((late & ~by_graph & comm) | (opaque & comm), _NO_SIZES),
             (late & ~by_graph & ~comm, _NO_OP),
         )

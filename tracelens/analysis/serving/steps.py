@@ -87,7 +87,7 @@ def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
         scope: which GPU work counts, see trace.Scope.
     """
     events, rank = trace.arrays, trace.meta.rank
-    candidates, labels = events.where(*_HOST_KINDS), grammar().step
+    candidates, labels = events.where(*_HOST_KINDS) & ~events.copied, grammar().step
     codes = _read(events, candidates, labels)
     labelled = candidates & _named(events, codes)
     if not codes:  # recorded without the CPU: what the profiler drew of the marks on the GPU

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    Captures,
     Device,
     DeviceFile,
     Full,
@@ -17,14 +18,18 @@ from tracelens.cli.common import (
     Output,
     Partial,
     Paths,
+    Twin,
     UnprofiledStep,
     check_outputs,
     deliver_result,
     progress,
 )
 from tracelens.cli.help import RUN
-from tracelens.read import TraceFiles
-from tracelens.session import Reading
+from tracelens.read import GraphSources, TraceFiles
+from tracelens.session import Progress, Reading
+
+if TYPE_CHECKING:
+    from tracelens.trace import Run
 
 
 def whatif(
@@ -55,6 +60,8 @@ def whatif(
     device_file: DeviceFile = None,
     unprofiled_step_ms: UnprofiledStep = None,
     partial: Partial = False,
+    captures: Captures = "",
+    twin: Twin = "",
     _limit: Limit = None,
     output: Output = None,
     full: Full = False,
@@ -77,8 +84,7 @@ def whatif(
     for text in scenario or ():
         parse_request(text)
     with progress() as line:
-        with Reading(traces.all(), partial=partial, progress=line) as reading:
-            run = reading.run()
+        run = _recorded(traces, GraphSources(captures, twin), partial, line)
         devices = {"device": device, "device_file": device_file}
         result = project(
             run, scenario or (), step=step, unprofiled_step_ms=unprofiled_step_ms, progress=line, **devices
@@ -86,6 +92,11 @@ def whatif(
     deliver_result(
         result, _title(result.meta), output, json_output, [trace.meta.path for trace in run.traces], full=full
     )
+
+
+def _recorded(traces: TraceFiles, graphs: GraphSources, partial: bool, line: Progress) -> Run:
+    with Reading(traces.all(), partial=partial, progress=line, graphs=graphs) as reading:
+        return reading.run()
 
 
 def _title(meta: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ from tracelens.trace import (
     EVENT_KINDS,
     EVENTS,
     GPU_KINDS,
+    LAUNCHES,
     LINKS,
     OPS,
     PASSED_THROUGH,
@@ -103,6 +104,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     ops = _ops(table, rows, kind)
     cpu_only = host_side(table, rows, kind, (thread, tid, end), calls)
     link = cpu_only.link if cpu_only else link
+    link["call_id"] = np.full(len(link["op_id"]), -1, dtype=np.int64)
     link["forward_op_id"] = _forward(link["op_id"], ops, thread, start, (parent, depth))
     events = EVENTS.table(
         {
@@ -122,6 +124,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
             "depth": depth,
             "correlation_id": rows.table.correlation,
             "linked": linked,
+            "source": Coded(np.zeros(len(start), dtype=np.int64), ("trace",)),
         }
     )
     records = table.collectives
@@ -129,10 +132,9 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         records = cpu_only.collectives(distributed(splitter.header | splitter.tail))
     collectives = collectives_table(records, rows.source, link, events, rows.repaired)
     meta = _meta(splitter, table, rows, dialect, threads, unread)
-    return Trace(
-        replace(meta, cpu_only=cpu_only is not None),
-        {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)},
-    )
+    tables = {"events": events, "ops": ops, "collectives": collectives, "links": LINKS.table(link)}
+    tables["launches"] = _launches(table, rows, kind)
+    return Trace(replace(meta, cpu_only=cpu_only is not None), tables)
 
 
 def _select(table: Encoded) -> EventRows:
@@ -341,6 +343,14 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
             "forward_thread": number(table.ops.forward_thread),
         }
     )
+
+
+def _launches(table: Encoded, rows: EventRows, kind: Int) -> Table:
+    """One row a launch call that names its kernel."""
+    named = np.array([bool(name) for name in table.kernels], dtype=bool)
+    events = np.flatnonzero((kind == EVENT_KINDS.index("launch")) & named[rows.table.kernel])
+    kernels = Coded.merged(rows.table.kernel[events], table.kernels)
+    return LAUNCHES.table({"event_id": events, "kernel": kernels})
 
 
 def _forward(op: Int, ops: Table, thread: Int, start: Int, nested: tuple[Int, Int]) -> Int:

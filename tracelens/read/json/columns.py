@@ -32,9 +32,9 @@ class Codes(dict[Hashable, int]):
 class Columns(NamedTuple):
     """One row an event, in file order.
 
-    `phase, category, name, pid, tid` are codes into the dictionaries of the same name; `correlation` of
-    a flow is its id; `blocks` is the product of a launch grid; absent integers are -1, absent times
-    decode.MISSING.
+    `phase, category, name, pid, tid, kernel` are codes into the dictionaries of the same name; `kernel` is
+    what a launch call launches, as ROCm records it; `correlation` of a flow is its id; `blocks` is the
+    product of a launch grid; absent integers are -1, absent times decode.MISSING.
     """
 
     phase: np.ndarray
@@ -50,6 +50,7 @@ class Columns(NamedTuple):
     device: np.ndarray
     bytes: np.ndarray
     blocks: np.ndarray
+    kernel: np.ndarray
 
 
 class OpRows(NamedTuple):
@@ -104,6 +105,7 @@ class Encoded:
     names: list[str]
     pids: list[int | str]
     tids: list[int | str]
+    kernels: list[str]
     blobs: list[bytes]
     collectives: list[CollectiveRow]
     metadata: list[tuple[str, int | str, int | str, str]]
@@ -119,14 +121,15 @@ NO_PHASE = "no phase: not a trace event"
 OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
 
 
+_CODED = ("phase", "category", "name", "pid", "tid", "kernel", "blob")
+
+
 @dataclass
 class Part:
     """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
 
     blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
-    dictionaries: dict[str, Codes] = field(
-        default_factory=lambda: {key: Codes() for key in ("phase", "category", "name", "pid", "tid", "blob")}
-    )
+    dictionaries: dict[str, Codes] = field(default_factory=lambda: {key: Codes() for key in _CODED})
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
     metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -199,7 +202,16 @@ class Part:
             column([arg.device for arg in present]),
             np.maximum(column(sizes), -1),
             column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
+            self._kernels(len(events), non_ops, present),
         )
+
+    def _kernels(self, count: int, rows: Int, args: list[Args]) -> NDArray[Any]:
+        """Codes of the kernels that launch calls name; few calls do, and the other events share one code."""
+        dictionary = self.dictionaries["kernel"]
+        codes = np.full(count, dictionary[b""], dtype=np.int32)
+        named = [number for number, arg in enumerate(args) if arg.kernel is not NO_TEXT]
+        codes[rows[named]] = [dictionary[bytes(args[number].kernel)] for number in named]
+        return codes
 
     def _numbers(self, values: list[Any]) -> Int:
         column, beyond = integers(values)
@@ -296,19 +308,21 @@ def merge(parts: list[Part]) -> Encoded:
     # Which process met a value first is a matter of luck, and must not decide the order of any table.
     category, categories = _by_appearance(table.category, list(merged["category"]))
     name, names = _by_appearance(table.name, list(merged["name"]))
+    kernel, kernels = _by_appearance(table.kernel, list(merged["kernel"]))
     blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
     repaired = sum((part.repaired for part in parts), Counter())
     most = limits().text_bytes
     bounded_names = [_bounded_name(str(value or ""), most, repaired) for value in names]
     bounded_blobs = [_bounded_blob(value, most, repaired) for value in blobs if isinstance(value, bytes)]
     return Encoded(
-        table._replace(category=category, name=name),
+        table._replace(category=category, name=name, kernel=kernel),
         op_table._replace(blob=blob),
         [str(value) for value in merged["phase"]],
         [str(value or "")[:most] for value in categories],
         bounded_names,
         [identity(value) for value in merged["pid"]],
         [identity(value) for value in merged["tid"]],
+        [_bounded_name(plain_text(value), most, repaired) for value in kernels],
         bounded_blobs,
         collectives,
         metadata,

@@ -26,6 +26,7 @@ class Args(Struct, gc=False):
     allocated: Number = field(default=-1, name="Total Allocated")
     device_type: Number = field(default=-1, name="Device Type")
     grid: Raw = NO_TEXT
+    kernel: Raw = NO_TEXT
     sequence: Number = field(default=-1, name="Sequence number")
     forward_thread: Number = field(default=-1, name="Fwd thread id")
     dims: Raw = field(default=NO_TEXT, name="Input Dims")

@@ -152,8 +152,9 @@ def _usable(trace: Trace) -> Bool:
 
 
 def _by_graph(trace: Trace, work: Work) -> Bool:
+    """Mask of what graphs launched and no capture explains."""
     graph = matching(trace.arrays.names, _GRAPH)
-    mask: Bool = (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
+    mask: Bool = (work.node < 0) & (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
     return mask
 
 

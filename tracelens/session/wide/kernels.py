@@ -42,6 +42,7 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
             "launch_ts_ns": lookup(trace.arrays.start, work.launch, -1),
             "kernel_id": work.event,
             "op_id": work.op,
+            "op_source": _op_source(trace, work),
         }
     )
 
@@ -85,6 +86,11 @@ def _numbered(trace: Trace) -> Bool:
     numbered[ops.array("event_id")[is_forward]] = True
     inside: Bool = nearest(events.parent, events.depth, numbered) >= 0
     return inside
+
+
+def _op_source(trace: Trace, work: Work) -> Coded:
+    source = trace.tables["events"].coded("source")
+    return Coded.used(lookup(source.codes, work.op, len(source.values)), [*source.values, ""])
 
 
 def _exclusive(trace: Trace, work: Work) -> Int:

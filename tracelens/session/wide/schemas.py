@@ -75,6 +75,11 @@ KERNELS = Schema(
         *_COSTS,
         Column("kernel_id", "int64", doc="row in the trace's `events`"),
         Column("op_id", "int64", doc="row of the op in the trace's `events`, missing for none"),
+        Column(
+            "op_source",
+            "category",
+            doc="where the op is recorded: trace; capture or twin for what a graph replayed; empty for no op",
+        ),
     ),
     doc="In order of rank and start. FLOPs, bytes and roofline time of an op call with several kernels are "
     "divided among these by their time, so they add up and have the call's rate and efficiency.",

@@ -1,0 +1,95 @@
+"""Captures of graphs and eager twins beside a trace, from which its graph launches are attributed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tracelens.errors import ParseError
+from tracelens.filenames import traces_among
+
+if TYPE_CHECKING:
+    from tracelens.trace import Trace
+
+CAPTURES = "capture_traces"
+"""Folder beside a trace with the traces of its captures, as serving engines write it."""
+
+_RANK = re.compile(r"rank[_-]?(\d+)")
+
+
+class GraphSources(NamedTuple):
+    """What a caller names as the origin of graphs; "" for what lies beside the trace, or for nothing.
+
+    Attributes:
+        captures: a trace of captures, or a folder of them.
+        twin: a trace of the same program without graphs.
+    """
+
+    captures: str = ""
+    twin: str = ""
+
+
+BESIDE = GraphSources()
+
+
+def capture_files(path: str, rank: int, captures: str = "") -> list[str]:
+    """The traces of captures that belong to a trace.
+
+    Args:
+        path: of the trace.
+        rank: of the trace; of captures that name ranks only those of this one count.
+        captures: file or folder that the caller names instead of the one beside the trace.
+
+    Raises:
+        ParseError: the caller's folder holds no trace.
+    """
+    folder = captures or os.path.join(os.path.dirname(path), CAPTURES)
+    if captures and os.path.isfile(captures):
+        return [captures]
+    if not os.path.isdir(folder):
+        if captures:
+            raise ParseError(captures, "no such file or folder of capture traces")
+        return []
+    files = traces_among(sorted(entry.path for entry in os.scandir(folder) if entry.is_file()))
+    files = [file for file in files if not file.endswith("execution_details.json")]
+    if captures and not files:
+        raise ParseError(captures, "holds no capture trace (.json, .gz, .zst, .zip)")
+    ranks = {file: int(match[1]) for file in files if (match := _RANK.search(os.path.basename(file)))}
+    return [file for file in files if rank < 0 or ranks.get(file, rank) == rank]
+
+
+def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[str], list[Trace]]) -> Trace:
+    """The trace with what its graph launches replay attributed, as far as it is known what was captured.
+
+    Args:
+        trace: as read.
+        path: of it.
+        sources: named by the caller.
+        read: reads a file.
+
+    Raises:
+        ParseError: what the caller names cannot be read; what merely lies beside the trace becomes one of its
+            problems.
+    """
+    from tracelens.trace.graphs import GRAPH_CALL, attributed
+
+    if not any(GRAPH_CALL.match(name) for name in trace.arrays.names):
+        return trace
+    local = path != "-" and "://" not in path
+    files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
+    others: list[Trace] = []
+    problems: list[str] = []
+    for file in files:
+        try:
+            others += read(file)
+        except ParseError as error:
+            if sources.captures:
+                raise
+            problems.append(f"capture trace not used: {error}")
+    twins = read(sources.twin) if sources.twin else []
+    if problems:
+        trace = replace(trace, meta=replace(trace.meta, problems=(*trace.meta.problems, *problems)))
+    return attributed(trace, others, twins)

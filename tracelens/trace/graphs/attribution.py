@@ -1,0 +1,301 @@
+"""Which template each replay is a replay of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
+from tracelens.trace.graphs.nodes import (
+    KERNEL,
+    Content,
+    Nodes,
+    Replay,
+    Template,
+    captures,
+    eager,
+    named,
+    op_texts,
+    replays,
+)
+from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
+from tracelens.trace.graphs.splice import Attribution, spliced
+from tracelens.trace.trace import Trace
+
+LEAST_COVERED = 0.5
+"""A template of which less of a replay is found is of another graph."""
+
+CONSISTENT = 0.9
+"""Where calls have no names: share of nodes whose kernel runs under one op wherever the graph has it."""
+
+LEAST_UNNAMED = 4
+"""So few nodes without names may be of any graph."""
+
+MOST_STRETCHES, SLACK = 16, 0.1
+"""Stretches of an eager run that a replay is compared with, and by how much longer than it they may be."""
+
+MOST_ENDS = 32
+"""Nodes by which the beginning and the end of a replay are looked for."""
+
+
+class Fit(NamedTuple):
+    """The templates that fit a replay equally well.
+
+    Attributes:
+        matches: at least one.
+        is_one_size: whether all have the same ops with the same arguments, and differ at most in the layer.
+        is_sized: whether that is, for all that is known, the replay's batch size too.
+    """
+
+    matches: list[Match]
+    is_one_size: bool
+    is_sized: bool
+
+    @property
+    def orders(self) -> set[Order]:
+        """The captures among them, where they differ in the layer only."""
+        return (
+            {match.order for match in self.matches if match.order is not None} if self.is_one_size else set()
+        )
+
+    def only(self, order: Order) -> Fit:
+        """The fit with the match of this capture."""
+        left = [match for match in self.matches if match.order == order]
+        return self._replace(matches=left or self.matches)
+
+
+def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace] = ()) -> Trace:
+    """The trace with what its graphs replay attributed to ops, modules and scopes.
+
+    Args:
+        trace: with graph launches.
+        others: traces of captures.
+        twins: traces of the same program without graphs.
+    """
+    graphs = replays(trace)
+    if not graphs:
+        return trace
+    sources = [captures(source) for source in (*others, trace)]
+    unlaunched = [eager(source) for source in (*others, trace, *twins)]
+    templates = Templates(sources, [stretch for stretch in unlaunched if len(stretch.call)])
+    of_nodes: dict[tuple[object, ...], Fit | None] = {}
+    fits = []
+    for graph in graphs:
+        key = _key(graph)
+        if key not in of_nodes:
+            of_nodes[key] = templates.fit(graph)
+        fits.append(of_nodes[key])
+    known = [(graph, fit) for graph, fit in zip(graphs, fits, strict=True) if fit is not None]
+    in_order = _in_order([fit for _, fit in known])
+    decided = [_attribution(graph, fit) for (graph, _), fit in zip(known, in_order, strict=True)]
+    return spliced(trace, decided)
+
+
+def _key(graph: Replay) -> tuple[object, ...]:
+    """What replays of one graph have in common; on several streams also how these overlap, for safety."""
+    nodes = graph.nodes
+    key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes())
+    is_single = len(np.unique(graph.stream)) == 1
+    return key if is_single else (*key, graph.call)
+
+
+@dataclass(frozen=True)
+class Templates:
+    """What replays are compared with: the captures of each trace in order of time, and eager stretches."""
+
+    captured: Sequence[Sequence[Template]]
+    unlaunched: Sequence[Template]
+
+    @cached_property
+    def _named(self) -> dict[int, list[tuple[int, Template]]]:
+        return {}
+
+    @cached_property
+    def known(self) -> Known:
+        """Which ops launch a kernel, from all calls that name theirs."""
+        calls = [*self.unlaunched, *(template for graphs in self.captured for template in graphs)]
+        return ops_of_kernels(part.nodes for part in calls)
+
+    def fit(self, graph: Replay) -> Fit | None:
+        """The templates that fit a replay best, several where nothing tells them apart."""
+        candidates = [
+            match
+            for number, graphs in enumerate(self.captured)
+            for match in self._of_captures(number, graphs, graph)
+        ]
+        if not any(match.alignment.is_whole for match in candidates):
+            candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
+        candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
+        if not candidates:
+            return None
+        best = max(_quality(match) for match in candidates)
+        matches = [match for match in candidates if _quality(match) >= best - 1e-9]
+        matches = of_grid(graph, matches)
+        first, *others = [contents(match) for match in matches]
+        return Fit(
+            matches, all(other == first for other in others), all(is_sized(match, graph) for match in matches)
+        )
+
+    def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
+        made: dict[tuple[object, ...], Alignment] = {}
+        matches = []
+        for order, template in self._with_names(graphs):
+            nodes = template.nodes
+            key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
+            if key not in made:
+                made[key] = align(nodes, graph, self.known)
+            if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
+                matches.append(Match(template, made[key], (number, order)))
+        return matches
+
+    def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
+        """Captures with their numbers; those without names also with the names of an eager run."""
+        if id(graphs) not in self._named:
+            listed = [*enumerate(graphs)]
+            unnamed = [(order, graph) for order, graph in listed if not any(graph.nodes.name)]
+            guesses = [(order, named(graph, self.unlaunched)) for order, graph in unnamed]
+            listed += [(order, graph) for order, graph in guesses if graph is not None]
+            self._named[id(graphs)] = listed
+        return self._named[id(graphs)]
+
+    def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
+        matches = []
+        for first, last in _stretches(stretch, graph):
+            window = stretch.window(first, last)
+            matches.append(Match(window, align(window.nodes, graph, self.known)))
+        return matches
+
+
+def _quality(match: Match) -> float:
+    """How well a template fits: by coverage, then by how alike the nodes are, names above order alone."""
+    return round(match.covered, 3) + match.alignment.score
+
+
+def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
+    """Whether an alignment of calls without names puts each kernel under one op wherever it occurs."""
+    if len(template) < LEAST_UNNAMED or not alignment.is_whole:
+        return False
+    ops_of: dict[str, dict[str, int]] = {}
+    for op, name, kind in zip(template.op, replay.name, replay.kind.tolist(), strict=True):
+        if kind == KERNEL:
+            counts = ops_of.setdefault(name, {})
+            counts[op] = counts.get(op, 0) + 1
+    kernels = sum(sum(counts.values()) for counts in ops_of.values())
+    return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
+
+
+def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:
+    """Where in an eager run the nodes of a replay may stand."""
+    nodes, replay = stretch.nodes, graph.nodes
+    code: dict[tuple[str, int, int], int] = {}
+
+    def codes(part: Nodes) -> Int:
+        keys = zip(part.name, part.blocks.tolist(), part.kind.tolist(), strict=True)
+        return np.array([code.setdefault(key, len(code)) for key in keys], dtype=np.int64)
+
+    own, other = codes(replay), codes(nodes)
+    if len(np.unique(graph.stream)) > 1:
+        return _between_ends(own, other, graph.stream)
+    texts: dict[Content, int] = {}
+    contents_of = op_texts(stretch.trace, stretch.op)
+    content = np.array([texts.setdefault(text, len(texts)) for text in contents_of], dtype=np.int64)
+    return _on_diagonals(own, other, content)
+
+
+def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
+    """Stretches that begin and end as a replay on several streams does outside of its forks."""
+    changes = np.flatnonzero(np.diff(stream))
+    first = min(int(changes[0]) + 1, MOST_ENDS)
+    last = min(len(own) - 1 - int(changes[-1]), MOST_ENDS)
+    if first + last < LEAST_UNNAMED:
+        return []
+    starts, ends = _begins(other, own[:first]), _begins(other, own[len(own) - last :]) + last
+    found = []
+    for start in starts.tolist():
+        lengths = ends - start
+        fitting = lengths[np.abs(lengths - len(own)) <= SLACK * len(own)]
+        if len(fitting):
+            found.append((start, start + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
+    return found[:MOST_STRETCHES]
+
+
+def _begins(nodes: Int, pattern: Int) -> Int:
+    """Where most nodes of a pattern stand in its order: a branch may run before the program launched it."""
+    equal = np.zeros(max(len(nodes) - len(pattern) + 1, 0), dtype=np.int64)
+    for position, code in enumerate(pattern.tolist()):
+        equal += nodes[position : position + len(equal)] == code
+    return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
+
+
+def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
+    """Stretches with most nodes equal in equal distance, with some slack where not all are.
+
+    Args:
+        own: nodes of the replay.
+        other: nodes of the eager run.
+        content: op and arguments of these; of stretches that agree in them the first counts.
+    """
+    votes = np.zeros(len(other) + len(own), dtype=np.int64)
+    order = np.argsort(other, kind="stable")
+    low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
+    for position, (begin, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        votes[order[begin:end] - position + len(own)] += 1
+    best = votes.max(initial=0)
+    if best < LEAST_COVERED * len(own) / 2:
+        return []
+    starts: list[int] = []
+    for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
+        if votes[offset] < 0.9 * best or len(starts) == MOST_STRETCHES:
+            break
+        start = offset - len(own)
+        if all(abs(start - other_start) > len(own) // 2 for other_start in starts):
+            starts.append(start)
+    by_content = {content[max(start, 0) : start + len(own)].tobytes(): start for start in reversed(starts)}
+    starts = sorted(by_content.values())
+    slack = 0 if best == len(own) else max(int(SLACK * len(own)), 8)
+    return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
+
+
+def _in_order(fits: Sequence[Fit]) -> list[Fit]:
+    """Fits narrowed by order: pieces that are alike are replayed in the order in which they were captured.
+
+    Only where the neighbours that are told apart, one or both, say the same.
+    """
+    ahead = _followed(fits, 1)
+    behind = _followed(fits[::-1], -1)[::-1]
+    narrowed = []
+    for fit, *neighbours in zip(fits, ahead, behind, strict=True):
+        orders = {order for order in neighbours if order is not None}
+        narrowed.append(fit.only(*orders) if len(orders) == 1 else fit)
+    return narrowed
+
+
+def _followed(fits: Sequence[Fit], stride: int) -> list[Order | None]:
+    """For each replay the capture behind that of the replay before it, where that may be its own."""
+    known: list[Order | None] = []
+    last: Order | None = None
+    for fit in fits:
+        orders = fit.orders
+        follower = None if last is None else (last[0], last[1] + stride)
+        last = follower if follower in orders else next(iter(orders)) if len(orders) == 1 else None
+        known.append(last)
+    return known
+
+
+def _attribution(graph: Replay, fit: Fit) -> Attribution:
+    """The matches of a fit as far as they agree."""
+    match = fit.matches[0]
+    node, is_sole = match.alignment.node, len(fit.matches) == 1
+    if not is_sole:
+        texts = [contents(other) for other in fit.matches]
+        same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
+        node = np.where(same_op, node, -1)
+    has_frames = is_sole or match.template.source == "twin"
+    return Attribution(
+        graph.call, graph.work, node, match.template, fit.is_one_size and fit.is_sized, has_frames
+    )

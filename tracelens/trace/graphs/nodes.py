@@ -1,0 +1,268 @@
+"""Nodes of graphs: those of a capture or of an eager run as templates, and those that a replay ran."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import nearest
+from tracelens.trace.links import PASSED_THROUGH, forward_ops
+from tracelens.trace.trace import Trace
+
+GRAPH_CALL = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
+KERNEL, COPY, FILL = range(3)
+"""What a node is."""
+
+_KERNEL_CALL = re.compile(r"^(?:cuda|cu|hip)(?!Graph)\w*Launch\w*Kernel")
+_COPY_CALL = re.compile(r"^(?:cuda|cu|hip)Memcpy")
+_FILL_CALL = re.compile(r"^(?:cuda|cu|hip)Memset")
+_BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
+# HIP copies and fills with kernels of its own.
+_COPY_KERNEL, _FILL_KERNEL = re.compile("__amd_rocclr_copy"), re.compile("__amd_rocclr_fill")
+
+
+Content = tuple[str, tuple[str, ...]]
+"""Name and arguments of an op."""
+
+
+class Nodes(NamedTuple):
+    """Nodes in order.
+
+    Attributes:
+        kind: KERNEL, COPY or FILL.
+        name: of the kernel without decoration, "" where not recorded.
+        blocks: thread blocks, -1 where not recorded.
+        op: of a template, the name of the op around the launch call, "" where there is none or not known.
+    """
+
+    kind: Int
+    name: list[str]
+    blocks: Int
+    op: list[str]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, first: int, last: int) -> Nodes:
+        """The nodes [first, last)."""
+        part = slice(first, last)
+        return Nodes(self.kind[part], self.name[part], self.blocks[part], self.op[part])
+
+
+@dataclass(frozen=True)
+class Template:
+    """Launch calls in the order of the program: of one captured graph, or of what ran without one.
+
+    Attributes:
+        trace: which recorded them.
+        source: "capture" or "twin", see tables.EVENT_SOURCES.
+        call: event row in `trace` of each launch call.
+        op: event row of the op around each, -1 for none.
+        nodes: what they launch.
+        first: event row of the call that began the capture, -1 where there is none.
+    """
+
+    trace: Trace
+    source: str
+    call: Int
+    op: Int
+    nodes: Nodes
+    first: int = -1
+
+    def window(self, first: int, last: int) -> Template:
+        """The calls [first, last)."""
+        part = slice(first, last)
+        nodes = self.nodes.take(first, last)
+        return Template(self.trace, self.source, self.call[part], self.op[part], nodes, self.first)
+
+
+class Replay(NamedTuple):
+    """What one graph launch ran.
+
+    Attributes:
+        call: event row of the graph launch.
+        work: event rows of its GPU work, in order of start.
+        stream, start, end: of each.
+        nodes: the same as nodes.
+    """
+
+    call: int
+    work: Int
+    stream: Int
+    start: Int
+    end: Int
+    nodes: Nodes
+
+
+def plain_name(name: str) -> str:
+    """A kernel's name without what profilers add to it."""
+    return name.removesuffix(".kd").removesuffix(" [clone .kd]").strip()
+
+
+def replays(trace: Trace) -> list[Replay]:
+    """The graph launches of a trace that ran anything, in order of their calls."""
+    events, links = trace.arrays, trace.tables["links"]
+    graph = events.named(GRAPH_CALL.match)
+    gpu, launch = links.array("kernel_id"), links.array("launch_id")
+    rows = np.flatnonzero(lookup(graph, launch, False))
+    rows = rows[np.lexsort((events.start[gpu[rows]], launch[rows]))]
+    calls, first = np.unique(launch[rows], return_index=True)
+    order = np.argsort(events.start[calls], kind="stable")
+    pieces = np.split(gpu[rows], first[1:])
+    return [
+        Replay(call, work, events.stream[work], events.start[work], events.end[work], ran(trace, work))
+        for call, work in ((int(calls[number]), pieces[number]) for number in order.tolist())
+    ]
+
+
+def ran(trace: Trace, work: Int) -> Nodes:
+    """Nodes of GPU work."""
+    events = trace.arrays
+    kind = np.where(events.where("memcpy")[work], COPY, np.where(events.where("memset")[work], FILL, KERNEL))
+    kind[events.named(_COPY_KERNEL.search)[work]] = COPY
+    kind[events.named(_FILL_KERNEL.search)[work]] = FILL
+    names = [plain_name(events.names[code]) for code in events.name[work].tolist()]
+    names = [name if of == KERNEL else "" for name, of in zip(names, kind.tolist(), strict=True)]
+    blocks = np.where(kind == KERNEL, trace.tables["events"].array("blocks")[work], -1)
+    return Nodes(kind, names, blocks, [""] * len(work))
+
+
+def captures(trace: Trace) -> list[Template]:
+    """The graphs that a trace shows being captured, in order of time.
+
+    A capture lasts from the call that begins to the call that ends it. What was launched meanwhile and ran at
+    once, on another stream, is no part of it.
+    """
+    events = trace.arrays
+    begins = np.flatnonzero(events.where("launch") & events.named(_BEGIN.search))
+    ends = np.flatnonzero(events.where("launch") & events.named(_END.search))
+    if not len(begins) or not len(ends):
+        return []
+    calls, kind = _launch_calls(trace)
+    recorded = ~np.isin(calls, trace.tables["links"].array("launch_id"))
+    calls, kind = calls[recorded], kind[recorded]
+    start = events.start[calls]
+    graphs = []
+    for begin in begins[np.argsort(events.start[begins], kind="stable")].tolist():
+        after = ends[(events.start[ends] > events.start[begin]) & (events.tid[ends] == events.tid[begin])]
+        if len(after):
+            inside = (start > events.start[begin]) & (start < events.start[after].min())
+            graphs.append(_template(trace, calls[inside], kind[inside], int(begin)))
+    return [graph for graph in graphs if len(graph.call)]
+
+
+def _launch_calls(trace: Trace) -> tuple[Int, Int]:
+    """Calls that put a node into a graph that is captured, in order of time, and what each puts there."""
+    events = trace.arrays
+    of_name = np.full(len(events.names), -1, dtype=np.int64)
+    for code, name in enumerate(events.names):
+        for kind, pattern in ((KERNEL, _KERNEL_CALL), (COPY, _COPY_CALL), (FILL, _FILL_CALL)):
+            if pattern.match(name):
+                of_name[code] = kind
+    is_launch = events.where("launch")
+    outer = is_launch & ~lookup(is_launch, events.parent, False)  # a runtime call holds a driver call
+    calls = np.flatnonzero(outer & (of_name[events.name] >= 0))
+    calls = calls[np.argsort(events.start[calls], kind="stable")]
+    return calls, of_name[events.name[calls]]
+
+
+def _template(trace: Trace, calls: Int, kind: Int, begin: int) -> Template:
+    events, launches = trace.arrays, trace.tables["launches"]
+    row = np.full(len(events.start), -1, dtype=np.int64)
+    row[launches.array("event_id")] = np.arange(len(launches))
+    kernels = launches.coded("kernel")
+    names = ["" if number < 0 else plain_name(kernels.texts([number])[0]) for number in row[calls].tolist()]
+    return _assembled(trace, "capture", calls, (kind, names, np.full(len(calls), -1)), begin)
+
+
+def eager(trace: Trace) -> Template:
+    """All that a trace launched without a graph, in the order of its launch calls."""
+    events, links = trace.arrays, trace.tables["links"]
+    gpu, launch = links.array("kernel_id"), links.array("launch_id")
+    rows = np.flatnonzero((launch >= 0) & ~lookup(events.named(GRAPH_CALL.match), launch, False))
+    rows = rows[np.lexsort((events.start[gpu[rows]], events.start[launch[rows]]))]
+    nodes = ran(trace, gpu[rows])
+    return _assembled(trace, "twin", launch[rows], (nodes.kind, nodes.name, nodes.blocks), -1)
+
+
+def _assembled(
+    trace: Trace, source: str, calls: Int, nodes: tuple[Int, list[str], Int], begin: int
+) -> Template:
+    events = trace.arrays
+    op = innermost_op(trace)[calls]
+    op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
+    return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin)
+
+
+def op_texts(trace: Trace, ops: Int) -> list[Content]:
+    """Name and arguments of ops, ("", ()) for -1."""
+    names, table = trace.arrays, trace.tables["ops"]
+    row = lookup(trace.once(_ops_row), ops, -1)
+    texts = [table.coded(name) for name in ("shapes", "dtypes", "values")]
+    return [
+        ("", ())
+        if number < 0
+        else (names.names[names.name[op]], tuple(text.values[text.codes[number]] for text in texts))
+        for op, number in zip(ops.tolist(), row.tolist(), strict=True)
+    ]
+
+
+def _ops_row(trace: Trace) -> Int:
+    """For each event its row in the ops table, -1 for none."""
+    row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+    ops = trace.tables["ops"].array("event_id")
+    row[ops] = np.arange(len(ops))
+    return row
+
+
+def named(template: Template, stretches: Sequence[Template]) -> Template | None:
+    """A capture with the kernel names of an eager run of the same ops and arguments, if there is one."""
+    code: dict[Content, int] = {}
+
+    def codes(calls: Template) -> Int:
+        texts = op_texts(calls.trace, calls.op)
+        return np.array([code.setdefault(text, len(code)) for text in texts], dtype=np.int64)
+
+    own, count = codes(template), len(template.call)
+    for stretch in stretches:
+        other = codes(stretch)
+        starts = np.arange(max(len(other) - count + 1, 0))
+        for position, number in enumerate(own.tolist()):
+            starts = starts[other[starts + position] == number]
+            if not len(starts):
+                break
+        if len(starts):
+            nodes = stretch.nodes.take(int(starts[0]), int(starts[0]) + count)
+            if np.array_equal(nodes.kind, template.nodes.kind):
+                return replace(template, nodes=Nodes(nodes.kind, nodes.name, nodes.blocks, template.nodes.op))
+    return None
+
+
+def forward_op(trace: Trace) -> Int:
+    """For each event the forward op whose gradient it computes, -1 where it computes none."""
+    return trace.once(_forward_op)
+
+
+def _forward_op(trace: Trace) -> Int:
+    events, ops = trace.arrays, trace.tables["ops"]
+    rows = ops.array("event_id")
+    sequence, forward_thread = ops.array("sequence"), ops.array("forward_thread")
+    forward = np.full(len(events.start), -1, dtype=np.int64)
+    forward[rows] = forward_ops(rows, sequence, forward_thread, events.tid[rows], events.start[rows])
+    return lookup(forward, nearest(events.parent, events.depth, forward >= 0), -1)
+
+
+def innermost_op(trace: Trace) -> Int:
+    """For each event the op that its launches belong to, as in links.find_ops."""
+    return trace.once(_innermost_op)
+
+
+def _innermost_op(trace: Trace) -> Int:
+    events = trace.arrays
+    is_op: Bool = events.where("op") & ~events.named(PASSED_THROUGH.__contains__)
+    return nearest(events.parent, events.depth, is_op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.costs.call import OpCall, Uncounted
+from tracelens.costs.call import Batch, OpCall, Uncounted
 from tracelens.costs.model import OpCost, find
 from tracelens.dtypes import BITS
 
@@ -32,6 +32,14 @@ def costed(name: str, *arguments: object, forward: OpCall | None = None, kernel:
     model = find(name)
     assert model is not None, name
     return model.function(recorded(name, *arguments, forward=forward, kernel=kernel))
+
+
+def at_step(call: OpCall, batch: Batch | None = None) -> OpCost:
+    """The cost of a call that needs the lengths of the serving step around it."""
+    model = find(call.name)
+    assert model is not None
+    assert model.batch
+    return model.function(call._replace(batch=batch))
 
 
 def only_uncounted(call: OpCall) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
 from tracelens.trace.classify import WORK_KINDS as WORK_KINDS
 from tracelens.trace.classify import classes as kernel_classes
@@ -37,6 +37,7 @@ class Work(NamedTuple):
         device, stream: of a GPU; -1 and the thread in a CPU-only trace.
         launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
         node: event row of the copied launch call of a node that a graph replays, -1 if none.
+        blocks: thread blocks of a kernel, of a graph's node those of its captured launch; -1 if not recorded.
         is_kernel: neither copy nor memset by the runtime; all work of a CPU-only trace.
         cpu_only: whether the trace is CPU-only.
     """
@@ -53,6 +54,7 @@ class Work(NamedTuple):
     op: Int
     forward: Int
     node: Int
+    blocks: Int
     linked: Bool
     is_kernel: Bool
     categories: list[str]
@@ -129,7 +131,8 @@ def build(trace: Trace) -> Work:
         start, end = clip(start[inside], end[inside], trace.window.start, trace.window.end)
     cpu_only = trace.meta.cpu_only
     is_kernel = events.where("kernel")[gpu] | cpu_only
-    op = link("op_id")
+    op, node = link("op_id"), link("call_id")
+    blocks = trace.tables["events"].array("blocks")
     category, categories = _categories(events, gpu, op, is_kernel, cpu_only)
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
     return Work(
@@ -144,7 +147,8 @@ def build(trace: Trace) -> Work:
         launch=link("launch_id"),
         op=op,
         forward=link("forward_op_id"),
-        node=link("call_id"),
+        node=node,
+        blocks=np.where((blocks[gpu] < 0) & (node >= 0), lookup(blocks, node, -1), blocks[gpu]),
         linked=events.linked[gpu] | cpu_only,
         is_kernel=is_kernel,
         categories=categories,

@@ -297,8 +297,8 @@ def test_one_step_only() -> None:
 
 
 CUSTOM = """
-    op _C_custom_ar::all_reduce shapes=[[],[50],[50]] types=["Scalar","c10::Half","c10::Half"] values=["7","",""] \
-| ---   ---
+    op _C_custom_ar::all_reduce shapes=[[],[50],[50]] types=["Scalar","c10::Half","c10::Half"] \
+values=["7","",""] | ---   ---
     launch      |  a     b
     s9 vllm::cross_device_reduce_2stage<__hip_bfloat16,{ranks}> | {kernels}
 """

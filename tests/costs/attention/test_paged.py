@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.costs.recorded import recorded
+from tests.costs.recorded import at_step, recorded
 from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs.model import find
 
 NONE = Lengths(0, 0, 0, 0)
 POOL = "bf16 835874 8 128"
 # A recorded step of vLLM: execute_8192_context_9(sq8155...)_generation_37(sq37...).
 MIXED = Batch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489))
-
-
-def costed(call: OpCall, batch: Batch | None = None) -> OpCost:
-    model = find(call.name)
-    assert model is not None
-    assert model.batch
-    return model.function(call._replace(batch=batch))
 
 
 def prefill(
@@ -35,7 +28,7 @@ def prefill(
 @pytest.mark.parametrize("batch", [None, Batch(Lengths(15360, 15360, 15 * 1024**2, 15 * 1024**2), NONE)])
 def test_equal_sequences_without_a_prefix(batch: Batch | None) -> None:
     """129 GFLOP and 0.31 GB, not the 3.4 GB of the cache."""
-    cost = costed(prefill(), batch)
+    cost = at_step(prefill(), batch)
     assert cost.flops == 4 * 32 * 128 * 15 * 1024**2 // 2 == 128_849_018_880
     assert cost.read_bytes == (15360 * 32 + 2 * 15360 * 8) * 128 * 2
     assert cost.write_bytes == 15360 * 32 * 128 * 2
@@ -43,13 +36,13 @@ def test_equal_sequences_without_a_prefix(batch: Batch | None) -> None:
 
 
 def test_one_sequence_with_a_prefix() -> None:
-    cost = costed(prefill(1000, 1, 3256, (1000, 3000)))
+    cost = at_step(prefill(1000, 1, 3256, (1000, 3000)))
     assert cost.flops == 2 * 32 * (128 + 128) * (1000 * 3000 - 1000 * 1000 // 2)
     assert cost.read_bytes == (1000 * 32 + 2 * 3000 * 8) * 128 * 2
 
 
 def test_one_query_a_sequence_sees_all_keys_in_use() -> None:
-    cost = costed(prefill(32, 32, 32785, (1, 4000)))
+    cost = at_step(prefill(32, 32, 32785, (1, 4000)))
     assert cost.flops == 4 * 32 * 128 * 32785
     assert cost.read_bytes == (32 * 32 + 2 * 32785 * 8) * 128 * 2
 
@@ -63,19 +56,19 @@ def test_one_query_a_sequence_sees_all_keys_in_use() -> None:
     ids=["linear", "for vector loads"],
 )
 def test_pages_of_several_tokens(k: str, v: str) -> None:
-    cost = costed(prefill(pages=960, cache=(k, v)))
-    assert cost == costed(prefill())
+    cost = at_step(prefill(pages=960, cache=(k, v)))
+    assert cost == at_step(prefill())
 
 
 def test_a_window_reads_only_what_it_sees() -> None:
-    cost = costed(prefill(100, 1, 5000, (100, 5000), window="127"))
+    cost = at_step(prefill(100, 1, 5000, (100, 5000), window="127"))
     assert cost.flops == 4 * 32 * 128 * 100 * 128
     assert cost.read_bytes == (100 * 32 + 2 * 227 * 8) * 128 * 2
-    assert "window is not counted" in costed(prefill(window="127")).note
+    assert "window is not counted" in at_step(prefill(window="127")).note
 
 
 def test_without_a_mask_every_query_sees_every_key() -> None:
-    assert costed(prefill(causal="False")).flops == 4 * 32 * 128 * 15 * 1024**2
+    assert at_step(prefill(causal="False")).flops == 4 * 32 * 128 * 15 * 1024**2
 
 
 @pytest.mark.parametrize(
@@ -95,30 +88,30 @@ def test_without_a_mask_every_query_sees_every_key() -> None:
 )  # fmt: skip
 def test_unknown_lengths_are_not_counted(call: OpCall) -> None:
     with pytest.raises(Uncounted, match="sequence lengths"):
-        costed(call)
+        at_step(call)
     # Neither does the label of a step with other queries tell them.
     with pytest.raises(Uncounted, match="sequence lengths"):
-        costed(call, Batch(Lengths(9_000_000, 9_000_000, 10**13, 10**13), NONE))
+        at_step(call, Batch(Lengths(9_000_000, 9_000_000, 10**13, 10**13), NONE))
 
 
 def test_ragged_sequences_by_the_label() -> None:
     """Sums of 2 sequences: 100 new of 300 keys, 12 of 12."""
     lengths = Lengths(112, 312, 100**2 + 12**2, 100 * 300 + 12 * 12)
-    cost = costed(prefill(112, 2, 568, (100, 300)), Batch(lengths, NONE))
+    cost = at_step(prefill(112, 2, 568, (100, 300)), Batch(lengths, NONE))
     assert cost.flops == 4 * 32 * 128 * (100 * 300 - 100 * 50 + 12 * 6)
     assert cost.read_bytes == (112 * 32 + 2 * 312 * 8) * 128 * 2
     assert cost.note == "lengths from the step label"
     # Of a step with decoding beside it, the call has the prefill; other sums than its pages hold are not its.
-    assert costed(prefill(112, 2, 568, (100, 300)), Batch(lengths, Lengths(7, 900, 7, 900))) == cost
+    assert at_step(prefill(112, 2, 568, (100, 300)), Batch(lengths, Lengths(7, 900, 7, 900))) == cost
     with pytest.raises(Uncounted):
-        costed(prefill(112, 2, 300, (100, 300)), Batch(lengths, NONE))
+        at_step(prefill(112, 2, 300, (100, 300)), Batch(lengths, NONE))
 
 
 @pytest.mark.parametrize("queries", [8192, 8448])
 def test_unified_attention_of_a_mixed_step(queries: int) -> None:
     """As another tool counts this step; padding is no query."""
     q, kv = f"bf16 {queries} 64 64", f"bf16 {queries} 8 64"
-    cost = costed(recorded("vllm::unified_attention_with_output", q, kv, kv, q), MIXED)
+    cost = at_step(recorded("vllm::unified_attention_with_output", q, kv, kv, q), MIXED)
     assert cost.flops == 65_010_180_096
     assert cost.read_bytes + cost.write_bytes == 211.826171875 * 2**20
     assert cost.note.startswith("lengths from the step label")
@@ -134,69 +127,7 @@ def test_unified_attention_of_a_mixed_step(queries: int) -> None:
 )
 def test_other_layouts_are_not_guessed(shapes: list[str], reason: str) -> None:
     with pytest.raises(Uncounted, match=reason):
-        costed(recorded("vllm::unified_attention", *shapes), MIXED)
-
-
-DECODING = Batch(NONE, Lengths(32, 32_785, 32, 32_785))
-"""A step of 32 requests with 32 785 tokens in the cache together."""
-
-
-Q, K, V = "bf16 32 32 128", "bf16 9000 8 16 16 8", "bf16 9000 8 128 16"
-SCRATCH = ("fp32 32 32 4", "fp32 32 32 4", "bf16 32 32 4 128")
-TABLES = ("int32 32 64", "int32 32")
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        recorded("_C::paged_attention_v1", Q, Q, K, V, 8, 0.088, *TABLES, 16, 1100),
-        recorded("_C::paged_attention_v2", Q, *SCRATCH, Q, K, V, 8, 0.088, *TABLES, 16, 1100),
-        recorded("_rocm_C::paged_attention", Q, *SCRATCH, Q, K, V, 8, 0.088, *TABLES, None, 16, 1100),
-        recorded("aiter::paged_attention_rocm", Q, *SCRATCH, Q, K, V, 8, 0.088, *TABLES, 16, 1100),
-        recorded("aiter::pa_fwd_asm", Q, K, "bf16 9000 8 2 128 8", *TABLES, 64),
-        recorded("aiter::pa_fwd_naive", Q, K, V, *TABLES, "fp32 1", "fp32 1", 1100, 8),
-    ],
-    ids=lambda call: call.name,
-)
-def test_blocks_of_a_cache_by_the_label(call: OpCall) -> None:
-    """4 x heads x D FLOPs for each of 32 785 keys; keys and values of 8 heads once, queries and output.
-
-    Another tool counts this step alike: 0.53714944 GFLOPs and 128.56640625 MiB.
-    """
-    cost = costed(call, DECODING)
-    assert cost.flops == 4 * 32 * 128 * 32_785 == 537_149_440
-    assert cost.read_bytes == (2 * 32_785 * 8 + 32 * 32) * 128 * 2
-    assert cost.read_bytes + cost.write_bytes == 128.56640625 * 2**20
-    assert cost.note == "lengths from the step label"
-    with pytest.raises(Uncounted, match="lengths"):
-        costed(call)
-    # More keys than the cache has room for are those of another call.
-    with pytest.raises(Uncounted, match="lengths"):
-        costed(call, Batch(NONE, Lengths(32, 144_001, 32, 144_001)))
-
-
-def test_eight_bit_caches_are_read_as_bytes() -> None:
-    call = recorded("aiter::pa_fwd_asm", Q, "fp8e4m3 9000 8 8 16 16", "fp8e4m3 9000 8 1 128 16", *TABLES, 64)
-    cost = costed(call, DECODING)
-    assert cost.flops == 537_149_440
-    assert cost.read_bytes == 2 * 32_785 * 8 * 128 + 32 * 32 * 128 * 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["bf16 8 4096"] * 4, "layout"),
-        ([Q, Q, "bf16 9000 8 3 16 7", V], "disagree"),
-        ([Q, Q, "bf16 9000 7 16 16 8", "bf16 9000 7 128 16"], "disagree"),
-        ([Q, Q, K, "bf16 9000 4 128 16"], "layout"),
-        # Pages of tokens, as FlashAttention keeps them: its second dimension is no number of heads.
-        ([Q, Q, "bf16 9000 16 8 128", "bf16 9000 16 8 128"], "layout"),
-        ([8, 0.088], "layout"),
-    ],
-)
-def test_other_caches_are_not_guessed(arguments: list[object], reason: str) -> None:
-    with pytest.raises(Uncounted, match=reason):
-        costed(recorded("_C::paged_attention_v1", *arguments), DECODING)
+        at_step(recorded("vllm::unified_attention", *shapes), MIXED)
 
 
 def test_latent_attention_keeps_its_lengths_in_memory() -> None:
@@ -217,17 +148,17 @@ def test_decoding_by_gluon(values: str) -> None:
         "aiter::pa_decode_gluon", "bf16 64 64 128", "bf16 64 64 128", "fp8e4m3 9000 8 8 16 16", values,
         "i32 64", PAGES, "0.088", "1", "16", "256", "24", *[None] * 8, "0", "True",
     )  # fmt: skip
-    cost = costed(call, LONG)
+    cost = at_step(call, LONG)
     assert cost.flops == 4 * 64 * 128 * 100_000
     assert cost.read_bytes == 2 * 64 * 64 * 128 + 2 * 100_000 * 8 * 128
     assert cost.write_bytes == 2 * 64 * 64 * 128
     assert cost.note == "lengths from the step label"
     windowed = call._replace(values=[*call.values[:19], "128", "True"])
-    assert costed(windowed, LONG) == cost._replace(
+    assert at_step(windowed, LONG) == cost._replace(
         note="lengths from the step label; upper bound: a sliding window is not counted"
     )
     with pytest.raises(Uncounted, match="sequence lengths in the KV cache"):
-        costed(call)
+        at_step(call)
 
 
 def test_decoding_over_lists_of_pages_as_recorded_on_mi300x() -> None:
@@ -237,8 +168,8 @@ def test_decoding_over_lists_of_pages_as_recorded_on_mi300x() -> None:
         "bf16 32 32 128", "bf16 835874 1 8 128", "bf16 835874 1 8 128", "i32 33", "i32 20971520", "i32 4096",
         None, "fp32 1", "fp32 1", None,
     )  # fmt: skip
-    cost = costed(call, Batch(NONE, Lengths(32, 32785, 32, 32785)))
+    cost = at_step(call, Batch(NONE, Lengths(32, 32785, 32, 32785)))
     assert cost.flops == 4 * 32 * 128 * 32785
     assert cost.read_bytes == 2 * (32 * 32 * 128 + 2 * 32785 * 8 * 128)
     with pytest.raises(Uncounted, match="sequence lengths in the KV cache"):
-        costed(call)
+        at_step(call)

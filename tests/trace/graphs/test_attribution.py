@@ -70,6 +70,13 @@ def test_the_launch_stays_the_graph_launch_and_the_capture_stands_under_it() -> 
     assert (work.op == trace.links["op_id"]).all()
 
 
+def test_grids_that_only_the_capture_records() -> None:
+    """ROCm records the grid of a captured call, and not that of the kernel that is replayed."""
+    gridded = aligned(CAPTURE.replace("kernel=gemm", "kernel=gemm grid=[32,4,1]"))
+    work = gpu_work(attributed(draw(REPLAY), [draw(gridded)]))
+    assert work.blocks.tolist() == [128, -1, -1, -1]
+
+
 def test_copies_are_told_from_what_ran() -> None:
     recorded = draw(REPLAY)
     trace = attributed(recorded, [draw(CAPTURE)])

@@ -60,9 +60,8 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
         skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
         return None
     shape, texts = _shapes(trace, comp)
-    blocks = trace.tables["events"].array("blocks")[comp.event]
     # One op may launch a kernel at several sizes; those that differ in blocks take differently long.
-    group, (name, shape, blocks) = codes(comp.name, shape, blocks)
+    group, (name, shape, blocks) = codes(comp.name, shape, comp.blocks)
     overlapped_count, alone_count = (
         np.bincount(group[mask], minlength=len(name)) for mask in (overlapped, alone)
     )

@@ -112,7 +112,6 @@ class _Costing:
         self.trace, self.work, self.selected = trace, work, selected
         self.events = trace.arrays
         self.ops = trace.once(OpCalls)
-        self.blocks = trace.tables["events"].array("blocks")[work.event]
         count = len(work.event)
         # A call is known by the event row of its op, or by a number beyond all event rows.
         self.call = len(self.events.start) + np.arange(count)
@@ -190,7 +189,7 @@ class _Costing:
         needs = {name for name in self._names(calls) if (model := find(name)) and model.forward}
         forward = np.where(self._named(calls, needs), self.work.forward[longest], -1)
         # The kernel tells what arguments do not (TF32 or FP32, element type of a list of tensors).
-        kernel = (self.work.name[longest], self.blocks[longest])
+        kernel = (self.work.name[longest], self.work.blocks[longest])
         group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
         _, first = np.unique(group, return_index=True)
         coded = [
@@ -217,7 +216,7 @@ class _Costing:
         if model is None:
             return unknown(name)
         kernel = self.work.names[self.work.name[row]]
-        call = self.ops.call(op, kernel, int(self.blocks[row]), forward)
+        call = self.ops.call(op, kernel, int(self.work.blocks[row]), forward)
         try:
             cost = model.count(call)
         except Uncounted as why:
@@ -251,7 +250,7 @@ class _Costing:
                 self._set(rows[free[rows]], _counted(copied))
         rows = self._uncounted
         rows = rows[self.work.is_kernel[rows]]
-        group, (name, blocks) = codes(self.work.name[rows], self.blocks[rows])
+        group, (name, blocks) = codes(self.work.name[rows], self.work.blocks[rows])
         for number, (code, count) in enumerate(zip(name.tolist(), blocks.tolist(), strict=True)):
             kernel = self.work.names[code]
             model = find(f"kernel::{kernel}")

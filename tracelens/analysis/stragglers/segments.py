@@ -372,12 +372,11 @@ def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
     ]
     is_recorded = np.array([bool(text) for text in texts], dtype=bool)[argument]
     op = lookup(events.name, work.op, -1)
-    blocks = trace.tables["events"].array("blocks")[work.event]
     group, (op, argument, kernel, blocks) = codes(
         op,
         np.where(is_recorded, argument, -1),
         np.where(is_recorded, -1, work.name),
-        np.where(is_recorded, -1, blocks),
+        np.where(is_recorded, -1, work.blocks),
     )
     columns = (values.tolist() for values in (op, argument, kernel, blocks))
     keys = [

@@ -37,8 +37,7 @@ def grids(trace: Trace, work: Work, op: Int) -> tuple[Int, Int]:
     events = trace.arrays
     indexed = [code for code, name in enumerate(events.names) if name in INDEXED]
     is_indexed = (op >= 0) & np.isin(events.name[op], indexed) & work.is_kernel
-    blocks = trace.tables["events"].array("blocks")[work.event]
-    return np.where(is_indexed, work.name, -1), np.where(is_indexed, blocks, -1)
+    return np.where(is_indexed, work.name, -1), np.where(is_indexed, work.blocks, -1)
 
 
 def complete(op: str, arguments: Sequence[Argument], kernel: str, blocks: int) -> list[Argument]:

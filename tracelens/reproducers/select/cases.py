@@ -135,5 +135,4 @@ def merged(ranks: list[list[Case]]) -> list[Case]:
 
 def _launch(trace: Trace, work: Work, piece: int) -> tuple[str, int, int]:
     """Kernel, thread blocks and forward op of a piece of work."""
-    blocks = trace.tables["events"].array("blocks")[work.event[piece]]
-    return work.names[work.name[piece]], int(blocks), int(work.forward[piece])
+    return work.names[work.name[piece]], int(work.blocks[piece]), int(work.forward[piece])

@@ -169,7 +169,7 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
             "dur_ns": pattern.behind - np.arange(size),
             "pid": np.full(size, old.pid[call]),
             "tid": np.full(size, old.tid[call]),
-            "blocks": source.array("blocks")[rows],
+            "blocks": source.array("blocks")[rows] if part.made.has_arguments else np.full(size, -1),
             "parent_id": parent,
             "linked": np.zeros(size, dtype=bool),
         }

@@ -142,3 +142,14 @@ def test_blocks_of_alphafold(name: str) -> None:
     assert backward.flops == cost.flops * 5 // 2
     with pytest.raises(Uncounted, match="unknown layout"):
         costed(name, "bf16 256 8 32", "bf16 256 8 32", "bf16 256 8 32")
+
+
+def test_diffusers_and_xformers_share_the_order_of_arguments() -> None:
+    q, k = "bf16 1 1024 24 128", "bf16 1 512 24 128"
+    flops = 4 * 24 * 1024 * 512 * 128
+    wrapped = costed("_diffusers_flash_attn_3::_flash_attn_forward", q, k, k, "0.088", "False", *[None] * 4)
+    assert wrapped.flops == flops
+    bounds = [None] * 5
+    window = ("0.0", "0.088", "False", "-1", "-1", "False", None)
+    flash = costed("xformers_flash::flash_fwd", q, k, k, *bounds[:3], "1024", "512", *window)
+    assert flash.flops == flops

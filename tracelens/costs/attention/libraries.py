@@ -33,7 +33,8 @@ _FORWARD = (
     "FlashAttnVarlenFunc", "aiter::_flash_attn_forward", "aiter::_flash_attn_varlen_forward",
     "aiter::mha_fwd*", "aiter::mha_varlen_fwd*", "aiter::fmha_v3_fwd*", "aiter::fmha_v3_varlen_fwd*",
     "aiter::wrapper_fmha_v3_fwd", "aiter::wrapper_fmha_v3_varlen_fwd", "_vllm_fa2_C::varlen_fwd",
-    "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd",
+    "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd", "xformers_flash::flash_fwd",
+    "xformers_flash3::flash_fwd", "_diffusers_flash_attn_3::_flash_attn_forward",
 )  # fmt: skip
 
 _BACKWARD = (

@@ -296,6 +296,10 @@ def test_another_device_is_a_projection() -> None:
     roles = set(records(projected["roofs"], "device", "role"))
     assert {role for _, role in roles} == {"chosen", "measured", "other"}
     assert {("AMD Instinct MI355X", "chosen"), ("NVIDIA H200 SXM", "measured")} < roles
+    nameless = {**drawing, "deviceProperties": [{"id": 0, "name": ""}], "ns_per_char": 10}
+    vouched = roofline(text, device="mi355x", drawing=nameless)
+    assert "projected_onto" not in vouched.meta
+    assert vouched.meta["measured_on"] == "not known"
 
 
 def test_wrong_devices_are_told(device_file: str) -> None:

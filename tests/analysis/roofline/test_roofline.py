@@ -155,7 +155,7 @@ def test_reasons() -> None:
     assert sorted(records(result["uncovered"], "name", "reason")) == [
         ("aten::mm", "no shapes recorded (record_shapes=True)"),
         ("aten::not_an_op", "no cost model"),
-        ("k1", "launched by a graph, which records no ops"),
+        ("k1", "launched by a graph; --captures or --twin finds the ops"),
         ("k1", "launched outside any recorded op"),
         ("my::op", "custom op without a registered cost model"),
         ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated during it"),

@@ -105,6 +105,7 @@ class OpCall(NamedTuple):
         batch: of the serving step that the call is in, where its label gives one.
         inner: the recorded ops that it called, in order, for models that need them.
         launches: name and thread blocks (-1: not known) of its own kernels, in order, for the same models.
+        is_replayed: a graph runs it: its arguments are those of the capture or of an eager run.
     """
 
     name: str
@@ -118,6 +119,7 @@ class OpCall(NamedTuple):
     batch: Batch | None = None
     inner: tuple[OpCall, ...] = ()
     launches: tuple[tuple[str, int], ...] = ()
+    is_replayed: bool = False
 
     def has(self, index: int) -> bool:
         """Whether argument `index` is a tensor."""

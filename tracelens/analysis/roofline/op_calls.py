@@ -55,6 +55,8 @@ class OpCalls:
             keys.append(self._strides[row])
         if self._batches:
             keys.append(self._batch[op])
+        if self._events.copied.any():
+            keys.append(self._events.copied[op])
         return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
 
     def name(self, op: int) -> str:
@@ -90,7 +92,8 @@ class OpCalls:
             blocks,
             self.call(forward) if forward >= 0 else None,
             self._batches[batch] if batch >= 0 else None,
-            *((self._inner(op), self._launches(op)) if model and model.inner else ()),
+            *((self._inner(op), self._launches(op)) if model and model.inner else ((), ())),
+            bool(self._events.copied[op]),
         )
 
     def _inner(self, op: int) -> tuple[OpCall, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracelens.errors import ParseError
+from tracelens.errors import ParseError, WrongOption
 from tracelens.filenames import traces_among
 
 if TYPE_CHECKING:
@@ -33,6 +33,26 @@ class GraphSources(NamedTuple):
 
 
 BESIDE = GraphSources()
+
+
+def sources_of_sides(
+    captures: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    twin: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[GraphSources, GraphSources]:
+    """What a caller names for the base and the candidate of a comparison: one path for both, or one for each.
+
+    Raises:
+        WrongOption: more than two paths.
+    """
+    paths = []
+    for option, value in (("captures", captures), ("twin", twin)):
+        values = [value] if isinstance(value, str | os.PathLike) else [*value]
+        if len(values) > 2:
+            raise WrongOption(f"{option}: {len(values)} paths; name one for both sides, or one for each")
+        values = [os.fspath(path) for path in values] or [""]
+        paths.append((values[0], values[-1]))
+    base, cand = (GraphSources(*side) for side in zip(*paths, strict=True))
+    return base, cand
 
 
 def capture_files(path: str, rank: int, captures: str = "") -> list[str]:

@@ -147,3 +147,29 @@ def test_without_a_source_nothing_is_paired() -> None:
         raw("one_replay").busy_ns, abs=500
     )
     assert any(skip.subject == "cand: ops in graphs" for skip in result.skips)
+
+
+def projected_ns(name: str, scenario: str, **sources: str) -> int:
+    from tracelens.what_if import whatif
+
+    run = tracelens.load(FOLDER / f"{name}.json.gz", **sources)
+    return int(whatif(run, [scenario])["whatif"]["projected_ns"][0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "off"),
+    [("one", 6 / 9, 0.10), ("two", 6 / 9, 0.04), ("hf", 2 / 4, 0.04), ("compile", 6 / 9, 0.04)],
+)
+def test_an_eager_run_as_a_graph(kind: str, share: float, off: float) -> None:
+    """The projection against the replays; `share` of their passes are as many as the eager run has."""
+    measured = raw(f"{kind}_replay").span_ns * share
+    assert projected_ns(f"{kind}_eager", "step_graph") == pytest.approx(measured, rel=off)
+
+
+def test_a_graph_as_single_launches() -> None:
+    """With the time per launch of the eager run, the replays take as long as it does."""
+    eager, graphed = raw("one_eager", (186,) * 6), raw("one_replay")
+    per_launch_us = eager.span_ns / sum(map(len, eager.passes)) / 1000
+    projected = projected_ns("one_replay", f"no_graphs={per_launch_us:.2f}")
+    measured = eager.span_ns * len(graphed.passes) / len(eager.passes)
+    assert projected == pytest.approx(measured, rel=0.02)

@@ -75,6 +75,30 @@ def test_a_step_as_one_graph() -> None:
     assert text.startswith("2 of 3 launches disappear")
 
 
+def test_a_graph_as_single_launches() -> None:
+    """From 1 on a launch each 5 us, 2 columns ahead of its kernel, and one more column of host time."""
+    run = run_of("""
+        step 0                 | ----
+        launch cudaGraphLaunch |  aa
+        s7 k                   |    aaaaaa
+        s7 k                   |          aa
+        s7 k                   |            aaaaa
+    """)
+    assert_identity(run)
+    assert projected(run, "identity") == 16
+    assert projected(run, "no_graphs=5") == 1 + 2 * 5 + 2 + 5  # the last kernel begins at 13
+    assert projected(run, "no_graphs=9") == 1 + 3 * 9 + 1  # the host ends last
+    assert projected(run, "no_graphs=2") == 16  # the host is ahead of the first kernel
+    assert (
+        "3 launches take the place of 1 graph launches"
+        in (whatif(run, ["no_graphs=5"])["assumptions"]["assumption"][0])
+    )
+
+
+def test_without_a_graph_there_is_none_to_do_without() -> None:
+    assert "no graph launch" in reason(run_of(UNEVEN), "no_graphs=5")
+
+
 @pytest.mark.parametrize(
     ("launches", "queued"),
     [

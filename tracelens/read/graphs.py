@@ -9,13 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.errors import ParseError, WrongOption
-from tracelens.filenames import traces_among
+from tracelens.filenames import CAPTURES, traces_among
 
 if TYPE_CHECKING:
     from tracelens.trace import Trace
-
-CAPTURES = "capture_traces"
-"""Folder beside a trace with the traces of its captures, as serving engines write it."""
 
 _RANK = re.compile(r"rank[_-]?(\d+)")
 

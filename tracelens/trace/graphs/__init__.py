@@ -7,6 +7,6 @@ splice       copies of the template's host events under the graph launch
 """
 
 from tracelens.trace.graphs.attribution import attributed
-from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, replays
+from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, is_unattributed, replays
 
-__all__ = ["GRAPH_CALL", "attributed", "captures", "replays"]
+__all__ = ["GRAPH_CALL", "attributed", "captures", "is_unattributed", "replays"]

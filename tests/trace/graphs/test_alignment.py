@@ -88,8 +88,15 @@ def test_of_equal_neighbours_nobody_knows_which_one_is_missing() -> None:
     assert aligned("a b c m m d e f", "a b c m d e f") == [0, 1, 2, -1, 5, 6, 7]
 
 
-def test_two_pairs_alone_are_no_support() -> None:
-    assert aligned("a b c x y d e f", "a b c p x y q d e f") == [0, 1, 2, -1, -1, -1, -1, 5, 6, 7]
+def test_a_deleted_node_may_be_its_neighbour_renamed() -> None:
+    """b m m m c without one m, or b renamed to m and m m deleted."""
+    replayed = "a b m m c a b m m m c a b m m m c"
+    node = aligned("a b m m m c a b m m m c a b m m m c", replayed)
+    assert node == [0, 1, -1, -1, 5, *range(6, 18)]
+
+
+def test_names_that_are_rare_need_no_neighbours() -> None:
+    assert aligned("a b c x y d e f", "a b c p x y q d e f") == [0, 1, 2, -1, 3, 4, -1, 5, 6, 7]
 
 
 def test_copies_and_kernels_are_never_the_same() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
 from tracelens.trace.graphs.nodes import (
-    KERNEL,
     Content,
     Nodes,
     Replay,
@@ -25,16 +24,11 @@ from tracelens.trace.graphs.nodes import (
 )
 from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Attribution, spliced
+from tracelens.trace.graphs.unnamed import LEAST_UNNAMED, inferred
 from tracelens.trace.trace import Trace
 
 LEAST_COVERED = 0.5
 """A template of which less of a replay is found is of another graph."""
-
-CONSISTENT = 0.9
-"""Where calls have no names: share of nodes whose kernel runs under one op wherever the graph has it."""
-
-LEAST_UNNAMED = 4
-"""So few nodes without names may be of any graph."""
 
 MOST_STRETCHES, SLACK = 16, 0.1
 """Stretches of an eager run that a replay is compared with, and by how much longer than it they may be."""
@@ -149,9 +143,19 @@ class Templates:
             key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
-            if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
-                matches.append(Match(template, made[key], (number, order)))
+            alignment = made[key] if any(nodes.name) else self._of_order(template, graph, made[key])
+            if alignment is not None:
+                matches.append(Match(template, alignment, (number, order)))
         return matches
+
+    def _of_order(self, template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
+        """An alignment by order alone, where equal calls have equal kernels; None where too few have."""
+        texts = op_texts(template.trace, template.op)
+        named_nodes = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
+        if named_nodes is None:
+            return None
+        node = align(named_nodes, graph, {}).node
+        return by_order._replace(node=np.where(by_order.node >= 0, node, -1))
 
     def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
         """Captures with their numbers; those without names also with the names of an eager run."""
@@ -174,19 +178,6 @@ class Templates:
 def _quality(match: Match) -> float:
     """How well a template fits: by coverage, then by how alike the nodes are, names above order alone."""
     return round(match.covered, 3) + match.alignment.score
-
-
-def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
-    """Whether an alignment of calls without names puts each kernel under one op wherever it occurs."""
-    if len(template) < LEAST_UNNAMED or not alignment.is_whole:
-        return False
-    ops_of: dict[str, dict[str, int]] = {}
-    for op, name, kind in zip(template.op, replay.name, replay.kind.tolist(), strict=True):
-        if kind == KERNEL:
-            counts = ops_of.setdefault(name, {})
-            counts[op] = counts.get(op, 0) + 1
-    kernels = sum(sum(counts.values()) for counts in ops_of.values())
-    return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
 
 
 def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """Which node of a template each node of a replay is.
 
-Two nodes are the same by name and grid; by name; as GEMMs, where libraries choose the kernel; or, where the call
-has no name, by the ops that are known to launch this kernel. Where a replay has the template's nodes one by one,
-that is all. Elsewhere only pairs count that hold however the two came to differ: a node left unattributed costs
-coverage, a wrong one the trust in all of them.
+Two nodes are the same by name and grid; by name; as GEMMs, where libraries choose the kernel; or, where the
+call has no name, by the ops that are known to launch this kernel. Where a replay has the template's nodes one
+by one, that is all. Elsewhere only pairs count that hold however the two came to differ: a node left
+unattributed costs coverage, a wrong one the trust in all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Int
 from tracelens.trace.classify import classify_kernels
 from tracelens.trace.graphs.edits import FREE, LIKELY, NEVER, REGRIDDED, RENAMED, Codes, certain
 from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay

@@ -1,10 +1,10 @@
 """Pairs of nodes that hold however a replay came to differ from its template.
 
 A replay is its template after edits: nodes inserted, deleted, renamed, swapped with the next. Each edit has a
-price, the logarithm of how improbable it is, and the cheapest edits are the likeliest. A pair is certain where
-every explanation without it costs at least MARGIN more. A deleted node, say, may also be one whose neighbour took
-its place and its name: two edits and a coincidence of names. Prices follow from what the replay shows: a first
-pass counts its edits, and the second judges by them.
+price, the logarithm of how improbable it is, and the cheapest edits are the likeliest. A pair is certain
+where every explanation without it costs at least MARGIN more. A deleted node, say, may also be one whose
+neighbour took its place and its name: two edits and a coincidence of names. Prices follow from what the
+replay shows: a first pass counts its edits, and the second judges by them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from tracelens.arrays import Bool, Float, Int
 NAT = 100
 """Prices are integers: hundredths of a nat."""
 
-MARGIN = 7 * NAT
-"""A pair counts where it is e^7 times as likely as anything else that its node may be."""
+MARGIN, EDGE_MARGIN, EDGE = 6 * NAT, 10 * NAT, 3
+"""A pair counts where it is e^6 times as likely as anything else that its node may be. Up to EDGE nodes from
+an edit it takes e^10: there the same kernels may have come about by another one. Elsewhere it would take two,
+of which the second undoes what the first did to the names."""
 
 FREE, LIKELY, NEVER, RENAMED, REGRIDDED = 0, NAT, 1 << 28, -1, -2
-"""Prices of pairs: of one kernel; of nodes that are the same in all likelihood; of a kernel and a copy. RENAMED
-and REGRIDDED are no prices: different kernels, and one kernel with another grid."""
+"""Prices of pairs: of one kernel; of nodes that are the same in all likelihood; of a kernel and a copy.
+RENAMED and REGRIDDED are no prices: different kernels, and one kernel with another grid."""
 
 PRIOR = 100
 """Before it is looked at, a graph has as many edits as if one in so many nodes had one of each kind."""
 
-BAND = 256
+BAND = 96
 """By so many nodes edits may shift a node, beyond the difference in length."""
 
 MOST_CELLS = 60_000_000
@@ -91,7 +93,17 @@ def certain(codes: Codes) -> Int:
     if (len(codes.row) + 1) * min(len(codes.column) + 1, 2 * half + 1) > MOST_CELLS:
         return nothing
     best = _Band(codes, half, _rates(codes, _Band(codes, half, Rates()).best())).best()
-    return np.where(best.same & (best.margin >= MARGIN), best.node, nothing)
+    margin = np.where(_edges(best, len(codes.row)), EDGE_MARGIN, MARGIN)
+    return np.where(best.same & (best.margin >= margin), best.node, nothing)
+
+
+def _edges(best: _Best, rows: int) -> Bool:
+    """The nodes near an edit."""
+    node = np.concatenate([[-1], np.where(best.same, best.node, -2), [rows]])
+    breaks = np.diff(node) != 1  # before each node, and behind the last
+    edited = breaks[1:] | breaks[:-1]
+    near: Bool = np.convolve(edited, np.ones(2 * EDGE - 1))[EDGE - 1 :][: len(edited)] > 0
+    return near
 
 
 def _rates(codes: Codes, best: _Best) -> Rates:
@@ -100,12 +112,11 @@ def _rates(codes: Codes, best: _Best) -> Rates:
     stray, inserted = ~best.same, best.node < 0
     paired = np.flatnonzero(best.same)
     other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
-    swapped = best.same[1:] & best.same[:-1] & (best.node[1:] == best.node[:-1] - 1)
     return Rates(
         deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
         inserted=(int(inserted.sum()) + 1) / columns,
         renamed=(int((stray & ~inserted).sum()) + 1) / rows,
-        swapped=(int(swapped.sum()) + 1) / rows,
+        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
         own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
         regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
     )
@@ -119,8 +130,8 @@ def _price(chance: Float | float) -> Price:
 class _Band:
     """Prices of explanations of two sequences, of pairs within a band around the diagonal.
 
-    The cheapest way from the beginning to each pair of places (row, column) and from there to the end: their sum
-    is what an explanation costs that passes there.
+    The cheapest way from the beginning to each pair of places (row, column) and from there to the end: their
+    sum is what an explanation costs that passes there.
     """
 
     def __init__(self, codes: Codes, half: int, rates: Rates) -> None:
@@ -141,7 +152,7 @@ class _Band:
         ahead = self._ahead()
         tally = _Tally(self._columns)
         line = np.full(self._columns + 2, NEVER, dtype=np.int32)  # from (row, column) to the end
-        beyond = line.copy()  # the same of the row behind
+        beyond, behind = line.copy(), line[:0]  # the same of the row before the last
         for row in range(self._rows, -1, -1):
             begin, end = self._low[row], self._low[row] + self._width
             last = min(end, self._columns)
@@ -156,13 +167,12 @@ class _Band:
                 tally.enter(slice(begin, last), row, here + through, self._is_same(row, begin, last))
                 line[end : self._low[row + 1] + self._width] = NEVER
             if row < self._rows - 1:
-                stop = min(end, self._columns - 1)
-                crossed = self._is_swapped(row, begin, stop)
-                through = np.where(crossed, beyond[begin + 2 : stop + 2] + self._swap, NEVER)
-                np.minimum(new[: stop - begin], through, out=new[: stop - begin])
-                total = here[: stop - begin] + through
-                tally.enter(slice(begin, stop), row + 1, total, crossed)
-                tally.enter(slice(begin + 1, stop + 1), row, total, crossed)
+                crossed = self._swapped(row, begin, min(end, self._columns - 1))
+                through = beyond[crossed + 2] + self._swap
+                new[crossed - begin] = np.minimum(new[crossed - begin], through)
+                total = here[crossed - begin] + through
+                tally.enter(crossed, row + 1, total, True)
+                tally.enter(crossed + 1, row, total, True)
             beyond[:] = NEVER
             if row < self._rows:
                 former = self._low[row + 1]
@@ -191,11 +201,9 @@ class _Band:
                 new[0] = 0
             if row > 1:
                 former = self._low[row - 2]
-                first = max(begin - 2, former)
-                crossed = self._is_swapped(row - 2, first, end - 2)
-                through = ahead[row - 2, first - former : end - 2 - former] + self._swap
-                part = new[first + 2 - begin :]
-                np.minimum(part, np.where(crossed, through, NEVER), out=part)
+                crossed = self._swapped(row - 2, max(begin - 2, former), min(end - 2, former + self._width))
+                behind = crossed + 2 - begin
+                new[behind] = np.minimum(new[behind], ahead[row - 2, crossed - former] + self._swap)
             span = self._upto[begin:end]
             new = np.minimum(np.minimum.accumulate(new - span) + span, NEVER)
             line[begin:end] = ahead[row] = new
@@ -211,12 +219,12 @@ class _Band:
         same: Bool = self._codes.price[self._codes.row[row]][self._codes.column[begin:end]] != RENAMED
         return same
 
-    def _is_swapped(self, row: int, begin: int, end: int) -> Bool:
-        """Whether a row and the next are the columns behind and at each of [begin, end)."""
+    def _swapped(self, row: int, begin: int, end: int) -> Int:
+        """Those of the columns [begin, end) that are the row behind, and the row is the column behind."""
         own, following = (self._codes.price[code] for code in self._codes.row[row : row + 2])
         column, behind = self._codes.column[begin:end], self._codes.column[begin + 1 : end + 1]
-        swapped: Bool = (following[column] == FREE) & (own[behind] == FREE) & (own[column] == RENAMED)
-        return swapped
+        is_swapped = (following[column] == FREE) & (own[behind] == FREE) & (own[column] == RENAMED)
+        return begin + np.flatnonzero(is_swapped)
 
 
 class _Tally:
@@ -227,7 +235,7 @@ class _Tally:
         self._second, self._gap = self._total.copy(), self._total.copy()
         self._node, self._same = np.full(columns, -1), np.zeros(columns, dtype=bool)
 
-    def enter(self, part: slice, row: int, total: Int, same: Bool) -> None:
+    def enter(self, part: slice | Int, row: int, total: Int, same: Bool | bool) -> None:
         """Explanations in which nodes are a row of the template."""
         best, node = self._total[part], self._node[part]
         better = total < best

@@ -1,7 +1,8 @@
 """Captures without kernel names, as CUDA records them: names from the replay itself.
 
 An op with the same arguments launches the same kernels. Paired one by one, calls of equal ops therefore have
-equal kernels, but for places where the replay differs; those stand out against the kernel that most calls have.
+equal kernels, but for places where the replay differs; those stand out against the kernel that most calls
+have.
 """
 
 from __future__ import annotations

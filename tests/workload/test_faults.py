@@ -93,7 +93,7 @@ def test_the_first_of_four_ranks(tmp_path: Path) -> None:
     named = []
     for attempt in range(TRIES):
         where = tmp_path / str(attempt)
-        job = Job(config, where, "cpu", 4, 2, 4, inject=(Fault(0, "host_delay", 80),))
+        job = Job(config, where, "cpu", 6, 2, 6, inject=(Fault(0, "host_delay", 80),))
         run_ranks(4, train, [job], folder=tmp_path)
         named.append(worst(load(where))[:3])
         if named[-1] == (0, "silent_host", True):

@@ -12,7 +12,15 @@ TESTS = ROOT / "tests"
 SLOW = ("conformance", "reference", "hostile", "fuzz", "stress", "distribution", "notebooks")
 """Folders whose tests are all marked slow: real traces, attacks, mutants, growth, wheels."""
 
-REREADERS = ("cli", "docs", "summary", "test_english.py", "test_readme.py", "test_reports.py")
+REREADERS = (
+    "cli/",
+    "conformance/test_actions.py",
+    "docs/",
+    "summary/",
+    "test_english.py",
+    "test_readme.py",
+    "test_reports.py",
+)
 """Tests of what commands and pages show of the same few samples, which a process reads once for them."""
 
 # Models of tests are tiny, and tests run side by side: a second thread for each would only wait for a core.
@@ -45,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let REREADERS share what they read."""
-    if item.path.relative_to(TESTS).parts[0] in REREADERS:
+    if item.path.relative_to(TESTS).as_posix().startswith(REREADERS):
         from tests.shared_reading import reading_once
 
         with reading_once():

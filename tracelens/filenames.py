@@ -12,6 +12,9 @@ TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz
 SIDECAR = "run.json"
 """What the recorder writes beside the traces of a run."""
 
+CAPTURES = "capture_traces"
+"""Folder beside the traces of a run, with those of its captures of graphs, as serving engines write it."""
+
 LADDER = "ladder.json"
 """The index of a ladder of runs, beside their folders."""
 

@@ -137,13 +137,16 @@ def detector(item: Detector) -> str:
     )
 
 
+_LAUNCHED = {None: "", False: "by the host", True: "by graphs"}
+
+
 def _remedies(item: Detector) -> str:
     rows = [
-        (entry.text, ", ".join(entry.vendor), ", ".join(entry.framework),
+        (entry.text, _LAUNCHED[entry.in_graphs], ", ".join(entry.vendor), ", ".join(entry.framework),
          ", ".join(f"{name} {bound}" for name, bound in entry.versions.items()))
         for entry in entries(item.name, Platform())
     ]  # fmt: skip
-    return table(("what to do", "vendor", "framework", "versions"), rows) or item.remedy
+    return table(("what to do", "launched", "vendor", "framework", "versions"), rows) or item.remedy
 
 
 def scenarios() -> str:

@@ -53,10 +53,10 @@ test `tests/conformance/test_scenario_table.py` writes this page from the regist
 
 BEHIND = """
 Each projection says what it assumes. Scenarios combine with "+". None that removes something makes a step
-longer; `batch`, `dtype`, `host`, `launch_cost`, `ranks`, `scale` and `device` do what their argument says,
-`balanced` moves work from rank to rank, `two_batch_overlap` launches twice. Features without a name of their
-own: manual garbage collection (F9) is `no_garbage_collection`, since a collection between two steps costs no
-step anything; NUMA binding and the pool of kernel arguments (F8) are `launch_cost`.
+longer; `batch`, `dtype`, `host`, `launch_cost`, `no_graphs`, `ranks`, `scale` and `device` do what their
+argument says, `balanced` moves work from rank to rank, `two_batch_overlap` launches twice. Features without a
+name of their own: manual garbage collection (F9) is `no_garbage_collection`, since a collection between two
+steps costs no step anything; NUMA binding and the pool of kernel arguments (F8) are `launch_cost`.
 """
 
 

@@ -54,6 +54,14 @@ def refusal(path: str) -> str:
     return str(caught.value)
 
 
+def test_captures_are_no_ranks_unless_they_are_named(folder: Path) -> None:
+    touch(folder, "t/rank0.json", "t/capture_traces/rank0.json", "capture_traces/rank1.json")
+    for pattern in ("t*", "t/*", "t/**", "**/*.json", "*"):
+        assert trace_files([pattern]) == ["t/rank0.json"], pattern
+    assert trace_files(["t/capture_traces"]) == ["t/capture_traces/rank0.json"]
+    assert trace_files(["t/capture_traces/*"]) == ["t/capture_traces/rank0.json"]
+
+
 def test_a_directory_is_in_natural_order(folder: Path) -> None:
     touch(folder, *(f"t/rank{rank}.json" for rank in (10, 2, 0, 1)), "t/a.json.gz", "t/rank02.json")
     names = ["a.json.gz", *(f"rank{rank}.json" for rank in ("0", "1", "02", "2", "10"))]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch", reason="recording needs torch")
@@ -16,6 +18,7 @@ import tracelens
 from tests.recording.traces import Scope, names, only, read, scopes
 from tracelens.recording.scopes import scoped
 from tracelens.recording.window import RecordingWarning
+from tracelens.session.run import Run
 
 STEPS = 2
 pytestmark = [
@@ -133,3 +136,89 @@ def test_a_loop_that_ends_before_its_window_is_told_so(tmp_path: Path, finished:
     with pytest.warns(RecordingWarning, match="nothing recorded"):
         loop()
     assert recorder.path is None
+
+
+class Body(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256))
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def of_graphs(run: Run) -> pd.DataFrame:
+    """The kernels that graphs replayed."""
+    kernels = run.kernels()
+    (trace,) = run.traces
+    graph = trace.arrays.named(lambda name: "GraphLaunch" in name)
+    links = trace.tables["links"]
+    is_replayed = graph[links.array("launch_id")] & (links.array("launch_id") >= 0)
+    return kernels[kernels["kernel_id"].isin(links.array("kernel_id")[is_replayed])]
+
+
+def attributed(run: Run) -> float:
+    """Share of the time of replayed kernels that has an op."""
+    replayed = of_graphs(run)
+    assert len(replayed)
+    return float(replayed.loc[replayed["op"] != "", "dur_ns"].sum() / replayed["dur_ns"].sum())
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+def test_replays_of_graphs_captured_before_the_window_are_attributed(tmp_path: Path, has_twin: bool) -> None:
+    model = Body().cuda().eval()
+    inputs = {batch: torch.randn(batch, 256, device="cuda") for batch in (8, 64, 256)}
+    with torch.no_grad():
+        expected = {batch: model(x) for batch, x in inputs.items()}
+        with tracelens.record(tmp_path, wait=1, warmup=1, steps=2, model=model, names=r"^layers\.\d+$") as r:
+            graphs, outputs = {}, {}
+            for batch, x in inputs.items():
+                with r.twin() if has_twin else nullcontext():
+                    model(x)
+                graphs[batch] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[batch]):
+                    outputs[batch] = model(x)
+            for _ in range(5):
+                for graph in graphs.values():
+                    graph.replay()
+                torch.cuda.synchronize()
+                r.step()
+    assert r.notes == []
+    for batch, output in outputs.items():
+        torch.testing.assert_close(output, expected[batch])
+    run = tracelens.load(tmp_path)
+    assert attributed(run) >= 0.99
+    replayed = of_graphs(run)
+    linear = replayed[replayed["op"] == "aten::addmm"]
+    # Each step two layers of two, of three batch sizes.
+    assert linear["shapes"].value_counts().to_list() == [4] * 6
+    assert set(linear["module"]) == {"layers.0", "layers.1"}
+
+
+def test_graphed_callables_are_attributed_forward_and_backward(tmp_path: Path) -> None:
+    model = Body().cuda()
+    x = torch.randn(64, 256, device="cuda", requires_grad=True)
+    sample = (x.detach().clone().requires_grad_(),)
+    with tracelens.record(tmp_path, wait=1, warmup=1, steps=1, model=model, names=r"^layers\.\d+$") as r:
+        first, second = torch.cuda.make_graphed_callables(tuple(model.layers), (sample, sample))
+        for _ in range(3):
+            second(first(x)).sum().backward()
+            r.step()
+    assert r.notes == []
+    assert attributed(tracelens.load(tmp_path)) >= 0.99
+
+
+def test_cuda_graph_trees_are_attributed(tmp_path: Path) -> None:
+    model = torch.compile(Body().cuda().eval(), mode="reduce-overhead", dynamic=False)
+    x = torch.randn(64, 256, device="cuda")
+    with torch.no_grad(), tracelens.record(tmp_path, wait=4, warmup=1, steps=1) as r:
+        for _ in range(6):
+            model(x)
+            r.step()
+    assert r.notes == []
+    assert attributed(tracelens.load(tmp_path)) >= 0.99

@@ -122,6 +122,7 @@ def test_run_json(tmp_path: Path) -> None:
             "ranks": "all", "pace_steps": 0,
         },
         "pace": None,
+        "captures": 0,
         "files": {"0": "rank0.json.gz"},
         "config": {"layers": 4},
         "mesh": {"ep": 8},

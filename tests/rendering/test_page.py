@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.builders import aligned, draw
 from tests.rendering import sample
+from tracelens import analyze
 from tracelens.rendering.formats.html import files
 from tracelens.rendering.tables import finding_cards, headline
 from tracelens.table import Column, Report, Result, Summary, Tile
+from tracelens.trace import make_run
 
 ACTIONS = ("evidence_command", "replay_command", "whatif_command", "location")
 COLUMNS = (
@@ -198,3 +201,16 @@ def test_findings_stand_once_in_the_page() -> None:
     text = page(findings(), sample.timeline())
     assert text.count('id="findings"') == 1
     assert text.index('id="findings"') < text.index('id="timeline"')
+
+
+def test_steps_of_serving_are_counted_where_only_one_rank_labels_them() -> None:
+    trace = draw(
+        aligned("""
+        scope step[DECODE bs=4] | --- ---
+        launch                  | a   b
+        s7 gemm                 |  a   b
+    """)
+    )
+    result = analyze(make_run([trace]), "serving")
+    assert result["summary"]["steps"].tolist() == [-1]
+    assert headline(result) == "SGLang: 2 steps"

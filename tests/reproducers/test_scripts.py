@@ -394,3 +394,13 @@ def test_a_result_is_one_json_object_of_known_keys() -> None:
     ]
     assert isinstance(found, ast.Dict)
     assert [json.loads(ast.unparse(key).replace("'", '"')) for key in found.keys if key] == keys
+
+
+@pytest.mark.parametrize(("source", "text"), [("capture", "its capture"), ("twin", "a run without graphs")])
+def test_a_call_that_a_graph_replays_says_where_it_is_recorded(source: str, text: str) -> None:
+    case = case_of(called("aten::mm", "bf16 4 8", "bf16 8 2"))
+    lines = assigned(script(case._replace(sources=(source,))).text, "ABOUT")
+    assert [line for line in lines if "graph" in line] == [
+        f"Replayed by a graph: op and arguments are those of {text}."
+    ]
+    assert not [line for line in assigned(script(case).text, "ABOUT") if "graph" in line]

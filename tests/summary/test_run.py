@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.builders import aligned, draw
 from tests.summary import sample
 from tests.summary.sample import MS, names, summary, tile
+from tracelens import report
 from tracelens.analysis.common import HOST
 from tracelens.summary import run_summary
 from tracelens.summary.tiles import NO_MEMORY, NO_TOKENS, ONE_RANK, UNMATCHED
 from tracelens.table import Report, Skip, Summary
+from tracelens.trace import make_run
 
 LOOP = ("Expert loop: one GEMM per expert", "grouped_gemm", 30.0, "medium")
 
@@ -130,6 +133,20 @@ def test_what_is_unknown_has_a_reason_and_no_value() -> None:
     assert tile(made, "mfu").value is None
     assert tile(made, "mfu").note == "no cost model for 90% of the time: graph replay"
     assert not {"MFU", "tokens"} & set(made.verdict.split())
+
+
+def test_without_a_device_utilisation_is_unknown_for_the_reason_of_the_roofline() -> None:
+    trace = draw(
+        aligned("""
+        step 1                                                     | ----
+        op aten::mm shapes=[[64,32],[32,16]] types=["float","float"] | --
+        launch                                                     | a
+        s7 gemm                                                    |  aa
+    """)
+    )
+    made = report(make_run([trace])).summary
+    assert made is not None
+    assert tile(made, "mfu").note == "the trace names no device"
 
 
 def test_no_flops_are_no_utilisation_of_zero() -> None:

@@ -10,6 +10,7 @@ from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
 from tracelens.trace.run import Run
 from tracelens.what_if.projection import whatif
+from tracelens.what_if.scenarios.launches.launching import has_queued_work
 
 # The calls a and b take 1 column and c takes 5; a kernel starts 1 column behind its call.
 UNEVEN = """
@@ -58,7 +59,10 @@ def test_the_quickest_rank_says_what_is_usual() -> None:
 
 
 def test_a_step_as_one_graph() -> None:
-    """b and c are launched with a, at 1: kernels of 2, 2 and 8 columns run from 2 to 14."""
+    """b and c are launched with a, at 1: kernels of 2, 2 and 8 columns run from 2, with two gaps of 0.6.
+
+    No kernel was launched before the one ahead of it began, so the trace shows no such gap.
+    """
     run = run_of("""
         step 0   | ----------------
         launch   |  a     b     c
@@ -66,9 +70,50 @@ def test_a_step_as_one_graph() -> None:
     """)
     assert_identity(run)
     assert projected(run, "identity") == 22
-    assert projected(run, "step_graph") == 14
+    assert projected(run, "step_graph") == pytest.approx(14 + 2 * 0.6)
     text = whatif(run, ["step_graph"])["assumptions"]["assumption"][0]
     assert text.startswith("2 of 3 launches disappear")
+
+
+def test_a_graph_as_single_launches() -> None:
+    """From 1 on a launch each 5 us, 2 columns ahead of its kernel, and one more column of host time."""
+    run = run_of("""
+        step 0                 | ----
+        launch cudaGraphLaunch |  aa
+        s7 k                   |    aaaaaa
+        s7 k                   |          aa
+        s7 k                   |            aaaaa
+    """)
+    assert_identity(run)
+    assert projected(run, "identity") == 16
+    assert projected(run, "no_graphs=5") == 1 + 2 * 5 + 2 + 5  # the last kernel begins at 13
+    assert projected(run, "no_graphs=9") == 1 + 3 * 9 + 1  # the host ends last
+    assert projected(run, "no_graphs=2") == 16  # the host is ahead of the first kernel
+    assert (
+        "3 launches take the place of 1 graph launches"
+        in (whatif(run, ["no_graphs=5"])["assumptions"]["assumption"][0])
+    )
+
+
+def test_without_a_graph_there_is_none_to_do_without() -> None:
+    assert "no graph launch" in reason(run_of(UNEVEN), "no_graphs=5")
+
+
+@pytest.mark.parametrize(
+    ("launches", "queued"),
+    [
+        ("a  b", False),  # called when the kernel ahead runs: its gap is the launch's
+        ("a b ", False),
+        ("ab  ", True),  # called before that: ready when it ends
+    ],
+)
+def test_whether_the_gap_between_kernels_that_are_ready_is_recorded(launches: str, queued: bool) -> None:
+    (trace,) = run_of(f"""
+        step 0   | -----------
+        launch   |  {launches}
+        s7 k     |    aaa bb
+    """).traces
+    assert has_queued_work(trace, None) is queued
 
 
 def test_a_call_that_waits_splits_the_graph() -> None:

@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+import tracelens  # noqa: E402
 from tests.workload.agree import BFLOAT16, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
@@ -401,3 +402,7 @@ def test_a_recorded_step_is_one_launch(tmp_path: Path) -> None:
     # Left to be launched one by one: the optimizer and the copies of a step.
     assert len(by_graph) > 3 * (len(kernels) - len(by_graph))
     assert "expected" not in json.loads((tmp_path / "run.json").read_text())
+    table = tracelens.load(tmp_path).kernels()
+    replayed = table["op_source"].isin(["capture", "twin"])
+    assert table.loc[replayed, "dur_ns"].sum() > 0.99 * sum(event["dur"] * 1e3 for event in by_graph)
+    assert "experts" in set(table.loc[replayed, "stage"])

@@ -133,8 +133,33 @@ Twin = Annotated[
     str,
     typer.Option(
         metavar="PATH",
-        help="Trace of the same program without graphs, from which graph launches are attributed to ops.",
+        help="Trace of the same program without graphs, or a folder of its ranks, from which graph launches "
+        "are attributed to ops.",
         show_default=False,
+        rich_help_panel=READING,
+    ),
+]
+
+CapturesOfSides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--captures",
+        metavar="PATH",
+        help="Trace of the captures of graphs, or a folder of them, of both sides; twice: of the base, then "
+        "of the candidate.",
+        show_default="capture_traces next to each trace",
+        rich_help_panel=READING,
+    ),
+]
+
+TwinOfSides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--twin",
+        metavar="PATH",
+        help="Trace of the same program without graphs, for both sides; twice: for the base, then for the "
+        "candidate.",
+        show_default="the other side, where nothing else is known",
         rich_help_panel=READING,
     ),
 ]

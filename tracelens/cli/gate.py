@@ -10,12 +10,14 @@ import typer
 
 from tracelens.cli import completion
 from tracelens.cli.common import (
+    CapturesOfSides,
     Json,
     Limit,
     Partial,
     Progress,
     Scope,
     ScopeChoice,
+    TwinOfSides,
     check_outputs,
     print_report,
     progress,
@@ -26,7 +28,7 @@ from tracelens.cli.help import OUTPUT, Command
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.outputs import write_file
-from tracelens.read import TraceFiles
+from tracelens.read import GraphSources, TraceFiles, sources_of_sides
 from tracelens.session import GateSide, as_report, comment, explain, gate_side, render
 
 if TYPE_CHECKING:
@@ -205,6 +207,8 @@ def gate(
     github: Github = False,
     scope: Scope = ScopeChoice.all,
     partial: Partial = False,
+    captures: CapturesOfSides = None,
+    twin: TwinOfSides = None,
     trust_anyway: TrustAnyway = False,
     _limit: Limit = None,
 ) -> None:
@@ -228,24 +232,27 @@ def gate(
 
     bases, candidates = _sides(paths or [], base or [], cand or [])
     loaded, outputs = settings(config), _Outputs(report, junit, markdown, json, github)
-    traces = TraceFiles([*bases, *candidates])
+    traces, of_sides = TraceFiles([*bases, *candidates]), sources_of_sides(captures or (), twin or ())
     outputs.check([*bases, *candidates, *filter(None, [loaded.file])], traces)
     options = Options.of(loaded, rule or (), confidence, min_effect)
     levels = {"confidence": options.confidence, "min_effect": options.min_effect}
     with progress() as line:
-        before, after = (_side(side, traces, scope, partial, line) for side in (bases, candidates))
-        verdict = judge(
-            before.side, after.side, options.rules, allow=allow or (), trust_anyway=trust_anyway, **levels
-        )
+        before = _side(bases, traces, scope, partial, of_sides[0], line)
+        after = _side(candidates, traces, scope, partial, of_sides[1], line)
+        how: dict[str, Any] = {"allow": allow or (), "trust_anyway": trust_anyway, **levels}
+        verdict = judge(before.side, after.side, options.rules, **how)
         compared = None
         if verdict.verdict != "pass" or report:
             explained, compared = explain(verdict, before, after, partial=partial, progress=line)
             verdict = explained if verdict.verdict != "pass" else verdict
     outputs.deliver(verdict, compared)
-    count_as = inconclusive.value if inconclusive else loaded.inconclusive
-    codes = {"pass": 0, "fail": 1, "inconclusive": {"pass": 0, "fail": 1}.get(count_as, INCONCLUSIVE)}
-    if code := codes[verdict.verdict]:
+    if code := _exit_code(verdict, inconclusive.value if inconclusive else loaded.inconclusive):
         raise typer.Exit(code)
+
+
+def _exit_code(verdict: Verdict, count_as: str | None) -> int:
+    codes = {"pass": 0, "fail": 1, "inconclusive": {"pass": 0, "fail": 1}.get(count_as or "", INCONCLUSIVE)}
+    return codes[verdict.verdict]
 
 
 def _sides(paths: list[str], bases: list[str], candidates: list[str]) -> tuple[list[str], list[str]]:
@@ -274,10 +281,15 @@ def _sides(paths: list[str], bases: list[str], candidates: list[str]) -> tuple[l
 
 
 def _side(
-    paths: list[str], traces: TraceFiles, scope: ScopeChoice, partial: bool, line: Progress
+    paths: list[str],
+    traces: TraceFiles,
+    scope: ScopeChoice,
+    partial: bool,
+    graphs: GraphSources,
+    line: Progress,
 ) -> GateSide:
     """One side, from traces, saved reports or a baseline."""
-    side = gate_side(paths, traces, scope=scope.value, partial=partial, progress=line)
+    side = gate_side(paths, traces, scope=scope.value, partial=partial, graphs=graphs, progress=line)
     if side.failures:
         say(f"tracelens: {banner(side.failures)}")
     return side

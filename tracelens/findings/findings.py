@@ -246,7 +246,12 @@ def _row(
         "confidence": detection.confidence,
         "evidence": f"{prefix}{detection.evidence}{_explained(finding)}",
         "upper_bound": saving.upper_bound,
-        "remedy": remedy(candidate.detector.name, commands.platform, candidate.detector.remedy),
+        "remedy": remedy(
+            candidate.detector.name,
+            commands.platform,
+            candidate.detector.remedy,
+            in_graphs=candidate.detections[worst].in_graphs,
+        ),
         "worst_rank": worst,
         "ts_ns": at_ns,
         "detector": candidate.detector.name,

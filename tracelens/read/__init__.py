@@ -8,7 +8,7 @@ from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, local_path
-    from tracelens.read.graphs import BESIDE, GraphSources
+    from tracelens.read.graphs import BESIDE, GraphSources, sources_of_sides
     from tracelens.read.open import open_source
     from tracelens.read.parser import PARSERS, parse
     from tracelens.read.remote import is_url
@@ -23,6 +23,7 @@ __all__ = [
     "local_path",
     "open_source",
     "parse",
+    "sources_of_sides",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -37,5 +38,6 @@ __getattr__, __dir__ = lazy(
         "local_path": "read.files",
         "open_source": "read.open",
         "parse": "read.parser",
+        "sources_of_sides": "read.graphs",
     },
 )

@@ -10,7 +10,7 @@ from contextlib import suppress
 from glob import escape, iglob
 
 from tracelens.errors import ParseError
-from tracelens.filenames import LADDER, SIDE_FILES, TRACE_SUFFIXES, traces_among
+from tracelens.filenames import CAPTURES, LADDER, SIDE_FILES, TRACE_SUFFIXES, traces_among
 from tracelens.limits import limits
 from tracelens.read.remote import Listing, is_url, list_url
 
@@ -82,8 +82,11 @@ def _expand(path: str) -> list[str]:
         if runs or not traces:
             raise ParseError(path, _no_trace(path, listing, runs))
         return sorted(traces, key=_natural)
+    # Captures belong to the traces beside them, unless they are named.
+    is_named = CAPTURES in path
+    traces = [file for file in traces if is_named or os.path.basename(os.path.dirname(file)) != CAPTURES]
     for folder in listing.folders:
-        inside = _list(folder)
+        inside = _list(folder) if is_named or os.path.basename(folder) != CAPTURES else None
         traces += traces_among(inside.files) if inside else []
     # Where some are named like traces, the others are notes, logs and the like.
     if not traces and not listing.files:

@@ -8,20 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from tracelens.errors import ParseError
-from tracelens.filenames import traces_among
-from tracelens.trace.graphs import UNKNOWN, Size
+from tracelens.errors import ParseError, WrongOption
+from tracelens.filenames import CAPTURES, traces_among
+from tracelens.read.files import TraceFiles
 
 if TYPE_CHECKING:
     from tracelens.trace import Trace
-
-CAPTURES = "capture_traces"
-"""Folder beside a trace with the traces of its captures, as serving engines write it."""
+    from tracelens.trace.graphs import Size
 
 DETAILS = "execution_details.json"
-"""File among these traces that lists their batch sizes and modes."""
+"""File among the traces of captures that lists their batch sizes and modes."""
 
 _SIZE = re.compile(r"(?:^|_)bs_?(\d+)(?=[_.])")
 _RANK = re.compile(r"rank[_-]?(\d+)")
@@ -32,7 +28,7 @@ class GraphSources(NamedTuple):
 
     Attributes:
         captures: a trace of captures, or a folder of them.
-        twin: a trace of the same program without graphs.
+        twin: a trace of the same program without graphs, or a folder of its ranks.
     """
 
     captures: str = ""
@@ -40,6 +36,26 @@ class GraphSources(NamedTuple):
 
 
 BESIDE = GraphSources()
+
+
+def sources_of_sides(
+    captures: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    twin: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[GraphSources, GraphSources]:
+    """What a caller names for the base and the candidate of a comparison: one path for both, or one for each.
+
+    Raises:
+        WrongOption: more than two paths.
+    """
+    paths = []
+    for option, value in (("captures", captures), ("twin", twin)):
+        values = [value] if isinstance(value, str | os.PathLike) else [*value]
+        if len(values) > 2:
+            raise WrongOption(f"{option}: {len(values)} paths; name one for both sides, or one for each")
+        values = [os.fspath(path) for path in values] or [""]
+        paths.append((values[0], values[-1]))
+    base, cand = (GraphSources(*side) for side in zip(*paths, strict=True))
+    return base, cand
 
 
 def capture_files(path: str, rank: int, captures: str = "") -> list[str]:
@@ -64,8 +80,30 @@ def capture_files(path: str, rank: int, captures: str = "") -> list[str]:
     files = [file for file in files if not file.endswith(DETAILS)]
     if captures and not files:
         raise ParseError(captures, "holds no capture trace (.json, .gz, .zst, .zip)")
+    return _of_rank(files, rank)
+
+
+def _of_rank(files: Sequence[str], rank: int) -> list[str]:
+    """The files of a rank by their names, and those that name none."""
     ranks = {file: int(match[1]) for file in files if (match := _RANK.search(os.path.basename(file)))}
     return [file for file in files if rank < 0 or ranks.get(file, rank) == rank]
+
+
+def _twins(twin: str, rank: int, read: Callable[[str], list[Trace]]) -> list[Trace]:
+    """The twin of a rank: the only trace that there is, else the one of the same rank.
+
+    Raises:
+        ParseError: there are several, none of this rank.
+    """
+    files = TraceFiles([twin]).all()
+    if len(files) == 1:
+        return read(files[0])
+    traces = [trace for file in _of_rank(files, rank) for trace in read(file)]
+    if rank >= 0:
+        traces = [trace for trace in traces if trace.meta.rank == rank]
+    if not traces:
+        raise ParseError(twin, f"no trace of rank {rank} among the {len(files)} of this twin")
+    return traces
 
 
 def captured_sizes(files: Sequence[str]) -> dict[str, list[Size]]:
@@ -73,6 +111,8 @@ def captured_sizes(files: Sequence[str]) -> dict[str, list[Size]]:
 
     A list may name files that are not there: what was captured tells to which size a batch is padded.
     """
+    from tracelens.trace.graphs import Size
+
     sizes: dict[str, list[Size]] = {}
     for folder in {os.path.dirname(file) for file in files}:
         for entry in _details(os.path.join(folder, DETAILS)):
@@ -87,6 +127,8 @@ def captured_sizes(files: Sequence[str]) -> dict[str, list[Size]]:
 
 def _details(path: str) -> list[dict[str, object]]:
     """The list of captures; empty where there is none that can be read."""
+    import msgspec
+
     try:
         with open(path, "rb") as file:
             listed = msgspec.json.decode(file.read())
@@ -97,6 +139,8 @@ def _details(path: str) -> list[dict[str, object]]:
 
 def _only(sizes: Mapping[str, Sequence[Size]], file: str) -> Size:
     """The size of all captures in a file, if there is one."""
+    from tracelens.trace.graphs import UNKNOWN
+
     of_file = set(sizes.get(file, ()))
     return of_file.pop() if len(of_file) == 1 else UNKNOWN
 
@@ -134,8 +178,12 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
             continue
         others += parts
         of_others += [_only(listed, file)] * len(parts)
-    twins = read(sources.twin) if sources.twin else []
-    if problems:
-        trace = replace(trace, meta=replace(trace.meta, problems=(*trace.meta.problems, *problems)))
+    twins = _twins(sources.twin, trace.meta.rank, read) if sources.twin else []
     sizes = [size for of_file in listed.values() for size in of_file]
-    return attributed(trace, others, twins, sizes, of_others)
+    result = attributed(trace, others, twins, sizes, of_others)
+    named = " and ".join(filter(None, sources))
+    if named and not (result.tables["links"].array("call_id") >= 0).any():
+        problems.append(f"{named} not used: no graph launch of the trace replays it")
+    if problems:
+        result = replace(result, meta=replace(result.meta, problems=(*result.meta.problems, *problems)))
+    return result

@@ -40,6 +40,8 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
+    from tracelens.recording.captures import twin
+    from tracelens.recording.recorder import Recorder
     from tracelens.recording.scopes import region, scoped, span
     from tracelens.recording.sidecar import plain
     from tracelens.recording.start import record
@@ -49,17 +51,20 @@ __all__ = [
     "LEFT_OUT",
     "PACE_STEPS",
     "WARMUP",
+    "Recorder",
     "RecordingWindow",
     "plain",
     "record",
     "region",
     "scoped",
     "span",
+    "twin",
 ]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "Recorder": "recording.recorder",
         "RecordingWindow": "recording.window",
         "LEFT_OUT": "recording.window",
         "PACE_STEPS": "recording.window",
@@ -69,5 +74,6 @@ __getattr__, __dir__ = lazy(
         "region": "recording.scopes",
         "scoped": "recording.scopes",
         "span": "recording.scopes",
+        "twin": "recording.captures",
     },
 )

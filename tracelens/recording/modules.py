@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tracelens.errors import TracelensError
@@ -75,12 +75,33 @@ class Hooks:
 
     def __init__(self, modules: dict[str, Any]) -> None:
         self._calls = threading.local()
-        handles = ExitStack()
-        for name, module in modules.items():
-            handles.enter_context(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            # Always: recomputation leaves a forward by an exception once it has what it needs.
-            handles.enter_context(module.register_forward_hook(self._after, always_call=True))
-        self.remove = handles.close
+        self._modules = modules
+        self._handles = {name: self._hooked(name) for name in modules}
+
+    def remove(self) -> None:
+        for handles in self._handles.values():
+            handles.close()
+        self._handles.clear()
+
+    @contextmanager
+    def without(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Inside, these modules themselves have none of the hooks; those in them do."""
+        bare = {id(module) for module in modules}
+        names = [name for name in self._handles if id(self._modules[name]) in bare]
+        for name in names:
+            self._handles[name].close()
+        try:
+            yield
+        finally:
+            for name in set(names) & set(self._handles):  # none where all were removed meanwhile
+                self._handles[name] = self._hooked(name)
+
+    def _hooked(self, name: str) -> ExitStack:
+        module, handles = self._modules[name], ExitStack()
+        handles.enter_context(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+        # Always: recomputation leaves a forward by an exception once it has what it needs.
+        handles.enter_context(module.register_forward_hook(self._after, always_call=True))
+        return handles
 
     def _before(self, name: str) -> Callable[..., tuple[Any, Any] | None]:
         def before(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

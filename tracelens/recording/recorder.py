@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Any
 
 import torch.autograd.profiler as _autograd_profiler
-from torch.profiler import ProfilerAction, profile
+from torch.profiler import ProfilerAction, _KinetoProfile, profile
 
 from tracelens.errors import TracelensError
+from tracelens.filenames import CAPTURES
 from tracelens.recording import scopes, sidecar, software
+from tracelens.recording.captures import Captures
 from tracelens.recording.describe import Options, content, metadata
 from tracelens.recording.garbage import Collections
 from tracelens.recording.job_rank import JobRank, find_job_rank
@@ -51,6 +53,7 @@ class Recorder:
         self._recorded = range(0)
         self._profiler: Any = None
         self._hooks = contextlib.ExitStack()
+        self._captures: Captures | None = None
         self._modules: dict[str, Any] = {}
 
     @property
@@ -91,6 +94,8 @@ class Recorder:
         # Before the profiler, which starts where a part ends.
         completed = self._pace.step(self._finished, tokens=tokens, samples=samples)
         if self._profiler is not None:
+            if self._captures is not None and self.window.phase(self._finished) != "wait":
+                self._captures.give_way()
             self._profiler.step()
         if self._finished == self.window.end:
             self._stop()
@@ -105,6 +110,14 @@ class Recorder:
 
     def region(self, name: str) -> scopes.Region:
         return scopes.region(name)
+
+    def twin(self) -> AbstractContextManager[None]:
+        """Record what runs inside as the eager twin of a graph that is captured later, before the window.
+
+        A capture on an NVIDIA GPU does not name its kernels; a warm-up run of the same work does, which tells
+        the streams of a graph apart and confirms the rest.
+        """
+        return self._captures.session() if self._captures is not None else contextlib.nullcontext()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -130,7 +143,7 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # A job that was killed while it wrote has left gigabytes.
-            for path in self.folder.glob(f".rank{self.job_rank.rank}.{'[0-9a-f]' * 16}.json.part"):
+            for path in self.folder.glob(f".rank{self.job_rank.rank}.{'[0-9a-f]' * 16}*.json.part"):
                 path.unlink(missing_ok=True)
             self.raw.touch(exist_ok=False)
             self.raw.unlink()
@@ -149,22 +162,27 @@ class Recorder:
             return ProfilerAction.RECORD_AND_SAVE if step == window.end - 1 else actions[window.phase(step)]
 
         self._profiler = profile(
-            activities=software.activities(),
             schedule=schedule,
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(self.raw)),
-            record_shapes=True,
-            profile_memory=options.memory,
-            with_stack=options.stack,
-            with_modules=options.stack,
-            # There is but one cycle. Without it some versions warn of what several would do.
-            acc_events=True,
-            experimental_config=software.experimental_config(options.stack, options.memory),
+            **software.profiler_options(options.stack, options.memory),
         )
-        if self._modules:
-            self._hooks.callback(Hooks(self._modules).remove)
+        hooks = Hooks(self._modules)
+        self._hooks.callback(hooks.remove)
         if not (options.stack and software.has_option("record_python_gc_info")):
             self._hooks.callback(Collections().remove)
         self._profiler.__enter__()
+        self._captures = Captures(
+            self.raw.with_name(f"{self.raw.name.removesuffix('.json.part')}.captures.json.part"),
+            self._capture_profiler,
+            lambda: window.phase(self._finished),
+            self._note_once,
+            hooks,
+        )
+        self._hooks.callback(self._captures.remove)
+
+    def _capture_profiler(self) -> Any:
+        self._pace.abandon()  # steps with a profiler in them are none without
+        return _KinetoProfile(**software.profiler_options(self.options.stack))
 
     def _stop(self) -> None:
         """End the profiler, which writes what it has; from here on a step costs nothing."""
@@ -191,6 +209,8 @@ class Recorder:
             self.notes.append(f"rank {self.job_rank.rank}: {error}")
         finally:
             self.raw.unlink(missing_ok=True)
+            if self._captures is not None:
+                self._captures.clean_up()
         if steps:
             self._beside()
 
@@ -208,6 +228,13 @@ class Recorder:
             metadata=self._metadata(),
         )
         self.path = self.folder / name
+        if self._captures is not None:
+            self._captures.pack(
+                self.folder / CAPTURES / name,
+                frames=options.stack,
+                max_bytes=options.max_bytes,
+                paths=not options.scrub,
+            )
         lost = packed.left_out(steps, frames)
         if lost:
             self.notes.append(
@@ -230,14 +257,17 @@ class Recorder:
                 document = content(self.job_rank, self.window, self.options, self._timed())
                 document["window"]["recorded"] = self._recorded
                 document["options"]["scopes"] = list(self._modules)
+                document["captures"] = self._captures.count if self._captures is not None else 0
                 sidecar.write(self.folder, {**document, "facts": self.facts, "notes": self.notes})
             elif self._pace.parts and (self.path is None or "after" in self._pace.parts):
                 self.folder.mkdir(parents=True, exist_ok=True)  # a rank that does not record has made none
                 sidecar.write_pace(self.folder, rank, self._timed())
         except OSError as error:
             name = sidecar.pace_name(rank) if rank else sidecar.NAME
-            note = f"{self.folder / name} was not written: {error.strerror}"
-            self.notes += [] if note in self.notes else [note]
+            self._note_once(f"{self.folder / name} was not written: {error.strerror}")
+
+    def _note_once(self, note: str) -> None:
+        self.notes += [] if note in self.notes else [note]
 
     def _tell(self) -> None:
         new, self._notes_shown = self.notes[self._notes_shown :], len(self.notes)

@@ -22,6 +22,7 @@ One JSON object, written by rank 0; `schema` grows with every change that a read
                         dur_ns    of all of them together; the device was synchronized at both ends only
                         tokens    of all of them, null where a step did not tell
                         samples   likewise
+    captures        graphs that rank 0 captured before the window, in capture_traces/rank0.json.gz
     files           rank to file name, of all ranks that record; null where only each host knows
     config, mesh    as the program passed them, null if it did not
     facts           what the program added while it ran

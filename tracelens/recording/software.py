@@ -49,6 +49,20 @@ def has_option(name: str) -> bool:
     return f"{name}:" in (_ExperimentalConfig.__init__.__doc__ or "")
 
 
+def profiler_options(stack: bool, memory: bool = False) -> dict[str, Any]:
+    """Arguments of torch's profiler: shapes, and as asked for Python frames with modules, and allocations."""
+    return {
+        "activities": activities(),
+        "record_shapes": True,
+        "profile_memory": memory,
+        "with_stack": stack,
+        "with_modules": stack,
+        # There is but one cycle. Without it some versions warn of what several would do.
+        "acc_events": True,
+        "experimental_config": experimental_config(stack, memory),
+    }
+
+
 def experimental_config(stack: bool, memory: bool = False) -> Any:
     """What torch calls experimental, where this torch has it.
 

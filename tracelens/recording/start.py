@@ -40,8 +40,8 @@ def record(
     `tracelens.recording.sidecar`). Training stands still for that, seconds for most traces; before the window
     and after it a step costs microseconds. Once the loop runs, nothing here ends it: what goes wrong is a
     RecordingWarning and in `r.notes`.
-
-    Recorded are ops with their shapes on all threads, GPU work (NVIDIA and AMD), garbage collections, scopes.
+    Recorded are ops with their shapes on all threads, GPU work (NVIDIA and AMD), garbage collections, scopes,
+    and in `capture_traces/` what CUDA and HIP graphs capture inside the `with` before `warmup`.
 
     Args:
         folder: where the traces go, made if it is not there; local to a host or shared by all.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracelens.session.reading import Progress, Source, at_step, loaded, quiet
+from tracelens.read import sources_of_sides
+from tracelens.session.reading import Progress, Source, StrPath, at_step, loaded, quiet
 from tracelens.session.reports import origin
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
+    from tracelens.trace import Run
 
 
 def diff(
@@ -18,6 +21,8 @@ def diff(
     *,
     step: str | int | None = None,
     partial: bool = False,
+    captures: StrPath | Sequence[StrPath] = (),
+    twin: StrPath | Sequence[StrPath] = (),
     progress: Progress = quiet,
 ) -> Report:
     """Compare two runs: what changed, and what explains the difference in step time.
@@ -27,6 +32,8 @@ def diff(
         cand: the run after, or its path; it may have other steps, ranks, libraries and hardware.
         step: only this step of both, "2" or 2 for ProfilerStep#2.
         partial: whether ranks may be missing, for paths.
+        captures: for paths, as for `load`: one for both sides, or one for the base and one for the candidate.
+        twin: likewise. A side whose graph launches are attributed to no op has the other side as its twin.
         progress: called with a line of text before the work.
 
     Returns:
@@ -35,6 +42,7 @@ def diff(
 
     Raises:
         TracelensError: a rank has no GPU work, or no such step.
+        ParseError: captures or twin cannot be read.
     """
     from dataclasses import replace
 
@@ -43,10 +51,12 @@ def diff(
     from tracelens.summary import result_summary
     from tracelens.table import Report
 
-    sides = {
-        side: at_step(loaded(source, partial=partial, progress=progress), step)
-        for side, source in (("base", base), ("cand", cand))
-    }
+    runs = [
+        loaded(source, partial=partial, progress=progress, graphs=graphs)
+        for source, graphs in zip((base, cand), sources_of_sides(captures, twin), strict=True)
+    ]
+    twins = _with_twin(runs[0], runs[1]), _with_twin(runs[1], runs[0])
+    sides = {side: at_step(run, step) for side, run in zip(("base", "cand"), twins, strict=True)}
     meta: dict[str, Any] = {"version": __version__}
     progress("comparing the runs")
     metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
@@ -63,6 +73,24 @@ def diff(
     change += f" ({after / before - 1:+.1%})" if before else ""
     change += _without_profiler(result)
     return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
+
+
+def _with_twin(run: Run, other: Run) -> Run:
+    """The run; ranks whose graph launches are attributed to nothing have those of the other run as twins."""
+    from tracelens.trace import Run
+    from tracelens.trace.graphs import attributed, is_unattributed
+
+    if not any(map(is_unattributed, run.traces)):
+        return run
+    twins = {trace.meta.rank: trace for trace in other.traces}
+    return Run(
+        tuple(
+            attributed(trace, (), [twins.get(trace.meta.rank, other.traces[0])])
+            if is_unattributed(trace)
+            else trace
+            for trace in run.traces
+        )
+    )
 
 
 def _without_profiler(result: Result) -> str:

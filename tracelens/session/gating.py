@@ -9,7 +9,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, TypeAlias
 
 from tracelens.errors import TracelensError
-from tracelens.read import TraceFiles
+from tracelens.read import BESIDE, GraphSources, TraceFiles, sources_of_sides
 from tracelens.session.comparison import diff
 from tracelens.session.reading import Progress, Source, StrPath, quiet
 from tracelens.session.reports import Reporting, with_results
@@ -35,6 +35,7 @@ class GateSide:
 
     side: Side
     sources: tuple[Source | None, ...]  # the traces of each run; None where there are only metrics
+    graphs: GraphSources = BESIDE  # from which its graph launches are attributed
     failures: tuple[Failure, ...] = ()  # analyzers that failed
 
 
@@ -49,6 +50,8 @@ def gate(
     allow: Collection[str] = (),
     scope: Scope = "all",
     partial: bool = False,
+    captures: StrPath | Sequence[StrPath] = (),
+    twin: StrPath | Sequence[StrPath] = (),
     trust_anyway: bool = False,
     why: bool = True,
     progress: Progress = quiet,
@@ -67,6 +70,8 @@ def gate(
         allow: which of "device", "ranks" and "model" may differ.
         scope: GPU work to count, as for `analyze`.
         partial: whether ranks may be missing.
+        captures: as for `diff`: one path for both sides, or one for the base and one for the candidate.
+        twin: likewise.
         trust_anyway: compare also where the recording of a side is in doubt, see the analyzer
             "completeness".
         why: whether to look for the causes where the verdict is not "pass".
@@ -86,7 +91,8 @@ def gate(
     loaded = Settings() if config is None else settings(os.fspath(config))
     options = Options.of(loaded, [rules] if isinstance(rules, str) else rules, confidence, min_effect)
     before, after = (
-        gate_side(side, scope=scope, partial=partial, progress=progress) for side in (base, candidate)
+        gate_side(side, scope=scope, partial=partial, graphs=graphs, progress=progress)
+        for side, graphs in zip((base, candidate), sources_of_sides(captures, twin), strict=True)
     )
     levels = {"confidence": options.confidence, "min_effect": options.min_effect}
     verdict = judge(before.side, after.side, options.rules, allow=allow, trust_anyway=trust_anyway, **levels)
@@ -101,6 +107,7 @@ def gate_side(
     *,
     scope: Scope = "all",
     partial: bool = False,
+    graphs: GraphSources = BESIDE,
     progress: Progress = quiet,
 ) -> GateSide:
     """One side of a gate, from runs, traces, saved reports or a stored baseline.
@@ -110,6 +117,7 @@ def gate_side(
         traces: expanded paths, these among them.
         scope: as for `gate`.
         partial: as for `gate`.
+        graphs: captures and twin from which graph launches of this side are attributed.
         progress: as for `gate`.
 
     Raises:
@@ -123,7 +131,7 @@ def gate_side(
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
     if not items:
         raise TracelensError("a side has no run; pass at least one")
-    read = [_read(item, traces or TraceFiles(), scope, partial, progress) for item in items]
+    read = [_read(item, traces or TraceFiles(), scope, partial, graphs, progress) for item in items]
     if len(read) == 1:
         return read[0]
     return GateSide(
@@ -132,11 +140,19 @@ def gate_side(
             tuple(group for part in read for group in part.side.history),
         ),
         tuple(source for part in read for source in part.sources),
+        graphs,
         tuple(failure for part in read for failure in part.failures),
     )
 
 
-def _read(item: Recording, traces: TraceFiles, scope: Scope, partial: bool, progress: Progress) -> GateSide:
+def _read(
+    item: Recording,
+    traces: TraceFiles,
+    scope: Scope,
+    partial: bool,
+    graphs: GraphSources,
+    progress: Progress,
+) -> GateSide:
     from tracelens.compare.gate import Side, baseline_side, read_baseline, read_saved
     from tracelens.table import Report
 
@@ -151,9 +167,9 @@ def _read(item: Recording, traces: TraceFiles, scope: Scope, partial: bool, prog
         return GateSide(side, (None,) * len(side.runs))
     if (saved := read_saved(path)) is not None:
         return GateSide(Side((saved,)), (None,))
-    with Reporting(traces.of(path), partial=partial, progress=progress) as reporting:
+    with Reporting(traces.of(path), partial=partial, progress=progress, graphs=graphs) as reporting:
         report = reporting.report(GATED, scope=scope)
-    return GateSide(Side((_samples(report, path),)), (path,), tuple(report.failures))
+    return GateSide(Side((_samples(report, path),)), (path,), graphs, tuple(report.failures))
 
 
 def _samples(report: Report, name: str) -> Samples:
@@ -182,7 +198,10 @@ def explain(
     sources = _typical(base), _typical(candidate)
     if sources[0] is not None and sources[1] is not None:
         try:
-            compared = diff(sources[0], sources[1], partial=partial, progress=progress)
+            captures, twins = zip(base.graphs, candidate.graphs, strict=True)
+            compared = diff(
+                sources[0], sources[1], partial=partial, captures=captures, twin=twins, progress=progress
+            )
         except TracelensError:  # runs with metrics of the host only
             pass
         else:

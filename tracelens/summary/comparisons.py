@@ -30,8 +30,14 @@ def diff_summary(result: Result) -> Summary | None:
     waterfall = result.data["waterfall"]
     shown = _changes(waterfall, cand_ns - base_ns)
     verdict = f"{_faster(base_ns, cand_ns)} a step"
+    if times := result.meta.get("repetitions"):
+        each = _faster(base_ns / times[0], cand_ns / times[1])
+        verdict = (
+            f"{each} per repetition ({times[0]} in the base, {times[1]} in the candidate, no steps marked)"
+        )
     if paces := _paces(result):
         verdict += f"; without the profiler {_faster(*paces).lower()}"
+    verdict += _graphed(waterfall)
     if shown:
         verdict += f"; {_in_words(waterfall, shown)}"
     elif len(waterfall) and abs(cand_ns - base_ns) > SAME * base_ns:
@@ -40,6 +46,21 @@ def diff_summary(result: Result) -> Summary | None:
             "; with single steps the noise is unknown" if unknown else "; no part of it exceeds the noise"
         )
     return Summary(f"{verdict}.", (*_times(base_ns, cand_ns, paces), *_tiles(waterfall, shown)))
+
+
+def _graphed(waterfall: Table) -> str:
+    """Idle and busy time of the work that only one run launches as graphs, "" for none."""
+    rows = np.flatnonzero(waterfall.coded("level").equals("graph"))
+    idle, busy = np.zeros(2), np.zeros(2)
+    for row, name in zip(rows.tolist(), waterfall.texts("name", rows), strict=True):
+        state, _, cause = name.partition(": ")
+        if state == "in graphs on one side":
+            sums = idle if cause == "idle" else busy
+            sums += [waterfall.array(column)[row] for column in ("base_ns", "cand_ns")]
+    if not busy.any():
+        return ""
+    idle_text, busy_text = (" to ".join(duration(ns) for ns in times.tolist()) for times in (idle, busy))
+    return f"; work that only one side runs in graphs: idle before it {idle_text}, busy {busy_text}"
 
 
 def _faster(base_ns: float, cand_ns: float) -> str:

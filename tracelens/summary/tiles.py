@@ -110,7 +110,7 @@ def _mfu(figures: RunFigures, meta: Mapping[str, Any]) -> Iterator[Tile]:
     if not figures.section("roofline") or cpu_only(meta):
         return
     mfu = figures.mfu()
-    reason = figures.reason("roofline", "MFU") or figures.reason("roofline", "efficiencies")
+    reason = figures.reason("roofline", "MFU") or figures.reason("roofline", "efficiency")
     note = "model FLOPs / peak" if mfu else short_reason(reason or "no GEMM or attention with a cost model")
     yield _share_tile("mfu", "MFU", mfu, note, "roofline")
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
-from tracelens.recording import span
+from tracelens.recording import span, twin
 
 INSTEAD = "use graph=off"
 
@@ -109,7 +109,7 @@ def warm_up(run: Callable[[], Tensor], stream: torch.cuda.Stream, device: torch.
     """Run on the stream of a later capture, which must find kernels, workspaces and connections ready."""
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
+    with twin(), torch.cuda.stream(stream):
         result = run()
     current.wait_stream(stream)
     return result

@@ -155,7 +155,7 @@ def test_reasons() -> None:
     assert sorted(records(result["uncovered"], "name", "reason")) == [
         ("aten::mm", "no shapes recorded (record_shapes=True)"),
         ("aten::not_an_op", "no cost model"),
-        ("k1", "launched by a graph, which records no ops"),
+        ("k1", "launched by a graph; --captures or --twin finds the ops"),
         ("k1", "launched outside any recorded op"),
         ("my::op", "custom op without a registered cost model"),
         ("ncclDevKernel_AllReduce_Sum", "launched before the recording began, and not repeated during it"),
@@ -296,6 +296,10 @@ def test_another_device_is_a_projection() -> None:
     roles = set(records(projected["roofs"], "device", "role"))
     assert {role for _, role in roles} == {"chosen", "measured", "other"}
     assert {("AMD Instinct MI355X", "chosen"), ("NVIDIA H200 SXM", "measured")} < roles
+    nameless = {**drawing, "deviceProperties": [{"id": 0, "name": ""}], "ns_per_char": 10}
+    vouched = roofline(text, device="mi355x", drawing=nameless)
+    assert "projected_onto" not in vouched.meta
+    assert vouched.meta["measured_on"] == "not known"
 
 
 def test_wrong_devices_are_told(device_file: str) -> None:

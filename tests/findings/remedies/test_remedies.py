@@ -56,6 +56,17 @@ def test_every_platform_has_a_remedy_in_whole_sentences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
+def test_what_graphs_launch_already_is_not_to_be_captured(name: str) -> None:
+    in_graphs = {entry.in_graphs for entry in remedies()[name]}
+    for platform in ALL:
+        text = remedy(name, platform, in_graphs=True)
+        assert text.endswith("."), platform
+        if False in in_graphs:
+            assert text != remedy(name, platform)
+            assert not re.search(r"[Cc]apture the|--graph|--cuda-graph", text), platform
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
 def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
     for platform in ALL:
         text = remedy(name, platform)

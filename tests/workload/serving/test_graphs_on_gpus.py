@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
+from tracelens import load  # noqa: E402
 from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
 from tracelens.workload.serving.passes import eager, together  # noqa: E402
 from tracelens.workload.serving.rows import BatchTensors, numbers  # noqa: E402
+from tracelens.workload.serving.serve import ServeJob, run_serving  # noqa: E402
 from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
 from tracelens.workload.serving.split import Piece  # noqa: E402
 
@@ -83,3 +86,13 @@ def test_ranks_serve_all_requests_with_graphs(tbo: str, tmp_path: Path) -> None:
     found = run_ranks(2, tokens, 2, {"prefill_delayer": "on", "tbo": tbo}, folder=tmp_path, device="cuda")
     assert [served for served, _ in found] == [6, 6]
     assert found[0][1] == found[1][1] > 5
+
+
+@pytest.mark.skipif(GPUS < 1, reason="needs a GPU")
+def test_replayed_decodes_are_recorded_with_their_ops(tmp_path: Path) -> None:
+    config = model_config("tiny", ["dtype=bfloat16"], GRAPHED)
+    run_serving(ServeJob(config, GRAPHED, 1, tmp_path, "cuda", ticks=24, start=16, end=24))
+    assert json.loads((tmp_path / "run.json").read_text())["captures"] == 4
+    table = load(tmp_path).kernels()
+    assert table["op_source"].isin(["capture", "twin"]).any()
+    assert table.loc[table["op"] == "", "dur_ns"].sum() < 0.01 * table["dur_ns"].sum()

@@ -17,7 +17,7 @@ CUT_OFF = "cut off at the edge of the chosen step"
 BEYOND = "recorded sizes exceed any memory"
 _BEFORE = "launched before the recording began, and not repeated during it"
 _NO_OP = "launched outside any recorded op"
-_GRAPH = "launched by a graph, which records no ops"
+_GRAPH = "launched by a graph; --captures or --twin finds the ops"
 _NODE = "launched by a graph, and not aligned with its capture"
 _NO_SIZES = "communication with no recorded size"
 

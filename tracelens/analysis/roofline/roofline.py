@@ -45,7 +45,7 @@ def of_rank(
 ) -> RankRoofline:
     """The roofline of one rank; options as for `roofline`."""
     requested, ran_on = choose_device(device, device_file), own_device(trace)
-    names = tuple(trace.meta.devices.values())
+    names = tuple(filter(None, trace.meta.devices.values()))
     peaks = requested or ran_on
     projected = requested is not None and any(match(name) != requested for name in names)
     work = gpu_work(trace, scope)

@@ -11,10 +11,12 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.compare.diff.forest import Forest, Hash
+from tracelens.compare.diff.graphs import replayed
 from tracelens.compare.diff.wrappers import equal_ends, paired, same_leaves, twins, unwrapped
 
-SAME, RENAMED, MOVED, ONLY, REPLACED, WRAPPER, DUPLICATE = range(7)
-"""What became of a call. With a counterpart: SAME, RENAMED, MOVED. Without: ONLY here (removed or added),
+SAME, RENAMED, MOVED, ONLY, REPLACED, WRAPPER, DUPLICATE, REPLAYED = range(8)
+"""What became of a call. With a counterpart: SAME, RENAMED, MOVED, REPLAYED (a graph does in one run what the
+host calls in the other). Without: ONLY here (removed or added),
 REPLACED (part of an exchange of several calls for others), WRAPPER (around others that are matched),
 DUPLICATE (a repetition of its neighbor)."""
 
@@ -25,6 +27,8 @@ sides have equally often, or among all."""
 
 _LONG, _TIMES = 16, 4
 """Lists longer than the first and by more than this factor longer than the other did something else."""
+
+_NONE = np.empty(0, dtype=np.int64)
 
 _ROUNDS = 32
 """Searches of the gaps between anchors for keys that both sides have equally often."""
@@ -234,12 +238,17 @@ class _Aligner:
         )
 
     def finish_step(self) -> None:
-        """Find what moved and what was repeated in the lists since the last step, and name the rest."""
+        """Find what moved, what a graph replays and what was repeated in the lists since the last step.
+
+        The rest is named. A graph keeps of a program only what launches GPU work: where it replays calls of a
+        list, calls for others are replaced only where both launch some.
+        """
         self._find_moved()
+        self._find_replayed()
         for base_nodes, cand_nodes in self._unmatched:
             base = base_nodes[self.match[base_nodes] < 0]
             cand = cand_nodes[self.how_back[cand_nodes] == ONLY]
-            if len(base) and len(cand):
+            if len(base) and len(cand) and self._both_launch(base, cand):
                 self.groups.append((base, cand))
                 for forest, nodes, how in ((self.base, base, self.how), (self.cand, cand, self.how_back)):
                     inside = forest.within(nodes)
@@ -266,6 +275,28 @@ class _Aligner:
                 base, size = base_nodes[key], int(self.cand.size[cand])
                 self.match[base : base + size] = np.arange(cand, cand + size)
                 self.how[base : base + size] = self.how_back[cand : cand + size] = MOVED
+
+    def _find_replayed(self) -> None:
+        """Calls of one side that a graph of the other replays, in any order of threads and wrappers."""
+        if not (self.base.copied.any() or self.cand.copied.any()):
+            return
+        lists = (np.concatenate([_NONE, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1))
+        base, cand = (
+            forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
+        )
+        base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
+        base, cand = replayed(self.base, base, self.cand, cand)
+        self.match[base] = cand
+        self.how[base] = self.how_back[cand] = REPLAYED
+
+    def _both_launch(self, base: Int, cand: Int) -> bool:
+        """Whether both lists have unmatched GPU work, where a graph replays some of it."""
+        base, cand = self.base.within(base), self.cand.within(cand)
+        if not (self.base.copied[base].any() or self.cand.copied[cand].any()):
+            return True
+        in_base = self.base.launches[base] & (self.how[base] == ONLY)
+        in_cand = self.cand.launches[cand] & (self.how_back[cand] == ONLY)
+        return bool(in_base.any() and in_cand.any())
 
     def _repeats(self, node: int) -> bool:
         """Whether a node is the same as its neighbor before or behind it."""

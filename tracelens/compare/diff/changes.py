@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
 from tracelens.compare.diff.forest import Forest
 from tracelens.compare.diff.pairing import OTHER_KERNELS, OTHER_SHAPES, SAME_WORK, Aligned, Pairing
@@ -65,13 +65,14 @@ class Change:
 
 
 class _SideTimes:
-    """One side and the GPU time of its nodes."""
+    """One side and the GPU time of its nodes, but of those that are matched because a graph replays them."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, replayed: Bool) -> None:
         self.side, self.forest, self.names = side, side.forest, side.forest.names
         self.node_ns = np.zeros(len(self.forest), dtype=np.int64)
         known = side.node >= 0
         np.add.at(self.node_ns, side.node[known], side.ns[known])
+        self.node_ns[replayed] = 0
         self.before_ns = np.concatenate(([0], np.cumsum(self.node_ns)))
 
     def name(self, node: int) -> str:
@@ -97,7 +98,7 @@ class _SideTimes:
 def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
     """The changes between two ranks."""
     by_key: dict[Key, Change] = {}
-    sides = _SideTimes(base), _SideTimes(cand)
+    sides = _SideTimes(base, pairing.replayed[BASE]), _SideTimes(cand, pairing.replayed[CAND])
     for aligned in pairing.steps:
         _structure(by_key, sides, aligned)
     _times_of_matched(by_key, (base, cand), pairing)
@@ -105,11 +106,17 @@ def changes(base: Side, cand: Side, pairing: Pairing) -> dict[Key, Change]:
 
 
 def _structure(by_key: dict[Key, Change], sides: tuple[_SideTimes, _SideTimes], aligned: Aligned) -> None:
-    """Add the edits of one aligned pair of steps."""
+    """Add the edits of one aligned pair of steps.
+
+    Where a graph replays calls of one side, the host's calls without GPU work are gone, and no edits.
+    """
     base, cand = sides
     alignment, around = aligned.alignment, base.forest.around
+    has_graphs = aligned.base.copied.any() or aligned.cand.copied.any()
 
     def add(key: Key, *nodes_of_side: tuple[int, Int]) -> None:
+        if has_graphs and not any(sides[side].total_ns(nodes) for side, nodes in nodes_of_side):
+            return
         change = by_key.setdefault(key, Change())
         change.count += 1
         for side, nodes in nodes_of_side:

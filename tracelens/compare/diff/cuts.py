@@ -11,6 +11,8 @@ from tracelens.analysis.host import CAUSES as IDLE_CAUSES
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Int, lookup
+from tracelens.compare.diff.graphs import OUTSIDE as OUTSIDE_GRAPHS
+from tracelens.compare.diff.graphs import STATES
 from tracelens.compare.diff.ledger import Level, Part
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
 from tracelens.compare.diff.sides import OUTSIDE, Side
@@ -21,8 +23,10 @@ GROUPED, UNGROUPED = "experts: loop to grouped GEMM", "experts: grouped GEMM to 
 ALL_CAUSES = (*CAUSES, GROUPED, UNGROUPED, "idle")
 IDLE = "(idle)"
 
-LEVELS = ("cause", "stage", "category", "op", "shape", "kernel", "rank")
-"""In reading order; the rows of each add up to the step time."""
+_GRAPH_ROWS = tuple(f"{state}: {cause}" for state in STATES for cause in ALL_CAUSES)
+
+LEVELS = ("cause", "graph", "stage", "category", "op", "shape", "kernel", "rank")
+"""In reading order; the rows of each add up to the step time. `graph` is of runs with graph launches."""
 
 
 class _Pieces(NamedTuple):
@@ -37,7 +41,7 @@ class _Pieces(NamedTuple):
 
 
 def add_rank(
-    levels: Sequence[Level], number: int, side: Side, cause: Int, waits: Union, regrouped: str
+    levels: Sequence[Level], number: int, side: Side, cause: Int, state: Int, waits: Union, regrouped: str
 ) -> None:
     """Add one rank to all levels.
 
@@ -46,15 +50,27 @@ def add_rank(
         number: 0 for the base, 1 for the candidate.
         side: the rank.
         cause: of each piece, code into CAUSES.
+        state: how each GPU activity is launched, code into STATES.
         waits: when it waits for other ranks, ns by its own clock.
         regrouped: from `regrouped`.
     """
     pieces = _pieces(side, cause, waits, regrouped)
     for level in levels:
-        texts, code = _texts(level.name, side, pieces)
+        texts, code = _texts(level.name, side, pieces, state)
         part = Part(code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
         level.add(number, texts, part)
-        _add_idle(level, number, side)
+        if level.name == "graph":
+            _add_idle_by_state(level, number, side, state)
+        else:
+            _add_idle(level, number, side)
+
+
+def _add_idle_by_state(level: Level, number: int, side: Side, state: Int) -> None:
+    """Add idle time by how the work after it is launched."""
+    idle = side.idle_time
+    cause = np.full(len(idle.ns), ALL_CAUSES.index("idle"))
+    code = lookup(state, idle.after, OUTSIDE_GRAPHS) * len(ALL_CAUSES) + cause
+    level.add(number, _GRAPH_ROWS, Part(code, idle.step, cause, idle.ns, np.zeros_like(idle.ns), side.steps))
 
 
 def _add_idle(level: Level, number: int, side: Side) -> None:
@@ -87,11 +103,13 @@ def _pieces(side: Side, cause: Int, waits: Union, regrouped: str) -> _Pieces:
     )
 
 
-def _texts(level: str, side: Side, pieces: _Pieces) -> tuple[Sequence[str], Int]:
+def _texts(level: str, side: Side, pieces: _Pieces, state: Int) -> tuple[Sequence[str], Int]:
     """Names of a level, and the index of each piece's name."""
     events, work = side.trace.arrays, side.work
     if level == "cause":
         return ALL_CAUSES, pieces.cause
+    if level == "graph":
+        return _GRAPH_ROWS, state[pieces.row] * len(ALL_CAUSES) + pieces.cause
     if level == "stage":
         return (*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[pieces.piece]
     if level == "category":

@@ -12,6 +12,7 @@ from tracelens.analysis import ANALYZERS
 from tracelens.analysis.overview import NO_PACE, pace_summary
 from tracelens.compare.diff.changes import KINDS, Change, Key, changes, merged
 from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
+from tracelens.compare.diff.graphs import GRAPHS, graph_rows, graph_state, repetitions, unattributed
 from tracelens.compare.diff.icicle import ICICLE, icicle_rows
 from tracelens.compare.diff.ledger import Level, spread
 from tracelens.compare.diff.noise import Spread, differences
@@ -87,6 +88,7 @@ TABLES = {
     "changes": CHANGES,
     "substitutions": SUBSTITUTIONS,
     "icicle": ICICLE,
+    "graphs": GRAPHS,
     "pace": PACE,
 }
 
@@ -100,58 +102,78 @@ def diff(base: Run, cand: Run) -> Result:
 
     Returns:
         tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
-        `substitutions` (kernels side by side), `icicle` and, where a side has it, `pace`. meta: base_ns,
-        cand_ns and delta_ns, mean step times; aligned_fraction, the share of GPU time whose call has a
-        counterpart.
+        `substitutions` (kernels side by side), `icicle` and, where a side has them, `graphs` and `pace`.
+        meta: base_ns, cand_ns and delta_ns, mean step times; aligned_fraction, the share of GPU time whose
+        call has a counterpart; `repetitions` where recordings without step marks repeat their work unequally
+        often.
 
     Raises:
         TracelensError: a rank has no GPU work.
     """
     sides = [[Side(trace) for trace in run.traces] for run in (base, cand)]
-    waits = [_waits(run) for run in (base, cand)]
+    has_graphs = any(side.in_graph.any() for ranks in sides for side in ranks)
     ranks = len(base.traces), len(cand.traces)
-    levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS]
-    experts = regrouped(*sides)
-    per_rank: list[dict[Key, Change]] = []
-    pairings: list[tuple[Side, Side, Pairing]] = []
-    aligned_ns, total_ns = 0, 0
-    for number in range(max(ranks)):
-        base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
-        pairing = pair(base_side, cand_side)
-        per_rank.append(changes(base_side, cand_side, pairing))
-        pairings.append((base_side, cand_side, pairing))
-        for which, side in enumerate((base_side, cand_side)):
-            if number < ranks[which]:  # the ranks of the smaller run repeat
-                cause = pairing.cause[which]
-                add_rank(levels, which, side, cause, waits[which].get(side.rank, _NONE), experts)
-                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
-                aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
+    levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS if has_graphs or name != "graph"]
+    pairings, aligned_fraction = _add_ranks(levels, sides, [_waits(run) for run in (base, cand)])
     step_ns = _mean_step(sides[0]), _mean_step(sides[1])
     rows = [_rows(level, step_ns) for level in levels]
-    table = sorted(
-        _change_rows(merged(per_rank), sides), key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0])
-    )
+    edits = _change_rows(merged([changes(*pairing) for pairing in pairings]), sides)
+    table = sorted(edits, key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0]))
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
     skips += dict.fromkeys(skip for *_, pairing in pairings for skip in pairing.lacking)
+    is_marked = any(side.marked for ranks in sides for side in ranks)
+    times = (1, 1) if is_marked else repetitions(*sides)
+    if times[0] != times[1]:
+        skips.append(Skip("steps", _UNEQUAL.format(*times)))
+    graphs = graph_rows(sides) if has_graphs else {}
+    skips += unattributed(graphs)
     pace, lacking = _pace({"base": base, "cand": cand})
     skips += lacking
-    meta = {
+    meta: dict[str, Any] = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
         "delta_ns": step_ns[1] - step_ns[0],
-        "aligned_fraction": aligned_ns / max(total_ns, 1),
+        "aligned_fraction": aligned_fraction,
+        **({"repetitions": times} if times[0] != times[1] else {}),
     }
     tables = {
         "waterfall": WATERFALL.concat(rows),
         "changes": CHANGES.concat(table),
         "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
         "icicle": ICICLE.concat([icicle_rows(sides)]),
+        **({"graphs": GRAPHS.table(graphs)} if graphs else {}),
         **pace,
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
 
+
+def _add_ranks(
+    levels: Sequence[Level], sides: Sequence[Sequence[Side]], waits: Sequence[Mapping[int, Union]]
+) -> tuple[list[tuple[Side, Side, Pairing]], float]:
+    """Add all ranks to the levels; their pairs, and the share of GPU time whose call has a counterpart."""
+    ranks, experts = [len(side) for side in sides], regrouped(*sides)
+    pairings: list[tuple[Side, Side, Pairing]] = []
+    aligned_ns, total_ns = 0, 0
+    for number in range(max(ranks)):
+        pair_of_ranks = base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
+        pairing = pair(base_side, cand_side)
+        pairings.append((base_side, cand_side, pairing))
+        for which, side in enumerate(pair_of_ranks):
+            if number < ranks[which]:  # the ranks of the smaller run repeat
+                cause = pairing.cause[which]
+                state = graph_state(side, pair_of_ranks[1 - which], pairing.partner_of_node[which])
+                add_rank(levels, which, side, cause, state, waits[which].get(side.rank, _NONE), experts)
+                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
+                aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
+    return pairings, aligned_ns / max(total_ns, 1)
+
+
+_UNEQUAL = (
+    "no step marks: whole recordings are compared, and the base repeats its work {} times, the candidate {} "
+    "times; calls beyond that are on one side only"
+)
 
 _NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes, depths, nearest, subtree_sums
 from tracelens.trace import STEP_MARK, Trace, matching
 
@@ -20,6 +20,14 @@ _CHILD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 _RADIX = 0x94D049BB133111EB
+
+_MODULE = "nn.Module: "
+
+_COLUMNS = (
+    "event", "name", "size", "step", "thread", "start", "copied", "launches",
+    "has_arguments", "scope", "named", "signature", "loose", "strict",
+)  # fmt: skip
+"""Fields of Forest that are the same in a part of it."""
 
 _OUTER = 8
 """Names shown of each end of a long path."""
@@ -46,6 +54,11 @@ class Forest:
     size: Int  # number of nodes of the subtree, with itself
     step: Int  # number of the step in which the host began the root above it
     thread: Int  # (pid, tid) as a number
+    start: Int  # ns
+    copied: Bool  # a graph replays it: it was copied from where the graph was captured
+    launches: Bool  # whether GPU work is its own
+    has_arguments: Bool  # whether their shapes or types are known
+    scope: Hash  # hash of the name of the innermost module or scope around it, 0 for none
     named: Hash  # hash of its name
     signature: Hash  # hash of its name and arguments
     loose: Hash  # hash of the names of the whole subtree, in order
@@ -165,8 +178,7 @@ class Forest:
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
         parent = self.parent[low:high]
-        names = ("event", "name", "size", "step", "thread", "named", "signature", "loose", "strict")
-        columns = {name: getattr(self, name)[low:high] for name in names}
+        columns = {name: getattr(self, name)[low:high] for name in _COLUMNS}
         return replace(self, parent=np.where(parent >= 0, parent - low, -1), **columns)
 
     @cached_property
@@ -216,7 +228,8 @@ def forest(trace: Trace, marks: Int) -> Forest:
     parent = lookup(events.places(rows), above, -1)
     depth = depths(parent)
     named = text_hashes(events.names)[events.name[rows]]
-    signature = _mixed(named + _MIX * _argument_hashes(trace)[rows])
+    arguments = _argument_hashes(trace)[rows]
+    signature = _mixed(named + _MIX * arguments)
     sibling = occurrence(parent)
     return Forest(
         rows,
@@ -225,12 +238,26 @@ def forest(trace: Trace, marks: Int) -> Forest:
         subtree_sums(parent, depth, np.ones(len(rows), dtype=np.int64)),
         step,
         thread,
+        events.start[rows],
+        events.copied[rows],
+        np.isin(rows, trace.work.op),
+        arguments != 0,
+        _scopes(trace, rows),
         named,
         signature,
         _subtree_hashes(named, parent, depth, sibling),
         _subtree_hashes(signature, parent, depth, sibling),
         events.names,
     )
+
+
+def _scopes(trace: Trace, rows: Int) -> Hash:
+    """A hash of the name of the innermost module or scope around each event, 0 for none."""
+    events = trace.arrays
+    frames = events.where("annotation") & ~matching(events.names, STEP_MARK)[events.name]
+    frames |= events.where("python") & events.named(lambda name: name.startswith(_MODULE))
+    around = lookup(nearest(events.parent, events.depth, frames), events.parent[rows], -1)
+    return lookup(text_hashes(events.names), lookup(events.name, around, -1), 0)
 
 
 def _root(rows: Int, above: Int, count: int) -> Int:
@@ -268,6 +295,7 @@ def _argument_hashes(trace: Trace) -> Hash:
     for weight, name in ((1, "shapes"), (3, "dtypes")):
         column = ops.columns[name]
         hashes = text_hashes(list(column.values))
+        hashes[[not text for text in column.values]] = 0
         if len(hashes):
             result[ops.array("event_id")] += hashes[column.codes] * np.uint64(weight)
     return result

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
-from tracelens.compare.diff.align import RENAMED, REPLACED, Alignment, align
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, Alignment, align
 from tracelens.compare.diff.forest import Forest, Hash, text_hashes
+from tracelens.compare.diff.graphs import bare
 from tracelens.compare.diff.sides import Side
 from tracelens.compare.diff.threads import Threads
 from tracelens.table import Skip, codes
@@ -48,6 +49,8 @@ class Pairing(NamedTuple):
     steps: list[Aligned]  # aligned parts, one per pair of steps, or one for all steps
     cause: tuple[Int, Int]  # of each piece of the base and of the candidate, code into CAUSES (not WAIT)
     partner: tuple[Int, Int]  # counterpart of each piece's node, -1 for none
+    partner_of_node: tuple[Int, Int]  # counterpart of each node of the base and of the candidate
+    replayed: tuple[Bool, Bool]  # nodes that are matched because a graph replays them in one run
     lacking: tuple[Skip, ...] = ()  # what was not aligned, and why
 
 
@@ -79,7 +82,8 @@ def pair(base: Side, cand: Side) -> Pairing:
             known_how[begin + new] = outcome[new]
     causes = _causes(base, cand, base_partner, base_how), _causes(cand, base, cand_partner, cand_how)
     partners = lookup(base_partner, base.node, -1), lookup(cand_partner, cand.node, -1)
-    return Pairing(aligned, causes, partners, lacking)
+    replayed = base_how == REPLAYED, cand_how == REPLAYED
+    return Pairing(aligned, causes, partners, (base_partner, cand_partner), replayed, lacking)
 
 
 _Roots = list[list[tuple[Int, Int]]]
@@ -145,6 +149,7 @@ def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
     node, other = side.node[matched], match[matched]
     same_kernels = _kernels(side)[node] == _kernels(counterpart)[other]
     same_shapes = side.forest.signature[node] == counterpart.forest.signature[other]
+    same_shapes |= bare(side.forest, node) | bare(counterpart.forest, other)  # of unknown shapes: no others
     cause[matched] = np.where(same_shapes, np.where(same_kernels, SAME_WORK, OTHER_KERNELS), OTHER_SHAPES)
     cause[matched & (outcome == RENAMED)] = RENAMED_CALLS
     cause[side.node < 0] = NO_OP
@@ -153,10 +158,10 @@ def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
 
 
 def _kernels(side: Side) -> Hash:
-    """A hash of the kernel names of each node."""
+    """A hash of the kernel names of each node, those that run beside others all the time among them."""
     hashes = np.zeros(len(side.forest), dtype=np.uint64)
-    rows = np.flatnonzero(side.node >= 0)
-    _, (node, name) = codes(side.node[rows], side.work.name[side.row[rows]])
+    rows = np.flatnonzero(side.node_of_work >= 0)
+    _, (node, name) = codes(side.node_of_work[rows], side.work.name[rows])
     used, index = np.unique(name, return_inverse=True)
     np.add.at(hashes, node, text_hashes([side.work.names[code] for code in used.tolist()])[index])
     return hashes

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
 from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
-from tracelens.arrays import Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, Union, cut, shares, steps_of
+from tracelens.trace.graphs import GRAPH_CALL
 
 OUTSIDE = "outside MoE layers"
+
+
+class IdleTime(NamedTuple):
+    """Pieces of a rank's idle time, each within a step.
+
+    Attributes:
+        step: of each piece.
+        cause: code into the causes of idle time (see analysis/host/causes.py).
+        after: position in Work of what ended the gap, -1 for none.
+        ns: of each piece.
+    """
+
+    step: Int
+    cause: Int
+    after: Int
+    ns: Int
 
 
 class Side:
@@ -67,11 +85,19 @@ class Side:
         return lookup(self.work.op, repeat, self.work.op)
 
     @cached_property
+    def node_of_work(self) -> Int:
+        """Forest node of the op of each GPU activity, -1 for none."""
+        return lookup(self.trace.arrays.places(self.forest.event), self.op, -1)
+
+    @cached_property
     def node(self) -> Int:
         """Forest node of the op of each piece, -1 for none."""
-        node_of_event = self.trace.arrays.places(self.forest.event)
-        op = self.op[self.row]
-        return lookup(node_of_event, op, -1)
+        return self.node_of_work[self.row]
+
+    @cached_property
+    def in_graph(self) -> Bool:
+        """Of each GPU activity, whether a graph launched it."""
+        return lookup(self.trace.arrays.named(GRAPH_CALL.match), self.work.launch, False)
 
     @cached_property
     def begins(self) -> Int:
@@ -85,15 +111,21 @@ class Side:
         return np.where(stage >= 0, stage, UNATTRIBUTED + 1)
 
     @cached_property
-    def idle(self) -> Int:
-        """Idle time by step and cause (see analysis/host/causes.py)."""
-        pieces = idle_pieces(self.trace, self.work, find_gaps(self.work, self.edges))
-        total = np.zeros((self.steps, len(CAUSES)), dtype=np.int64)
+    def idle_time(self) -> IdleTime:
+        """Idle time within the steps."""
+        gaps = find_gaps(self.work, self.edges)
+        pieces = idle_pieces(self.trace, self.work, gaps)
         lasting = np.flatnonzero(self.step_ns)  # a step of no duration has no idle time
         windows = Union(self.edges[lasting], self.edges[lasting + 1])
         row, start, end = cut(pieces.start, pieces.end, windows)
         step = np.searchsorted(self.edges, start, side="right") - 1
-        np.add.at(total, (step, pieces.cause[row]), end - start)
+        return IdleTime(step, pieces.cause[row], gaps.after[pieces.gap[row]], end - start)
+
+    @cached_property
+    def idle(self) -> Int:
+        """Idle time by step and cause."""
+        total = np.zeros((self.steps, len(CAUSES)), dtype=np.int64)
+        np.add.at(total, (self.idle_time.step, self.idle_time.cause), self.idle_time.ns)
         return total
 
     def waiting(self, waits: Union) -> Float:

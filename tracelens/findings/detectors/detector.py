@@ -51,6 +51,7 @@ class Detection(NamedTuple):
         confidence: in the saving.
         scenario: the what-if request that its remedy is, where that depends on what is measured; "" if none
             is, None for the detector's.
+        in_graphs: whether most of it is work that graphs launch already.
     """
 
     quantities: tuple[Quantity, ...]
@@ -59,6 +60,7 @@ class Detection(NamedTuple):
     evidence: str
     confidence: Confidence
     scenario: str | None = None
+    in_graphs: bool = False
 
 
 Outcome = Detection | str

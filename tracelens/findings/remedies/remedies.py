@@ -30,24 +30,28 @@ class Remedy(NamedTuple):
     versions: Mapping[str, str] = {}
     plain: bool = False
     best: bool = False
+    in_graphs: bool | None = None
 
-    def fits(self, platform: Platform) -> bool:
-        """Whether vendor and versions allow it; frameworks apart."""
+    def fits(self, platform: Platform, in_graphs: bool = False) -> bool:
+        """Whether vendor, versions and how the work is launched allow it; frameworks apart."""
+        if self.in_graphs not in (None, in_graphs):
+            return False
         vendors = {platform.vendor} | ({_ANY_GPU} if platform.vendor != CPU else set())
         return (not self.vendor or not vendors.isdisjoint(self.vendor)) and all(
             _within(platform.versions.get(name, ""), bound) for name, bound in self.versions.items()
         )
 
 
-def remedy(detector: str, platform: Platform, general: str = "") -> str:
+def remedy(detector: str, platform: Platform, general: str = "", *, in_graphs: bool = False) -> str:
     """What to do about what a detector finds, for this platform.
 
     Args:
         detector: by name.
         platform: that the traces show.
         general: for a detector without entries, such as a plugin's.
+        in_graphs: whether graphs launch already what it finds.
     """
-    fitting = [entry for entry in remedies().get(detector, ()) if entry.fits(platform)]
+    fitting = [entry for entry in remedies().get(detector, ()) if entry.fits(platform, in_graphs)]
     specific = [entry for entry in fitting if not set(platform.frameworks).isdisjoint(entry.framework)]
     chosen = [
         entry for entry in fitting if entry in specific or not (entry.framework or (entry.plain and specific))
@@ -92,6 +96,7 @@ def _entry(fields: Mapping[str, Any]) -> Remedy:
         versions=fields.get("versions", {}),
         plain=fields.get("plain", False),
         best=fields.get("best", False),
+        in_graphs=fields.get("in_graphs"),
     )
 
 

@@ -58,7 +58,7 @@ HELP = {
     "tp_overlap": "all-gather + GEMM and GEMM + reduce-scatter of tensor parallelism: sequential (off), in "
     "chunks (chunked), or over torch symmetric memory (symmetric)",
     "graph": "step: capture forward and backward of a step in a CUDA or HIP graph and replay it with one "
-    "launch; needs a GPU and sync_free=3",
+    "launch; needs a GPU and sync_free=3, and --profile-start 4 or later to record its ops",
 }
 
 

@@ -16,7 +16,7 @@ from tracelens.rendering.tables import select
 from tracelens.table import Result, Table
 from tracelens.units import milliseconds
 
-_LEVELS = ("cause", "stage", "category", "op")
+_LEVELS = ("cause", "graph", "stage", "category", "op")
 _BARS = 14
 _SMALL = 0.01
 """Differences below this share of the largest one are joined."""

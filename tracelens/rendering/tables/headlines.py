@@ -224,7 +224,10 @@ def _serving(result: Result) -> str:
     table = _part(result, "summary", "engine", "steps", "phase_mismatch_fraction", "padding_fraction")
     if table is None:
         return ""
-    parts = [f"{table.texts('engine')[0]}: {_counted(int(table.array('steps').sum()), 'step')}"]
+    steps = int(table.array("steps")[0])
+    if steps < 0 and (kinds := _part(result, "ranks", "count")) is not None:
+        steps = int(kinds.array("count").sum())  # of the only rank that labels its steps
+    parts = [f"{table.texts('engine')[0]}: {_counted(steps, 'step')}"]
     for column, label in (("phase_mismatch_fraction", "phase mismatch"), ("padding_fraction", "padding")):
         shares = table.array(column)
         if len(shares) and (shares >= 0).all():

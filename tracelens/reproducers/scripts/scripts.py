@@ -129,11 +129,18 @@ def _of_lists(case: Case) -> str:
     return _OF_WIDTH.get(width, "float32")
 
 
+_IN_GRAPH = {
+    "capture": "Replayed by a graph: op and arguments are those of its capture.",
+    "twin": "Replayed by a graph: op and arguments are those of a run without graphs.",
+}
+
+
 def _about(case: Case, unscaled: bool) -> list[str]:
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
         f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
         f"Kernels: {', '.join(case.kernels)}",
+        *(_IN_GRAPH[source] for source in case.sources if source in _IN_GRAPH),
         *([_BY_GRID] if case.call.blocks >= 0 else []),
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
         *([] if unscaled else ["Sizes are scaled down from those above."]),

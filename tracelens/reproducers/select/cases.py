@@ -49,6 +49,7 @@ class Case(NamedTuple):
         devices: GPU names.
         cost: what a call must do at least, None where that cannot be counted.
         at_ns: where the longest call is, since the first event of its trace.
+        sources: where the op and its arguments are recorded, see trace.tables.EVENT_SOURCES.
     """
 
     call: Call
@@ -58,6 +59,7 @@ class Case(NamedTuple):
     devices: tuple[str, ...]
     cost: OpCost | None
     at_ns: int
+    sources: tuple[str, ...] = ("trace",)
 
     @property
     def total_ns(self) -> int:
@@ -84,7 +86,7 @@ def cases(trace: Trace, work: Work) -> list[Case]:
     of_call = np.argsort(op_of, kind="stable")
     begin = np.searchsorted(op_of[of_call], calls)
     end = np.searchsorted(op_of[of_call], calls, side="right")
-    origin = int(trace.arrays.start.min())
+    origin, source = int(trace.arrays.start.min()), trace.tables["events"].coded("source")
     distinct = []
     for low, high in zip(first.tolist(), (last + 1).tolist(), strict=True):
         case_calls = order[low:high]
@@ -107,6 +109,7 @@ def cases(trace: Trace, work: Work) -> list[Case]:
                 tuple(sorted(set(trace.meta.devices.values()))),
                 ops.cost(op, *_launch(trace, callable_work, int(pieces[0]))),
                 int(trace.arrays.start[op]) - origin,
+                tuple(sorted({source.values[code] for code in source.codes[calls[case_calls]].tolist()})),
             )
         )
     return sorted(distinct, key=lambda case: -case.total_ns)

@@ -12,7 +12,7 @@ splice       copies of the template's host events under the graph launch
 """
 
 from tracelens.trace.graphs.attribution import attributed
-from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, replays
+from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, is_unattributed, replays
 from tracelens.trace.graphs.padding import UNKNOWN, Size
 
-__all__ = ["GRAPH_CALL", "UNKNOWN", "Size", "attributed", "captures", "replays"]
+__all__ = ["GRAPH_CALL", "UNKNOWN", "Size", "attributed", "captures", "is_unattributed", "replays"]

@@ -109,6 +109,11 @@ def plain_name(name: str) -> str:
     return name.removesuffix(".kd").removesuffix(" [clone .kd]").strip()
 
 
+def is_unattributed(trace: Trace) -> bool:
+    """Whether a trace launches graphs, and of nothing in them the op is known."""
+    return any(map(GRAPH_CALL.match, trace.arrays.names)) and not trace.arrays.copied.any()
+
+
 def replays(trace: Trace) -> list[Replay]:
     """The graph launches of a trace that ran anything, in order of their calls."""
     events, links = trace.arrays, trace.tables["links"]

@@ -12,6 +12,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Table, depths, nearest
 from tracelens.trace.arguments import describe
+from tracelens.trace.graphs.collectives import Replayed, collectives
 from tracelens.trace.graphs.nodes import Template, forward_op
 from tracelens.trace.names import STEP_MARK
 from tracelens.trace.tables import EVENT_KINDS, EVENT_SOURCES, EVENTS, LINKS, OPS
@@ -99,6 +100,18 @@ def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
     tables["events"] = _events(trace, parts, first)
     tables["ops"] = _ops(trace, parts, first)
     tables["links"] = _links(trace, parts, first)
+    replayed = [
+        Replayed(
+            part.made.template.trace,
+            part.pattern.event,
+            begin,
+            part.pattern.op,
+            part.made.work[part.pattern.paired],
+            part.made.arguments is Arguments.RECORDED,
+        )
+        for part, begin in zip(parts, first.tolist(), strict=False)
+    ]
+    tables["collectives"] = collectives(trace, tables["events"].array("ts_ns"), replayed)
     return Trace(trace.meta, tables, trace.window)
 
 

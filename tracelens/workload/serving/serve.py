@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
-from tracelens.recording import RecordingWindow, record
+from tracelens.recording import Recorder, RecordingWindow, record
 from tracelens.workload.launch import check_recorded, joined, on_ranks, own_device, resolve_device
 from tracelens.workload.serving.engine import Engine, make_ranks
 from tracelens.workload.serving.graphs import require
@@ -102,23 +102,24 @@ def run_serving(job: ServeJob) -> dict[str, Any] | None:
 def run_rank(rank: int, local_rank: int, job: ServeJob) -> dict[str, Any] | None:
     """Serve on one rank, and record the ticks that the job asks for."""
     device = own_device(local_rank, job.device)
-    with (
-        joined(rank, job.ranks, device),
-        closing(Engine(job.config, job.serving, make_ranks(rank, job.ranks), device)) as engine,
-    ):
-        return measure(engine, job)
+    recording = None if job.out is None else recorder(job, job.out)
+    with joined(rank, job.ranks, device), ExitStack() as stack:
+        # While it waits, the recorder sees what graphs capture; else set-up would be a part of tick 0.
+        waits = recording is not None and job.window.wait > 0
+        if recording is not None and waits:
+            stack.enter_context(recording)
+        ranks = make_ranks(rank, job.ranks)
+        engine = stack.enter_context(closing(Engine(job.config, job.serving, ranks, device)))
+        if recording is not None and not waits:
+            stack.enter_context(recording)
+        return measure(engine, job, recording)
 
 
-def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
-    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0."""
-    ticks = Ticks()
-    if job.out is None:
-        for _ in range(job.ticks):
-            tick(engine, ticks)
-        return gathered_summary(engine, ticks, job)
+def recorder(job: ServeJob, out: Path) -> Recorder:
+    """Records the ticks that a job asks for."""
     window = job.window
-    recorder = record(
-        job.out,
+    return record(
+        out,
         wait=window.wait,
         warmup=window.warmup,
         steps=window.steps,
@@ -128,14 +129,25 @@ def measure(engine: Engine, job: ServeJob) -> dict[str, Any] | None:
         mesh={"ranks": job.ranks, "dp": job.ranks, "moe_tp": job.ranks},
         scrub=job.scrub,
     )
-    with recorder as recording:
-        for _ in range(job.ticks):
-            tick(engine, ticks)
+
+
+def measure(engine: Engine, job: ServeJob, recording: Recorder | None = None) -> dict[str, Any] | None:
+    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0.
+
+    Args:
+        engine: of this rank.
+        job: what it serves.
+        recording: entered; None to record nothing.
+    """
+    ticks = Ticks()
+    for _ in range(job.ticks):
+        tick(engine, ticks)
+        if recording is not None:
             recording.step()
-        result = gathered_summary(engine, ticks, job)
-        if result is not None:
-            recording.facts["ticks"] = ticks.facts(range(window.first, window.end))
-            recording.facts["summary"] = result
+    result = gathered_summary(engine, ticks, job)
+    if recording is not None and result is not None:
+        recording.facts["ticks"] = ticks.facts(range(job.window.first, job.window.end))
+        recording.facts["summary"] = result
     return result
 
 

@@ -30,7 +30,8 @@ HELP = {
     "delay_watermark": "cache utilization below which a rank's prefill is not delayed",
     "tbo": "two-batch overlap of prefill ticks: split between requests (request), or at half of the tokens, "
     "through a request (token)",
-    "graph": "on: replay decodes from graphs, one per batch size, when all ranks decode; needs a GPU",
+    "graph": "on: replay decodes from graphs, one per batch size, when all ranks decode; needs a GPU, "
+    "and --profile-start 3 or later to record their ops",
     "seed": "random seed of weights, arrivals and prompts",
 }
 

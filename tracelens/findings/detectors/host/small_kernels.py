@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracelens.arrays import lookup
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
+from tracelens.trace.graphs import GRAPH_CALL
 
 SMALL_NS = 10_000
 # Below this share of the launches they are the odd reduction and counter, as every program has them.
@@ -40,7 +42,10 @@ def small_kernels(context: RankContext) -> Outcome:
     order = np.argsort(work.start, kind="stable")
     next_kernel = np.searchsorted(work.start[order], gaps.end)
     next_kernel = np.minimum(next_kernel, len(order) - 1)
-    lost = small[order[next_kernel]] & (gaps.end - gaps.start < SMALL_NS)
+    next_kernel = order[next_kernel]
+    lost = small[next_kernel] & (gaps.end - gaps.start < SMALL_NS)
+    by_graph = lookup(context.trace.arrays.named(GRAPH_CALL.match), work.launch, False)
+    in_graphs = float(by_graph[small].mean())
     where = union(gaps.start[lost], gaps.end[lost])
     time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
     return Detection(
@@ -52,6 +57,9 @@ def small_kernels(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
-        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time); the saving is the gaps before them",
+        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time)"
+        + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
+        + "; the saving is the gaps before them",
         "medium",
+        in_graphs=in_graphs > _MANY,
     )

@@ -95,13 +95,26 @@ def _quickest(by_rank: list[LaunchCalls]) -> dict[str, float]:
     return usual
 
 
-@scenario("step_graph", reads=(launch_calls,))
+def has_queued_work(trace: Trace, device: Device | None) -> bool:
+    """Whether work of one rank was ever launched before the work ahead of it on its stream began.
+
+    Only there the trace shows the gap between two kernels that are both ready.
+    """
+    work = trace.work
+    rows = np.lexsort((work.start, work.lane))
+    ahead, behind = rows[:-1], rows[1:]
+    queued = (work.lane[ahead] == work.lane[behind]) & (work.launch[behind] >= 0)
+    return bool((queued & (trace.arrays.start[work.launch[behind]] < work.start[ahead])).any())
+
+
+@scenario("step_graph", reads=(launch_calls, has_queued_work))
 def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The step's GPU work is launched as one graph; calls that wait for the GPU split it.
 
     Assumes:
         One launch remains at the start of each step and one after each call that waits for the GPU. Shapes
-        must not change between steps.
+        must not change between steps. Where the host is always late, the trace shows no gap between kernels
+        that are ready: the usual one of graphs is assumed.
     """
     graph = context.gpu_graph()
     launches = np.zeros(len(graph), dtype=bool)
@@ -122,12 +135,49 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     work[graph.dst[of_graph & captured[graph.src]]] = True
     behind = (graph.edge == Edge.STREAM) & work[graph.dst]
     edit.lag[behind] = np.minimum(edit.lag[behind], GRAPH_GAP_NS)
+    never_queued = np.flatnonzero(~np.array(context.read(has_queued_work), dtype=bool))
+    edit.lag[behind & np.isin(graph.rank[graph.dst], never_queued)] = GRAPH_GAP_NS
     pieces = int(launches.sum() - captured.sum())
     return (
         f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "
         f"them; {pieces:,} remain: one at the start of each step and one after each call that waits for "
         f"the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} us; shapes must not "
         "change between steps"
+    )
+
+
+@scenario("no_graphs", argument="=US", usual=(), reads=(launch_calls,))
+def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Each kernel of a graph is launched by a call of its own, US microseconds of host time apart.
+
+    Assumes:
+        Kernels, their order and their streams stay the same. The time on the way to a launch, Python and ops
+        included, is the same for all: a run without graphs shows it, a replay does not.
+    """
+    apart_ns = 1000 * number(argument, f"no_graphs={argument}")
+    graph = context.gpu_graph()
+    dur = np.full(len(graph), -1, dtype=np.int64)  # of graph launches
+    for rank, calls in enumerate(context.read(launch_calls)):
+        is_graph = np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
+        points = graph.nodes(rank, Node.POINT)
+        row = np.searchsorted(calls.event[is_graph], graph.event[points])
+        row[~np.isin(graph.event[points], calls.event[is_graph])] = -1
+        dur[points] = lookup(calls.dur[is_graph], row, -1)
+    launched = np.flatnonzero((graph.edge == Edge.LAUNCH) & (dur[graph.src] >= 0))
+    if not len(launched):
+        raise NotApplicable("no graph launch in the trace")
+    launched = launched[np.lexsort((graph.start[graph.dst[launched]], graph.src[launched]))]
+    source, first, count = np.unique(graph.src[launched], return_index=True, return_counts=True)
+    position = np.arange(len(launched)) - np.repeat(first, count)
+    edit.set_lag(launched, edit.lag[launched] + position * apart_ns)
+    kernels = np.zeros(len(graph), dtype=np.int64)
+    kernels[source] = count
+    after = np.flatnonzero((graph.edge == Edge.HOST) & (kernels[graph.src] > 0))
+    call = graph.src[after]
+    edit.set_lag(after, np.maximum(edit.lag[after] - dur[call], 0) + kernels[call] * apart_ns)
+    return (
+        f"{len(launched):,} launches take the place of {len(source):,} graph launches, "
+        f"{duration(apart_ns)} of host time each; kernels, their order and streams stay the same"
     )
 
 

@@ -23,8 +23,9 @@ _KERNEL_CALL = re.compile(r"^(?:cuda|cu|hip)(?!Graph)\w*Launch\w*Kernel")
 _COPY_CALL = re.compile(r"^(?:cuda|cu|hip)Memcpy")
 _FILL_CALL = re.compile(r"^(?:cuda|cu|hip)Memset")
 _BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
-# HIP copies and fills with kernels of its own.
-_COPY_KERNEL, _FILL_KERNEL = re.compile("__amd_rocclr_copy"), re.compile("__amd_rocclr_fill")
+# Small copies and fills are kernels of the runtime: on ROCm anywhere, on CUDA in graphs.
+_COPY_KERNEL = re.compile(r"__amd_rocclr_copy|^memcpy\d+(?:_|$)")
+_FILL_KERNEL = re.compile(r"__amd_rocclr_fill|^memset\d+(?:_|$)")
 
 
 Content = tuple[str, tuple[str, ...]]

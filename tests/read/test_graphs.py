@@ -77,6 +77,32 @@ def test_a_twin(folder: Path) -> None:
     assert ops(folder / "rank0.json", GraphSources(twin=str(twin))) == {"aten::twin"}
 
 
+def test_twins_of_several_ranks(folder: Path) -> None:
+    for name in ("eager", "eager_unnumbered"):
+        (folder / name).mkdir()
+    for rank in (0, 1):
+        mine = TWIN.replace("aten::twin", f"aten::twi{rank}")
+        write(folder / "eager" / f"rank{rank}.json", events(mine), rank=rank)
+        write(folder / "eager_unnumbered" / f"{'ab'[rank]}.json", events(mine), rank=rank)
+    write(folder / "rank1.json", events(REPLAY), rank=1)
+    for twin in ("eager", "eager_unnumbered"):
+        for rank in (0, 1):
+            sources = GraphSources(twin=str(folder / twin))
+            assert ops(folder / f"rank{rank}.json", sources) == {f"aten::twi{rank}"}
+    write(folder / "rank2.json", events(REPLAY), rank=2)
+    with pytest.raises(ParseError, match="no trace of rank 2 among the 2"):
+        parse(str(folder / "rank2.json"), graphs=GraphSources(twin=str(folder / "eager")))
+
+
+def test_named_sources_of_another_program_are_a_problem(folder: Path) -> None:
+    other = write(
+        folder / "other.json", events(TWIN.replace("s7 norm", "s7 sort").replace("s7 gemm", "s7 scan"))
+    )
+    (trace,) = parse(str(folder / "rank0.json"), graphs=GraphSources(twin=str(other)))
+    assert set(kernel_names(trace, "op_id")) == {""}
+    assert any("other.json not used" in problem for problem in trace.meta.problems)
+
+
 def test_a_broken_capture_is_a_problem_of_the_trace_and_an_error_where_it_is_named(folder: Path) -> None:
     broken = folder / "capture_traces" / "bs_32.json"
     broken.parent.mkdir()

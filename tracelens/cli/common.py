@@ -133,7 +133,8 @@ Twin = Annotated[
     str,
     typer.Option(
         metavar="PATH",
-        help="Trace of the same program without graphs, from which graph launches are attributed to ops.",
+        help="Trace of the same program without graphs, or a folder of its ranks, from which graph launches "
+        "are attributed to ops.",
         show_default=False,
         rich_help_panel=READING,
     ),

@@ -104,6 +104,8 @@ class OpCall(NamedTuple):
         forward: for backward ops, the forward op where the trace has it.
         batch: of the serving step that the call is in, where its label gives one.
         inner: the recorded ops that it called, in order, for models that need them.
+        launches: name and thread blocks (-1: not known) of its own kernels, in order, for the same models.
+        is_replayed: a graph runs it: its arguments are those of the capture or of an eager run.
     """
 
     name: str
@@ -116,6 +118,8 @@ class OpCall(NamedTuple):
     forward: OpCall | None = None
     batch: Batch | None = None
     inner: tuple[OpCall, ...] = ()
+    launches: tuple[tuple[str, int], ...] = ()
+    is_replayed: bool = False
 
     def has(self, index: int) -> bool:
         """Whether argument `index` is a tensor."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.errors import ParseError, WrongOption
 from tracelens.filenames import CAPTURES, traces_among
+from tracelens.read.files import TraceFiles
 
 if TYPE_CHECKING:
     from tracelens.trace import Trace
+    from tracelens.trace.graphs import Size
 
+DETAILS = "execution_details.json"
+"""File among the traces of captures that lists their batch sizes and modes."""
+
+_SIZE = re.compile(r"(?:^|_)bs_?(\d+)(?=[_.])")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 
 
@@ -22,7 +28,7 @@ class GraphSources(NamedTuple):
 
     Attributes:
         captures: a trace of captures, or a folder of them.
-        twin: a trace of the same program without graphs.
+        twin: a trace of the same program without graphs, or a folder of its ranks.
     """
 
     captures: str = ""
@@ -71,11 +77,72 @@ def capture_files(path: str, rank: int, captures: str = "") -> list[str]:
             raise ParseError(captures, "no such file or folder of capture traces")
         return []
     files = traces_among(sorted(entry.path for entry in os.scandir(folder) if entry.is_file()))
-    files = [file for file in files if not file.endswith("execution_details.json")]
+    files = [file for file in files if not file.endswith(DETAILS)]
     if captures and not files:
         raise ParseError(captures, "holds no capture trace (.json, .gz, .zst, .zip)")
+    return _of_rank(files, rank)
+
+
+def _of_rank(files: Sequence[str], rank: int) -> list[str]:
+    """The files of a rank by their names, and those that name none."""
     ranks = {file: int(match[1]) for file in files if (match := _RANK.search(os.path.basename(file)))}
     return [file for file in files if rank < 0 or ranks.get(file, rank) == rank]
+
+
+def _twins(twin: str, rank: int, read: Callable[[str], list[Trace]]) -> list[Trace]:
+    """The twin of a rank: the only trace that there is, else the one of the same rank.
+
+    Raises:
+        ParseError: there are several, none of this rank.
+    """
+    files = TraceFiles([twin]).all()
+    if len(files) == 1:
+        return read(files[0])
+    traces = [trace for file in _of_rank(files, rank) for trace in read(file)]
+    if rank >= 0:
+        traces = [trace for trace in traces if trace.meta.rank == rank]
+    if not traces:
+        raise ParseError(twin, f"no trace of rank {rank} among the {len(files)} of this twin")
+    return traces
+
+
+def captured_sizes(files: Sequence[str]) -> dict[str, list[Size]]:
+    """Batch sizes of the captures in each file, by execution_details.json beside them or by its name.
+
+    A list may name files that are not there: what was captured tells to which size a batch is padded.
+    """
+    from tracelens.trace.graphs import Size
+
+    sizes: dict[str, list[Size]] = {}
+    for folder in {os.path.dirname(file) for file in files}:
+        for entry in _details(os.path.join(folder, DETAILS)):
+            file, size, mode = entry.get("file"), entry.get("batch_size"), entry.get("mode", "")
+            if isinstance(file, str) and isinstance(size, int) and isinstance(mode, str):
+                sizes.setdefault(os.path.join(folder, os.path.basename(file)), []).append(Size(size, mode))
+    for file in files:
+        if file not in sizes and (match := _SIZE.search(os.path.basename(file))):
+            sizes[file] = [Size(int(match[1]))]
+    return sizes
+
+
+def _details(path: str) -> list[dict[str, object]]:
+    """The list of captures; empty where there is none that can be read."""
+    import msgspec
+
+    try:
+        with open(path, "rb") as file:
+            listed = msgspec.json.decode(file.read())
+    except (OSError, msgspec.DecodeError):
+        return []
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+
+
+def _only(sizes: Mapping[str, Sequence[Size]], file: str) -> Size:
+    """The size of all captures in a file, if there is one."""
+    from tracelens.trace.graphs import UNKNOWN
+
+    of_file = set(sizes.get(file, ()))
+    return of_file.pop() if len(of_file) == 1 else UNKNOWN
 
 
 def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[str], list[Trace]]) -> Trace:
@@ -99,14 +166,24 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
     others: list[Trace] = []
     problems: list[str] = []
+    listed = captured_sizes(files)
+    of_others: list[Size] = []
     for file in files:
         try:
-            others += read(file)
+            parts = read(file)
         except ParseError as error:
             if sources.captures:
                 raise
             problems.append(f"capture trace not used: {error}")
-    twins = read(sources.twin) if sources.twin else []
+            continue
+        others += parts
+        of_others += [_only(listed, file)] * len(parts)
+    twins = _twins(sources.twin, trace.meta.rank, read) if sources.twin else []
+    sizes = [size for of_file in listed.values() for size in of_file]
+    result = attributed(trace, others, twins, sizes, of_others)
+    named = " and ".join(filter(None, sources))
+    if named and not (result.tables["links"].array("call_id") >= 0).any():
+        problems.append(f"{named} not used: no graph launch of the trace replays it")
     if problems:
-        trace = replace(trace, meta=replace(trace.meta, problems=(*trace.meta.problems, *problems)))
-    return attributed(trace, others, twins)
+        result = replace(result, meta=replace(result.meta, problems=(*result.meta.problems, *problems)))
+    return result

@@ -27,7 +27,8 @@ def load(
         partial: whether ranks may be missing.
         captures: trace of the captures of its graphs, or a folder of them; by default `capture_traces` beside
             each trace, where there is one. What a graph launch replays is attributed from them.
-        twin: trace of the same program without graphs, from which graph launches are attributed as well.
+        twin: trace of the same program without graphs, or a folder of its ranks, from which graph launches
+            are attributed as well.
         progress: called with a line of text before each file.
 
     Returns:

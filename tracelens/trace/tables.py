@@ -82,6 +82,12 @@ OPS = Schema(
         Column("dtypes", "category", doc="JSON text of the argument types"),
         Column("strides", "category", doc="JSON text of the argument strides"),
         Column("values", "category", doc="JSON text of the scalar arguments"),
+        Column(
+            "inferred",
+            "category",
+            doc="types and sizes of the tensor arguments where a graph was captured for another batch size, "
+            "else ''; then the columns above are empty",
+        ),
         Column("sequence", "int64", doc="autograd sequence number, -1 if none"),
         Column("forward_thread", "int64", doc="profiler's number of the forward thread; >0 on backward ops"),
     ),

@@ -60,3 +60,27 @@ def test_without_a_pipeline_a_segment_is_a_micro_batch() -> None:
     assert pass_numbers(trace, tokens, windows, [-1] * len(windows)) == [
         PassNumber(0, microbatch, layer) for microbatch in range(2) for layer in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "layers"),
+    [
+        ("ababab", [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]),
+        ("abcab", [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]),
+        # One name for all layers, two micro-batches layer by layer, and a layer twice tell nothing.
+        ("aaaa", [(0, layer) for layer in range(4)]),
+        ("aabb", [(0, layer) for layer in range(4)]),
+        ("abac", [(0, layer) for layer in range(4)]),
+        ("    ", [(0, layer) for layer in range(4)]),
+    ],
+)
+def test_without_an_embedding_frames_that_come_again_are_another_micro_batch(
+    frames: str, layers: list[tuple[int, int]]
+) -> None:
+    trace = drawn_stages("0011aabb", messages=False)[0]
+    rows = np.arange(len(frames))
+    none = np.zeros(len(frames), dtype=np.int64)
+    tokens = Tokens(rows, rows, rows, rows, none.astype(bool), none)
+    windows = [LayerWindow(row, row + 1, row, name.strip(), ()) for row, name in enumerate(frames)]
+    numbers = pass_numbers(trace, tokens, windows, [-1] * len(windows))
+    assert [(number.microbatch, number.layer) for number in numbers] == layers

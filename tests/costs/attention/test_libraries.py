@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Uncounted
+from tests.costs.recorded import at_step, costed, recorded
+from tracelens.costs.call import Batch, Lengths, Uncounted
 
 _Q, _KV = "bf16 2 1024 32 128", "bf16 2 1024 8 128"
 _FULL = 4 * 2 * 32 * 1024 * 1024 * 128
@@ -129,6 +129,19 @@ def test_latent_decoding() -> None:
     assert cost.note.startswith("upper bound")
 
 
+def test_latent_decoding_by_the_label() -> None:
+    """A graph captured with a buffer of pages for all that may come: the label has what came."""
+    call = recorded(
+        "aiter::mla_decode_stage1_asm_fwd", "bf16 8 128 576", "bf16 9000 1 1 576", "i32 9", "i32 9",
+        "i32 900000", "i32 8", "1", "0.04", "fp32 8 4 128 512", "fp32 8 4 128 1", "bf16 8 128 512",
+    )._replace(is_replayed=True)  # fmt: skip
+    cost = at_step(call, Batch(Lengths(0, 0, 0, 0), Lengths(8, 8000, 8, 8000)))
+    assert cost.flops == 2 * 128 * 8000 * (576 + 512)
+    assert cost.read_bytes == (8 * 128 * 576 + 8000 * 576) * 2
+    with pytest.raises(Uncounted, match="those of the capture"):
+        at_step(call)
+
+
 @pytest.mark.parametrize("name", ["EvoformerAttention", "EvoformerFusedAttention"])
 def test_blocks_of_alphafold(name: str) -> None:
     """128 sequences of 256 residues, 8 heads of 32, a mask of each sequence and a bias of each head."""
@@ -142,3 +155,14 @@ def test_blocks_of_alphafold(name: str) -> None:
     assert backward.flops == cost.flops * 5 // 2
     with pytest.raises(Uncounted, match="unknown layout"):
         costed(name, "bf16 256 8 32", "bf16 256 8 32", "bf16 256 8 32")
+
+
+def test_diffusers_and_xformers_share_the_order_of_arguments() -> None:
+    q, k = "bf16 1 1024 24 128", "bf16 1 512 24 128"
+    flops = 4 * 24 * 1024 * 512 * 128
+    wrapped = costed("_diffusers_flash_attn_3::_flash_attn_forward", q, k, k, "0.088", "False", *[None] * 4)
+    assert wrapped.flops == flops
+    bounds = [None] * 5
+    window = ("0.0", "0.088", "False", "-1", "-1", "False", None)
+    flash = costed("xformers_flash::flash_fwd", q, k, k, *bounds[:3], "1024", "512", *window)
+    assert flash.flops == flops

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.costs.recorded import at_step, recorded
 from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
-from tracelens.costs.model import find
 
 NONE = Lengths(0, 0, 0, 0)
 POOL = "bf16 835874 8 128"
@@ -130,11 +131,48 @@ def test_other_layouts_are_not_guessed(shapes: list[str], reason: str) -> None:
         at_step(recorded("vllm::unified_attention", *shapes), MIXED)
 
 
-def test_latent_attention_keeps_its_lengths_in_memory() -> None:
-    model = find("vllm::unified_mla_attention_with_output")
-    assert model is not None
-    with pytest.raises(Uncounted, match="lengths"):
-        model.function(recorded("vllm::unified_mla_attention_with_output", *["bf16 8 4096"] * 4))
+DECODE = Batch(NONE, Lengths(37, 34489, 37, 34489))
+LATENT = recorded(
+    "vllm::unified_mla_attention_with_output",
+    "bf16 40 128 192",
+    "bf16 40 512",
+    "bf16 40 1 64",
+    "bf16 40 16384",
+)._replace(launches=(("_fwd_grouped_kernel_stage1", 8), ("_fwd_kernel_stage2", 4)))
+
+
+def test_decoding_over_latents_by_the_label() -> None:
+    """37 requests in a graph of 40: 128 heads meet latents of 512 + 64, the values are in them."""
+    cost = at_step(LATENT, DECODE)
+    assert cost.flops == 2 * 128 * 34489 * (576 + 512)
+    assert cost.read_bytes == 2 * (37 * 128 * 576 + 34489 * 576)
+    assert cost.write_bytes == 2 * 37 * 128 * 512
+
+
+@pytest.mark.parametrize(
+    ("change", "batch", "reason"),
+    [
+        ({}, None, "lengths"),
+        ({}, MIXED, "lengths"),
+        ({"launches": ()}, DECODE, "no attention kernel"),
+        ({"inner": (recorded("aiter::mla_decode_stage1_asm_fwd"),)}, DECODE, "op inside"),
+        ({"shapes": [[40, 4096]] * 4}, DECODE, "unknown layout"),
+    ],
+)
+def test_other_latent_attention_is_not_counted(
+    change: dict[str, Any], batch: Batch | None, reason: str
+) -> None:
+    with pytest.raises(Uncounted, match=reason):
+        at_step(LATENT._replace(**change), batch)
+
+
+def test_arguments_of_a_capture_are_not_those_of_its_replay() -> None:
+    counted = prefill(64, 64, 64000, (1, 1000))
+    assert at_step(counted).flops
+    with pytest.raises(Uncounted, match="those of the capture"):
+        at_step(counted._replace(is_replayed=True))
+    labelled = at_step(counted._replace(is_replayed=True), Batch(NONE, Lengths(60, 30000, 60, 30000)))
+    assert labelled.flops == 4 * 32 * 128 * 30000
 
 
 PAGES = "i32 64 4096"

@@ -152,6 +152,20 @@ def test_few_rows_have_a_tile_each() -> None:
     assert cost.read_bytes == 2 * 4 * (3072 + 32) + 16 * (elements // 2 + elements // 32)
 
 
+@pytest.mark.parametrize("last", ["_swiglu", ""])
+def test_a_layer_is_counted_by_its_first_gemm_whichever_takes_longest(last: str) -> None:
+    """Four rows of one token, the depth in 3 parts: SwiGLU runs where these are added up."""
+    first, second = (f"_matmul_NNT_bf16xbf16xmxfp4_16x256x128x{parts}" for parts in (3, 1))
+    launches = ((first, 4 * 23 * 3), (f"_reduce{last}", 8), (second, 4 * 12))
+    call = recorded("vllm::moe_forward", "bf16 1 3072", "bf16 1 32", kernel=second)
+    call = call._replace(blocks=48, inner=(recorded("TopK", "bf16 1 32", "4"),), launches=launches)
+    if last:
+        assert counted(call).flops == 2 * 4 * 3072 * (23 * 256 + 23 * 128)
+    else:
+        with pytest.raises(Uncounted, match="weights of the experts"):
+            counted(call)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -122,3 +122,11 @@ def test_library_backward_takes_its_forwards_sizes() -> None:
     assert cost.write_bytes == (64 * 4096 + 2 * 4096) * 2
     with pytest.raises(Uncounted, match="forward"):
         costed("FusedLayerNormAffineFunctionBackward", "bf16 64 4096")
+
+
+def test_aiter_layer_norms() -> None:
+    plain = costed("aiter::layernorm2d_fwd", "bf16 8 64", "bf16 64", "bf16 64", "1e-05")
+    assert (plain.flops, plain.read_bytes, plain.write_bytes) == (7 * 512, 2 * (512 + 128), 2 * 512)
+    rows = ["bf16 8 64"] * 4
+    added = costed("aiter::layernorm2d_fwd_with_add", *rows, "bf16 64", "bf16 64", "1e-05")
+    assert (added.flops, added.read_bytes, added.write_bytes) == (8 * 512, 2 * (1024 + 128), 2 * 1024)

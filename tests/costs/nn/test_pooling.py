@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,3 +125,31 @@ def test_windows_counted_one_by_one(n: int, window: int, stride: int, pad: int, 
     arguments = (f"[{window}]", f"[{stride}]", f"[{pad}]", "[1]", str(ceil))
     cost = costed("aten::max_pool1d", f"fp32 1 1 {n}", *arguments)
     assert cost.write_bytes == 4 * len(begins)
+
+
+def test_antialiased_upsampling_mixes_one_dimension_after_the_other() -> None:
+    cost = costed("aten::_upsample_bicubic2d_aa", "fp32 1 3 8 8", "[16, 32]", "False", None, None)
+    # 8 rows of 32 pixels, then 16 rows: 4 neighbors each.
+    assert cost.flops == 2 * 3 * 4 * (8 * 32 + 16 * 32)
+    assert (cost.read_bytes, cost.write_bytes) == (3 * 64 * 4, 3 * 16 * 32 * 4)
+    smaller = costed("aten::_upsample_bilinear2d_aa", "fp32 1 1 12 4", "[4, 4]", "False", None, None)
+    # A third of the rows: windows of 2 x 3 rows, and of 2 columns.
+    assert smaller.flops == 2 * (2 * 12 * 4 + 6 * 4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "grid", "mode", "neighbors", "outputs"),
+    [
+        ("fp32 2 3 8 8", "fp32 2 4 5 2", "0", 4, 2 * 3 * 20),
+        ("fp32 2 3 8 8", "fp32 2 4 5 2", "2", 16, 2 * 3 * 20),
+        ("fp32 2 3 8 8 8", "fp32 2 4 5 6 3", "0", 8, 2 * 3 * 120),
+        ("fp32 2 3 8 8", "fp32 2 4 5 2", "1", 0, 2 * 3 * 20),
+    ],
+)
+def test_grid_sampling(x: str, grid: str, mode: str, neighbors: int, outputs: int) -> None:
+    name = "aten::grid_sampler_3d" if len(grid.split()) == 6 else "aten::grid_sampler_2d"
+    cost = costed(name, x, grid, mode, "0", "False")
+    assert cost.flops == 2 * neighbors * outputs
+    assert cost.write_bytes == 4 * outputs
+    bytes_of = {text: 4 * np.prod([int(word) for word in text.split()[1:]]) for text in (x, grid)}
+    assert cost.read_bytes == bytes_of[grid] + min(bytes_of[x], 4 * max(neighbors, 1) * outputs)

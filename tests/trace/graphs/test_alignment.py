@@ -1,13 +1,15 @@
 """Alignment of a replay with a template: what is certain is paired, and nothing else."""
 
+import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelens.trace.graphs.alignment import Alignment, align, function, same_kernel
+from tracelens.trace.graphs.alignment import align, function, same_kernel
 from tracelens.trace.graphs.nodes import COPY, KERNEL, Nodes, Replay
 
 LAYERS = {
@@ -67,9 +69,15 @@ def replay(names: Sequence[str], blocks: Sequence[int] = (), stream: Sequence[in
     return Replay(0, np.arange(count), streams, start, start + 9, nodes(names, blocks))
 
 
+REST = [f"k{number}" for number in range(100)]
+"""What surrounds an edit: in a graph of a few nodes, one edit makes others likely."""
+
+
 def aligned(template: str, replayed: str) -> list[int]:
-    result = align(nodes(template.split()), replay(replayed.split()), {})
-    return result.node.tolist()
+    """Pairs of the first nodes of two graphs that end alike."""
+    count = len(replayed.split())
+    result = align(nodes([*template.split(), *REST]), replay([*replayed.split(), *REST]), {})
+    return result.node[:count].tolist()
 
 
 def test_equal_sequences() -> None:
@@ -88,8 +96,14 @@ def test_of_equal_neighbours_nobody_knows_which_one_is_missing() -> None:
     assert aligned("a b c m m d e f", "a b c m d e f") == [0, 1, 2, -1, 5, 6, 7]
 
 
-def test_two_pairs_alone_are_no_support() -> None:
-    assert aligned("a b c x y d e f", "a b c p x y q d e f") == [0, 1, 2, -1, -1, -1, -1, 5, 6, 7]
+def test_a_deleted_node_may_be_its_neighbour_renamed() -> None:
+    """Without x the graph looks as if b were renamed to x and the x behind it deleted, where x is common."""
+    layer = "a x b x "
+    assert aligned(layer * 10, "a x b " + layer * 9)[:4] == [0, -1, -1, -1]
+
+
+def test_names_that_are_rare_need_no_neighbours() -> None:
+    assert aligned("a b c x y d e f", "a b c p x y q d e f") == [0, 1, 2, -1, 3, 4, -1, 5, 6, 7]
 
 
 def test_copies_and_kernels_are_never_the_same() -> None:
@@ -109,9 +123,9 @@ def test_an_op_that_others_launch_the_kernel_of_speaks_against_a_call_without_na
 
 
 def test_grids_weigh_more_than_names() -> None:
-    template = nodes(["a", "a", "a", "a", "b", "c", "d"], blocks=[1, 2, 3, 4, 5, 6, 7])
-    graph = replay(["a", "a", "a", "b", "c", "d"], blocks=[2, 3, 4, 5, 6, 7])
-    assert align(template, graph, {}).node.tolist() == [1, 2, 3, 4, 5, 6]
+    template = nodes([*"aaaabcd", *REST], blocks=[*range(107)])
+    graph = replay([*"aaabcd", *REST], blocks=[*range(1, 107)])
+    assert align(template, graph, {}).node.tolist() == [*range(1, 107)]
 
 
 def test_streams_are_followed_in_the_order_of_the_program() -> None:
@@ -154,62 +168,127 @@ def test_names_in_one_form_differ_by_their_arguments() -> None:
 
 
 Edited = list[tuple[str, int]]
+"""Nodes of a replay, as name and the template's node that each truly is, -1 for none."""
 
 
-def edited(names: Sequence[str], edits: Sequence[tuple[str, int, int]]) -> Edited:
-    """The nodes of a replay with the template's node that each truly is, -1 for none, after some edits."""
-    sequence = [(name, node) for node, name in enumerate(names)]
-    for kind, where, other in edits:
-        row = where % len(sequence)
-        if kind == "insert":
-            sequence.insert(row, (f"foreign{other % 5}", -1))
-        elif kind == "delete" and len(sequence) > 1:
-            del sequence[row]
-        elif kind == "rename":
-            sequence[row] = (f"foreign{other % 5}", sequence[row][1])
-        elif kind == "swap" and row + 1 < len(sequence) and sequence[row][0] != sequence[row + 1][0]:
-            sequence[row], sequence[row + 1] = sequence[row + 1], sequence[row]
-    return sequence
+def edited(names: Sequence[str], share: float, own: float, random: np.random.Generator) -> Edited:
+    """A replay with up to a share of its nodes inserted, deleted, renamed, swapped with a near or far one.
+
+    Each node is edited once, and a swap edits two.
+
+    Args:
+        names: of the template.
+        share: of the nodes, at most.
+        own: share of new names that are those of another node of the template.
+        random: where, how, and how many.
+    """
+    cells = [[(name, node)] for node, name in enumerate(names)]
+    untouched = [True] * len(names)
+    budget = int(random.integers(int(share * len(names)) + 1))
+    for node in random.permutation(len(names)).tolist():
+        kind = random.choice(["insert", "delete", "rename", "swap", "far swap"])
+        is_own = random.random() < own
+        new = names[random.integers(len(names))] if is_own else f"foreign{random.integers(5)}"
+        other = node + 1 if kind == "swap" else int(random.integers(len(names)))
+        if budget < 1:
+            break
+        if not untouched[node] or (kind == "rename" and new == names[node]):
+            continue
+        if kind in ("swap", "far swap"):
+            if other == len(names) or not untouched[other] or names[other] == names[node]:
+                continue
+            cells[node], cells[other] = cells[other], cells[node]
+            untouched[other] = False
+            budget -= 1
+        else:
+            own_cell = (new if kind == "rename" else names[node], node)
+            cells[node] = {"insert": [(new, -1), own_cell], "delete": []}.get(kind, [own_cell])
+        untouched[node] = False
+        budget -= 1
+    return [node for cell in cells for node in cell]
 
 
-def align_edited(names: Sequence[str], sequence: Edited) -> tuple[Alignment, np.ndarray]:
+def unseen(names: Sequence[str], sequence: Edited) -> np.ndarray:
+    """The template's node of each of the replay's where edits between two others cancel out.
+
+    Of m m m without the first and with another at the end, m m m is left: no edit, for all that can be known.
+    """
+    truth = [-1, *(node for _, node in sequence), len(names)]
+    replayed = ["", *(name for name, _ in sequence), ""]
+    keeps = [
+        0 <= node < len(names) and names[node] == name for node, name in zip(truth, replayed, strict=True)
+    ]
+    keeps[0] = keeps[-1] = True
+    seen = np.array(truth)
+    for first in np.flatnonzero(keeps).tolist():
+        for last in range(first + 2, min(first + 8, len(truth))):
+            size = last - first - 1
+            expected = list(names[truth[first] + 1 : truth[first] + 1 + size])
+            if (
+                keeps[last]
+                and truth[last] - truth[first] == size + 1
+                and replayed[first + 1 : last] == expected
+            ):
+                seen[first + 1 : last] = np.arange(truth[first] + 1, truth[last])
+    return seen[1:-1]
+
+
+class Score(NamedTuple):
+    """Nodes that are attributed rightly, wrongly, and that should be."""
+
+    right: int
+    wrong: int
+    total: int
+
+
+def score(names: Sequence[str], sequence: Edited) -> Score:
+    node = align(nodes(names), replay([name for name, _ in sequence]), {}).node
     truth = np.array([node for _, node in sequence])
-    return align(nodes(names), replay([name for name, _ in sequence]), {}), truth
+    is_right = (node == truth) | (node == unseen(names, sequence))
+    is_known = truth >= 0
+    return Score(int((is_right & is_known).sum()), int((~is_right & (node >= 0)).sum()), int(is_known.sum()))
 
 
-EDITS = st.tuples(
-    st.sampled_from(["insert", "delete", "rename", "swap"]), st.integers(0, 10_000), st.integers(0, 10)
+def graph(layer: str, depth: int) -> list[str]:
+    return ["embed", *(LAYERS[layer] * depth), "head"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(LAYERS)), st.integers(3, 12), st.sampled_from([0.0, 0.5]), st.integers(0, 10**9)
 )
+def test_no_edit_leads_to_a_wrong_op(layer: str, depth: int, own: float, seed: int) -> None:
+    names = graph(layer, depth)
+    assert score(names, edited(names, 0.05, own, np.random.default_rng(seed))).wrong == 0
 
 
-@settings(max_examples=150, deadline=None)
-@given(layer=st.sampled_from(sorted(LAYERS)), depth=st.integers(4, 24), data=st.data())
-def test_no_edit_leads_to_a_wrong_op(layer: str, depth: int, data: st.DataObject) -> None:
-    names = ["embed", *(LAYERS[layer] * depth), "head"]
-    edits = data.draw(st.lists(EDITS, max_size=len(names) // 20))
-    result, truth = align_edited(names, edited(names, edits))
-    paired = result.node >= 0
-    assert (np.array(names)[result.node[paired]] == np.array(names)[truth[paired]]).all()
-    assert (truth[paired] >= 0).all()
+GRAPHS = int(os.environ.get("TRACELENS_EDITED_GRAPHS", "12"))
+"""Random graphs of each kind; a night's run takes thousands."""
 
 
-@pytest.mark.parametrize("layer", sorted(LAYERS))
-def test_recall_under_edits(layer: str) -> None:
-    """Over many graphs with up to 5% of their nodes edited, 95% of those that are there are attributed."""
+@pytest.mark.parametrize(("own", "least"), [(0.0, 0.95), (1.0, 0.9)])
+def test_recall_under_edits(own: float, least: float) -> None:
+    """Of graphs with up to 5% of their nodes edited 95% of the nodes that are there are attributed.
+
+    Less where all new names are the graph's own and a few names make it: then a missing node's neighbours
+    may be that node as well.
+    """
     random = np.random.default_rng(28)
-    known = total = wrong = 0
-    for _ in range(60):
-        names = ["embed", *(LAYERS[layer] * int(random.integers(8, 30))), "head"]
-        kinds = random.choice(
-            ["insert", "delete", "rename", "swap"], size=random.integers(len(names) // 20 + 1)
-        )
-        edits = [(str(kind), int(random.integers(10_000)), int(random.integers(5))) for kind in kinds]
-        result, truth = align_edited(names, edited(names, edits))
-        known += int((result.node == truth)[truth >= 0].sum())
-        paired = result.node >= 0
-        # Of few names one edit may look like another; then the op is right, and not the place.
-        seen = np.array(names) if layer == "few names" else np.arange(len(names))
-        wrong += int((seen[result.node[paired]] != seen[truth[paired]]).sum())
-        total += int((truth >= 0).sum())
-    assert known / total >= 0.95
+    scores = []
+    for layer in sorted(LAYERS):
+        for _ in range(GRAPHS):
+            names = graph(layer, int(random.integers(8, 30)))
+            scores.append(score(names, edited(names, 0.05, own, random)))
+    right, wrong, total = (sum(column) for column in zip(*scores, strict=True))
     assert wrong == 0
+    assert right / total >= least
+
+
+def test_a_long_graph() -> None:
+    """20,000 nodes, of which 600 are edited."""
+    random = np.random.default_rng(5)
+    names = graph("dense", 1333)
+    sequence = edited(names, 0.03, 0.0, random)
+    right, wrong, total = score(names, sequence)
+    assert wrong == 0
+    assert right / total >= 0.95

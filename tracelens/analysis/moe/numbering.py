@@ -63,7 +63,9 @@ def pass_numbers(
     step = steps_of(trace).begun_at(launched).tolist()
     # Without chunks each uninterrupted forward is one micro-batch.
     spans = _spans(numbered_alone(trace), launched, is_recompute)
-    keys = [(span.step, span.virtual, span.microbatch) for span in spans] or lexed.segment[first].tolist()
+    keys: Sequence[object] = [(span.step, span.virtual, span.microbatch) for span in spans]
+    if not keys:
+        keys = _rounds(windows, lexed.segment[first].tolist(), is_recompute)
     forwards: dict[object, _Forward] = {}
     in_step: Counter[int] = Counter()
     of_window: list[tuple[_Forward, int]] = []
@@ -91,6 +93,35 @@ def pass_numbers(
         PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer)
         for forward, layer in of_window
     ]
+
+
+def _rounds(
+    windows: Sequence[LayerWindow], segments: Sequence[int], is_recompute: Bool
+) -> list[tuple[int, int]]:
+    """(Segment, round) of each pass: a round ends where the frames of the layers begin to come again.
+
+    Without an embedding nothing else parts one forward from the next. Layers without frames of their own, and
+    two micro-batches layer by layer, are one round.
+    """
+    names: dict[int, list[str]] = {}
+    for window, segment, again in zip(windows, segments, is_recompute.tolist(), strict=True):
+        if not again:
+            names.setdefault(segment, []).append(window.frame)
+    count = {segment: _period(frames) for segment, frames in names.items()}
+    seen: Counter[int] = Counter()
+    keys = []
+    for segment, again in zip(segments, is_recompute.tolist(), strict=True):
+        keys.append((segment, 0 if again else seen[segment] // count[segment]))
+        seen[segment] += not again
+    return keys
+
+
+def _period(names: Sequence[str]) -> int:
+    """Length of the series of distinct names that all of them repeat; their number where they do not."""
+    period = next((index for index, name in enumerate(names) if name == names[0] and index), len(names))
+    distinct = len(set(names[:period])) == period > 1
+    repeats = all(name == names[index % period] for index, name in enumerate(names))
+    return period if distinct and repeats and all(names) else len(names)
 
 
 def _spans(spans: Sequence[Span], launched: Int, is_recompute: Bool) -> list[Span]:

@@ -138,7 +138,7 @@ def _pairs(
 
 
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
-    """Code and text of the launching op's argument shapes."""
+    """Code and text of the launching op's argument shapes; of those of another batch size begins with `~`."""
     ops = trace.tables["ops"]
     op_row = trace.arrays.places(ops.array("event_id"))
     row = lookup(op_row, work.op, -1)
@@ -150,7 +150,14 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     distinct, code = np.unique(joint, return_inverse=True)
     texts: dict[str, int] = {}
     merged = [texts.setdefault(_shape(shapes, dtypes, value), len(texts)) for value in distinct.tolist()]
-    return np.array(merged, dtype=np.int64)[code], list(texts)
+    codes = np.array(merged, dtype=np.int64)[code]
+    inferred = ops.columns["inferred"]
+    other_size = [f"~{text}" if text else "" for text in inferred.values]
+    for value in np.unique(inferred.codes[row[known]]).tolist():
+        if other_size[value]:
+            is_other = known & (lookup(inferred.codes, row, -1) == value)
+            codes[is_other] = texts.setdefault(other_size[value], len(texts))
+    return codes, list(texts)
 
 
 def _shape(shapes: Coded, dtypes: Coded, joint: int) -> str:

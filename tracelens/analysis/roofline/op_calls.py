@@ -28,7 +28,7 @@ class OpCalls:
         table = trace.tables["ops"]
         event = table.array("event_id")
         self.row = trace.arrays.places(event)
-        self._events, self._event = trace.arrays, event
+        self._events, self._event, self._work = trace.arrays, event, trace.work
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
         self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
@@ -55,6 +55,8 @@ class OpCalls:
             keys.append(self._strides[row])
         if self._batches:
             keys.append(self._batch[op])
+        if self._events.copied.any():
+            keys.append(self._events.copied[op])
         return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
 
     def name(self, op: int) -> str:
@@ -90,7 +92,8 @@ class OpCalls:
             blocks,
             self.call(forward) if forward >= 0 else None,
             self._batches[batch] if batch >= 0 else None,
-            self._inner(op) if model and model.inner else (),
+            *((self._inner(op), self._launches(op)) if model and model.inner else ((), ())),
+            bool(self._events.copied[op]),
         )
 
     def _inner(self, op: int) -> tuple[OpCall, ...]:
@@ -100,6 +103,13 @@ class OpCalls:
         within = (events.start[others] >= events.start[op]) & (events.end[others] <= events.end[op])
         called = others[thread & within & (events.depth[others] > events.depth[op])]
         return tuple(self.call(inner) for inner in called[np.argsort(events.start[called])].tolist())
+
+    def _launches(self, op: int) -> tuple[tuple[str, int], ...]:
+        """Name and thread blocks of the kernels that this op itself launched, as they ran."""
+        work = self._work
+        rows = np.flatnonzero((work.op == op) & work.is_kernel)
+        rows = rows[np.argsort(work.start[rows], kind="stable")]
+        return tuple((work.names[work.name[row]], int(work.blocks[row])) for row in rows.tolist())
 
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
         """What the op at an event row must do at least; None without recorded arguments or a model for them.

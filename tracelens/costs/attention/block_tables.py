@@ -28,7 +28,7 @@ def blocked(call: OpCall) -> OpCost:
     blocks, heads, width = k.shape[0], k.shape[1], q.shape[2]
     block = _length(k, blocks * heads * width)
     keys, values = of_token(k, heads, width), of_token(v, heads, _length(v, blocks * heads * block))
-    return Paged(q, keys, values, keys=blocks * block).forward(call.batch)
+    return Paged(q, keys, values, keys=blocks * block).forward(call)
 
 
 def _inputs(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:

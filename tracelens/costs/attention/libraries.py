@@ -21,7 +21,7 @@ from tracelens.costs.attention.forward import (
     tokens_first,
     twice_unmasked,
 )
-from tracelens.costs.attention.paged import Paged, of_token
+from tracelens.costs.attention.paged import CAPTURED, Paged, of_latent, of_token
 from tracelens.costs.call import OpCall, Tensor, Uncounted
 from tracelens.costs.model import OpCost, cost
 
@@ -33,7 +33,8 @@ _FORWARD = (
     "FlashAttnVarlenFunc", "aiter::_flash_attn_forward", "aiter::_flash_attn_varlen_forward",
     "aiter::mha_fwd*", "aiter::mha_varlen_fwd*", "aiter::fmha_v3_fwd*", "aiter::fmha_v3_varlen_fwd*",
     "aiter::wrapper_fmha_v3_fwd", "aiter::wrapper_fmha_v3_varlen_fwd", "_vllm_fa2_C::varlen_fwd",
-    "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd",
+    "_vllm_fa2_C::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd", "xformers_flash::flash_fwd",
+    "xformers_flash3::flash_fwd", "_diffusers_flash_attn_3::_flash_attn_forward",
 )  # fmt: skip
 
 _BACKWARD = (
@@ -54,7 +55,7 @@ def library_forward(call: OpCall) -> OpCost:
         sequences, max_q, max_k = _packing(call, 3, longest)
         longest_keys = min(max_k, k.shape[0] * k.shape[1])
         keys, values = of_token(k, *k.shape[2:]), of_token(v, *v.shape[2:])
-        return Paged(q, keys, values, sequences, (max_q, longest_keys), mask=mask).forward(call.batch)
+        return Paged(q, keys, values, sequences, (max_q, longest_keys), mask=mask).forward(call)
     return _flash(call, 0).forward()
 
 
@@ -78,7 +79,7 @@ def batch_prefill(call: OpCall) -> OpCost:
         page = k.shape[1] if rank == 4 else 1
         keys, values = of_token(k, *k.shape[-2:]), of_token(v, *v.shape[-2:])
     used = min(pages.numel, k.shape[0]) * page
-    return Paged(q, keys, values, sequences, (max_q, max_k), used, mask).forward(call.batch)
+    return Paged(q, keys, values, sequences, (max_q, max_k), used, mask).forward(call)
 
 
 @cost(*_BACKWARD)
@@ -129,7 +130,7 @@ def evoformer_backward(call: OpCall) -> OpCost:
     return _evoformer(call.of_forward()).backward()
 
 
-@cost("aiter::mla_decode_stage1_asm_fwd")
+@cost("aiter::mla_decode_stage1_asm_fwd", batch=True)
 def mla_decode(call: OpCall) -> OpCost:
     """Multi-head latent attention over a paged cache of latents, which are keys and values at once.
 
@@ -142,6 +143,11 @@ def mla_decode(call: OpCall) -> OpCost:
         raise Uncounted("a KV cache or queries in an unknown layout")
     longest = next((int(text) for text in call.values if text.isdigit()), 0)
     widths = [t.shape[-1] for t in call.tensors()[2:] if len(t.shape) >= 3 and 1 < t.shape[-1] <= q.shape[-1]]
+    if widths and call.batch and not call.batch.prefill.queries:
+        keys, values = of_token(cache, *cache.shape[2:]), of_latent(cache.shape[2], widths[-1], cache.dtype)
+        return Paged(q, keys, values).forward(call)
+    if call.is_replayed:
+        raise Uncounted(CAPTURED)
     if not longest or not widths:
         raise Uncounted("neither the longest query nor the width of the values is recorded")
     tokens = pages.numel * cache.shape[1]

@@ -5,7 +5,8 @@ memory; a trace has them, or sums of them, in
 
 - the label of the serving step around the call (`OpCall.batch`), if it has as many queries as the call;
 - the arguments: the number of pages in use, and the longest lengths, where these tell all of them: of one
-  sequence, or of sequences with equally many queries.
+  sequence, or of sequences with equally many queries. In a graph they are those of the capture, and the
+  replay has other sequences.
 
 Scores of a sequence with q queries and k keys, causal and ending at the bottom right: q·k - q²/2, so that a
 square counts half (see forward.py); a single query sees all of its keys.
@@ -13,6 +14,7 @@ square counts half (see forward.py); a single query sees all of its keys.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from tracelens.costs.attention.forward import Attention, Mask, Sizes, twice_unmasked
@@ -20,6 +22,7 @@ from tracelens.costs.call import Batch, Lengths, OpCall, Tensor, Uncounted
 from tracelens.costs.model import OpCost, cost
 
 _UNKNOWN = "neither arguments nor a step label show the sequence lengths in the KV cache"
+CAPTURED = "no step label shows the sequence lengths, and the arguments are those of the capture"
 _LABEL = "lengths from the step label"
 _ARGUMENTS = "lengths from the longest ones and the pages in use"
 _WINDOW = "upper bound: a sliding window is not counted"
@@ -45,11 +48,13 @@ class Paged(NamedTuple):
     keys: int = -1
     mask: Mask = Mask(causal=True)
 
-    def forward(self, batch: Batch | None) -> OpCost:
-        """The cost of the call in a serving step with this batch; Uncounted where no lengths are known."""
+    def forward(self, call: OpCall) -> OpCost:
+        """The cost of the call in its serving step; Uncounted where no lengths are known."""
         if len(self.q.shape) != 3:
             raise Uncounted("queries in an unknown layout")
-        labelled = self._of_label(batch)
+        labelled = self._of_label(call.batch)
+        if not labelled and call.is_replayed:
+            raise Uncounted(CAPTURED)
         phases = labelled or (self._of_arguments(),)
         queries, keys = (sum(lengths[index] for lengths in phases) for index in (0, 1))
         scores, left = sum(map(self._twice_scores, phases)), self.mask.left
@@ -63,7 +68,7 @@ class Paged(NamedTuple):
         if d != dk or kv_heads != kv_heads2 or not kv_heads or heads % kv_heads:
             raise Uncounted("recorded shapes of queries, keys and values disagree")
         q = Tensor((queries, heads, d), self.q.dtype, queries * heads * d)
-        k, v = (Tensor((keys, *t.shape), t.dtype, keys * t.numel) for t in (self.k, self.v))
+        k, v = (Tensor((keys, *t.shape), t.dtype, keys * t.stored) for t in (self.k, self.v))
         sizes = Sizes(1, heads, kv_heads, queries, keys, d, dv)
         return Attention(q, k, v, sizes, scores, "; ".join(notes)).forward(saved=False)
 
@@ -113,7 +118,7 @@ def unified(call: OpCall) -> OpCost:
     q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 3:
         raise Uncounted(_UNKNOWN)
-    counted = Paged(q, of_token(k, *k.shape[1:]), of_token(v, *v.shape[1:])).forward(call.batch)
+    counted = Paged(q, of_token(k, *k.shape[1:]), of_token(v, *v.shape[1:])).forward(call)
     return counted._replace(note=f"{counted.note}; {_WINDOW}, nor recorded")
 
 
@@ -132,7 +137,7 @@ def gluon_decode(call: OpCall) -> OpCost:
     window = call.integer(19, 0)
     mask = Mask(causal=True, left=window - 1 if window > 0 else -1)
     # The width of the table of pages is that of the longest sequence that the engine allows.
-    return Paged(q, keys, values, pages.shape[0], mask=mask).forward(call.batch)
+    return Paged(q, keys, values, pages.shape[0], mask=mask).forward(call)
 
 
 @cost("sglang_profiler::attention_paged_attention_ragged*", batch=True)
@@ -147,10 +152,33 @@ def ragged(call: OpCall) -> OpCost:
         raise Uncounted("a KV cache in an unknown layout")
     used = min(pages.numel, k.shape[0]) * k.shape[1]
     keys, values = of_token(k, *k.shape[2:]), of_token(v, *v.shape[2:])
-    return Paged(q, keys, values, max(bounds.numel - 1, 0), keys=used).forward(call.batch)
+    return Paged(q, keys, values, max(bounds.numel - 1, 0), keys=used).forward(call)
 
 
-@cost("vllm::unified_mla_attention*")
-def cached(call: OpCall) -> OpCost:
-    """Attention over a cache of keys whose lengths are in memory: not counted."""
-    raise Uncounted("the sequence lengths in the KV cache lie in GPU memory")
+def of_latent(heads: int, width: int, dtype: str) -> Tensor:
+    """The values of one token where they are part of its keys: nothing more is read."""
+    return Tensor((heads, width), dtype, 0)
+
+
+_OWN_ATTENTION = re.compile(r"mla|attn|attention|^_fwd_(?:grouped_)?kernel_stage1", re.IGNORECASE)
+
+
+@cost("vllm::unified_mla_attention*", batch=True, inner=True)
+def latent(call: OpCall) -> OpCost:
+    """Decoding with multi-head latent attention: queries (T, H, .), latents (T, L), rotary part (T, 1, R).
+
+    Queries are multiplied with the weights of the keys first, in ops of their own, and then meet latents of
+    L + R elements, of which L are the values (DeepSeek-V2, 2024). A prefill computes keys and values instead.
+    """
+    q, kv, rotary = call.tensor(0), call.tensor(1), call.tensor(2)
+    if any(_OWN_ATTENTION.search(inner.name) for inner in call.inner):
+        raise Uncounted("its attention is counted by the op inside")
+    if not any(_OWN_ATTENTION.search(name) for name, _ in call.launches):
+        raise Uncounted("no attention kernel of its own")
+    if len(q.shape) != 3 or len(kv.shape) != 2 or len(rotary.shape) != 3:
+        raise Uncounted("queries and latents in an unknown layout")
+    if call.batch is None or call.batch.prefill.queries:
+        raise Uncounted("the sequence lengths in the KV cache lie in GPU memory")
+    width = kv.shape[1] + rotary.shape[2]
+    absorbed = Tensor((*q.shape[:2], width), q.dtype, q.shape[0] * q.shape[1] * width)
+    return Paged(absorbed, of_token(kv, 1, width), of_latent(1, kv.shape[1], kv.dtype)).forward(call)

@@ -22,8 +22,9 @@ from tracelens.costs.moe.routing import rows_of
 _EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
 _PAIRS = ("fp4x2", "u8")
 _MX_GROUP = 32  # elements of a scale of a byte (OCP Microscaling Formats)
-# Types of result, rows and weights; rows, columns and depth of a tile; parts of the depth.
-_OGS = re.compile(r"^_matmul_ogs_\w+?_\w+?x(bf16|fp16)x(\w+?)_(\d+)x(\d+)x\d+x(\d+)_swiglu")
+# Layouts and types of result, rows and weights; rows, columns and depth of a tile; parts of the depth. A
+# persistent kernel (`_p_matmul`) has a grid of its own.
+_MATMUL = re.compile(r"^_matmul(?:_ogs)?_[NT]+_\w+?x(bf16|fp16)x(\w+?)_(\d+)x(\d+)x\d+x(\d+)(?:_|$)")
 _OGS_TYPES = {"mxfp4": "fp4", "mxfp8": "fp8", "fp8e5": "fp8", "fp8e4": "fp8"}
 
 
@@ -78,25 +79,29 @@ def expert_launch(call: OpCall) -> OpCost:
     return _one_gemm(call, x, weight, out, out.numel // out.shape[-1], scales=(2, 4, 5, 6))
 
 
-@cost("vllm::moe_forward", inner=True)
+@cost("vllm::moe_forward", "vllm::moe_forward_shared", inner=True)
 def layer_of_triton(call: OpCall) -> OpCost:
     """An MoE layer of vLLM on Triton's matmul_ogs: tokens (T, H), logits (T, E); weights are no arguments.
 
     The first GEMM's kernel has tile sizes and element types in its name, and its launch has a grid of as many
-    tiles as T·k rows of E experts can have, times those of its columns; k is in the routing's own ops
-    (triton-lang/triton, python/triton_kernels: matmul_ogs.py, routing.py). The second GEMM has half as
-    many rows in its weights as the first has columns, which SwiGLU halves.
+    tiles as T·k rows of E experts can have, times those of its columns, times the parts that its depth is
+    split in; k is in the routing's own ops (triton-lang/triton, python/triton_kernels: matmul_ogs.py,
+    routing.py). The second GEMM has half as many rows in its weights as the first has columns, which SwiGLU
+    halves: in the first kernel, or where its depth is split in the kernel that adds up the parts.
     """
     tokens, logits = rows_of(call, 0), rows_of(call, 1)
-    tile = _OGS.search(call.kernel)
-    if tile is None:
+    launches = call.launches or ((call.kernel, call.blocks),)
+    tile, blocks = next(
+        ((tile, count) for name, count in launches if (tile := _MATMUL.search(name))), (None, -1)
+    )
+    if tile is None or not any("swiglu" in name for name, _ in launches):
         raise Uncounted("the weights of the experts are no arguments")
     inputs, weight, (tile_rows, tile_columns, splits) = tile[1], tile[2], (int(tile[n]) for n in (3, 4, 5))
     (count, hidden), experts, k = tokens.shape, logits.shape[1], _chosen(call)
     rows = count * k
     # Every expert but one may end in a tile that is not full.
     tiles = rows if rows <= experts else -(-(rows - experts + 1) // tile_rows) + experts - 1
-    columns, rest = divmod(call.blocks, tiles * splits) if tiles and splits else (0, 1)
+    columns, rest = divmod(blocks, tiles * splits) if tiles and splits else (0, 1)
     if columns < 1 or rest:
         raise Uncounted("launch grid not recorded, or not that of all rows")
     width = columns * tile_columns

@@ -5,7 +5,9 @@ with ceil instead of floor where asked for, less one window that would begin in 
 
 FLOPs: an output of a pool takes one comparison or addition an element of its window; an upsampled element two
 (multiply, add) a neighbor it is mixed of: linear 2, bilinear 4, bicubic 16, trilinear 8, nearest none.
-Backward spreads each gradient over the same elements. Bytes: input once, output and indices once.
+Anti-aliased resampling mixes the neighbors of one dimension after the other; where it shrinks, the window
+grows with the ratio of sizes. Backward spreads each gradient over the same elements. Bytes: input once,
+output and indices once.
 """
 
 from __future__ import annotations
@@ -35,6 +37,14 @@ _NEIGHBOURS = {
     "aten::upsample_trilinear3d": 8,
 }
 _BACKWARD = {f"{name}_backward": neighbours for name, neighbours in _NEIGHBOURS.items()}
+_WINDOW = {
+    "aten::_upsample_bilinear2d_aa": 2,
+    "aten::_upsample_bicubic2d_aa": 4,
+    "aten::_upsample_lanczos2d_aa": 6,
+}
+"""Neighbors in one dimension where it does not shrink."""
+_SAMPLED = {0: {2: 4, 3: 8}, 1: {2: 0, 3: 0}, 2: {2: 16}}
+"""Neighbors by interpolation (linear, nearest, cubic) and number of dimensions."""
 _RANK = re.compile(r"(\d)d")
 
 
@@ -117,6 +127,40 @@ def upsample_backward(call: OpCall) -> OpCost:
     flops = (2 * neighbours or 1) * grad.numel
     dims = _dims(Tensor(tuple(shape), grad.dtype, prod(shape)), grad.shape, rank)
     return OpCost(flops, grad.bytes, size(prod(shape), grad.dtype), grad.dtype, dims=dims)
+
+
+@cost(*_WINDOW, engine="vector")
+def upsample_antialiased(call: OpCall) -> OpCost:
+    """Anti-aliased resampling, rows before columns: 2 FLOPs a neighbor of both passes' outputs."""
+    x = call.tensor(0)
+    out = _resized(x, _each(call.integers(1), 2, "size of the output"))
+    (height, width), (out_height, out_width) = x.shape[-2:], out[-2:]
+    planes, window = prod(out[:-2]), _WINDOW[call.name]
+    down, across = (
+        -(-window * max(source, result) // (result or 1))
+        for source, result in ((height, out_height), (width, out_width))
+    )
+    flops = 2 * planes * out_width * (across * height + down * out_height)
+    return OpCost(flops, x.bytes, size(prod(out), x.dtype), x.dtype, dims=_dims(x, out, 2))
+
+
+@cost("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler", engine="vector")
+def grid_sample(call: OpCall) -> OpCost:
+    """Samples at the points of a grid: 2 FLOPs a neighbor of every output."""
+    x, grid = call.tensor(0), call.tensor(1)
+    rank = len(grid.shape) - 2
+    if rank not in (2, 3) or len(x.shape) != rank + 2:
+        raise Uncounted("input and grid are not of two or three dimensions")
+    neighbours = _SAMPLED.get(call.integer(2, 0), {}).get(rank)
+    if neighbours is None:
+        raise Uncounted("an unknown interpolation")
+    out = (*x.shape[:2], *grid.shape[1:-1])
+    # No more of the input is read than its samples touch.
+    touched = min(x.bytes, size((neighbours or 1) * prod(out), x.dtype))
+    written = size(prod(out), x.dtype)
+    return OpCost(
+        2 * neighbours * prod(out), touched + grid.bytes, written, x.dtype, dims=_dims(x, out, rank)
+    )
 
 
 def _rank(call: OpCall) -> int:

@@ -325,8 +325,7 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     # All texts in one list, four a blob (dims, types, strides, values); the last blob stands for none.
     joined = SEPARATOR.join([*table.blobs, SEPARATOR * 3]).decode("utf-8", "replace")
     parts = joined.split(SEPARATOR.decode())
-    none = len(table.blobs)
-    blob = lookup(table.ops.blob, op_row, none)
+    blob = lookup(table.ops.blob, op_row, len(table.blobs))
     texts = {
         name: Coded.merged(blob, parts[index::4])
         for index, name in enumerate(("shapes", "dtypes", "strides", "values"))
@@ -339,6 +338,7 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
         texts
         | {
             "event_id": op_events,
+            "inferred": Coded.of([""] * len(op_events)),
             "sequence": number(table.ops.sequence),
             "forward_thread": number(table.ops.forward_thread),
         }

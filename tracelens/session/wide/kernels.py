@@ -89,8 +89,14 @@ def _numbered(trace: Trace) -> Bool:
 
 
 def _op_source(trace: Trace, work: Work) -> Coded:
-    source = trace.tables["events"].coded("source")
-    return Coded.used(lookup(source.codes, work.op, len(source.values)), [*source.values, ""])
+    """Where each op is recorded, and whether its shapes are of another batch size."""
+    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
+    count = len(source.values)
+    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
+    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
+    code = source.codes + count * is_inferred
+    texts = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
+    return Coded.used(lookup(code, work.op, 2 * count), texts)
 
 
 def _exclusive(trace: Trace, work: Work) -> Int:

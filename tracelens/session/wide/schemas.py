@@ -31,7 +31,12 @@ _PROGRAM = (
     ),
     Column("source", "category", doc="innermost frame of the user's program; '' unless recorded with stacks"),
 )
-_SHAPES = Column("shapes", "category", doc="types and sizes of the op's tensor arguments; '' if not recorded")
+_SHAPES = Column(
+    "shapes",
+    "category",
+    doc="types and sizes of the op's tensor arguments; with ~ those of another batch size; "
+    "'' if not recorded",
+)
 _FORWARD_OP = Column(
     "forward_op", "category", doc="of backward work: the forward op whose gradient it computes"
 )
@@ -52,7 +57,8 @@ _COSTS = (
 _OP_SOURCE = Column(
     "op_source",
     "category",
-    doc="where the op is recorded: trace; capture or twin for what a graph replayed; empty for no op",
+    doc="where the op is recorded: trace; capture or twin for what a graph replayed, with "
+    "`, inferred` where its shapes are of another batch size; empty for no op",
 )
 
 KERNELS = Schema(

@@ -1,22 +1,25 @@
 """Which node of a template each node of a replay is.
 
-An alignment keeps the order of both sides and leaves nodes out where the two differ. The best one weighs
-most, by how surely two nodes are the same. A pair counts only where all best alignments agree on it and its
-neighbours stand beside it on both sides: a node left unattributed costs coverage, a wrong one the trust in
-all of them.
+Two nodes are the same by name and grid; by name; as GEMMs, where libraries choose the kernel; or, where the
+call has no name, by the ops that are known to launch this kernel. Where a replay has the template's nodes one
+by one, that is all. Elsewhere only pairs count that hold however the two came to differ: a node left
+unattributed costs coverage, a wrong one the trust in all of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import copy
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Int
 from tracelens.trace.classify import classify_kernels
+from tracelens.trace.graphs.edits import FREE, LIKELY, NEVER, REGRIDDED, RENAMED, Codes, certain
 from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay
 from tracelens.trace.graphs.streams import merged
 
@@ -24,14 +27,11 @@ SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
 """How surely two nodes are the same: by name and grid; by name; as GEMMs, where libraries choose the kernel;
 by an op that is known to launch this kernel, where the call has no name; by their order alone."""
 
-SUPPORT = 3
-"""So many neighbouring pairs must agree before one of them counts, unless the whole graph does."""
-
 LEAST_PLAUSIBLE = 0.95
 """Share of calls without names that must be plausible where a capture has as many nodes as a replay."""
 
-MOST_CELLS = 30_000_000
-"""Pairs of nodes that are compared at most, a matter of memory."""
+MOST_MERGED = 60_000_000
+"""Pairs of nodes that are compared at most to follow several streams, a matter of memory."""
 
 Known = Mapping[str, frozenset[str]]
 """Kernel to the ops that are known to launch it."""
@@ -64,23 +64,29 @@ def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
     if not len(template) or not (is_single or any(template.name)):
         return nothing
     weights = Weights(template, replay, known)
+    if not any(template.name):
+        paired = _one_by_one(weights.diagonal())
+        return nothing if paired is None else _alignment(template, *paired)
     paired = _one_by_one(weights.diagonal()) if is_single else None
     unsure = np.zeros(count, dtype=bool)
     if paired is None:
-        if len(template) * count > MOST_CELLS:
-            return nothing
-        weight = weights.matrix()
         order = np.arange(count)
         if not is_single:
-            order, unsure = merged(weight, graph.stream, graph.start, graph.end)
+            if len(template) * count > MOST_MERGED:
+                return nothing
+            order, unsure = merged(weights.matrix(), graph.stream, graph.start, graph.end)
         node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-        node[order], pair_weight[order] = _in_order(weight[:, order])
+        node[order], pair_weight[order] = _in_order(weights.of(order))
         paired = node, pair_weight
     node, pair_weight = paired
     node[unsure], pair_weight[unsure] = -1, 0
-    score = float(pair_weight.sum()) / (SAME * max(len(template), count))
-    whole = len(template) == count and float((node >= 0).mean()) >= LEAST_PLAUSIBLE
-    return Alignment(node, pair_weight, score, whole)
+    return _alignment(template, node, pair_weight)
+
+
+def _alignment(template: Nodes, node: Int, weight: Int) -> Alignment:
+    score = float(weight.sum()) / (SAME * max(len(template), len(node)))
+    whole = len(template) == len(node) and float((node >= 0).mean()) >= LEAST_PLAUSIBLE
+    return Alignment(node, weight, score, whole)
 
 
 def _one_by_one(weight: Int) -> tuple[Int, Int] | None:
@@ -94,61 +100,76 @@ def _one_by_one(weight: Int) -> tuple[Int, Int] | None:
     return np.where(fits, np.arange(len(weight)), -1), weight
 
 
-def _in_order(weight: NDArray[np.int8]) -> tuple[Int, Int]:
+def _in_order(weights: Weights) -> tuple[Int, Int]:
     """Node of the template and weight of the pair of each node of the replay, both in order."""
-    rows, count = weight.shape
-    if rows == count and (paired := _one_by_one(np.diagonal(weight).astype(np.int64))):
+    if paired := _one_by_one(weights.diagonal()):
         return paired
-    node = _agreed(weight)
-    node[~_supported(node)] = -1
-    return node, np.where(node >= 0, weight[np.maximum(node, 0), np.arange(count)], 0).astype(np.int64)
+    node = certain(weights.codes())
+    return node, np.where(node >= 0, weights.pairs(np.maximum(node, 0)), 0)
 
 
 class Weights:
     """Weight of each pair (template node, replay node), 0 where they cannot be the same."""
 
     def __init__(self, template: Nodes, replay: Nodes, known: Known) -> None:
-        self._template, self._replay = template, replay
         rows, self._row = _distinct(template)
         columns, self._column = _distinct(replay)
-        self._table = np.zeros((len(rows), len(columns)), dtype=np.int8)
+        self._kind, self._other_kind = template.kind, replay.kind
+        self._is_kernel = np.logical_and.outer(
+            *([node[0] == KERNEL for node in side] for side in (rows, columns))
+        )
         # Another kernel for the same GEMM is one that the other side does not have elsewhere.
         own_gemms = _gemms({node[1] for node in rows} - {node[1] for node in columns})
         other_gemms = _gemms({node[1] for node in columns} - {node[1] for node in rows})
-        for r, (kind, name, op) in enumerate(rows):
-            for c, (other_kind, other, _) in enumerate(columns):
-                if kind != other_kind:
-                    continue
-                if kind != KERNEL:
-                    self._table[r, c] = SAME_NAME
-                elif not name:
-                    self._table[r, c] = POSSIBLE if other not in known else PLAUSIBLE * (op in known[other])
-                elif same_kernel(name, other):
-                    self._table[r, c] = SAME
-                elif name in own_gemms and other in other_gemms:
-                    self._table[r, c] = SAME_GEMM
+
+        @cache
+        def weight(own: tuple[int, str, str], other: tuple[int, str, str]) -> int:
+            (kind, name, op), (other_kind, other_name, _) = own, other
+            if kind != other_kind:
+                return 0
+            if kind != KERNEL:
+                return SAME_NAME
+            if not name:
+                return POSSIBLE if other_name not in known else PLAUSIBLE * (op in known[other_name])
+            if same_kernel(name, other_name):
+                return SAME
+            return SAME_GEMM if name in own_gemms and other_name in other_gemms else 0
+
+        weights = [[weight(own[:3], other[:3]) for other in columns] for own in rows]
+        self._table = np.array(weights, dtype=np.int8).reshape(len(rows), len(columns))
+        blocks, other_blocks = (np.array([node[3] for node in side]) for side in (rows, columns))
+        known_grids = np.logical_and.outer(blocks >= 0, other_blocks >= 0)
+        self._is_other_grid = (self._table == SAME) & known_grids & np.not_equal.outer(blocks, other_blocks)
+        self._table[self._is_other_grid] = SAME_NAME
 
     def diagonal(self) -> Int:
         """Weight of each node with the one at its place; none where kinds or numbers of nodes differ."""
-        template, replay = self._template, self._replay
-        if not np.array_equal(template.kind, replay.kind):
-            return np.zeros(0, dtype=np.int64)
-        weight = self._table[self._row, self._column].astype(np.int64)
-        weight[(weight == SAME) & _differ(template.blocks, replay.blocks)] = SAME_NAME
-        return weight
+        same = np.array_equal(self._kind, self._other_kind)
+        return self.pairs(np.arange(len(self._kind))) if same else np.zeros(0, dtype=np.int64)
+
+    def of(self, order: Int) -> Weights:
+        """Weights with the replay in another order."""
+        other = copy(self)
+        other._column, other._other_kind = self._column[order], self._other_kind[order]
+        return other
+
+    def pairs(self, node: Int) -> Int:
+        """Weight of each node of the replay with one of the template."""
+        return self._table[self._row[node], self._column].astype(np.int64)
 
     def matrix(self) -> NDArray[np.int8]:
         """Weight of all pairs."""
-        weight = self._table[np.ix_(self._row, self._column)]
-        differ = _differ(self._template.blocks[:, None], self._replay.blocks[None, :])
-        weight[(weight == SAME) & differ] = SAME_NAME
-        return weight
+        return self._table[np.ix_(self._row, self._column)]
 
-
-def _differ(blocks: Int, other: Int) -> Bool:
-    """Whether two grids are known and not the same."""
-    differ: Bool = (blocks != other) & (blocks >= 0) & (other >= 0)
-    return differ
+    def codes(self) -> Codes:
+        """Prices of the pairs: another name, of two kernels, takes a renaming."""
+        price = np.where(self._table >= SAME_NAME, FREE, np.where(self._table > 0, LIKELY, NEVER))
+        price[self._is_other_grid] = REGRIDDED
+        price[self._is_kernel & (self._table == 0)] = RENAMED
+        count = np.bincount(self._row, minlength=len(price))
+        is_same = (self._table > 0) & ~self._is_other_grid
+        share = (count[:, None] * is_same).sum(axis=0) / max(len(self._row), 1)
+        return Codes(self._row, self._column, price.astype(np.int32), share)
 
 
 def _gemms(names: set[str]) -> set[str]:
@@ -160,13 +181,15 @@ def _gemms(names: set[str]) -> set[str]:
     }
 
 
-def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, str]], Int]:
-    """The distinct nodes apart from their grids, and which of them each is."""
-    codes: dict[tuple[int, str, str], int] = {}
+def _distinct(nodes: Nodes) -> tuple[list[tuple[int, str, str, int]], Int]:
+    """The distinct nodes, as kind, name, op and blocks, and which of them each is."""
+    codes: dict[tuple[int, str, str, int], int] = {}
     # The op matters only where the kernel has no name.
     keys = (
-        (kind, name, "" if name else op)
-        for kind, name, op in zip(nodes.kind.tolist(), nodes.name, nodes.op, strict=True)
+        (kind, name, "" if name else op, blocks)
+        for kind, name, op, blocks in zip(
+            nodes.kind.tolist(), nodes.name, nodes.op, nodes.blocks.tolist(), strict=True
+        )
     )
     code = [codes.setdefault(key, len(codes)) for key in keys]
     return list(codes), np.array(code, dtype=np.int64)
@@ -192,38 +215,6 @@ def function(name: str) -> str:
         return "::".join("(anonymous namespace)" if part.startswith("_GLOBAL__N") else part for part in parts)
     bare = re.split(r"[<(]", name.replace("(anonymous namespace)", "\x00"), maxsplit=1)[0]
     return bare.rpartition(" ")[2].replace("\x00", "(anonymous namespace)")
-
-
-def _agreed(weight: NDArray[np.int8]) -> Int:
-    """The pairs on which all best alignments agree, as the template's node of each of the replay's."""
-    ahead = _best(weight)
-    behind = _best(weight[::-1, ::-1])[::-1, ::-1]
-    total = ahead[:-1, :-1] + weight + behind[1:, 1:]
-    best = (weight > 0) & (total == ahead[-1, -1])
-    sure = best & (best.sum(axis=0, keepdims=True) == 1) & (best.sum(axis=1, keepdims=True) == 1)
-    return np.where(sure.any(axis=0), sure.argmax(axis=0), -1)
-
-
-def _best(weight: NDArray[np.int8]) -> NDArray[np.int32]:
-    """Weight of the best alignment of the first i and the first j nodes, at [i, j]."""
-    rows, columns = weight.shape
-    best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
-    for row in range(rows):
-        before = best[row]
-        best[row + 1, 1:] = np.maximum(before[1:], before[:-1] + weight[row])
-        np.maximum.accumulate(best[row + 1], out=best[row + 1])
-    return best
-
-
-def _supported(node: Int) -> Bool:
-    """The pairs in a run of at least SUPPORT, both sides without a gap."""
-    paired = node >= 0
-    follows = np.zeros(len(node), dtype=bool)
-    follows[1:] = paired[1:] & paired[:-1] & (node[1:] == node[:-1] + 1)
-    borders = np.append(np.flatnonzero(~follows), len(node))
-    length = np.diff(borders)
-    run: Bool = np.repeat(length, length) >= SUPPORT
-    return paired & run
 
 
 def ops_of_kernels(calls: Iterable[Nodes]) -> Known:

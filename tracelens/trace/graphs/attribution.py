@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ import numpy as np
 from tracelens.arrays import Int
 from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
 from tracelens.trace.graphs.nodes import (
-    KERNEL,
     Content,
     Nodes,
     Replay,
@@ -23,18 +22,17 @@ from tracelens.trace.graphs.nodes import (
     op_texts,
     replays,
 )
+from tracelens.trace.graphs.padding import UNKNOWN, Size
 from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
-from tracelens.trace.graphs.splice import Attribution, spliced
+from tracelens.trace.graphs.splice import Arguments, Attribution, spliced
+from tracelens.trace.graphs.unnamed import LEAST_UNNAMED, inferred
 from tracelens.trace.trace import Trace
 
 LEAST_COVERED = 0.5
 """A template of which less of a replay is found is of another graph."""
 
-CONSISTENT = 0.9
-"""Where calls have no names: share of nodes whose kernel runs under one op wherever the graph has it."""
-
-LEAST_UNNAMED = 4
-"""So few nodes without names may be of any graph."""
+SIZED_COVERED = 0.1
+"""By so much less of a replay the capture of its batch size may cover than that of another."""
 
 MOST_STRETCHES, SLACK = 16, 0.1
 """Stretches of an eager run that a replay is compared with, and by how much longer than it they may be."""
@@ -69,20 +67,32 @@ class Fit(NamedTuple):
         return self._replace(matches=left or self.matches)
 
 
-def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace] = ()) -> Trace:
+def attributed(
+    trace: Trace,
+    others: Sequence[Trace] = (),
+    twins: Sequence[Trace] = (),
+    sizes: Sequence[Size] = (),
+    of_others: Sequence[Size] = (),
+) -> Trace:
     """The trace with what its graphs replay attributed to ops, modules and scopes.
 
     Args:
         trace: with graph launches.
         others: traces of captures.
         twins: traces of the same program without graphs.
+        sizes: batch sizes that were captured, in addition to those of the captures' labels.
+        of_others: the size of each of `others` whose labels do not say it.
     """
     graphs = replays(trace)
     if not graphs:
         return trace
     sources = [captures(source) for source in (*others, trace)]
+    for number, size in enumerate(of_others):
+        sources[number] = [
+            replace(graph, size=size) if graph.size == UNKNOWN else graph for graph in sources[number]
+        ]
     unlaunched = [eager(source) for source in (*others, trace, *twins)]
-    templates = Templates(sources, [stretch for stretch in unlaunched if len(stretch.call)])
+    templates = Templates(sources, [stretch for stretch in unlaunched if len(stretch.call)], frozenset(sizes))
     of_nodes: dict[tuple[object, ...], Fit | None] = {}
     fits = []
     for graph in graphs:
@@ -99,7 +109,7 @@ def attributed(trace: Trace, others: Sequence[Trace] = (), twins: Sequence[Trace
 def _key(graph: Replay) -> tuple[object, ...]:
     """What replays of one graph have in common; on several streams also how these overlap, for safety."""
     nodes = graph.nodes
-    key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes())
+    key = (graph.batch, nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes())
     is_single = len(np.unique(graph.stream)) == 1
     return key if is_single else (*key, graph.call)
 
@@ -110,6 +120,12 @@ class Templates:
 
     captured: Sequence[Sequence[Template]]
     unlaunched: Sequence[Template]
+    listed: frozenset[Size] = frozenset()
+
+    @cached_property
+    def sizes(self) -> frozenset[Size]:
+        """All batch sizes that are known to be captured."""
+        return self.listed | {template.size for graphs in self.captured for template in graphs} - {UNKNOWN}
 
     @cached_property
     def _named(self) -> dict[int, list[tuple[int, Template]]]:
@@ -128,18 +144,38 @@ class Templates:
             for number, graphs in enumerate(self.captured)
             for match in self._of_captures(number, graphs, graph)
         ]
-        if not any(match.alignment.is_whole for match in candidates):
+        sized = [self._is_labelled_size(match, graph) for match in candidates]
+        whole = [match.alignment.is_whole for match in candidates]
+        if not any(fits and size is not False for fits, size in zip(whole, sized, strict=True)):
             candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
-        candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
+        candidates = self._of_size([match for match in candidates if match.covered >= LEAST_COVERED], graph)
         if not candidates:
             return None
         best = max(_quality(match) for match in candidates)
         matches = [match for match in candidates if _quality(match) >= best - 1e-9]
         matches = of_grid(graph, matches)
         first, *others = [contents(match) for match in matches]
-        return Fit(
-            matches, all(other == first for other in others), all(is_sized(match, graph) for match in matches)
-        )
+        is_one_size = all(other == first for other in others)
+        return Fit(matches, is_one_size, all(self._is_sized(match, graph) for match in matches))
+
+    def _is_labelled_size(self, match: Match, graph: Replay) -> bool | None:
+        """Whether labels say that a capture is of the replay's batch size; None where they do not tell."""
+        return graph.batch.fits(match.template.size, self.sizes) if match.order is not None else None
+
+    def _is_sized(self, match: Match, graph: Replay) -> bool:
+        labelled = self._is_labelled_size(match, graph)
+        return is_sized(match, graph) if labelled is None else labelled
+
+    def _of_size(self, matches: list[Match], graph: Replay) -> list[Match]:
+        """Of the templates that cover most those of the replay's size: by labels, else by grids."""
+        most = max((match.covered for match in matches), default=0.0)
+        full = [match for match in matches if match.covered >= most - SIZED_COVERED]
+        labelled = [match for match in full if self._is_labelled_size(match, graph)]
+        if labelled:
+            return labelled
+        others = [match for match in matches if self._is_labelled_size(match, graph) is False]
+        sized = [match for match in full if match not in others and is_sized(match, graph)]
+        return sized if others and sized else matches
 
     def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
         made: dict[tuple[object, ...], Alignment] = {}
@@ -149,9 +185,19 @@ class Templates:
             key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
-            if any(nodes.name) or _plausible(nodes, graph.nodes, made[key]):
-                matches.append(Match(template, made[key], (number, order)))
+            alignment = made[key] if any(nodes.name) else self._of_order(template, graph, made[key])
+            if alignment is not None:
+                matches.append(Match(template, alignment, (number, order)))
         return matches
+
+    def _of_order(self, template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
+        """An alignment by order alone, where equal calls have equal kernels; None where too few have."""
+        texts = op_texts(template.trace, template.op)
+        named_nodes = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
+        if named_nodes is None:
+            return None
+        node = align(named_nodes, graph, {}).node
+        return by_order._replace(node=np.where(by_order.node >= 0, node, -1))
 
     def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
         """Captures with their numbers; those without names also with the names of an eager run."""
@@ -174,19 +220,6 @@ class Templates:
 def _quality(match: Match) -> float:
     """How well a template fits: by coverage, then by how alike the nodes are, names above order alone."""
     return round(match.covered, 3) + match.alignment.score
-
-
-def _plausible(template: Nodes, replay: Nodes, alignment: Alignment) -> bool:
-    """Whether an alignment of calls without names puts each kernel under one op wherever it occurs."""
-    if len(template) < LEAST_UNNAMED or not alignment.is_whole:
-        return False
-    ops_of: dict[str, dict[str, int]] = {}
-    for op, name, kind in zip(template.op, replay.name, replay.kind.tolist(), strict=True):
-        if kind == KERNEL:
-            counts = ops_of.setdefault(name, {})
-            counts[op] = counts.get(op, 0) + 1
-    kernels = sum(sum(counts.values()) for counts in ops_of.values())
-    return sum(max(counts.values()) for counts in ops_of.values()) >= CONSISTENT * kernels
 
 
 def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:
@@ -296,6 +329,7 @@ def _attribution(graph: Replay, fit: Fit) -> Attribution:
         same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
         node = np.where(same_op, node, -1)
     has_frames = is_sole or match.template.source == "twin"
-    return Attribution(
-        graph.call, graph.work, node, match.template, fit.is_one_size and fit.is_sized, has_frames
+    arguments = (
+        Arguments.NONE if not fit.is_one_size else Arguments.RECORDED if fit.is_sized else Arguments.INFERRED
     )
+    return Attribution(graph.call, graph.work, node, match.template, arguments, has_frames)

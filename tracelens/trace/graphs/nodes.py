@@ -11,6 +11,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
+from tracelens.trace.graphs.padding import UNKNOWN, Batch, Size, batch_around, size_around
 from tracelens.trace.links import PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
 
@@ -65,6 +66,7 @@ class Template:
         op: event row of the op around each, -1 for none.
         nodes: what they launch.
         first: event row of the call that began the capture, -1 where there is none.
+        size: batch size that it was captured for, as far as its label says it.
     """
 
     trace: Trace
@@ -73,12 +75,13 @@ class Template:
     op: Int
     nodes: Nodes
     first: int = -1
+    size: Size = UNKNOWN
 
     def window(self, first: int, last: int) -> Template:
         """The calls [first, last)."""
         part = slice(first, last)
         nodes = self.nodes.take(first, last)
-        return Template(self.trace, self.source, self.call[part], self.op[part], nodes, self.first)
+        return replace(self, call=self.call[part], op=self.op[part], nodes=nodes)
 
 
 class Replay(NamedTuple):
@@ -89,6 +92,7 @@ class Replay(NamedTuple):
         work: event rows of its GPU work, in order of start.
         stream, start, end: of each.
         nodes: the same as nodes.
+        batch: of the serving step around the launch.
     """
 
     call: int
@@ -97,6 +101,7 @@ class Replay(NamedTuple):
     start: Int
     end: Int
     nodes: Nodes
+    batch: Batch = Batch(-1)
 
 
 def plain_name(name: str) -> str:
@@ -120,7 +125,15 @@ def replays(trace: Trace) -> list[Replay]:
     order = np.argsort(events.start[calls], kind="stable")
     pieces = np.split(gpu[rows], first[1:])
     return [
-        Replay(call, work, events.stream[work], events.start[work], events.end[work], ran(trace, work))
+        Replay(
+            call,
+            work,
+            events.stream[work],
+            events.start[work],
+            events.end[work],
+            ran(trace, work),
+            batch_around(trace, call),
+        )
         for call, work in ((int(calls[number]), pieces[number]) for number in order.tolist())
     ]
 
@@ -201,7 +214,8 @@ def _assembled(
     events = trace.arrays
     op = innermost_op(trace)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
-    return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin)
+    size = size_around(trace, begin) if begin >= 0 else UNKNOWN
+    return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin, size)
 
 
 def op_texts(trace: Trace, ops: Int) -> list[Content]:

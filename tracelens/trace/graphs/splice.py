@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Table, depths, nearest
+from tracelens.trace.arguments import describe
+from tracelens.trace.graphs.collectives import Replayed, collectives
 from tracelens.trace.graphs.nodes import Template, forward_op
 from tracelens.trace.names import STEP_MARK
 from tracelens.trace.tables import EVENT_KINDS, EVENT_SOURCES, EVENTS, LINKS, OPS
@@ -22,6 +25,15 @@ _NOT_USER = re.compile(
 NODE = EVENT_KINDS.index("node")
 
 
+class Arguments(Enum):
+    """Whether the arguments of a template's ops hold for a replay.
+
+    RECORDED: they do. INFERRED: they are of another batch size. NONE: templates disagree.
+    """
+
+    RECORDED, INFERRED, NONE = range(3)
+
+
 class Attribution(NamedTuple):
     """What a replay is a replay of.
 
@@ -30,7 +42,7 @@ class Attribution(NamedTuple):
         work: event rows of its GPU work.
         node: of each, the position of its call in the template, -1 where it is not known.
         template: launch calls of the same graph.
-        has_arguments: whether shapes and values hold for this replay, as they do not in another batch size.
+        arguments: whether shapes and values hold for this replay.
         has_frames: whether modules and scopes hold for it, as they do not where layers cannot be told apart.
     """
 
@@ -38,7 +50,7 @@ class Attribution(NamedTuple):
     work: Int
     node: Int
     template: Template
-    has_arguments: bool = True
+    arguments: Arguments = Arguments.RECORDED
     has_frames: bool = True
 
 
@@ -88,6 +100,18 @@ def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
     tables["events"] = _events(trace, parts, first)
     tables["ops"] = _ops(trace, parts, first)
     tables["links"] = _links(trace, parts, first)
+    replayed = [
+        Replayed(
+            part.made.template.trace,
+            part.pattern.event,
+            begin,
+            part.pattern.op,
+            part.made.work[part.pattern.paired],
+            part.made.arguments is Arguments.RECORDED,
+        )
+        for part, begin in zip(parts, first.tolist(), strict=False)
+    ]
+    tables["collectives"] = collectives(trace, tables["events"].array("ts_ns"), replayed)
     return Trace(trace.meta, tables, trace.window)
 
 
@@ -169,7 +193,9 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
             "dur_ns": pattern.behind - np.arange(size),
             "pid": np.full(size, old.pid[call]),
             "tid": np.full(size, old.tid[call]),
-            "blocks": source.array("blocks")[rows] if part.made.has_arguments else np.full(size, -1),
+            "blocks": source.array("blocks")[rows]
+            if part.made.arguments is Arguments.RECORDED
+            else np.full(size, -1),
             "parent_id": parent,
             "linked": np.zeros(size, dtype=bool),
         }
@@ -192,10 +218,11 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
 
 
 def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
-    """Arguments of the copied ops; none where the template is of another batch size."""
+    """Arguments of the copied ops; where the template is of another batch size only as text."""
     own = trace.tables["ops"]
     numbers = {name: [own.array(name)] for name in ("event_id", "sequence", "forward_thread")}
     texts = {name: [own.coded(name)] for name in ("shapes", "dtypes", "strides", "values")}
+    inferred = [own.coded("inferred")]
     for part, begin in zip(parts, first.tolist(), strict=False):
         template = part.made.template.trace
         ops = template.tables["ops"]
@@ -209,9 +236,17 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         for name, columns in texts.items():
             column = ops.coded(name)
             taken = Coded.used(column.codes[row], column.values)
-            columns.append(taken if part.made.has_arguments else Coded.of([""] * len(row)))
+            columns.append(taken if part.made.arguments is Arguments.RECORDED else Coded.of([""] * len(row)))
+        is_inferred = part.made.arguments is Arguments.INFERRED
+        inferred.append(Coded.of(_described(ops, row) if is_inferred else [""] * len(row)))
     data = {name: np.concatenate(columns) for name, columns in numbers.items()}
+    texts["inferred"] = inferred
     return OPS.table(data | {name: Coded.concat(columns) for name, columns in texts.items()})
+
+
+def _described(ops: Table, row: Int) -> list[str]:
+    shapes, dtypes = ops.texts("shapes", row), ops.texts("dtypes", row)
+    return [describe(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
 def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:

@@ -1,14 +1,27 @@
 """What all tests share: the corpus of real traces, and how hard hypothesis tries."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 SLOW = ("conformance", "reference", "hostile", "fuzz", "stress", "distribution", "notebooks")
 """Folders whose tests are all marked slow: real traces, attacks, mutants, growth, wheels."""
+
+REREADERS = (
+    "cli/",
+    "conformance/test_actions.py",
+    "docs/",
+    "summary/",
+    "test_english.py",
+    "test_readme.py",
+    "test_reports.py",
+)
+"""Tests of what commands and pages show of the same few samples, which a process reads once for them."""
 
 # Models of tests are tiny, and tests run side by side: a second thread for each would only wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,10 +43,28 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not even import the tests of slow folders."""
+    in_tests = collection_path.is_relative_to(TESTS) and collection_path != TESTS
+    slow = in_tests and collection_path.relative_to(TESTS).parts[0] in SLOW
+    return True if slow and config.option.markexpr == "not slow" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let REREADERS share what they read."""
+    if item.path.relative_to(TESTS).as_posix().startswith(REREADERS):
+        from tests.shared_reading import reading_once
+
+        with reading_once():
+            return (yield)
+    return (yield)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow folders; `make test` leaves them to `make test-slow`."""
     for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW:
+        if item.path.relative_to(TESTS).parts[0] in SLOW:
             item.add_marker(pytest.mark.slow)
 
 

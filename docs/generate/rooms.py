@@ -8,7 +8,7 @@ lead around its rooms.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -49,7 +49,7 @@ def imports() -> dict[str, set[str]]:
         room = path.relative_to(PACKAGE).parts[0]
         if room not in edges:
             continue  # modules of no room
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -58,6 +58,14 @@ def imports() -> dict[str, set[str]]:
             parts = (name.split(".") for name in names)
             edges[room] |= {part[1] for part in parts if part[0] == PACKAGE.name and len(part) > 1}
     return {room: (targets & edges.keys()) - {room} for room, targets in edges.items()}
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node; expressions, most of a tree, hold none."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from _statements(child)
 
 
 def below(edges: Edges, room: str) -> set[str]:

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 WAIT_S = 30
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -57,6 +59,13 @@ def until(holds: Callable[[], Any]) -> Any:
     while not (value := holds()) and time.monotonic() < end:
         time.sleep(0.05)
     return value
+
+
+def becomes(value: Callable[[], T], expected: T) -> None:
+    """Assert that a value is as expected, perhaps a moment later: a page takes time to follow."""
+    until(lambda: value() == expected)
+    last = value()
+    assert last == expected, f"{last!r}, not {expected!r}"
 
 
 def requests(driver: Any) -> list[str]:

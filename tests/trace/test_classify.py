@@ -240,9 +240,9 @@ def test_long_names_cost_no_more_than_short_ones() -> None:
         for tail in tails
         for head in ("fused_", "_Z", "void ")
     ]
-    start = time.perf_counter()
+    start = time.process_time()
     classify_kernels(names)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_importing_reads_no_rules() -> None:

@@ -69,12 +69,13 @@ def _run(arguments: Sequence[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
-    from tracelens.cli.app import app
+    from tracelens.cli.app import command
     from tracelens.cli.completion import bash_words
 
     try:
         with bash_words():
-            code = int(app(list(arguments) or ["--help"], prog_name="tracelens", standalone_mode=False) or OK)
+            words = list(arguments) or ["--help"]
+            code = int(command()(words, prog_name="tracelens", standalone_mode=False) or OK)
         return _interrupted() if code == INTERRUPTED else code
     except TyperException as error:
         context = getattr(error, "ctx", None)

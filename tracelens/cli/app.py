@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -132,3 +133,9 @@ def root(
         tracelens diff before/ after/
         tracelens list analyzers
     """
+
+
+@cache
+def command() -> Any:
+    """The app as a click command, made once for all that one process runs: it has hundreds of options."""
+    return typer.main.get_command(app)

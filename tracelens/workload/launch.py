@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -151,12 +151,17 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
 
 
 def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
+    method = "spawn"
+    if job.device == "cpu" and sys.platform == "linux":
+        # Importing torch takes longer than a small run: all ranks are forked from one process that has.
+        method = "forkserver"
+        mp.set_forkserver_preload([__name__])
+    results = mp.get_context(method).SimpleQueue()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     try:
         with rendezvous() as store:
-            mp.spawn(_spawned, (run, job, results, store), nprocs=ranks, join=True)
+            arguments = (run, job, results, os.environ | {STORE: store})
+            mp.start_processes(_spawned, arguments, nprocs=ranks, start_method=method)
     except mp.ProcessRaisedException:
         failure = [] if results.empty() else [results.get()]
         if failure and isinstance(failure[0][1], str):
@@ -175,9 +180,10 @@ def rendezvous() -> Iterator[str]:
         yield f"file://{folder}/store"
 
 
-def _spawned(rank: int, run: RunRank, job: Any, results: Any, store: str) -> None:
-    os.environ[STORE] = store
+def _spawned(rank: int, run: RunRank, job: Any, results: Any, environment: Mapping[str, str]) -> None:
+    os.environ |= environment  # a fork server has that of the first run
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         results.put((rank, run(rank, rank, job)))
     except TracelensError as error:

@@ -11,11 +11,12 @@ import pytest
 
 import tracelens
 from tests.analysis.moe_traces import Model, recorded
-from tests.builders import aligned, events, write
+from tests.builders import aligned, draw, events, write
 from tracelens.errors import TracelensError, WrongOption
 from tracelens.session import wide
 from tracelens.table import Schema
 from tracelens.trace import Run as Traces
+from tracelens.trace.graphs import attributed
 
 MM = 'op aten::mm shapes=[[64,32],[32,16]] types=["float","float"]'
 FLOPS, READ, WRITTEN = 2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16), 4 * 64 * 16
@@ -281,3 +282,33 @@ def test_repeated_texts_are_categoricals(run: tracelens.Run) -> None:
     assert all(isinstance(frame[name].dtype, pd.CategoricalDtype) for name in ("name", "op", "stage", "step"))
     assert {str(frame[name].dtype) for name in ("layer", "flops", "read_bytes")} == {"Int64"}
     assert {str(frame[name].dtype) for name in ("rank", "ts_ns", "dur_ns", "stream")} == {"int64"}
+
+
+def test_ops_in_graphs_have_no_time_on_the_host() -> None:
+    eager = draw(
+        aligned("""
+        op aten::mm |  -----
+        launch      |   a b
+        s7 gemm     |     a
+        s7 split    |      b
+        op aten::add|        -----
+        launch      |         c d
+        s7 add      |           c
+        s7 tail     |             d
+    """)
+    )
+    graphed = draw(
+        aligned("""
+        launch cudaGraphLaunch | aaa
+        s7 gemm                |    a
+        s7 split               |     a
+        s7 add                 |      a
+        s7 tail                |       a
+    """)
+    )
+    ops = tracelens.Run((attributed(graphed, [], [eager]),)).ops()
+    assert ops["name"].tolist() == ["aten::mm", "aten::add"]
+    assert ops["op_source"].tolist() == ["twin", "twin"]
+    assert ops["host_dur_ns"].isna().all()
+    assert ops["dur_ns"].tolist() == [2000, 2000]
+    assert not tracelens.Run((eager,)).ops()["host_dur_ns"].isna().any()

@@ -11,6 +11,7 @@ from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.analysis.host import blocking_calls
 from tracelens.table.result import Result
+from tracelens.trace.graphs import attributed
 from tracelens.trace.run import make_run
 
 COLUMN = 100_000
@@ -489,3 +490,19 @@ def test_a_call_that_begins_before_the_op_ahead_of_it_ends() -> None:
         (2, "queue refill", "hipMemcpyWithStream"),
         (1, "dispatch", ""),
     ]
+
+
+def test_what_a_graph_replays_is_nothing_that_the_host_did() -> None:
+    """The copies begin with the graph launch, a nanosecond apart; its time is the call's."""
+    graphed = """
+        launch cudaGraphLaunch |   aaaa
+        s7 before              | a
+        s7 k                   |          aaaa
+    """
+    eager = draw(aligned("op aten::mm | -----\nlaunch | ab\ns7 before |  a\ns7 k |   bb"))
+    trace = attributed(draw(aligned(graphed), ns_per_char=COLUMN), [], [eager])
+    assert trace.arrays.copied.any()
+    result = analyze(make_run([trace]), "idle")
+    for table in ("hosts", "gaps", "pieces"):
+        for column in ("host", "op"):
+            assert "aten::mm" not in set(result[table][column].astype(str)), table

@@ -76,13 +76,14 @@ class Host:
             (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
             (PROFILER, trace.once(profiler_calls)),
         ]
-        frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK)
+        frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied
         self._event = nearest(events.parent, events.depth, frames)
         self._what = np.full(len(events.start), NOTHING)
         for what, mask in says:
-            if not mask.any():
+            own = mask & ~events.copied  # what a graph replays takes no time of the host
+            if not own.any():
                 continue
-            event = nearest(events.parent, events.depth, mask)
+            event = nearest(events.parent, events.depth, own)
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
         rows = np.flatnonzero(profiler_overhead(events))

@@ -249,7 +249,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
 def _around(trace: Trace, silent: IdlePieces) -> list[str]:
     """For each piece of a silent host's time, what its thread was in before and after that stretch."""
     events, thread = trace.arrays, threads(trace)
-    is_call = events.where("op", "launch")
+    is_call = events.where("op", "launch") & ~events.copied
     begins = np.ones(len(silent.start), dtype=bool)
     begins[1:] = (silent.start[1:] != silent.end[:-1]) | (silent.gap[1:] != silent.gap[:-1])
     stretch = np.cumsum(begins) - 1

@@ -10,7 +10,7 @@ from tracelens.reproducers.inputs import EVEN_GROUPS, Unreplayable
 from tracelens.reproducers.layers.calls import TracedCalls, traced
 from tracelens.reproducers.layers.passes import PhaseWork, median_pass, passes, same_ops
 from tracelens.reproducers.layers.source import source
-from tracelens.reproducers.scripts import about, plain, render
+from tracelens.reproducers.scripts import about, in_graph, plain, render
 from tracelens.table import Skip
 from tracelens.trace import Trace
 
@@ -141,7 +141,14 @@ def _origin(trace: Trace, median: PhaseWork, calls: TracedCalls) -> list[str]:
         f"Traced: rank {trace.meta.rank}, {median.step}, micro-batch {layer_pass.microbatch}, "
         f"layer {layer_pass.layer}",
         f"{calls.calls_us:,.1f} us of GPU time, {span_us:,.1f} us from first start to last end, on {device}",
+        *in_graph(_sources(trace, median)),
     ]
+
+
+def _sources(trace: Trace, median: PhaseWork) -> list[str]:
+    """Where the ops of a pass are recorded."""
+    op, source = trace.work.op[median.rows], trace.tables["events"].coded("source")
+    return sorted({source.values[code] for code in source.codes[op[op >= 0]].tolist()})
 
 
 def _coverage(median: PhaseWork, candidates: Sequence[PhaseWork], alike: int, equal: int) -> list[str]:

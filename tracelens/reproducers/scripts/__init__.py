@@ -4,7 +4,7 @@ from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS, NAM
 from tracelens.reproducers.scripts.outline import DATA, SIZES
 from tracelens.reproducers.scripts.render import UNFAITHFUL, render
 from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.scripts.source import WIDTH, Source, about, code, literal, plain, timed
+from tracelens.reproducers.scripts.source import WIDTH, Source, about, code, in_graph, literal, plain, timed
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -16,6 +16,7 @@ __all__ = [
     "Source",
     "about",
     "code",
+    "in_graph",
     "literal",
     "plain",
     "render",

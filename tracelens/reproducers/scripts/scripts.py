@@ -24,7 +24,15 @@ from tracelens.reproducers.inputs import (
 )
 from tracelens.reproducers.scripts.kits import kit
 from tracelens.reproducers.scripts.render import render
-from tracelens.reproducers.scripts.source import Source, about, call_arguments, mapping, plain, timed
+from tracelens.reproducers.scripts.source import (
+    Source,
+    about,
+    call_arguments,
+    in_graph,
+    mapping,
+    plain,
+    timed,
+)
 from tracelens.reproducers.select import Case
 from tracelens.trace import describe
 
@@ -129,18 +137,12 @@ def _of_lists(case: Case) -> str:
     return _OF_WIDTH.get(width, "float32")
 
 
-_IN_GRAPH = {
-    "capture": "Replayed by a graph: op and arguments are those of its capture.",
-    "twin": "Replayed by a graph: op and arguments are those of a run without graphs.",
-}
-
-
 def _about(case: Case, unscaled: bool) -> list[str]:
     return [
         f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
         f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
         f"Kernels: {', '.join(case.kernels)}",
-        *(_IN_GRAPH[source] for source in case.sources if source in _IN_GRAPH),
+        *in_graph(case.sources),
         *([_BY_GRID] if case.call.blocks >= 0 else []),
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
         *([] if unscaled else ["Sizes are scaled down from those above."]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -40,6 +40,16 @@ def about(texts: Sequence[str]) -> Source:
     """What a script says about itself: a list with one text a line."""
     items = "".join(f"{_INDENT}{literal(plain(text))},\n" for text in texts)
     return Source(f"[\n{items}]")
+
+
+def in_graph(sources: Iterable[str]) -> list[str]:
+    """What a script says of calls that graphs replay; `sources` are where these are recorded."""
+    origins = {"capture": "its capture", "twin": "a run without graphs"}
+    return [
+        f"Replayed by a graph: op and arguments are those of {origins[source]}."
+        for source in sources
+        if source in origins
+    ]
 
 
 def timed(times_us: Sequence[float], devices: Sequence[str]) -> str:

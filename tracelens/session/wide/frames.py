@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALWAYS_KNOWN = frozenset(
-    {"rank", "device", "stream", "thread", "ts_ns", "local_ts_ns", "host_ts_ns", "host_dur_ns", "dur_ns"}
+    {"rank", "device", "stream", "thread", "ts_ns", "local_ts_ns", "host_ts_ns", "dur_ns"}
     | {"exclusive_ns", "exposed_ns", "kernels", "ranks", "kernel_id"}
 )
 """Integer columns without missing values; they are int64 and may be negative."""

@@ -15,7 +15,7 @@ from tracelens.trace import Trace, Work
 
 _OF_LONGEST = (
     *("step", "stage", "layer", "microbatch", "phase", "module", "source", "category", "forward_op"),
-    *("shapes", "dtype", "bound"),
+    *("shapes", "dtype", "bound", "op_source"),
 )
 
 
@@ -43,7 +43,7 @@ def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, A
         "name": kernels["op"].take(longest),
         "thread": events.tid[op],
         "host_ts_ns": start,
-        "host_dur_ns": events.end[op] - start,
+        "host_dur_ns": np.where(events.copied[op], -1, events.end[op] - start),
         "ts_ns": first,
         "dur_ns": dur,
         "kernels": np.bincount(call, minlength=len(op)),

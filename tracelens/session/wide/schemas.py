@@ -54,6 +54,13 @@ _COSTS = (
     Column("uncounted", "category", doc="why its FLOPs and bytes are unknown; '' otherwise"),
 )
 
+_OP_SOURCE = Column(
+    "op_source",
+    "category",
+    doc="where the op is recorded: trace; capture or twin for what a graph replayed, with "
+    "`, inferred` where its shapes are of another batch size; empty for no op",
+)
+
 KERNELS = Schema(
     "Every kernel, copy and memset",
     (
@@ -80,12 +87,7 @@ KERNELS = Schema(
         *_COSTS,
         Column("kernel_id", "int64", doc="row in the trace's `events`"),
         Column("op_id", "int64", doc="row of the op in the trace's `events`, missing for none"),
-        Column(
-            "op_source",
-            "category",
-            doc="where the op is recorded: trace; capture or twin for what a graph replayed, with "
-            "`, inferred` where its shapes are of another batch size; empty for no op",
-        ),
+        _OP_SOURCE,
     ),
     doc="In order of rank and start. FLOPs, bytes and roofline time of an op call with several kernels are "
     "divided among these by their time, so they add up and have the call's rate and efficiency.",
@@ -104,12 +106,13 @@ OPS = Schema(
         _SHAPES,
         Column("thread", "int64", doc="on the host"),
         Column("host_ts_ns", "int64", "ns", "start on the host, by the clock of the rank's own trace"),
-        Column("host_dur_ns", "int64", "ns", "on the host, with the ops that it calls"),
+        Column("host_dur_ns", "int64", "ns", "on the host, with the ops that it calls; unknown in graphs"),
         Column("ts_ns", "int64", "ns", "first start of its GPU work, by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns", "GPU time: union of its kernels, copies and memsets"),
         Column("kernels", "int64", "count", "kernels, copies and memsets that it launched"),
         *_COSTS,
         Column("op_id", "int64", doc="row in the trace's `events`"),
+        _OP_SOURCE,
     ),
     doc="GPU work belongs to the innermost op around its launch call, so each kernel is in one row and sums "
     "count nothing twice. In order of rank and call. Stage, layer, phase, module and step are those of the "

@@ -174,7 +174,7 @@ def _threads_inside(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> In
 def _activity(trace: Trace, thread: Int, lanes: list[int]) -> tuple[Covered, Covered]:
     """When each thread is in an op, and when it is in an op or a call."""
     events = trace.arrays
-    is_op = events.where("op")
+    is_op = events.where("op") & ~events.copied
     around = nearest(events.parent, events.depth, is_op)
     root = is_op & (lookup(around, events.parent, -1) < 0)
     lane_of = np.full(int(thread.max(initial=0)) + 1, -1, dtype=np.int64)

@@ -172,7 +172,7 @@ Edited = list[tuple[str, int]]
 
 
 def edited(names: Sequence[str], share: float, own: float, random: np.random.Generator) -> Edited:
-    """A replay with up to a share of its nodes inserted, deleted, renamed, swapped with a near or far one.
+    """A replay with some nodes inserted, deleted, renamed, swapped with the next or a far one.
 
     Each node is edited once, and a swap edits two.
 

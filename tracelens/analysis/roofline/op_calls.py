@@ -56,7 +56,7 @@ class OpCalls:
         if self._batches:
             keys.append(self._batch[op])
         if self._events.copied.any():
-            keys.append(self._events.copied[op])
+            keys.append(self._events.copied[op].astype(np.int64))
         return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
 
     def name(self, op: int) -> str:

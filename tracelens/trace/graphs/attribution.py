@@ -25,7 +25,7 @@ from tracelens.trace.graphs.nodes import (
 from tracelens.trace.graphs.padding import UNKNOWN, Size
 from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Arguments, Attribution, spliced
-from tracelens.trace.graphs.unnamed import LEAST_UNNAMED, inferred
+from tracelens.trace.graphs.unnamed import LEAST_UNNAMED, consistent
 from tracelens.trace.trace import Trace
 
 LEAST_COVERED = 0.5
@@ -185,19 +185,10 @@ class Templates:
             key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
-            alignment = made[key] if any(nodes.name) else self._of_order(template, graph, made[key])
+            alignment = made[key] if any(nodes.name) else consistent(template, graph, made[key])
             if alignment is not None:
                 matches.append(Match(template, alignment, (number, order)))
         return matches
-
-    def _of_order(self, template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
-        """An alignment by order alone, where equal calls have equal kernels; None where too few have."""
-        texts = op_texts(template.trace, template.op)
-        named_nodes = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
-        if named_nodes is None:
-            return None
-        node = align(named_nodes, graph, {}).node
-        return by_order._replace(node=np.where(by_order.node >= 0, node, -1))
 
     def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
         """Captures with their numbers; those without names also with the names of an eager run."""

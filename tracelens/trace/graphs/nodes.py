@@ -23,8 +23,9 @@ _KERNEL_CALL = re.compile(r"^(?:cuda|cu|hip)(?!Graph)\w*Launch\w*Kernel")
 _COPY_CALL = re.compile(r"^(?:cuda|cu|hip)Memcpy")
 _FILL_CALL = re.compile(r"^(?:cuda|cu|hip)Memset")
 _BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
-# HIP copies and fills with kernels of its own.
-_COPY_KERNEL, _FILL_KERNEL = re.compile("__amd_rocclr_copy"), re.compile("__amd_rocclr_fill")
+# Small copies and fills are kernels of the runtime: on ROCm anywhere, on CUDA in graphs.
+_COPY_KERNEL = re.compile(r"__amd_rocclr_copy|^memcpy\d+(?:_|$)")
+_FILL_KERNEL = re.compile(r"__amd_rocclr_fill|^memset\d+(?:_|$)")
 
 
 Content = tuple[str, tuple[str, ...]]
@@ -140,14 +141,24 @@ def replays(trace: Trace) -> list[Replay]:
 
 def ran(trace: Trace, work: Int) -> Nodes:
     """Nodes of GPU work."""
-    events = trace.arrays
-    kind = np.where(events.where("memcpy")[work], COPY, np.where(events.where("memset")[work], FILL, KERNEL))
-    kind[events.named(_COPY_KERNEL.search)[work]] = COPY
-    kind[events.named(_FILL_KERNEL.search)[work]] = FILL
-    names = [plain_name(events.names[code]) for code in events.name[work].tolist()]
-    names = [name if of == KERNEL else "" for name, of in zip(names, kind.tolist(), strict=True)]
+    kind, names = trace.once(_kinds)[work], trace.once(_plain_names)
+    codes = trace.arrays.name[work].tolist()
+    texts = [names[code] if of == KERNEL else "" for code, of in zip(codes, kind.tolist(), strict=True)]
     blocks = np.where(kind == KERNEL, trace.tables["events"].array("blocks")[work], -1)
-    return Nodes(kind, names, blocks, [""] * len(work))
+    return Nodes(kind, texts, blocks, [""] * len(work))
+
+
+def _kinds(trace: Trace) -> Int:
+    """What each event is, if it is GPU work."""
+    events = trace.arrays
+    kind = np.where(events.where("memcpy"), COPY, np.where(events.where("memset"), FILL, KERNEL))
+    kind[events.named(_COPY_KERNEL.search)] = COPY
+    kind[events.named(_FILL_KERNEL.search)] = FILL
+    return kind
+
+
+def _plain_names(trace: Trace) -> list[str]:
+    return [plain_name(name) for name in trace.arrays.names]
 
 
 def captures(trace: Trace) -> list[Template]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tracelens.arrays import Bool
 from tracelens.trace.trace import Trace
 
 _CAPTURE = re.compile(r"capture_(\d+)_(\w+)$")
@@ -93,8 +94,12 @@ def size_around(trace: Trace, row: int) -> Size:
 
 def _annotations(trace: Trace, row: int) -> Iterable[str]:
     """Names of the annotations around an event, innermost first."""
-    events, is_label = trace.arrays, trace.arrays.where("annotation", "slice")
+    events, is_label = trace.arrays, trace.once(_is_label)
     while row >= 0:
         if is_label[row]:
             yield events.names[events.name[row]]
         row = int(events.parent[row])
+
+
+def _is_label(trace: Trace) -> Bool:
+    return trace.arrays.where("annotation", "slice")

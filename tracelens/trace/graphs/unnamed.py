@@ -15,7 +15,8 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.trace.classify import classify_kernels
-from tracelens.trace.graphs.nodes import KERNEL, Content, Nodes
+from tracelens.trace.graphs.alignment import Alignment, align
+from tracelens.trace.graphs.nodes import KERNEL, Content, Nodes, Replay, Template, op_texts
 
 CONSISTENT = 0.9
 """Share of nodes whose kernel is that of most calls of the same op, and of GEMMs that run a GEMM kernel."""
@@ -30,8 +31,24 @@ _GEMM_OP = re.compile(r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|_sc
 _GEMM_CLASSES = ("gemm", "grouped_gemm")
 
 
+def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
+    """The pairs of an alignment by order alone where equal calls have equal kernels; None where too few have.
+
+    Args:
+        template: without names.
+        graph: a replay.
+        by_order: their alignment.
+    """
+    texts = op_texts(template.trace, template.op)
+    named = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
+    if named is None:
+        return None
+    node = align(named, graph, {}).node
+    return by_order._replace(node=np.where(by_order.node >= 0, node, -1))
+
+
 def inferred(template: Nodes, op: Int, contents: Sequence[Content], replay: Nodes) -> Nodes | None:
-    """The template with the kernel names that most of its calls have in the replay.
+    """The template with the kernel names that most calls of the same op have in the replay.
 
     None where the two are no one graph: they differ in the number or kinds of nodes, in too many kernels, or
     GEMMs do not run GEMM kernels.

@@ -31,8 +31,8 @@ def _threads(trace: Trace) -> Int:
 
 
 def stack_rows(events: Events, thread: Int, number: int) -> Int:
-    """Rows of one thread that nest on its call stack."""
-    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS))
+    """Rows of one thread that nest on its call stack, without those copied under graph launches."""
+    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS) & ~events.copied)
 
 
 def innermost(events: Events, rows: Int) -> Pieces:

@@ -12,7 +12,6 @@ from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
-    from tracelens.trace import Run
 
 
 def diff(
@@ -50,12 +49,13 @@ def diff(
     from tracelens.compare.diff import diff as compare
     from tracelens.summary import result_summary
     from tracelens.table import Report
+    from tracelens.trace.graphs import with_twin
 
     runs = [
         loaded(source, partial=partial, progress=progress, graphs=graphs)
         for source, graphs in zip((base, cand), sources_of_sides(captures, twin), strict=True)
     ]
-    twins = _with_twin(runs[0], runs[1]), _with_twin(runs[1], runs[0])
+    twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
     sides = {side: at_step(run, step) for side, run in zip(("base", "cand"), twins, strict=True)}
     meta: dict[str, Any] = {"version": __version__}
     progress("comparing the runs")
@@ -73,24 +73,6 @@ def diff(
     change += f" ({after / before - 1:+.1%})" if before else ""
     change += _without_profiler(result)
     return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
-
-
-def _with_twin(run: Run, other: Run) -> Run:
-    """The run; ranks whose graph launches are attributed to nothing have those of the other run as twins."""
-    from tracelens.trace import Run
-    from tracelens.trace.graphs import attributed, is_unattributed
-
-    if not any(map(is_unattributed, run.traces)):
-        return run
-    twins = {trace.meta.rank: trace for trace in other.traces}
-    return Run(
-        tuple(
-            attributed(trace, (), [twins.get(trace.meta.rank, other.traces[0])])
-            if is_unattributed(trace)
-            else trace
-            for trace in run.traces
-        )
-    )
 
 
 def _without_profiler(result: Result) -> str:

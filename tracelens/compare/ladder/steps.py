@@ -11,6 +11,7 @@ from tracelens.compare.diff import diff
 from tracelens.compare.ladder.rungs import LadderRun
 from tracelens.table import Column, Schema, Skip, Table
 from tracelens.trace import Run, TraceMeta
+from tracelens.trace.graphs import with_twin
 
 LEVELS = ("category", "cause", "stage")
 """Levels of the diff's waterfall that a ladder reports."""
@@ -60,6 +61,7 @@ def ablation_steps(
     for number, (rung, run) in enumerate(zip(ladder_run.rungs, runs, strict=True)):
         metas += [trace.meta for trace in run.traces]
         if before is not None:
+            before, run = with_twin(before, run), with_twin(run, before)
             result = diff(before, run)
             skips |= {skip.subject: skip for skip in result.skips}
             waterfall = _waterfall(number, rung.name, result.data["waterfall"])

@@ -9,10 +9,13 @@ padding      the batch size of captures and steps, by their labels
 sizes        the same by grids
 attribution  which template each replay is of
 splice       copies of the template's host events under the graph launch
+collectives  records of the collectives among them
+twins        runs that are compared, each as the twin of the other
 """
 
 from tracelens.trace.graphs.attribution import attributed
-from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, is_unattributed, replays
+from tracelens.trace.graphs.nodes import GRAPH_CALL, captures, replays
 from tracelens.trace.graphs.padding import UNKNOWN, Size
+from tracelens.trace.graphs.twins import with_twin
 
-__all__ = ["GRAPH_CALL", "UNKNOWN", "Size", "attributed", "captures", "is_unattributed", "replays"]
+__all__ = ["GRAPH_CALL", "UNKNOWN", "Size", "attributed", "captures", "replays", "with_twin"]

@@ -58,8 +58,9 @@ def ablation_steps(
     metas: list[TraceMeta] = []
     skips: dict[str, Skip] = {}
     before: Run | None = None
-    for number, (rung, run) in enumerate(zip(ladder_run.rungs, runs, strict=True)):
-        metas += [trace.meta for trace in run.traces]
+    for number, (rung, recorded) in enumerate(zip(ladder_run.rungs, runs, strict=True)):
+        metas += [trace.meta for trace in recorded.traces]
+        run = recorded
         if before is not None:
             before, run = with_twin(before, run), with_twin(run, before)
             result = diff(before, run)

@@ -7,7 +7,7 @@ import pytest
 import tracelens
 from tests.builders import aligned, events, kernel_names, write
 from tracelens.errors import ParseError
-from tracelens.read import GraphSources, parse
+from tracelens.read import GraphSources, parse, parser
 from tracelens.read.graphs import capture_files
 
 CAPTURE = """
@@ -140,3 +140,32 @@ def test_reading_in_several_processes_uses_them(folder: Path, monkeypatch: pytes
         assert set(near.loc[near["rank"] == 0, "name"]) == {"aten::zero"}
         assert "aten::zero" not in set(near.loc[near["rank"] == 1, "name"])
         assert set(both["name"]) == {"aten::named"}
+
+
+@pytest.mark.parametrize(
+    ("label", "files"),
+    [
+        ("step[DECODE bs=5]", ["bs_8.json", "other.json"]),
+        ("step[DECODE bs=8]", ["bs_8.json", "other.json"]),
+        ("no label of a step", ["bs_16.json", "bs_4.json", "bs_8.json", "other.json"]),
+        # Larger than all that was captured.
+        ("step[DECODE bs=99]", ["other.json", "bs_16.json", "bs_4.json", "bs_8.json"]),
+    ],
+)
+def test_captures_of_other_sizes_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, files: list[str]
+) -> None:
+    write(tmp_path / "rank0.json", events(aligned(f"scope {label} | --------\n{REPLAY}")), rank=0)
+    for name in ("bs_4", "bs_8", "bs_16", "other"):
+        capture(tmp_path / "capture_traces" / f"{name}.json", name)
+    # What the other file captures is not replayed, so that all others are tried.
+    unlike = CAPTURE.replace("norm", "sort").replace("gemm", "scan").replace("add", "sum")
+    write(tmp_path / "capture_traces" / "other.json", events(aligned(unlike)))
+    opened: list[str] = []
+    opened_file = parser._read
+    monkeypatch.setattr(
+        parser, "_read", lambda path, processes: opened.append(path) or opened_file(path, processes)
+    )
+    (trace,) = parse(str(tmp_path / "rank0.json"))
+    assert [Path(path).name for path in opened[1:]] == files
+    assert len(set(kernel_names(trace, "op_id"))) == 1

@@ -158,32 +158,54 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         ParseError: what the caller names cannot be read; what merely lies beside the trace becomes one of its
             problems.
     """
-    from tracelens.trace.graphs import GRAPH_CALL, attributed
+    from tracelens.trace.graphs import GRAPH_CALL, attributed, is_unattributed
 
     if not any(GRAPH_CALL.match(name) for name in trace.arrays.names):
         return trace
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
-    others: list[Trace] = []
-    problems: list[str] = []
-    listed = captured_sizes(files)
-    of_others: list[Size] = []
-    for file in files:
-        try:
-            parts = read(file)
-        except ParseError as error:
-            if sources.captures:
-                raise
-            problems.append(f"capture trace not used: {error}")
-            continue
-        others += parts
-        of_others += [_only(listed, file)] * len(parts)
     twins = _twins(sources.twin, trace.meta.rank, read) if sources.twin else []
-    sizes = [size for of_file in listed.values() for size in of_file]
-    result = attributed(trace, others, twins, sizes, of_others)
-    named = " and ".join(filter(None, sources))
-    if named and not (result.tables["links"].array("call_id") >= 0).any():
+    sizes = captured_sizes(files)
+    listed = [size for of_file in sizes.values() for size in of_file]
+    likely = _of_replayed_sizes(trace, files, sizes)
+    problems: list[str] = []
+    others: list[Trace] = []
+    of_others: list[Size] = []
+    result = trace
+    # The other sizes only where these explain nothing.
+    for part in (likely, [file for file in files if file not in likely]):
+        if part is not likely and not (part and is_unattributed(result)):
+            break
+        for file in part:
+            try:
+                traces = read(file)
+            except ParseError as error:
+                if sources.captures:
+                    raise
+                problems.append(f"capture trace not used: {error}")
+                continue
+            others += traces
+            of_others += [_only(sizes, file)] * len(traces)
+        result = attributed(trace, others, twins, listed, of_others)
+    if (named := " and ".join(filter(None, sources))) and is_unattributed(result):
         problems.append(f"{named} not used: no graph launch of the trace replays it")
     if problems:
         result = replace(result, meta=replace(result.meta, problems=(*result.meta.problems, *problems)))
     return result
+
+
+def _of_replayed_sizes(trace: Trace, files: Sequence[str], sizes: Mapping[str, Sequence[Size]]) -> list[str]:
+    """The files with captures of the batch sizes that labels of the replaying steps say, as far as they do.
+
+    Engines capture dozens of sizes, and a trace replays a few of them.
+    """
+    from tracelens.trace.graphs import batches
+
+    listed = [size for of_file in sizes.values() for size in of_file]
+    replayed = batches(trace)
+    return [
+        file
+        for file in files
+        if file not in sizes
+        or any(batch.fits(size, listed) is not False for size in sizes[file] for batch in replayed)
+    ]

@@ -115,6 +115,13 @@ def is_unattributed(trace: Trace) -> bool:
     return any(map(GRAPH_CALL.match, trace.arrays.names)) and not trace.arrays.copied.any()
 
 
+def batches(trace: Trace) -> set[Batch]:
+    """What the labels of the steps say that launch graphs."""
+    events = trace.arrays
+    calls = np.flatnonzero(events.where("launch") & events.named(GRAPH_CALL.match))
+    return {batch_around(trace, call) for call in calls.tolist()}
+
+
 def replays(trace: Trace) -> list[Replay]:
     """The graph launches of a trace that ran anything, in order of their calls."""
     events, links = trace.arrays, trace.tables["links"]

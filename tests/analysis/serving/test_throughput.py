@@ -12,7 +12,7 @@ import pytest
 
 import tracelens
 from tests.analysis.serving.test_serving import rank
-from tests.builders import draw_run, records
+from tests.builders import aligned, draw_run, records
 from tests.reference.raw import text_of
 from tracelens.analysis.common import grammar
 from tracelens.table import Result
@@ -48,6 +48,20 @@ def test_rates_between_the_ends_of_the_first_and_the_last_step() -> None:
     assert row(result, "tpot_ns", "tpot_max_ns") == ((4 * 16_000 + 6 * 5_000) // 10, 16_000)
     assert row(result, "prefill_ns") == (10_000,)
     assert "when requests arrive" in reason(result, "time to first token")
+
+
+def test_a_step_that_ends_before_an_earlier_one() -> None:
+    """On streams of their own: the second step ends at 12 us, the first one at 16 us."""
+    text = aligned("""
+        scope decode[bs=4_tok=4_d=4] | ----
+        launch                       |  a
+        s7 gemm                      |     aaaaaaaaaaaa
+        scope decode[bs=6_tok=6_d=6] |     ----
+        launch                       |      b
+        s9 gemm                      |         bbbb
+    """).replace("_", " ")
+    result = tracelens.analyze(draw_run(text), "serving")
+    assert row(result, "steps", "dur_ns", "output_tokens", "tpot_ns") == (1, 4_000, 4, 4_000)
 
 
 def test_mixed_steps_count_both_phases() -> None:

@@ -26,7 +26,8 @@ def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
 
     A step yields its tokens when it ends. So the first step sets the clock, and its tokens do not count.
     """
-    steps = [step for step in rank.steps if step.label.kind in _SERVED]
+    # Where streams overlap, or the trace is damaged, a step may end before an earlier one does.
+    steps = sorted((step for step in rank.steps if step.label.kind in _SERVED), key=lambda step: step.end)
     if len(steps) < 2 or rank.is_excerpt:
         reason = EXCERPT if rank.is_excerpt else ONE_STEP
         return None, [Skip(f"tokens per second of rank {rank.rank}", reason)]

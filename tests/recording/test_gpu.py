@@ -24,7 +24,9 @@ STEPS = 2
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     # Of its own deprecations, and of what it cannot record of this GPU.
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch.*", "ignore::UserWarning:torch.*"),
+    pytest.mark.filterwarnings(
+        "ignore::FutureWarning:torch.*", "ignore::UserWarning:torch.*", "ignore::DeprecationWarning:torch.*"
+    ),
 ]
 
 
@@ -195,8 +197,11 @@ def test_replays_of_graphs_captured_before_the_window_are_attributed(tmp_path: P
     assert attributed(run) >= 0.99
     replayed = of_graphs(run)
     linear = replayed[replayed["op"] == "aten::addmm"]
-    # Each step two layers of two, of three batch sizes.
-    assert linear["shapes"].value_counts().to_list() == [4] * 6
+    # Each step two layers of two, of three batch sizes; cuBLAS takes several kernels for one of them. Without
+    # a twin, nothing in the smallest graph says its batch size.
+    counts = linear["shapes"].str.removeprefix("~").value_counts()
+    assert len(counts) == 6
+    assert (counts % 4 == 0).all()
     assert set(linear["module"]) == {"layers.0", "layers.1"}
 
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import RoutedCounts
 from tracelens.planner.config import Config
 from tracelens.planner.expected.share import Share
 
@@ -32,6 +33,11 @@ class Routed:
     rows_from: tuple[int, ...]
     copies_to: tuple[int, ...]
     copies_from: tuple[int, ...]
+
+    @property
+    def counts(self) -> RoutedCounts:
+        """Sums over experts and ranks."""
+        return RoutedCounts(sum(self.rows), sum(self.copies_to), sum(self.copies_from))
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout
+from tracelens.planner.block import TEMPORARY, Held, Sizes, added, layer_config, tokens, total
+from tracelens.planner.config import Config
 from tracelens.planner.expected import attention_kernel
-from tracelens.planner.memory import dense, layer
+from tracelens.planner.memory import layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight
 from tracelens.planner.memory.layer import Cost
 from tracelens.planner.memory.overlap import together
-from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.static import Static, static
-from tracelens.planner.memory.tape import TEMPORARY, Held, added, total
 
 PIPELINE = "buffers.pipeline"
 
@@ -88,7 +86,7 @@ class Stages:
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
         self.sizes = Sizes(config)
-        self._layer_config = _layer_config(config)
+        self._layer_config = layer_config(config)
         self._kinds = [self._layer_kind(layer) for layer in range(config.model.layers)]
         kernel = assumptions.attention
         self._kernel = attention_kernel(config, 0, "cuda") if kernel == "auto" else kernel
@@ -190,23 +188,12 @@ class Stages:
     def _buffers(self, numbers: Sequence[int]) -> Held:
         """Permanent memory besides the model state."""
         config, last = self.config, len(self.parts) - 1
-        buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
+        buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": tokens(self.sizes)}
         if config.layout.pp > 1:
             sides = sum((number > 0) + (number < last) for number in numbers)
             per_side = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
             buffers[PIPELINE] = sides * per_side * self.sizes.T * self.sizes.row
         return buffers
-
-
-def _layer_config(config: Config) -> Config:
-    """The run reduced to what its layers depend on, so that many layouts share them."""
-    layout, ep = config.layout, config.layout.experts_over
-    return replace(
-        config,
-        layout=Layout(ranks=layout.cp * layout.tp * ep, cp=layout.cp, tp=layout.tp, ep=ep),
-        toggles=replace(config.toggles, recompute_layer_ids=()),
-        training=replace(config.training, micro_batches=2),
-    )
 
 
 def _moments(moments: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:

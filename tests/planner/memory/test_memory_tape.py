@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tracelens.planner.block import TEMPORARY, Tape, total
 from tracelens.planner.config.config import override, preset
 from tracelens.planner.memory import layer
-from tracelens.planner.memory.tape import TEMPORARY, Tape, total
 
 
 def test_two_products_by_hand() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.planner.expected import closed_forms
 from tracelens.devices.catalogue import device
 from tracelens.planner.block import (
+    Gemm,
     Kernel,
     Load,
     Op,
@@ -61,11 +62,13 @@ def test_flops_are_those_that_are_expected(case: str) -> None:
         ops = timer.ops(kind.is_moe)
         end = recomputed(ops) if kind.is_recomputed else 0
         for number, op in enumerate(ops):
-            if op.kernel.kind != "memory":
-                count(f"L{layer}.{op.scope}", op.kernel, number < end)
+            for kernel in op.kernels:
+                if kernel.kind != "memory":
+                    count(f"L{layer}.{op.scope}", kernel, number < end)
     for op in head_section(timer.share.sizes).ops:
-        if op.kernel.kind != "memory":
-            count("head", op.kernel, False)
+        for kernel in op.kernels:
+            if kernel.kind != "memory":
+                count("head", kernel, False)
     expected: dict[str, list[int]] = {}
     for stage in range(layout.pp):
         rank = stage * layout.stage_ranks + last
@@ -88,15 +91,18 @@ def share() -> Share:
 
 def kernels(ops: Sequence[Op], scope: str) -> list[Kernel]:
     """What ops of a scope do, apart from those that others can fuse."""
-    return [op.kernel for op in ops if op.scope == scope and op.kernel.forward.bytes]
+    return [kernel for op in ops if op.scope == scope for kernel in op.kernels]
 
 
 def test_a_product_reads_both_and_writes_one() -> None:
-    kernel = gemm(6, 8, 5, 1, 4, "float32")
-    assert kernel.forward == Load(2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
+    (kernel,) = gemm(6, 8, 5, 1, 4)
+    assert kernel.forward[:2] == (2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
-    assert kernel.backward == Load(4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
-    assert gemm(6, 8, 5, 3, 4, "float32").forward.bytes == 4 * (48 + 3 * 40 + 30)
+    assert kernel.backward[:2] == (4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
+    (experts,) = gemm(6, 8, 5, 3, 4)
+    assert experts.forward.bytes == 4 * (48 + 3 * 40 + 30)
+    for load in (*kernel[1:], *experts[1:]):
+        assert sum(item.flops for item in load.kernels) == load.flops
 
 
 def test_bytes_by_hand(share: Share) -> None:
@@ -134,7 +140,7 @@ def test_bytes_of_attention_by_hand(share: Share) -> None:
     T, D = 6, 8
     norm, qkv, q, k, scores, out, add = kernels(attention_section(share.sizes, "flash").ops, "attention")
     assert qkv.forward.bytes == 4 * (T * D + D * 16 + T * 16)
-    assert qkv.shape == (T, D, 16, 1)
+    assert qkv.forward.kernels == (Gemm(T, D, 16),)
     assert out.forward.bytes == 4 * (T * D + D * D + T * D)
     # Queries 2 x 4, keys and values 1 x 4 each, output 2 x 4.
     assert scores.forward.bytes == 4 * T * (8 + 8 + 8)

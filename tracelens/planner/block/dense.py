@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 from tracelens.planner.block.op import (
     FLOAT32,
     INT64,
+    Attention,
     Exchange,
     Kernel,
     Load,
@@ -44,7 +46,7 @@ def _norm(t: Tape, s: Sizes, x: Value, width: int, rows: int, component: str) ->
     """RMS norm: saves its input and one float32 per row."""
     size = rows * width * s.a
     return t.op(
-        [x], size, saves=[x], extra=rows * FLOAT32, weights=width * s.a, kernel=moves(2 * size, 3 * size),
+        [x], size, saves=[x], extra=rows * FLOAT32, weights=width * s.a, kernels=moves(2 * size, 3 * size),
         weight=Weight("stage", component),
     )  # fmt: skip
 
@@ -52,7 +54,7 @@ def _norm(t: Tape, s: Sizes, x: Value, width: int, rows: int, component: str) ->
 def add(t: Tape, x: Value, y: Value) -> Value:
     """Sum with the residual stream, whose gradient both share."""
     moved = 3 * x.bytes
-    return t.op([x, y], x.bytes, gradient="same", kernel=moves(moved, moved))
+    return t.op([x, y], x.bytes, gradient="same", kernels=moves(moved, moved))
 
 
 def linear(
@@ -63,7 +65,7 @@ def linear(
     inside: int,
     outside: int,
     replicas: str = "dense",
-    kernel: Kernel | None = None,
+    kernels: Sequence[Kernel] | None = None,
 ) -> Value:
     """A GEMM with a weight: saves its input.
 
@@ -75,21 +77,20 @@ def linear(
         inside: width of the input.
         outside: width of the output.
         replicas: "dense" if the weight is sharded by tensor parallelism, else "stage".
-        kernel: what it computes and moves, unless it is a GEMM of its own.
+        kernels: what it computes and moves, unless it is a GEMM of its own.
     """
     return t.op(
         [x], rows * outside * s.a, saves=[x], weights=inside * outside * s.a,
-        kernel=s.gemm(rows, inside, outside) if kernel is None else kernel,
+        kernels=s.gemm(rows, inside, outside) if kernels is None else kernels,
         weight=Weight(replicas, t.scope),
     )  # fmt: skip
 
 
 def side_by_side(t: Tape, s: Sizes, x: Value, inside: int, *widths: int) -> list[Value]:
     """GEMMs of one input, which kernels can compute as one: it counts at the first."""
-    kernels = [s.gemm(s.A, inside, sum(widths)), *(Kernel(),) * (len(widths) - 1)]
     return [
-        linear(t, s, x, s.A, inside, width, kernel=kernel)
-        for width, kernel in zip(widths, kernels, strict=True)
+        linear(t, s, x, s.A, inside, width, kernels=() if number else s.gemm(s.A, inside, sum(widths)))
+        for number, width in enumerate(widths)
     ]
 
 
@@ -112,7 +113,7 @@ def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
     # One op, whose backward gathers the gradient of all positions for the weight gradient.
     return t.op(
         [x], s.T * s.row, saves=[x], weights=width * D * s.a, scratch=s.A * s.row,
-        backward_scratch=s.A * s.row, saves_last=True, kernel=s.gemm(s.A, width, D), messages=messages,
+        backward_scratch=s.A * s.row, saves_last=True, kernels=s.gemm(s.A, width, D), messages=messages,
         weight=Weight("dense", t.scope),
     )  # fmt: skip
 
@@ -137,14 +138,14 @@ def _sharded(s: Sizes) -> tuple[Messages, Messages]:
 
 def rotate(t: Tape, x: Value, size: int) -> Value:
     """Rotary positions: saves nothing, since its tables have no gradient."""
-    return t.op([x], size, scratch=2 * size, backward_scratch=2 * size, kernel=moves(2 * size, 2 * size))
+    return t.op([x], size, scratch=2 * size, backward_scratch=2 * size, kernels=moves(2 * size, 2 * size))
 
 
-def swiglu(t: Tape, gate: Value, up: Value, kernel: Kernel | None = None) -> Value:
+def swiglu(t: Tape, gate: Value, up: Value, kernels: Sequence[Kernel] | None = None) -> Value:
     """silu(gate) * up: reads two and writes one; the backward reads three and writes two."""
     silu = t.op([gate], gate.bytes, saves=[gate])
-    moved = moves(3 * up.bytes, 5 * up.bytes) if kernel is None else kernel
-    return t.op([silu, up], up.bytes, saves=[silu, up], kernel=moved)
+    moved = moves(3 * up.bytes, 5 * up.bytes) if kernels is None else kernels
+    return t.op([silu, up], up.bytes, saves=[silu, up], kernels=moved)
 
 
 def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
@@ -207,21 +208,11 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
-    """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores.
-
-    Scores take 2q FLOPs per query and key, the weighted sum of values 2v.
-    """
+    """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores."""
     m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
-    batch, moved = s.config.training.micro_batch, q.bytes + k.bytes + v.bytes + size
-    queries, keys = s.queries, s.keys // batch
-    # Twice the scores: half a square need not be a whole number.
-    twice = 2 * queries * keys
-    if kernel == "flash":
-        twice = queries * queries if keys == queries else twice - queries * (queries - 1)
-    twice *= s.heads * batch
-    dtype = s.config.training.dtype
+    kernels = (_scores(s, kernel, q.bytes + k.bytes + v.bytes + size),)
     if kernel == "math":
-        scores = s.A * s.heads * keys
+        scores = s.A * s.heads * (s.keys // s.config.training.micro_batch)
         grouped = s.heads * m.kv_groups // m.heads if m.attention == "gqa" else s.heads
         k_all = k if grouped == s.heads else t.op([k], s.keys * s.heads * m.query_dim * s.a)
         v_all = v if grouped == s.heads else t.op([v], s.keys * s.heads * m.value_dim * s.a)
@@ -229,27 +220,43 @@ def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKe
         q, k_all = t.op([q], q.bytes), t.op([k_all], k_all.bytes)
         score = t.op([q, k_all], scores * s.a, saves=[q, k_all])
         weight = t.op([score], scores * s.a, keep=True)
-        flops = twice * (m.query_dim + m.value_dim)
-        moved += 4 * scores * s.a
-        gemms = Kernel("attention", Load(flops, moved), Load(2 * flops, 2 * moved), dtype=dtype)
-        return t.op([weight, v_all], size, saves=[weight, v_all], kernel=gemms)
-    forward = twice * (m.query_dim + m.value_dim)
-    # The backward reads inputs, outputs and output gradient, and writes the input gradients.
-    loads = Load(forward, moved), Load(2 * forward + twice * m.query_dim, 2 * moved)
+        return t.op([weight, v_all], size, saves=[weight, v_all], kernels=kernels)
     # Its backward accumulates query gradients in float32.
     accumulated = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
     row = s.A * s.heads * FLOAT32
     return t.op(
         [q, k, v], size, saves=[q, k, v], extra=row, gradient="new", backward_scratch=accumulated + 2 * row,
-        keep=True, kernel=Kernel("attention", *loads, dtype=dtype),
+        keep=True, kernels=kernels,
     )  # fmt: skip
+
+
+def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
+    """Scores, 2q FLOPs per query and key in each head, and the weighted sum of values, 2v.
+
+    The backward reads inputs, outputs and output gradient, and writes the input gradients.
+    """
+    m, batch, queries = s.model, s.config.training.micro_batch, s.queries
+    keys = s.keys // batch
+    # Twice the scores: half a square need not be a whole number.
+    twice = 2 * queries * keys
+    if kernel == "flash":
+        twice = queries * queries if keys == queries else twice - queries * (queries - 1)
+    twice *= s.heads * batch
+    forward = twice * (m.query_dim + m.value_dim)
+    backward = 2 * forward + (0 if kernel == "math" else twice * m.query_dim)
+    dims = (keys, m.query_dim, m.value_dim)
+    return Kernel(
+        "attention",
+        Load(forward, moved, "", (Attention(forward, *dims, is_backward=False),)),
+        Load(backward, 2 * moved, "", (Attention(backward, *dims, is_backward=True),)),
+    )
 
 
 def embed(t: Tape, s: Sizes, token: Value) -> Value:
     """Embedding lookup; its gradient, as large as the whole weight, accumulates."""
     size = s.T * s.row
     return t.op(
-        [token], size, gradient="none", weights=s.model.vocab * s.row, kernel=moves(2 * size, 3 * size),
+        [token], size, gradient="none", weights=s.model.vocab * s.row, kernels=moves(2 * size, 3 * size),
         weight=Weight("stage", t.scope),
     )  # fmt: skip
 
@@ -265,12 +272,12 @@ def head(t: Tape, s: Sizes, x: Value) -> Value:
     if s.config.toggles.loss == "fused":
         gradient = t.op([], T * V * s.a, reads=[logits])
         moved = moves(2 * logits.bytes, 2 * logits.bytes)
-        loss = t.op([logits], FLOAT32, saves=[gradient], gradient="saved", kernel=moved)
+        loss = t.op([logits], FLOAT32, saves=[gradient], gradient="saved", kernels=moved)
     else:
         wide = logits if s.a == FLOAT32 else t.op([logits], T * V * FLOAT32)
         log = t.op([wide], T * V * FLOAT32, keep=True)
         moved = moves(logits.bytes + 3 * log.bytes, logits.bytes + 3 * log.bytes)
-        loss = t.op([log], FLOAT32, saves=[log], kernel=moved)
+        loss = t.op([log], FLOAT32, saves=[log], kernels=moved)
         t.touch(wide)
     t.touch(logits)
     return loss

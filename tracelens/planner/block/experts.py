@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tracelens.planner.block.dense import swiglu
@@ -27,26 +28,26 @@ def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
     return _loop(t, s, x, rows, kernels)
 
 
-def _grouped(t: Tape, s: Sizes, x: Value, rows: int, kernels: tuple[Kernel, ...]) -> Value:
+def _grouped(t: Tape, s: Sizes, x: Value, rows: int, kernels: Sequence[Sequence[Kernel]]) -> Value:
     D, F = s.model.hidden, s.model.expert_ffn
     gate_up, activation, down = kernels
     up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
     up = t.op(
-        [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernel=gate_up,
+        [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernels=gate_up,
         weight=_WEIGHT,
     )  # fmt: skip
     half = rows * F * s.a
-    h = t.op([up], half, saves=[up], kernel=activation) if s.static else _swiglu(t, up, half, activation)
-    return t.op([h], rows * s.row, saves=[h], weights=down_bytes, kernel=down, weight=_WEIGHT)
+    h = t.op([up], half, saves=[up], kernels=activation) if s.static else _swiglu(t, up, half, activation)
+    return t.op([h], rows * s.row, saves=[h], weights=down_bytes, kernels=down, weight=_WEIGHT)
 
 
-def _swiglu(t: Tape, up: Value, half: int, kernel: Kernel) -> Value:
+def _swiglu(t: Tape, up: Value, half: int, kernels: Sequence[Kernel]) -> Value:
     """silu(gate) * up, of gate and up side by side."""
     gate, value = t.split(up, [half, half])
-    return swiglu(t, gate, value, kernel)
+    return swiglu(t, gate, value, kernels)
 
 
-def _loop(t: Tape, s: Sizes, x: Value, rows: int, kernels: tuple[Kernel, ...]) -> Value:
+def _loop(t: Tape, s: Sizes, x: Value, rows: int, kernels: Sequence[Sequence[Kernel]]) -> Value:
     """The weight gradients of all experts are collected, stacked and accumulated."""
     D, F = s.model.hidden, s.model.expert_ffn
     pieces = min(PIECES, s.e)
@@ -57,11 +58,11 @@ def _loop(t: Tape, s: Sizes, x: Value, rows: int, kernels: tuple[Kernel, ...]) -
     outputs = []
     for part, size, up_w, down_w in zip(parts, _shares(rows, pieces), ups, downs, strict=True):
         gate_up, activation, down = kernels
-        up = t.op([part, up_w], size * 2 * F * s.a, saves=[part], kernel=gate_up)
+        up = t.op([part, up_w], size * 2 * F * s.a, saves=[part], kernels=gate_up)
         h = _swiglu(t, up, size * F * s.a, activation)
-        outputs.append(t.op([h, down_w], size * s.row, saves=[h], kernel=down))
+        outputs.append(t.op([h, down_w], size * s.row, saves=[h], kernels=down))
         # All experts count at the first piece.
-        kernels = (Kernel(),) * 3
+        kernels = ((), (), ())
     return t.op(outputs, rows * s.row, gradient="same")
 
 

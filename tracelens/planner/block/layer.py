@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from tracelens.planner.block import dense
@@ -17,14 +18,14 @@ from tracelens.planner.block.tape import Section, Tape
 def attention_section(s: Sizes, kernel: AttentionKernel) -> Section:
     """Norm and attention, added to the residual stream."""
     t, x = _begun(s, "activations.attention", "attention")
-    return t.section(x, dense.add(t, x, dense.attention(t, s, x, kernel)))
+    return Section(t.ops, x, dense.add(t, x, dense.attention(t, s, x, kernel)))
 
 
 @lru_cache(maxsize=512)
 def mlp_section(s: Sizes) -> Section:
     """Norm and MLP, added to the residual stream."""
     t, x = _begun(s, "activations.mlp", "mlp")
-    return t.section(x, dense.add(t, x, dense.gated(t, s, dense.norm(t, s, x), s.model.dense_ffn)))
+    return Section(t.ops, x, dense.add(t, x, dense.gated(t, s, dense.norm(t, s, x), s.model.dense_ffn)))
 
 
 @lru_cache(maxsize=512)
@@ -46,7 +47,8 @@ def moe_section(s: Sizes) -> Section:
     shared = shared or _shared_expert(t, s, normed)
     if shared is not None:
         y = dense.add(t, y, shared)
-    return t.section(x, dense.add(t, x, y))
+    padding = 1 - s.rows / s.buffer_rows if s.static and s.P > 1 else 0.0
+    return Section(t.ops, x, dense.add(t, x, y), padding)
 
 
 @lru_cache(maxsize=512)
@@ -54,20 +56,20 @@ def embedding_section(s: Sizes) -> Section:
     """The embedding, which saves nothing."""
     t = Tape("activations.embedding", "embedding")
     token = t.input(0)
-    return t.section(token, dense.embed(t, s, token))
+    return Section(t.ops, token, dense.embed(t, s, token))
 
 
 @lru_cache(maxsize=512)
 def head_section(s: Sizes) -> Section:
     """Norm, head and loss."""
     t, x = _begun(s, "loss", "head")
-    return t.section(x, dense.head(t, s, x))
+    return Section(t.ops, x, dense.head(t, s, x))
 
 
-def layer_ops(s: Sizes, is_moe: bool, kernel: AttentionKernel = "flash") -> tuple[Op, ...]:
+def layer_ops(s: Sizes, is_moe: bool, kernel: AttentionKernel = "flash") -> Sequence[Op]:
     """The ops of a layer in execution order."""
     ffn = moe_section(s) if is_moe else mlp_section(s)
-    return attention_section(s, kernel).ops + ffn.ops
+    return [*attention_section(s, kernel).ops, *ffn.ops]
 
 
 def _begun(s: Sizes, component: str, scope: str) -> tuple[Tape, Value]:

@@ -1,4 +1,4 @@
-"""An op of a block: what it allocates and saves, computes and moves, sends, and trains."""
+"""An op of the model: what it allocates and saves, computes and moves, sends, and trains."""
 
 from __future__ import annotations
 
@@ -50,41 +50,56 @@ class Value:
         self.bytes, self.storage = size, storage
 
 
+class Gemm(NamedTuple):
+    """A GEMM of m rows with each of several (k, n) matrices; its result are outputs, or weight gradients."""
+
+    m: float
+    k: int
+    n: int
+    matrices: int = 1
+    kind: Literal["output", "weight"] = "output"
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.m * self.k * self.n * self.matrices
+
+
+class Attention(NamedTuple):
+    """Causal attention over sequences of `seq` keys."""
+
+    flops: int
+    seq: int
+    query_dim: int
+    value_dim: int
+    is_backward: bool
+
+
 class Load(NamedTuple):
-    """FLOPs of GEMMs and attention, and bytes, of one pass of an op."""
+    """One pass of a kernel.
+
+    Attributes:
+        flops: of GEMMs and attention; other ops do not count.
+        bytes: read and written at least.
+        dtype: of the FLOPs; empty for the type of the activations.
+        kernels: that have the FLOPs.
+    """
 
     flops: int = 0
     bytes: int = 0
+    dtype: str = ""
+    kernels: tuple[Gemm | Attention, ...] = ()
 
 
 class Kernel(NamedTuple):
-    """What an op computes and moves, at least.
+    """What an op computes and moves, in a forward and its backward."""
 
-    Attributes:
-        kind: only GEMMs and attention have FLOPs.
-        forward: of a micro-batch.
-        backward: likewise.
-        shape: of a GEMM: m rows in all, k, n, and the number of (k, n) matrices.
-        dtype: of its operands.
-    """
-
-    kind: Literal["memory", "gemm", "attention"] = "memory"
-    forward: Load = Load()
-    backward: Load = Load()
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    kind: Literal["memory", "gemm", "attention"]
+    forward: Load
+    backward: Load
 
 
 class Exchange(NamedTuple):
-    """One message of an op, from the view of one rank.
-
-    Attributes:
-        what: the payload.
-        collective: its kind.
-        group: name of its process group.
-        sent: bytes of the send buffer.
-        received: bytes of the receive buffer.
-    """
+    """A message of an op from the view of one rank; see `planner.expected.Message`."""
 
     what: str
     collective: Collective
@@ -95,8 +110,7 @@ class Exchange(NamedTuple):
     @property
     def transposed(self) -> Exchange:
         """The message of the gradient."""
-        what, collective, group, sent, received = self
-        return Exchange(what, TRANSPOSED[collective], group, received, sent)
+        return self._replace(collective=TRANSPOSED[self.collective], sent=self.received, received=self.sent)
 
 
 class Messages(NamedTuple):
@@ -114,23 +128,9 @@ class Weight(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One op; see `Tape.op`.
+    """One op, in the annotation `scope`; see `Tape.op` for its fields.
 
-    Attributes:
-        scope: annotation around it, without the layer.
-        made: tensors that it allocates, other than temporary ones.
-        outputs: with gradients.
-        saves: for its backward.
-        inputs: with gradients.
-        gradient: of these.
-        weights: bytes of its weight gradients, and so of its weights.
-        scratch: temporary bytes of its forward.
-        backward_scratch: temporary bytes of its backward.
-        waits: whether it waits for other ranks, in forward and backward.
-        saves_last: whether it saves only after it ran.
-        kernel: what it computes and moves.
-        messages: that it sends and receives.
-        weight: its parameter.
+    `made` are the tensors that it allocates, `outputs` those with gradients.
     """
 
     scope: str
@@ -144,7 +144,7 @@ class Op(NamedTuple):
     backward_scratch: int = 0
     waits: bool = False
     saves_last: bool = False
-    kernel: Kernel = Kernel()
+    kernels: Sequence[Kernel] = ()
     messages: Messages = Messages()
     weight: Weight | None = None
 
@@ -155,8 +155,8 @@ def recomputed(ops: Sequence[Op]) -> int:
     A GEMM saves its operands before it runs, so that the last one need not run again.
     """
     last = max(number for number, op in enumerate(ops) if op.saves)
-    stops_before = ops[last].kernel.kind == "gemm" and not ops[last].saves_last
-    return last if stops_before else last + 1
+    is_gemm = any(kernel.kind == "gemm" for kernel in ops[last].kernels)
+    return last if is_gemm and not ops[last].saves_last else last + 1
 
 
 def both_ways(what: str, collective: Collective, group: str, sent: int, received: int) -> Messages:
@@ -165,24 +165,25 @@ def both_ways(what: str, collective: Collective, group: str, sent: int, received
     return Messages((message,), (message.transposed,))
 
 
-def one_way(what: str, collective: Collective, group: str, sent: int, received: int) -> Messages:
-    """A message without a gradient."""
-    return Messages((Exchange(what, collective, group, sent, received),))
+def one_way(what: str, collective: Collective, group: str, size: int) -> Messages:
+    """A message of as many bytes in both directions, without a gradient."""
+    return Messages((Exchange(what, collective, group, size, size),))
 
 
-def moves(forward: int, backward: int) -> Kernel:
-    """A kernel that reads and writes this many bytes."""
-    return Kernel("memory", Load(0, forward), Load(0, backward))
+def moves(forward: int, backward: int) -> tuple[Kernel, ...]:
+    """A kernel that reads and writes this many bytes; none for none."""
+    return (Kernel("memory", Load(0, forward), Load(0, backward)),) if forward else ()
 
 
-def gemm(m: int, k: int, n: int, matrices: int, element: int, dtype: str) -> Kernel:
-    """A GEMM of m rows, each with one of several (k, n) weight matrices; `element` in bytes.
+def gemm(m: int, k: int, n: int, matrices: int, element: int) -> tuple[Kernel]:
+    """A GEMM of m rows in all with (k, n) weight matrices; `element` in bytes.
 
     It takes 2mnk FLOPs, and as many for the gradient of each operand. Each operand is read once and the
     result written once. The backward reads output gradient, input and weights, writes the input gradient, and
     accumulates the weight gradient.
     """
-    weights = matrices * k * n
-    forward = Load(2 * m * k * n, (m * k + weights + m * n) * element)
-    backward = Load(4 * m * k * n, (2 * m * k + 3 * weights + 2 * m * n) * element)
-    return Kernel("gemm", forward, backward, (m, k, n, matrices), dtype)
+    weights, flops, rows = matrices * k * n, 2 * m * k * n, m / matrices
+    forward = Load(flops, (m * k + weights + m * n) * element, "", (Gemm(rows, k, n, matrices),))
+    gradients = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
+    backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * element, "", gradients)
+    return (Kernel("gemm", forward, backward),)

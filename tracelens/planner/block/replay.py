@@ -18,6 +18,9 @@ Held = dict[str, int]
 TEMPORARY = "temporary"
 """Component of gradients in flight, and of scratch memory of an op."""
 
+_ROWS = ("activations.dispatch", "activations.experts")
+"""Components whose tensors have one row per token and expert."""
+
 
 class Piece(NamedTuple):
     """Part of a pass between two waits for other ranks: memory at its peak and at its end."""
@@ -68,6 +71,24 @@ def replay(ops: Sequence[Op], x: Value, y: Value) -> Block:
         kept[storage.component] = kept.get(storage.component, 0) + storage.bytes
     forward, unsaved = _forward(ops, x, save=True), _forward(ops, x, save=False)
     return Block(x.bytes, y.bytes, kept, forward, unsaved, _backward(ops, kept, y))
+
+
+def padded(block: Block, part: float) -> Block:
+    """Count this part of the rows, which holds no token, as a component of its own."""
+    if not part:
+        return block
+
+    def split(held: Held) -> Held:
+        empty = {name: round(held.get(name, 0) * part) for name in _ROWS}
+        lower = {name: -size for name, size in empty.items()}
+        return added(added(held, lower), {"buffers.worst_case": sum(empty.values())})
+
+    def pieces(of_pass: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(Piece(split(piece.peak), split(piece.end)) for piece in of_pass)
+
+    return block._replace(
+        kept=split(block.kept), forward=pieces(block.forward), backward=pieces(block.backward)
+    )
 
 
 def _forward(ops: Sequence[Op], x: Value, save: bool) -> tuple[Piece, ...]:

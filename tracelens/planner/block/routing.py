@@ -34,11 +34,11 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
     """Weights (float32) and ids (int64) of each token's experts."""
     m, T, E, K = s.model, s.T, s.model.experts_count, s.model.top_k
     logits = t.op(
-        [x], T * E * s.a, saves=[x], weights=E * s.row, kernel=s.gemm(T, m.hidden, E),
+        [x], T * E * s.a, saves=[x], weights=E * s.row, kernels=s.gemm(T, m.hidden, E),
         weight=Weight("stage", t.scope),
     )  # fmt: skip
     # Softmax in float32; what follows can be fused.
-    expert = t.op([], T * K * INT64, kernel=moves(2 * T * E * FLOAT32, 2 * T * E * FLOAT32))
+    expert = t.op([], T * K * INT64, kernels=moves(2 * T * E * FLOAT32, 2 * T * E * FLOAT32))
     learned = s.config.training.routing == "learned"
     if learned and s.config.toggles.router == "fused":
         score = t.op([], T * E * FLOAT32)
@@ -56,7 +56,7 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
         weight = t.op(
             [weight], weight.bytes, gradient="same", of=weight, saves=[score], extra=T * FLOAT32 + counts,
             scratch=T * E * FLOAT32, backward_scratch=2 * T * E * FLOAT32,
-            messages=one_way("counts", "all_reduce", "cp_tp", counts, counts),
+            messages=one_way("counts", "all_reduce", "cp_tp", counts),
         )  # fmt: skip
     return weight, expert
 
@@ -86,26 +86,26 @@ def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bo
     if not fused:
         return _select(t, x, rows.token, rows, width, moved)
     saves = [rows.token, rows.choice, rows.row]
-    return t.op([x], rows.size * width, saves=saves, kernel=moves(moved, moved))
+    return t.op([x], rows.size * width, saves=saves, kernels=moves(moved, moved))
 
 
 def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int, moved: int = 0) -> Value:
     """Index select of rows."""
-    kernel = moves(moved, moved)
+    kernels = moves(moved, moved)
     if not rows.padded:
-        return t.op([x], rows.size * width, saves=[index], kernel=kernel)
-    y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64, kernel=kernel)
+        return t.op([x], rows.size * width, saves=[index], kernels=kernels)
+    y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64, kernels=kernels)
     return t.op([y], y.bytes, extra=rows.size)
 
 
 def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows, moved: int = 0) -> Value:
     """Weighted sum of each token's rows."""
-    size, width, kernel = rows.tokens * s.row, s.row, moves(moved, moved)
+    size, width, kernels = rows.tokens * s.row, s.row, moves(moved, moved)
     inputs = [y] if weight is None else [y, weight]
     if s.config.toggles.permute == "fused":
         kept = [rows.token, rows.choice, rows.row]
         # The op saves the rows even without weights, when the gradient does not need them.
-        return t.op(inputs, size, saves=[*inputs, *kept], kernel=kernel)
+        return t.op(inputs, size, saves=[*inputs, *kept], kernels=kernels)
     token = rows.token
     if rows.padded:
         y = t.op([y], y.bytes, extra=rows.size)
@@ -116,7 +116,7 @@ def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRow
             weight_R = t.op([weight_R], rows.size * s.a)
         y = t.op([y, weight_R], y.bytes, saves=[y, weight_R], backward_scratch=rows.size * width)
     # torch's index_add saves its source, for the shape.
-    return t.op([y], size, saves=[token, y], scratch=size, kernel=kernel)
+    return t.op([y], size, saves=[token, y], scratch=size, kernels=kernels)
 
 
 class Dispatched(NamedTuple):
@@ -158,7 +158,7 @@ def _all_to_all(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Di
         arrived = sent.size
     # Counts are exchanged first.
     counts = s.model.experts_count * INT64
-    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
+    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts))
     out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
     tokens = both_ways("tokens", "all_to_all", "ep", sent.size * s.row, arrived * s.row)
     x = t.op([out], arrived * s.row, waits=True, messages=tokens)
@@ -185,7 +185,7 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispat
         if s.P > 1 and not s.static:
             # Number of copies, and of the rows that they expand to.
             counts = 2 * s.P * INT64
-            t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
+            t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts))
         pair = 2 * K * FLOAT32
         packed = t.op([weight], s.T * pair)
         packed = permute(t, s, packed, sent, pair, fused=False)

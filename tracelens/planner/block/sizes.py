@@ -153,6 +153,6 @@ class Sizes:
         e = min(experts, round(experts / ranks))
         return ranks * (1 - comb(experts - e, model.top_k) / comb(experts, model.top_k))
 
-    def gemm(self, m: int, k: int, n: int, matrices: int = 1) -> Kernel:
+    def gemm(self, m: int, k: int, n: int, matrices: int = 1) -> tuple[Kernel]:
         """A GEMM in the type of the activations; see `op.gemm`."""
-        return gemm(m, k, n, matrices, self.a, self.config.training.dtype)
+        return gemm(m, k, n, matrices, self.a)

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 from tracelens.planner.block.op import Gradient, Kernel, Messages, Op, Storage, Value, Weight
-from tracelens.planner.block.replay import Block, replay
+from tracelens.planner.block.replay import Block, padded, replay
 
-_NOTHING, _SILENT = Kernel(), Messages()
+_SILENT = Messages()
 
 
-class Section(NamedTuple):
-    """Ops from an input to an output."""
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Ops from an input to an output.
 
-    ops: tuple[Op, ...]
+    Attributes:
+        ops: in execution order.
+        input: of the first.
+        output: of the last.
+        padding: share of the rows of experts that holds no token.
+    """
+
+    ops: Sequence[Op]
     input: Value
     output: Value
+    padding: float = 0.0
+
+    @cached_property
+    def memory(self) -> Block:
+        """What it allocates and keeps."""
+        return padded(replay(self.ops, self.input, self.output), self.padding)
 
 
 class Tape:
@@ -57,7 +72,7 @@ class Tape:
         of: Value | None = None,
         waits: bool = False,
         saves_last: bool = False,
-        kernel: Kernel = _NOTHING,
+        kernels: Sequence[Kernel] = (),
         messages: Messages = _SILENT,
         weight: Weight | None = None,
     ) -> Value:
@@ -77,7 +92,7 @@ class Tape:
             of: tensor that the output is a view of.
             waits: whether it waits for other ranks, in forward and backward.
             saves_last: whether it saves only after it ran, as custom autograd functions do.
-            kernel: FLOPs and bytes; those that kernels before or after it can fuse count there.
+            kernels: FLOPs and bytes; nothing where a kernel before or after it can do its work.
             messages: that it sends and receives.
             weight: the parameter of `weights`.
         """
@@ -100,7 +115,7 @@ class Tape:
         self.ops.append(
             Op(
                 self.scope, tuple(made), (output,), tuple(saved), tuple(inputs), gradient, weights, scratch,
-                backward_scratch, waits, saves_last, kernel, messages, weight,
+                backward_scratch, waits, saves_last, kernels, messages, weight,
             )
         )  # fmt: skip
         return output
@@ -131,10 +146,6 @@ class Tape:
         for value in values:
             value.storage.last = len(self.ops) - 1
 
-    def section(self, x: Value, y: Value) -> Section:
-        """The ops from input to output."""
-        return Section(tuple(self.ops), x, y)
-
     def block(self, x: Value, y: Value) -> Block:
         """Memory of the ops from input to output."""
-        return replay(self.ops, x, y)
+        return Section(self.ops, x, y).memory

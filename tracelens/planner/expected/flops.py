@@ -96,9 +96,10 @@ def flops(
 def _work(ops: Sequence[Op], runs_again: int, times: int) -> Iterable[tuple[str, Work]]:
     """Scope and FLOPs of each op; the first `runs_again` ops are recomputed."""
     for number, op in enumerate(ops):
-        if op.kernel.kind != "memory":
-            forward, backward = op.kernel.forward.flops * times, op.kernel.backward.flops * times
-            yield op.scope, Work(forward, backward, forward if number < runs_again else 0)
+        for kernel in op.kernels:
+            if kernel.kind != "memory":
+                forward, backward = kernel.forward.flops * times, kernel.backward.flops * times
+                yield op.scope, Work(forward, backward, forward if number < runs_again else 0)
 
 
 def attention_kernel(config: Config, rank: int, device: str) -> AttentionKernel:

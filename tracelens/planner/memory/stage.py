@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.block import TEMPORARY, Held, Sizes, added, layer_config, tokens, total
+from tracelens.planner.block import (
+    TEMPORARY,
+    Held,
+    Sizes,
+    added,
+    attention_section,
+    embedding_section,
+    head_section,
+    layer_config,
+    mlp_section,
+    moe_section,
+    tokens,
+    total,
+)
 from tracelens.planner.config import Config
 from tracelens.planner.expected import attention_kernel
 from tracelens.planner.memory import layer
@@ -168,21 +182,20 @@ class Stages:
 
     def _costs(self, kind: _ChunkKind) -> list[Cost]:
         """The blocks of a chunk in order; blocks that are recomputed together count as one."""
-        config, imbalance = self._layer_config, self.assumptions.imbalance
-        is_first, is_last, layers = kind
-        attention = layer.attention_block(config, self._kernel)
-        costs = [layer.plain(layer.embedding_block(config))] if is_first else []
+        s, is_first, is_last, layers = Sizes(self._layer_config), *kind
+        attention = attention_section(s, self._kernel).memory
+        costs = [layer.plain(embedding_section(s).memory)] if is_first else []
         for moe, recompute in layers:
-            ffn = layer.moe_block(config, imbalance) if moe else layer.mlp_block(config)
+            ffn = moe_section(replace(s, imbalance=self.assumptions.imbalance)) if moe else mlp_section(s)
             if recompute == "full":
-                costs.append(layer.recomputed((attention, ffn)))
+                costs.append(layer.recomputed((attention, ffn.memory)))
                 continue
             costs.append(
                 layer.recomputed((attention,)) if recompute == "attention" else layer.plain(attention)
             )
-            costs.append(layer.plain(ffn))
+            costs.append(layer.plain(ffn.memory))
         if is_last:
-            costs.append(layer.plain(layer.head_block(config)))
+            costs.append(layer.plain(head_section(s).memory))
         return costs
 
     def _buffers(self, numbers: Sequence[int]) -> Held:

@@ -127,7 +127,7 @@ class Timer:
         """Balanced routing of a micro-batch."""
         return balanced(self.share.config, self.share.rank).at(self.config.model.layers - 1, 0)
 
-    def ops(self, is_moe: bool) -> tuple[Op, ...]:
+    def ops(self, is_moe: bool) -> Sequence[Op]:
         """The ops of a layer in execution order, on the rank with most rows."""
         if not is_moe:
             return layer_ops(self.share.sizes, is_moe)
@@ -141,7 +141,7 @@ class Timer:
         return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
 
     def _both(self, ops: Sequence[Op]) -> tuple[float, float]:
-        kernels = [op.kernel for op in ops if op.kernel.forward.bytes]
+        kernels = [kernel for op in ops for kernel in op.kernels]
         forward = sum(self.nanoseconds(kernel.forward) for kernel in kernels)
         return forward, sum(self.nanoseconds(kernel.backward) for kernel in kernels)
 

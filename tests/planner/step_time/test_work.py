@@ -11,18 +11,17 @@ from tests.planner.expected import closed_forms
 from tracelens.devices.catalogue import device
 from tracelens.planner.block import (
     Gemm,
-    Kernel,
     Load,
     Op,
     RoutedCounts,
     attention_section,
     embedding_section,
-    gemm,
     head_section,
     mlp_section,
     moe_section,
     recomputed,
 )
+from tracelens.planner.block.op import Kernel
 from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.layout import Layout
 from tracelens.planner.config.model import Model
@@ -94,12 +93,12 @@ def kernels(ops: Sequence[Op], scope: str) -> list[Kernel]:
     return [kernel for op in ops if op.scope == scope for kernel in op.kernels]
 
 
-def test_a_product_reads_both_and_writes_one() -> None:
-    (kernel,) = gemm(6, 8, 5, 1, 4)
+def test_a_product_reads_both_and_writes_one(share: Share) -> None:
+    (kernel,) = share.sizes.gemm(6, 8, 5)
     assert kernel.forward[:2] == (2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
     assert kernel.backward[:2] == (4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
-    (experts,) = gemm(6, 8, 5, 3, 4)
+    (experts,) = share.sizes.gemm(6, 8, 5, 3)
     assert experts.forward.bytes == 4 * (48 + 3 * 40 + 30)
     for load in (*kernel[1:], *experts[1:]):
         assert sum(item.flops for item in load.kernels) == load.flops

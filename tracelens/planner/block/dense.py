@@ -67,17 +67,9 @@ def linear(
     replicas: str = "dense",
     kernels: Sequence[Kernel] | None = None,
 ) -> Value:
-    """A GEMM with a weight: saves its input.
+    """A GEMM with a weight, from one width to another: saves its input.
 
-    Args:
-        t: to record it on.
-        s: sizes.
-        x: its input.
-        rows: of the input.
-        inside: width of the input.
-        outside: width of the output.
-        replicas: "dense" if the weight is sharded by tensor parallelism, else "stage".
-        kernels: what it computes and moves, unless it is a GEMM of its own.
+    Tensor parallelism shards the weight unless `replicas` is "stage"; `kernels` if they are not its own GEMM.
     """
     return t.op(
         [x], rows * outside * s.a, saves=[x], weights=inside * outside * s.a,

@@ -134,10 +134,10 @@ class Op(NamedTuple):
     """
 
     scope: str
-    made: tuple[Storage, ...] = ()
-    outputs: tuple[Value, ...] = ()
-    saves: tuple[Storage, ...] = ()
-    inputs: tuple[Value, ...] = ()
+    made: Sequence[Storage] = ()
+    outputs: Sequence[Value] = ()
+    saves: Sequence[Storage] = ()
+    inputs: Sequence[Value] = ()
     gradient: Gradient = "new"
     weights: int = 0
     scratch: int = 0
@@ -173,17 +173,3 @@ def one_way(what: str, collective: Collective, group: str, size: int) -> Message
 def moves(forward: int, backward: int) -> tuple[Kernel, ...]:
     """A kernel that reads and writes this many bytes; none for none."""
     return (Kernel("memory", Load(0, forward), Load(0, backward)),) if forward else ()
-
-
-def gemm(m: int, k: int, n: int, matrices: int, element: int) -> tuple[Kernel]:
-    """A GEMM of m rows in all with (k, n) weight matrices; `element` in bytes.
-
-    It takes 2mnk FLOPs, and as many for the gradient of each operand. Each operand is read once and the
-    result written once. The backward reads output gradient, input and weights, writes the input gradient, and
-    accumulates the weight gradient.
-    """
-    weights, flops, rows = matrices * k * n, 2 * m * k * n, m / matrices
-    forward = Load(flops, (m * k + weights + m * n) * element, "", (Gemm(rows, k, n, matrices),))
-    gradients = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
-    backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * element, "", gradients)
-    return (Kernel("gemm", forward, backward),)

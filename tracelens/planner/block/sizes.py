@@ -7,7 +7,7 @@ from functools import cached_property
 from math import comb
 from typing import NamedTuple
 
-from tracelens.planner.block.op import Kernel, gemm
+from tracelens.planner.block.op import Gemm, Kernel, Load
 from tracelens.planner.config import STATIC, Config, Layout, Model
 
 
@@ -154,5 +154,14 @@ class Sizes:
         return ranks * (1 - comb(experts - e, model.top_k) / comb(experts, model.top_k))
 
     def gemm(self, m: int, k: int, n: int, matrices: int = 1) -> tuple[Kernel]:
-        """A GEMM in the type of the activations; see `op.gemm`."""
-        return gemm(m, k, n, matrices, self.a)
+        """A GEMM of m rows in all with (k, n) weight matrices.
+
+        It takes 2mnk FLOPs, and as many for the gradient of each operand. Each operand is read once and the
+        result written once. The backward reads output gradient, input and weights, writes the input gradient,
+        and accumulates the weight gradient.
+        """
+        weights, flops, rows = matrices * k * n, 2 * m * k * n, m / matrices
+        forward = Load(flops, (m * k + weights + m * n) * self.a, "", (Gemm(rows, k, n, matrices),))
+        gradients = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
+        backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * self.a, "", gradients)
+        return (Kernel("gemm", forward, backward),)

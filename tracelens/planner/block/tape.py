@@ -99,23 +99,19 @@ class Tape:
         now = len(self.ops)
         storage = Storage(size, self.component, now) if of is None else of.storage
         output = Value(size, storage)
-        saved = [value.storage for value in saves]
         made = [] if of is not None else [storage]
+        saved = [value.storage for value in saves] + [storage] * keep
         if extra:
-            kept = Storage(extra, self.component, now)
-            made.append(kept)
-            saved.append(kept)
-        if keep:
-            saved.append(storage)
-        for value in (*inputs, *saves, *reads):
+            made.append(Storage(extra, self.component, now))
+            saved.append(made[-1])
+        for value in (*inputs, *saves, *reads, output):
             value.storage.last = now
-        storage.last = now
-        for kept_storage in saved:
-            kept_storage.saved += 1
+        for kept in saved:
+            kept.saved += 1
         self.ops.append(
             Op(
-                self.scope, tuple(made), (output,), tuple(saved), tuple(inputs), gradient, weights, scratch,
-                backward_scratch, waits, saves_last, kernels, messages, weight,
+                self.scope, made, (output,), saved, inputs, gradient, weights, scratch, backward_scratch,
+                waits, saves_last, kernels, messages, weight,
             )
         )  # fmt: skip
         return output
@@ -130,15 +126,13 @@ class Tape:
         """Parts of a tensor as views; their gradients are concatenated to a new tensor."""
         parts = [Value(size, x.storage) for size in sizes]
         x.storage.last = len(self.ops)
-        self.ops.append(Op(self.scope, outputs=tuple(parts), inputs=(x,)))
+        self.ops.append(Op(self.scope, outputs=parts, inputs=[x]))
         return parts
 
     def unbind(self, sizes: Sequence[int], weight: Weight | None = None) -> list[Value]:
         """A parameter in parts, whose gradients are collected and stacked before they accumulate."""
         parts = [Value(size, Storage(0, self.component, -1)) for size in sizes]
-        self.ops.append(
-            Op(self.scope, outputs=tuple(parts), gradient="none", weights=sum(sizes), weight=weight)
-        )
+        self.ops.append(Op(self.scope, outputs=parts, gradient="none", weights=sum(sizes), weight=weight))
         return parts
 
     def touch(self, *values: Value) -> None:

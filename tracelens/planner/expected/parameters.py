@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tracelens.planner.block import (
     Section,
+    Weight,
     attention_section,
     embedding_section,
     head_section,
@@ -16,15 +17,6 @@ from tracelens.planner.block import (
 )
 from tracelens.planner.config import Config, Layout, Model
 from tracelens.planner.expected.share import Share
-
-
-class Parameter(NamedTuple):
-    """Equal parameters of a rank; `replicas` is a key of REPLICA_GROUPS."""
-
-    replicas: str
-    component: str
-    elements: int
-    times: int
 
 
 class Totals(NamedTuple):
@@ -43,7 +35,7 @@ def parameters(config: Config, rank: int) -> dict[str, dict[str, int]]:
         TracelensError: no such rank.
     """
     by_group: dict[str, dict[str, int]] = {}
-    for replicas, component, elements, times in each_parameter(Share(config, rank)):
+    for (replicas, component), elements, times in each_parameter(Share(config, rank)):
         counts = by_group.setdefault(replicas, defaultdict(int))
         counts[component] += elements * times
     return {replicas: dict(counts) for replicas, counts in by_group.items()}
@@ -51,17 +43,17 @@ def parameters(config: Config, rank: int) -> dict[str, dict[str, int]]:
 
 def totals(model: Model) -> Totals:
     """Parameters of a whole model."""
-    total = sum(kind.elements * kind.times for kind in each_parameter(Share(Config(model, Layout()), 0)))
+    total = sum(elements * times for _, elements, times in each_parameter(Share(Config(model, Layout()), 0)))
     idle = model.moe_layers * (model.experts_count - model.top_k)
     return Totals(total, total - idle * 3 * model.hidden * model.expert_ffn)
 
 
-def each_parameter(share: Share) -> Iterator[Parameter]:
-    """The parameters of a rank."""
+def each_parameter(share: Share) -> Iterator[tuple[Weight, int, int]]:
+    """The parameters of a rank: what each is, its elements, and how many are alike."""
     for section, count in _sections(share):
         for op in section.ops:
             if op.weight is not None:
-                yield Parameter(*op.weight, op.weights // share.element, count)
+                yield op.weight, op.weights // share.element, count
 
 
 def _sections(share: Share) -> Iterator[tuple[Section, int]]:

@@ -95,7 +95,7 @@ def known(config: Config, rank: int, routing: Routing | None) -> Routing:
 def balanced(config: Config, rank: int) -> Routing:
     """The routing of routing=balanced: assignment c of a rank goes to expert order[c % E]."""
     share, model, ranks = Share(config, rank), config.model, config.layout.experts_over
-    assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.experts
+    assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.sizes.e
     order = _order(config)
     count_E = [0] * model.experts_count
     for position, expert in enumerate(order):

@@ -67,10 +67,6 @@ class Share:
         return self.config.tokens
 
     @property
-    def experts(self) -> int:
-        return self.config.model.experts_count // self.config.layout.experts_over
-
-    @property
     def element(self) -> int:
         """Bytes of an element of an activation."""
         return self.config.training.element_bytes

@@ -40,8 +40,8 @@ def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[s
     training = Training(seq=layout.tp, micro_batches=layout.pp, dtype=dtype)
     share = Share(Config(model, layout, training=training), stage * layout.stage_ranks)
     sizes = dict.fromkeys(REPLICA_GROUPS, 0)
-    for replicas, _, elements, count in each_parameter(share):
-        sizes[replicas] += count * _up(elements * share.element, ALIGNMENT_BYTES)
+    for weight, elements, count in each_parameter(share):
+        sizes[weight.replicas] += count * _up(elements * share.element, ALIGNMENT_BYTES)
     return sizes
 
 

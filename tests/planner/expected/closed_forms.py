@@ -54,6 +54,10 @@ class Share(RankShare):
         return self.cut(self.config.model.kv_groups)
 
     @property
+    def experts(self) -> int:
+        return self.config.model.experts_count // self.config.layout.experts_over
+
+    @property
     def buffer_rows(self) -> int:
         """Rows of a worst-case buffer: every token of every rank goes to experts of this rank."""
         return self.config.layout.experts_over * self.tokens * min(self.config.model.top_k, self.experts)

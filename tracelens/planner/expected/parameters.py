@@ -62,7 +62,8 @@ def _sections(share: Share) -> Iterator[tuple[Section, int]]:
     moe_layers = sum(map(share.is_moe, share.layers))
     if share.is_first:
         yield embedding_section(s), 1
-    yield attention_section(s, "flash"), layers
+    if layers:
+        yield attention_section(s, "flash"), layers
     if moe_layers < layers:
         yield mlp_section(s), layers - moe_layers
     if moe_layers:

@@ -16,7 +16,6 @@ from tracelens.planner.block.op import (
     Messages,
     Value,
     Weight,
-    both_ways,
     moves,
 )
 from tracelens.planner.block.sizes import Sizes
@@ -163,15 +162,10 @@ def _grouped(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     )
     q, k = rotate(t, q, q.bytes), rotate(t, k, k.bytes)
     if s.config.layout.cp > 1:
-        gathered = _all_positions(t, s, t.op([k, v], k.bytes + v.bytes, gradient="same"))
+        both = t.op([k, v], k.bytes + v.bytes, gradient="same")
+        gathered = t.collective(both, both.bytes * s.config.layout.cp, "keys", "all_gather", "cp")
         k, v = t.split(gathered, [s.keys * groups * width * s.a for width in (m.query_dim, m.value_dim)])
     return q, k, v
-
-
-def _all_positions(t: Tape, s: Sizes, x: Value) -> Value:
-    """All-gather of keys and values, or of their latents, over context parallelism."""
-    size = x.bytes * s.config.layout.cp
-    return t.op([x], size, waits=True, messages=both_ways("keys", "all_gather", "cp", x.bytes, size))
 
 
 def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
@@ -187,7 +181,7 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     latent, rotary = _norm(t, s, latent, m.kv_lora, s.A, t.scope), rotate(t, rotary, rotary.bytes)
     kv = t.op([latent, rotary], kv.bytes, gradient="same")
     if s.config.layout.cp > 1:
-        kv = _all_positions(t, s, kv)
+        kv = t.collective(kv, kv.bytes * s.config.layout.cp, "keys", "all_gather", "cp")
     latent, rotary = t.split(kv, [seen * m.kv_lora * s.a, seen * m.rope_dim * s.a])
     # Each rank up-projects the latents of all keys that it attends to.
     heads = linear(t, s, latent, seen, m.kv_lora, n * (m.qk_dim + m.v_dim))

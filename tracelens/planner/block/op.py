@@ -165,9 +165,9 @@ def both_ways(what: str, collective: Collective, group: str, sent: int, received
     return Messages((message,), (message.transposed,))
 
 
-def one_way(what: str, collective: Collective, group: str, size: int) -> Messages:
-    """A message of as many bytes in both directions, without a gradient."""
-    return Messages((Exchange(what, collective, group, size, size),))
+def one_way(what: str, collective: Collective, group: str, sent: int, received: int) -> Messages:
+    """A message without a gradient."""
+    return Messages((Exchange(what, collective, group, sent, received),))
 
 
 def moves(forward: int, backward: int) -> tuple[Kernel, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.block.op import FLOAT32, INT64, Messages, Value, Weight, both_ways, moves, one_way
+from tracelens.planner.block.op import FLOAT32, INT64, Value, Weight, both_ways, moves, one_way
 from tracelens.planner.block.sizes import Sizes
 from tracelens.planner.block.tape import Tape
 from tracelens.planner.config import DEVICE_PERMUTE
@@ -56,7 +56,7 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
         weight = t.op(
             [weight], weight.bytes, gradient="same", of=weight, saves=[score], extra=T * FLOAT32 + counts,
             scratch=T * E * FLOAT32, backward_scratch=2 * T * E * FLOAT32,
-            messages=one_way("counts", "all_reduce", "cp_tp", counts),
+            messages=one_way("counts", "all_reduce", "cp_tp", counts, counts),
         )  # fmt: skip
     return weight, expert
 
@@ -152,17 +152,14 @@ def _all_to_all(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Di
     sent = sort(t, s, s.C, s.T, s.C, expert)
     if s.P == 1:
         return Dispatched(_sorted(t, s, x, sent), sent, None, weight, weight)
-    arrived = s.rows
     if s.static:
         sent = spread(t, sent, s.buffer_rows)
-        arrived = sent.size
     # Counts are exchanged first.
     counts = s.model.experts_count * INT64
-    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts))
+    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
     out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
-    tokens = both_ways("tokens", "all_to_all", "ep", sent.size * s.row, arrived * s.row)
-    x = t.op([out], arrived * s.row, waits=True, messages=tokens)
-    rows = sort(t, s, arrived, arrived, arrived, t.op([], arrived * INT64))
+    x = t.collective(out, s.R * s.row, "tokens", "all_to_all", "ep")
+    rows = sort(t, s, s.R, s.R, s.R, t.op([], s.R * INT64))
     return Dispatched(_sorted(t, s, x, rows), rows, sent, None, weight)
 
 
@@ -185,36 +182,30 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispat
         if s.P > 1 and not s.static:
             # Number of copies, and of the rows that they expand to.
             counts = 2 * s.P * INT64
-            t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts))
+            t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
         pair = 2 * K * FLOAT32
         packed = t.op([weight], s.T * pair)
         packed = permute(t, s, packed, sent, pair, fused=False)
         packed = t.op([packed], leaving * pair, scratch=2 * leaving * pair)
         if s.P > 1:
-            routing = both_ways("routing", "all_to_all", "ep", leaving * pair, arrived * pair)
-            packed = t.op([packed], arrived * pair, waits=True, messages=routing)
+            packed = t.collective(packed, arrived * pair, "routing", "all_to_all", "ep")
         weight_N = t.view(packed, arrived * K * FLOAT32)
-        out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
-        tokens = both_ways("tokens", "all_to_all", "ep", leaving * s.row, arrived * s.row)
-        x = t.op([out], arrived * s.row, waits=True, messages=tokens) if s.P > 1 else out
+        x = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
+        if s.P > 1:
+            x = t.collective(x, arrived * s.row, "tokens", "all_to_all", "ep")
         local_expert = t.op([], arrived * K * INT64, reads=[packed])
-    rows = sort(t, s, arrived * K, arrived, s.buffer_rows if s.static else s.rows, local_expert)
+    rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
     return Dispatched(_sorted(t, s, x, rows), rows, sent, weight_N, weight)
 
 
 def _all_gather(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
     """All tokens to all ranks."""
     arrived, K = s.P * s.T, s.model.top_k
-
-    def gathered(what: str, size: int) -> Messages:
-        return both_ways(what, "all_gather", "ep", size, s.P * size)
-
-    weights, tokens = gathered("weights", s.T * K * FLOAT32), gathered("tokens", s.T * s.row)
-    ids = gathered("experts", s.T * K * INT64)._replace(backward=())
-    weight_N = t.op([weight], arrived * K * FLOAT32, waits=True, messages=weights)
+    weight_N = t.collective(weight, s.P * weight.bytes, "weights", "all_gather", "ep")
+    ids = one_way("experts", "all_gather", "ep", expert.bytes, s.P * expert.bytes)
     local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True, messages=ids)
-    x = t.op([x], arrived * s.row, waits=True, messages=tokens)
-    rows = sort(t, s, arrived * K, arrived, s.buffer_rows if s.static else s.rows, local_expert)
+    x = t.collective(x, s.P * x.bytes, "tokens", "all_gather", "ep")
+    rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
     return Dispatched(_sorted(t, s, x, rows), rows, None, weight_N, weight)
 
 
@@ -242,12 +233,10 @@ def combine(t: Tape, s: Sizes, y: Value, routed: Dispatched) -> Value:
     if s.P == 1 and kind in ("alltoall", "allgather"):
         return y
     if routed.sent is None:
-        sizes = s.copies_received * s.row, s.copies_sent * s.row
-        messages = both_ways("results", "deepep", "ep", *sizes)
         if kind == "allgather":
-            messages = both_ways("results", "reduce_scatter", "ep", s.P * s.T * s.row, s.T * s.row)
-        return t.op([y], s.T * s.row, waits=True, messages=messages)
+            return t.collective(y, s.T * s.row, "results", "reduce_scatter", "ep")
+        sizes = s.copies_received * s.row, s.copies_sent * s.row
+        return t.op([y], s.T * s.row, waits=True, messages=both_ways("results", "deepep", "ep", *sizes))
     if s.P > 1:
-        size = routed.sent.size * s.row
-        y = t.op([y], size, waits=True, messages=both_ways("results", "all_to_all", "ep", y.bytes, size))
+        y = t.collective(y, routed.sent.size * s.row, "results", "all_to_all", "ep")
     return unpermute(t, s, y, routed.own_weight if routed.weight is None else None, routed.sent)

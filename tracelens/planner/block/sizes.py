@@ -129,6 +129,11 @@ class Sizes:
         return self.P * self.T * self.most
 
     @property
+    def R(self) -> int:
+        """Rows of the buffers of this rank's experts."""
+        return self.buffer_rows if self.static else self.rows
+
+    @property
     def copies_sent(self) -> int:
         """Copies of this rank's tokens, one per rank with any of its experts, this rank included."""
         return round(self.copies * self.T) if self.routed is None else self.routed.copies_sent

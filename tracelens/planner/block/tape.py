@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from tracelens.planner.block.op import Gradient, Kernel, Messages, Op, Storage, Value, Weight
+from tracelens.planner.block.op import (
+    Collective,
+    Gradient,
+    Kernel,
+    Messages,
+    Op,
+    Storage,
+    Value,
+    Weight,
+    both_ways,
+)
 from tracelens.planner.block.replay import Block, padded, replay
 
 _SILENT = Messages()
@@ -115,6 +125,11 @@ class Tape:
             )
         )  # fmt: skip
         return output
+
+    def collective(self, x: Value, size: int, what: str, collective: Collective, group: str) -> Value:
+        """A collective that sends one tensor and receives another; their gradients travel back."""
+        messages = both_ways(what, collective, group, x.bytes, size)
+        return self.op([x], size, waits=True, messages=messages)
 
     def view(self, x: Value, size: int | None = None) -> Value:
         """A view of a tensor; the gradient of a partial view is a new tensor as large as the whole."""

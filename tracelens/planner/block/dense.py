@@ -68,7 +68,8 @@ def linear(
 ) -> Value:
     """A GEMM with a weight, from one width to another: saves its input.
 
-    Tensor parallelism shards the weight unless `replicas` is "stage"; `kernels` if they are not its own GEMM.
+    Tensor parallelism shards the weight unless `replicas` is "stage". `kernels` stand for its GEMM if that is
+    computed with another one.
     """
     return t.op(
         [x], rows * outside * s.a, saves=[x], weights=inside * outside * s.a,

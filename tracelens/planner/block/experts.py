@@ -19,7 +19,7 @@ _WEIGHT = Weight("edp", "experts")
 
 
 def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
-    """Expert outputs of this many rows, of which only `s.rows` are computed."""
+    """Expert outputs of this many rows, of which `s.rows` hold a token and are computed."""
     D, F = s.model.hidden, s.model.expert_ffn
     inner = s.rows * F * s.a
     kernels = s.gemm(s.rows, D, 2 * F, s.e), moves(3 * inner, 5 * inner), s.gemm(s.rows, F, D, s.e)

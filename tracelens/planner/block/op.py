@@ -51,7 +51,7 @@ class Value:
 
 
 class Gemm(NamedTuple):
-    """A GEMM of m rows with each of several (k, n) matrices; its result are outputs, or weight gradients."""
+    """A GEMM of m rows with each of several (k, n) matrices, for an output or a weight gradient."""
 
     m: float
     k: int

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import attention_section
 from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.layout import Layout
 from tracelens.planner.config.model import Model
@@ -26,7 +27,7 @@ from tracelens.planner.expected import (
     parameters,
     summary,
 )
-from tracelens.planner.expected.flops import Work, scores_work
+from tracelens.planner.expected.flops import Work
 from tracelens.planner.expected.messages import messages
 from tracelens.planner.expected.parameters import totals
 from tracelens.planner.expected.share import Share
@@ -190,14 +191,15 @@ def test_experts_take_the_rows_that_were_routed_or_all_of_the_buffers() -> None:
 def test_scores_are_those_that_the_mask_leaves(queries: int, cp: int, flash: bool) -> None:
     config = by_hand(None, f"ranks={cp}", f"cp={cp}", f"seq={queries * cp}")
     for rank in range(cp):
-        work = scores_work(Share(config, rank), "flash" if flash else "math")
+        ops = attention_section(Share(config, rank).sizes, "flash" if flash else "math").ops
+        (work,) = (kernel for op in ops for kernel in op.kernels if kernel.kind == "attention")
         first, keys = rank * queries, (rank + 1) * queries
         seen = sum(key <= first + query for query in range(queries) for key in range(keys))
         if rank == 0:
             seen -= queries / 2  # by convention the diagonal counts half
         heads, width = 2, 4 + 4
-        assert work.forward == 2 * heads * width * (seen if flash else queries * keys)
-        assert work.backward == work.forward * (2.5 if flash else 2)
+        assert work.forward.flops == 2 * heads * width * (seen if flash else queries * keys)
+        assert work.backward.flops == work.forward.flops * (2.5 if flash else 2)
 
 
 COUNTED = [
@@ -250,14 +252,14 @@ def test_the_kernel_of_attention_is_torchs_choice(attention: str, v_dim: int, ra
         "cp=2",
     ]
     config = override(preset("tiny"), assignments)
-    share = Share(config, rank)
+    s = Share(config, rank).sizes
     groups = Groups(config.layout, rank)
     with torch.device("cpu"):
         layer = Transformer(config, groups).layers["0"].attention
-    heads = share.kv_groups if attention == "gqa" else share.heads
-    q = torch.randn(share.queries, 2, share.heads, config.model.query_dim)
-    k = torch.randn(share.keys, 2, heads, config.model.query_dim)
-    v = torch.randn(share.keys, 2, heads, config.model.value_dim)
+    heads, keys = s.kv_groups if attention == "gqa" else s.heads, s.keys // config.training.micro_batch
+    q = torch.randn(s.queries, 2, s.heads, config.model.query_dim)
+    k = torch.randn(keys, 2, heads, config.model.query_dim)
+    v = torch.randn(keys, 2, heads, config.model.value_dim)
     with torch.profiler.profile(record_shapes=True) as profiler:
         layer.attend(q, k, v)
     shapes = {event.name: event.input_shapes for event in profiler.events()}
@@ -442,4 +444,3 @@ def test_a_router_outside_of_numbered_layers_cannot_be_logged() -> None:
 
 def test_work_adds_up() -> None:
     assert Work(1, 2, 3).total == 6
-    assert Work(1, 2, 3).times(2) == (2, 4, 6)

@@ -46,6 +46,7 @@ CASES = [
     "dispatch=allgather overlap_shared=on recompute_layer_ids=1 routing=skewed",
     "ep=1 grad_reduce=all_reduce",
     "shared_ffn=0 dispatch=allgather recompute_layer_ids=1,2 permute=fused",
+    "dispatch=allgather tp_overlap=symmetric recompute_layer_ids=1,2",
     "cp=2 recompute_layer_ids=2",
     "cp=2 attention=gqa kv_groups=2 head_dim=16",
     "tp=2 recompute_layer_ids=0,1 q_lora=16",

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tracelens.planner.block import total
 from tracelens.planner.config.config import Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import Stages
-from tracelens.planner.memory.tape import total
 from tracelens.workload.parallel.groups import Groups, initialise, make_groups
 from tracelens.workload.pipeline import Schedule
 

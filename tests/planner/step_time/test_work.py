@@ -1,30 +1,34 @@
-"""FLOPs of the parts are those that are expected of a step; bytes are worked out by hand."""
+"""FLOPs of the ops are those of the closed forms; bytes are worked out by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from tests.planner.expected import closed_forms
 from tracelens.devices.catalogue import device
+from tracelens.planner.block import (
+    Gemm,
+    Load,
+    Op,
+    RoutedCounts,
+    attention_section,
+    embedding_section,
+    head_section,
+    mlp_section,
+    moe_section,
+    recomputed,
+)
+from tracelens.planner.block.op import Kernel
 from tracelens.planner.config.config import Config, Training, override, preset
+from tracelens.planner.config.layout import Layout
 from tracelens.planner.config.model import Model
-from tracelens.planner.expected import flops
+from tracelens.planner.expected import balanced
 from tracelens.planner.expected.share import Share
 from tracelens.planner.step_time import Machine
 from tracelens.planner.step_time.layers import LayerKind, Timer
-from tracelens.planner.step_time.work import (
-    Load,
-    RoutedRows,
-    attention_parts,
-    embedding_parts,
-    expert_parts,
-    gated_parts,
-    gemm,
-    head_parts,
-    router_parts,
-    stream_part,
-)
 
 CASES = [
     "routing=balanced",
@@ -45,20 +49,29 @@ def test_flops_are_those_that_are_expected(case: str) -> None:
     layout = config.layout
     last = (layout.cp - 1) * layout.tp
     counted: dict[str, list[int]] = {}
+
+    def count(scope: str, kernel: Kernel, is_recomputed: bool) -> None:
+        sums = counted.setdefault(scope, [0, 0, 0])
+        forward, backward = kernel.forward.flops, kernel.backward.flops
+        for phase, phase_flops in enumerate((forward, backward, forward if is_recomputed else 0)):
+            sums[phase] += phase_flops * config.training.micro_batches
+
     for layer in range(config.model.layers):
-        for part in timer.parts(timer.kind(layer).is_moe):
-            again = part.forward.flops if part.reruns and timer.kind(layer).is_recomputed else 0
-            if part.forward.flops:
-                sums = counted.setdefault(f"L{layer}.{part.name}", [0, 0, 0])
-                for at, count in enumerate((part.forward.flops, part.backward.flops, again)):
-                    sums[at] += count * config.training.micro_batches
-    for part in head_parts(timer.share):
-        if part.forward.flops:
-            counts = (part.forward.flops, part.backward.flops, 0)
-            counted["head"] = [count * config.training.micro_batches for count in counts]
+        kind = timer.kind(layer)
+        ops = timer.ops(kind.is_moe)
+        end = recomputed(ops) if kind.is_recomputed else 0
+        for number, op in enumerate(ops):
+            for kernel in op.kernels:
+                if kernel.kind != "memory":
+                    count(f"L{layer}.{op.scope}", kernel, number < end)
+    for op in head_section(timer.share.sizes).ops:
+        for kernel in op.kernels:
+            if kernel.kind != "memory":
+                count("head", kernel, False)
     expected: dict[str, list[int]] = {}
     for stage in range(layout.pp):
-        work = flops(config, stage * layout.stage_ranks + last)
+        rank = stage * layout.stage_ranks + last
+        work = closed_forms.flops(config, rank, balanced(config, rank))
         expected |= {scope: list(scope_work) for scope, scope_work in work.items()}
     assert counted == expected
 
@@ -75,50 +88,73 @@ def share() -> Share:
     return Share(Config(BY_HAND, training=Training(seq=6, dtype="float32", routing="balanced")), 0)
 
 
+def kernels(ops: Sequence[Op], scope: str) -> list[Kernel]:
+    """What ops of a scope do, apart from those that others can fuse."""
+    return [kernel for op in ops if op.scope == scope for kernel in op.kernels]
+
+
 def test_a_product_reads_both_and_writes_one(share: Share) -> None:
-    part = gemm(share, "x", 6, 8, 5)
-    assert part.forward == Load(2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
+    (kernel,) = share.sizes.gemm(6, 8, 5)
+    assert kernel.forward[:2] == (2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
-    assert part.backward == Load(4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
-    assert gemm(share, "x", 6, 8, 5, 3).forward.bytes == 4 * (48 + 3 * 40 + 30)
+    assert kernel.backward[:2] == (4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
+    (experts,) = share.sizes.gemm(6, 8, 5, 3)
+    assert experts.forward.bytes == 4 * (48 + 3 * 40 + 30)
+    for load in (*kernel[1:], *experts[1:]):
+        assert sum(item.flops for item in load.kernels) == load.flops
 
 
 def test_bytes_by_hand(share: Share) -> None:
     T, D = 6, 8
-    up, inner, down = gated_parts(share, "mlp", 16, reruns_down=False)
-    assert (up.reruns, down.reruns) == (True, False)
+    ops = mlp_section(share.sizes).ops
+    norm, up, inner, _down, add = kernels(ops, "mlp")
+    # Recompute ends before the last GEMM, so without it and the sum after it.
+    assert kernels(ops[: recomputed(ops)], "mlp") == [norm, up, inner]
     assert up.forward.bytes == 4 * (T * D + D * 32 + T * 32)
     assert (inner.forward.bytes, inner.backward.bytes) == (4 * 3 * 16 * T, 4 * 5 * 16 * T)
-    assert stream_part(share, "mlp", 1).forward.bytes == 4 * 5 * T * D
-    assert stream_part(share, "mlp", 2).backward.bytes == 4 * 9 * T * D
-    assert embedding_parts(share)[0].backward.bytes == 4 * 3 * T * D
-    logits, soft = router_parts(share)
+    assert norm.forward.bytes + add.forward.bytes == 4 * 5 * T * D
+    assert norm.backward.bytes + add.backward.bytes == 4 * 6 * T * D
+    (lookup,) = kernels(embedding_section(share.sizes).ops, "embedding")
+    assert lookup.backward.bytes == 4 * 3 * T * D
+
+
+def test_bytes_of_experts_by_hand(share: Share) -> None:
+    T, D = 6, 8
+    several = replace(share.config, layout=Layout(ranks=4, ep=4))
+    deduplicated = replace(several, toggles=replace(several.toggles, dispatch="dedup"))
+    ops = moe_section(Share(deduplicated, 0).routed(RoutedCounts(10, 12, 11))).ops
+    _, logits, soft, add_shared, add = kernels(ops, "router")
     assert logits.forward.bytes == 4 * (T * D + D * 4 + T * 4)
     assert soft.forward.bytes == 4 * 2 * T * 4
-    sort, up, inner, down, back = expert_parts(share, RoutedRows(12, 11, 10))
+    assert add_shared.backward.bytes + add.backward.bytes == 4 * 6 * T * D
+    (sort,), (back,) = kernels(ops, "dispatch"), kernels(ops, "combine")
     assert sort.forward.bytes == back.backward.bytes == 4 * D * (T + 12 + 11 + 10)
-    assert up.forward.bytes == 4 * (10 * D + 4 * D * 16 + 10 * 16)
-    assert down.forward.bytes == 4 * (10 * 8 + 4 * 8 * D + 10 * D)
+    up, inner, down = kernels(ops, "experts")
+    assert up.forward.bytes == 4 * (10 * D + 1 * D * 16 + 10 * 16)
+    assert inner.forward.bytes == 4 * 3 * 8 * 10
+    assert down.forward.bytes == 4 * (10 * 8 + 1 * 8 * D + 10 * D)
 
 
 def test_bytes_of_attention_by_hand(share: Share) -> None:
     T, D = 6, 8
-    qkv, out, scores, rest = attention_parts(share)
+    norm, qkv, q, k, scores, out, add = kernels(attention_section(share.sizes, "flash").ops, "attention")
     assert qkv.forward.bytes == 4 * (T * D + D * 16 + T * 16)
+    assert qkv.forward.kernels == (Gemm(T, D, 16),)
     assert out.forward.bytes == 4 * (T * D + D * D + T * D)
     # Queries 2 x 4, keys and values 1 x 4 each, output 2 x 4.
     assert scores.forward.bytes == 4 * T * (8 + 8 + 8)
     assert scores.backward.bytes == 2 * scores.forward.bytes
     # Norm, sum, and rotation of queries and keys, read and written.
-    assert rest.forward.bytes == 4 * (5 * T * D + 2 * T * 3 * 4)
-    assert rest.backward.bytes - rest.forward.bytes == 4 * T * D
+    rest = (norm, q, k, add)
+    assert sum(kernel.forward.bytes for kernel in rest) == 4 * (5 * T * D + 2 * T * 3 * 4)
+    assert norm.backward.bytes - norm.forward.bytes == 4 * T * D
 
 
 def test_bytes_of_the_loss(share: Share) -> None:
-    *_, plain = head_parts(share)
+    *_, plain = kernels(head_section(share.sizes).ops, "head")
     assert plain.forward.bytes == 60 * (4 + 12)
     fused = replace(share.config, toggles=replace(share.config.toggles, loss="fused"))
-    *_, loss = head_parts(Share(fused, 0))
+    *_, loss = kernels(head_section(Share(fused, 0).sizes).ops, "head")
     assert loss.forward.bytes == loss.backward.bytes == 60 * 2 * 4
 
 

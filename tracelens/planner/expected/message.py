@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from tracelens.planner.block import Collective
 from tracelens.planner.config import Layout
 
-Collective = Literal[
-    "all_to_all", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "recv", "deepep"
-]
 Phase = Literal["forward", "backward", "recompute", "step"]
 
 

@@ -10,10 +10,10 @@ torch collectives either, but its copies of tokens are listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from tracelens.planner.block import Exchange, layer_ops, recomputed
 from tracelens.planner.config import STATIC, Config
-from tracelens.planner.expected.layer import LayerMessage, Step, layer_steps
 from tracelens.planner.expected.message import Message, Phase, group_ranks
 from tracelens.planner.expected.routed import Routed, Routing, known
 from tracelens.planner.expected.share import Share
@@ -55,29 +55,22 @@ def is_routed(share: Share) -> bool:
 
 def layer_messages(share: Share, layer: int, batch: int, routed: Routed | None) -> Iterator[Message]:
     """Messages of a layer in one micro-batch: forward, recompute, backward; `routed` only if `is_routed`."""
-    steps = layer_steps(share, layer, routed)
-    forward = [message for step in steps for message in step.forward]
+    ops = layer_ops(share.routed(routed.counts if routed else None), share.is_moe(layer))
+    forward = [(f"L{layer}.{op.scope}", message) for op in ops for message in op.messages.forward]
     yield from _messages(share, forward, "forward", batch)
     if share.is_recomputed(layer):
-        yield from _messages(share, _recompute_messages(share, steps), "recompute", batch)
-    gradients = (message for step in reversed(steps) for message in step.backward)
-    backward = [message._replace(scope=f"{message.scope}.B") for message in gradients]
-    yield from _messages(share, backward, "backward", batch)
+        again = sum(len(op.messages.forward) for op in ops[: recomputed(ops)])
+        yield from _messages(share, forward[:again], "recompute", batch)
+    backward = ((op.scope, message) for op in reversed(ops) for message in op.messages.backward)
+    yield from _messages(
+        share, ((f"L{layer}.{scope}.B", message) for scope, message in backward), "backward", batch
+    )
 
 
-def _recompute_messages(share: Share, steps: list[Step]) -> list[LayerMessage]:
-    """Messages of a recomputed layer: recompute stops at the last tensor that the backward needs.
-
-    That is before the reduction at the end of the layer, unless GEMM and reduction are one operation.
-    """
-    forward = [message for step in steps for message in step.forward]
-    *rest, last = forward
-    fused = last.group == "tp" and share.config.toggles.tp_overlap != "off"
-    return rest if last.collective in ("reduce_scatter", "deepep") and not fused else forward
-
-
-def _messages(share: Share, of_layer: list[LayerMessage], phase: Phase, batch: int) -> Iterator[Message]:
-    for scope, what, collective, group, sent, received in of_layer:
+def _messages(
+    share: Share, exchanges: Iterable[tuple[str, Exchange]], phase: Phase, batch: int
+) -> Iterator[Message]:
+    for scope, (what, collective, group, sent, received) in exchanges:
         ranks = group_ranks(share.config.layout, group)
         if ranks > 1:
             yield Message(scope, phase, batch, what, collective, group, ranks, sent, received)

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import RoutedCounts
 from tracelens.planner.config import Config
 from tracelens.planner.expected.share import Share
 
@@ -32,6 +33,11 @@ class Routed:
     rows_from: tuple[int, ...]
     copies_to: tuple[int, ...]
     copies_from: tuple[int, ...]
+
+    @property
+    def counts(self) -> RoutedCounts:
+        """Sums over experts and ranks."""
+        return RoutedCounts(sum(self.rows), sum(self.copies_to), sum(self.copies_from))
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def known(config: Config, rank: int, routing: Routing | None) -> Routing:
 def balanced(config: Config, rank: int) -> Routing:
     """The routing of routing=balanced: assignment c of a rank goes to expert order[c % E]."""
     share, model, ranks = Share(config, rank), config.model, config.layout.experts_over
-    assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.experts
+    assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.sizes.e
     order = _order(config)
     count_E = [0] * model.experts_count
     for position, expert in enumerate(order):

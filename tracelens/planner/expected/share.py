@@ -1,20 +1,18 @@
-"""The share of one rank: its layers, tokens, heads and experts."""
+"""The share of one rank: its layers, and the sizes of what it holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import RoutedCounts, Sizes, layer_config
 from tracelens.planner.config import Config
-
-FLOAT32, INT64 = 4, 8
-"""Bytes of an element."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Sizes on one rank; raises TracelensError if the run has no such rank."""
+    """Share of one rank; raises TracelensError if the run has no such rank."""
 
     config: Config
     rank: int
@@ -54,46 +52,19 @@ class Share:
     def is_recomputed(self, layer: int) -> bool:
         return layer in self.config.toggles.recompute_layer_ids
 
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Sizes of its tensors, but for those that depend on the routing."""
+        return Sizes(layer_config(self.config), cp_rank=self.coordinates["cp"])
+
+    def routed(self, counts: RoutedCounts | None) -> Sizes:
+        """Sizes of its tensors with this routing."""
+        return replace(self.sizes, routed=counts)
+
     @property
     def tokens(self) -> int:
         """T: tokens of a micro-batch between attention layers."""
         return self.config.tokens
-
-    @property
-    def gathered(self) -> int:
-        """Tokens of a micro-batch on all ranks of tensor parallelism."""
-        return self.tokens * self.config.layout.tp
-
-    @property
-    def queries(self) -> int:
-        """Query positions of a sequence on this rank."""
-        return self.config.training.seq // self.config.layout.cp
-
-    @property
-    def keys(self) -> int:
-        """Key positions that these attend to: all up to the last of them."""
-        return self.queries * (self.coordinates["cp"] + 1)
-
-    def cut(self, width: int) -> int:
-        """Shard of a width under tensor parallelism."""
-        return width // self.config.layout.tp
-
-    @property
-    def heads(self) -> int:
-        return self.cut(self.config.model.heads)
-
-    @property
-    def kv_groups(self) -> int:
-        return self.cut(self.config.model.kv_groups)
-
-    @property
-    def experts(self) -> int:
-        return self.config.model.experts_count // self.config.layout.experts_over
-
-    @property
-    def buffer_rows(self) -> int:
-        """Rows of a worst-case buffer: every token of every rank goes to experts of this rank."""
-        return self.config.layout.experts_over * self.tokens * min(self.config.model.top_k, self.experts)
 
     @property
     def element(self) -> int:

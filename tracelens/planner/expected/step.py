@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import Collective
 from tracelens.planner.config import Config, DtypeName, Layout, Model, Training
-from tracelens.planner.expected.message import REPLICA_GROUPS, Collective, Message, Phase, group_ranks
+from tracelens.planner.expected.message import REPLICA_GROUPS, Message, Phase, group_ranks
 from tracelens.planner.expected.parameters import each_parameter
 from tracelens.planner.expected.share import Share
 
@@ -39,8 +40,8 @@ def _sizes(model: Model, layout: Layout, dtype: DtypeName, stage: int) -> dict[s
     training = Training(seq=layout.tp, micro_batches=layout.pp, dtype=dtype)
     share = Share(Config(model, layout, training=training), stage * layout.stage_ranks)
     sizes = dict.fromkeys(REPLICA_GROUPS, 0)
-    for replicas, _, elements in each_parameter(share):
-        sizes[replicas] += _up(elements * share.element, ALIGNMENT_BYTES)
+    for weight, elements, count in each_parameter(share):
+        sizes[weight.replicas] += count * _up(elements * share.element, ALIGNMENT_BYTES)
     return sizes
 
 

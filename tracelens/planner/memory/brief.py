@@ -9,11 +9,11 @@ activation function; logits count on the first rank, 6 bytes each.
 from __future__ import annotations
 
 from tracelens.errors import TracelensError
+from tracelens.planner.block import Held
 from tracelens.planner.config import Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import warm_up
 from tracelens.planner.memory.stage import Stage
-from tracelens.planner.memory.tape import Held
 
 WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
 ADAM = 8

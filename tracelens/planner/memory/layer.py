@@ -1,21 +1,11 @@
-"""Memory of the blocks of the model on one rank; blocks of a kind are alike."""
+"""Memory of passes over blocks of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-from tracelens.planner.config import Config
-from tracelens.planner.expected import AttentionKernel
-from tracelens.planner.memory import dense
-from tracelens.planner.memory.experts import experts
-from tracelens.planner.memory.routing import combine, dispatch, router
-from tracelens.planner.memory.sizes import Sizes
-from tracelens.planner.memory.tape import TEMPORARY, Block, Held, Piece, Tape, Value, added, total
-
-_ROWS = ("activations.dispatch", "activations.experts")
-"""Components whose tensors have one row per token and expert."""
+from tracelens.planner.block import TEMPORARY, Block, Held, Piece, added, total
 
 
 class Cost(NamedTuple):
@@ -43,90 +33,6 @@ def joined(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[Piece, 
 def beside(held: Held, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """A pass while other memory is held."""
     return tuple(Piece(added(held, piece.peak), added(held, piece.end)) for piece in pieces)
-
-
-@lru_cache(maxsize=512)
-def attention_block(config: Config, kernel: AttentionKernel) -> Block:
-    """Norm and attention, added to the residual stream."""
-    s, t, x = _begun(Sizes(config), "activations.attention")
-    y = dense.attention(t, s, x, kernel)
-    return t.block(x, t.op([x, y], s.T * s.row, gradient="same"))
-
-
-@lru_cache(maxsize=512)
-def mlp_block(config: Config) -> Block:
-    """Norm and MLP, added to the residual stream."""
-    s, t, x = _begun(Sizes(config), "activations.mlp")
-    y = dense.gated(t, s, dense.norm(t, s, x), s.model.dense_ffn)
-    return t.block(x, t.op([x, y], s.T * s.row, gradient="same"))
-
-
-@lru_cache(maxsize=512)
-def moe_block(config: Config, imbalance: float) -> Block:
-    """Norm, router, routed and shared experts, added to the residual stream."""
-    s, t, x = _begun(Sizes(config, imbalance), "activations.dispatch")
-    normed = dense.norm(t, s, x)
-    with t.part("activations.router"):
-        weight, expert = router(t, s, normed)
-    routed = dispatch(t, s, normed, weight, expert)
-    shared = _shared_expert(t, s, normed) if config.toggles.overlap_shared else None
-    with t.part("activations.experts"):
-        y_R = experts(t, s, routed.x, routed.rows.size)
-    y = combine(t, s, y_R, routed)
-    # The forward of the module refers to these until it returns.
-    t.touch(y_R, routed.x, weight, expert)
-    shared = shared or _shared_expert(t, s, normed)
-    if shared is not None:
-        y = t.op([y, shared], s.T * s.row, gradient="same")
-    return _split(s, t.block(x, t.op([x, y], s.T * s.row, gradient="same")))
-
-
-def _begun(s: Sizes, component: str) -> tuple[Sizes, Tape, Value]:
-    """A tape of this component, with the residual stream as its input."""
-    t = Tape(component)
-    with t.part("activations.norms"):
-        return s, t, t.input(s.T * s.row)
-
-
-def _shared_expert(t: Tape, s: Sizes, x: Value) -> Value | None:
-    if not s.model.shared_ffn:
-        return None
-    with t.part("activations.shared"):
-        return dense.gated(t, s, x, s.model.shared_ffn)
-
-
-def _split(s: Sizes, block: Block) -> Block:
-    """Count rows of worst-case buffers that hold no token as a component of their own."""
-    if not s.static or s.P == 1:
-        return block
-    part = 1 - s.rows / (s.P * s.T * s.most)
-
-    def with_padding(held: Held) -> Held:
-        empty = {name: round(held.get(name, 0) * part) for name in _ROWS}
-        lower = {name: -size for name, size in empty.items()}
-        return added(added(held, lower), {"buffers.worst_case": sum(empty.values())})
-
-    def pieces(of_pass: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        return tuple(Piece(with_padding(piece.peak), with_padding(piece.end)) for piece in of_pass)
-
-    return block._replace(
-        kept=with_padding(block.kept), forward=pieces(block.forward), backward=pieces(block.backward)
-    )
-
-
-@lru_cache(maxsize=512)
-def embedding_block(config: Config) -> Block:
-    """The embedding, which saves nothing."""
-    s, t = Sizes(config), Tape("activations.embedding")
-    token = t.input(0)
-    return t.block(token, dense.embed(t, s, token))
-
-
-@lru_cache(maxsize=512)
-def head_block(config: Config) -> Block:
-    """Norm, head and loss."""
-    s, t, x = _begun(Sizes(config), "loss")
-    return t.block(x, dense.head(t, s, x))
 
 
 def plain(block: Block) -> Cost:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracelens.planner.block import Held, Piece, added, total
 from tracelens.planner.memory.layer import Cost, beside, joined
-from tracelens.planner.memory.tape import Held, Piece, added, total
 
 
 def together(costs: Sequence[Cost], batches: int) -> tuple[Held, Held]:

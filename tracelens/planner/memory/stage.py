@@ -9,16 +9,28 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout
+from tracelens.planner.block import (
+    TEMPORARY,
+    Held,
+    Sizes,
+    added,
+    attention_section,
+    embedding_section,
+    head_section,
+    layer_config,
+    mlp_section,
+    moe_section,
+    tokens,
+    total,
+)
+from tracelens.planner.config import Config
 from tracelens.planner.expected import attention_kernel
-from tracelens.planner.memory import dense, layer
+from tracelens.planner.memory import layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight
 from tracelens.planner.memory.layer import Cost
 from tracelens.planner.memory.overlap import together
-from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.static import Static, static
-from tracelens.planner.memory.tape import TEMPORARY, Held, added, total
 
 PIPELINE = "buffers.pipeline"
 
@@ -88,7 +100,7 @@ class Stages:
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
         self.sizes = Sizes(config)
-        self._layer_config = _layer_config(config)
+        self._layer_config = layer_config(config)
         self._kinds = [self._layer_kind(layer) for layer in range(config.model.layers)]
         kernel = assumptions.attention
         self._kernel = attention_kernel(config, 0, "cuda") if kernel == "auto" else kernel
@@ -170,43 +182,31 @@ class Stages:
 
     def _costs(self, kind: _ChunkKind) -> list[Cost]:
         """The blocks of a chunk in order; blocks that are recomputed together count as one."""
-        config, imbalance = self._layer_config, self.assumptions.imbalance
-        is_first, is_last, layers = kind
-        attention = layer.attention_block(config, self._kernel)
-        costs = [layer.plain(layer.embedding_block(config))] if is_first else []
+        s, is_first, is_last, layers = Sizes(self._layer_config), *kind
+        attention = attention_section(s, self._kernel).memory
+        costs = [layer.plain(embedding_section(s).memory)] if is_first else []
         for moe, recompute in layers:
-            ffn = layer.moe_block(config, imbalance) if moe else layer.mlp_block(config)
+            ffn = moe_section(replace(s, imbalance=self.assumptions.imbalance)) if moe else mlp_section(s)
             if recompute == "full":
-                costs.append(layer.recomputed((attention, ffn)))
+                costs.append(layer.recomputed((attention, ffn.memory)))
                 continue
             costs.append(
                 layer.recomputed((attention,)) if recompute == "attention" else layer.plain(attention)
             )
-            costs.append(layer.plain(ffn))
+            costs.append(layer.plain(ffn.memory))
         if is_last:
-            costs.append(layer.plain(layer.head_block(config)))
+            costs.append(layer.plain(head_section(s).memory))
         return costs
 
     def _buffers(self, numbers: Sequence[int]) -> Held:
         """Permanent memory besides the model state."""
         config, last = self.config, len(self.parts) - 1
-        buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": dense.tokens(self.sizes)}
+        buffers = {"libraries": self.assumptions.library_bytes, "buffers.tokens": tokens(self.sizes)}
         if config.layout.pp > 1:
             sides = sum((number > 0) + (number < last) for number in numbers)
             per_side = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
             buffers[PIPELINE] = sides * per_side * self.sizes.T * self.sizes.row
         return buffers
-
-
-def _layer_config(config: Config) -> Config:
-    """The run reduced to what its layers depend on, so that many layouts share them."""
-    layout, ep = config.layout, config.layout.experts_over
-    return replace(
-        config,
-        layout=Layout(ranks=layout.cp * layout.tp * ep, cp=layout.cp, tp=layout.tp, ep=ep),
-        toggles=replace(config.toggles, recompute_layer_ids=()),
-        training=replace(config.training, micro_batches=2),
-    )
 
 
 def _moments(moments: Flight, chunks: Sequence[Chunk]) -> tuple[Held, Held]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracelens.planner.block import Held
 from tracelens.planner.config import Config
 from tracelens.planner.expected import FLOAT32, REPLICA_GROUPS, Share, buffer_bytes, group_ranks
 from tracelens.planner.memory.assumptions import STATES, Assumptions
-from tracelens.planner.memory.tape import Held
 
 
 class Static(NamedTuple):

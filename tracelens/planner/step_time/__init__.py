@@ -10,7 +10,6 @@ to measurements: launch-bound phases, small kernels, stragglers and throttled cl
 times to compare layouts.
 
 - `machine`: assumptions on nodes, network and efficiency, with their sources.
-- `work`: FLOPs and bytes of the parts of a layer.
 - `network`: time of a message.
 - `layers`: a layer's forward and backward, communication hidden or exposed.
 - `step`: stages, bubble, gradients, optimizer.

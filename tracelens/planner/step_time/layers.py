@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,22 +12,20 @@ import numpy as np
 
 from tracelens.arrays import Int
 from tracelens.devices import Device
+from tracelens.planner.block import (
+    CHUNKS,
+    Load,
+    Op,
+    RoutedCounts,
+    embedding_section,
+    head_section,
+    layer_ops,
+    recomputed,
+)
 from tracelens.planner.config import Config
-from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
+from tracelens.planner.expected import Message, Routed, Share, balanced, is_routed, layer_messages
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
-from tracelens.planner.step_time.work import (
-    Load,
-    Part,
-    RoutedRows,
-    attention_parts,
-    embedding_parts,
-    expert_parts,
-    gated_parts,
-    head_parts,
-    router_parts,
-    stream_part,
-)
 
 GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
 """Process group of a layer's messages to the kind of communication."""
@@ -112,12 +110,12 @@ class Timer:
 
     @cached_property
     def embedding(self) -> Pass:
-        return Pass(*self._both(embedding_parts(self.share)))
+        return Pass(*self._both(embedding_section(self.share.sizes).ops))
 
     @cached_property
     def head(self) -> Pass:
         """Final norm, head and loss."""
-        return Pass(*self._both(head_parts(self.share)))
+        return Pass(*self._both(head_section(self.share.sizes).ops))
 
     def stage_message(self) -> float:
         """Time of activations or gradients between neighboring stages."""
@@ -129,65 +127,41 @@ class Timer:
         """Balanced routing of a micro-batch."""
         return balanced(self.share.config, self.share.rank).at(self.config.model.layers - 1, 0)
 
-    def parts(self, is_moe: bool) -> list[Part]:
-        """The parts of a layer, in execution order."""
-        share, model, toggles = self.share, self.config.model, self.config.toggles
-        layer_parts = attention_parts(share)
-        reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
+    def ops(self, is_moe: bool) -> Sequence[Op]:
+        """The ops of a layer in execution order, on the rank with most rows."""
         if not is_moe:
-            return [
-                *layer_parts,
-                stream_part(share, "mlp", 1),
-                *gated_parts(share, "mlp", model.dense_ffn, reruns_down),
-            ]
-        layer_parts += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
-        layer_parts += expert_parts(share, self.rows())
-        if model.shared_ffn:
-            layer_parts += gated_parts(
-                share, "shared", model.shared_ffn, reruns_down or toggles.overlap_shared
-            )
-        return layer_parts
-
-    def rows(self) -> RoutedRows:
-        """Rows around the experts, on the fullest rank."""
-        share, routed = self.share, self.routed
-        computed = round(sum(routed.rows) * self.machine.imbalance)
-        match self.config.toggles.dispatch:
-            case "alltoall":
-                return RoutedRows(sum(routed.rows_to), computed, computed)
-            case "allgather":
-                return RoutedRows(0, share.tokens * self.config.layout.experts_over, computed)
-            case _:
-                received = round(sum(routed.copies_from) * self.machine.imbalance)
-                return RoutedRows(sum(routed.copies_to), received, computed)
+            return layer_ops(self.share.sizes, is_moe)
+        rows, sent, received = self.routed.counts
+        factor = self.machine.imbalance
+        fullest = RoutedCounts(round(rows * factor), sent, round(received * factor))
+        return layer_ops(self.share.routed(fullest), is_moe)
 
     def nanoseconds(self, load: Load) -> float:
         """Roofline time of a load."""
         return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
 
-    def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
-        parts = list(parts)
-        forward = sum(self.nanoseconds(part.forward) for part in parts)
-        return forward, sum(self.nanoseconds(part.backward) for part in parts)
+    def _both(self, ops: Sequence[Op]) -> tuple[float, float]:
+        kernels = [kernel for op in ops for kernel in op.kernels]
+        forward = sum(self.nanoseconds(kernel.forward) for kernel in kernels)
+        return forward, sum(self.nanoseconds(kernel.backward) for kernel in kernels)
 
     def _make(self, kind: LayerKind) -> Pass:
-        parts, share = self.parts(kind.is_moe), self.share
+        ops, share = self.ops(kind.is_moe), self.share
         number = next(layer for layer in range(self.config.model.layers) if self.kind(layer) == kind)
-        forward, backward = self._both(parts)
-        recompute_ns = sum(self.nanoseconds(part.forward) for part in parts if part.reruns)
-        recomputed = recompute_ns if kind.is_recomputed else 0.0
+        forward, backward = self._both(ops)
+        recompute_ns, _ = self._both(ops[: recomputed(ops)]) if kind.is_recomputed else (0.0, 0.0)
         routed = self.routed if kind.is_moe and is_routed(share) else None
         forward_comm: dict[str, float] = defaultdict(float)
         backward_comm: dict[str, float] = defaultdict(float)
         for message in layer_messages(share, number, 0, routed):
             comm = forward_comm if message.phase == "forward" else backward_comm
             comm[self._scope(message)] += self._exposed_message(message)
-        shared = [part for part in parts if part.name == "shared"]
+        shared = [op for op in ops if op.scope == "shared"]
         hidden = self._both(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
         exposed = [self._exposed(*pair) for pair in zip((forward_comm, backward_comm), hidden, strict=True)]
         if self.config.toggles.overlap_exchange != "off":
-            self._hide_under_computation(exposed, forward + backward + recomputed)
-        return Pass(forward, backward, recomputed, *exposed)
+            self._hide_under_computation(exposed, forward + backward + recompute_ns)
+        return Pass(forward, backward, recompute_ns, *exposed)
 
     def _scope(self, message: Message) -> str:
         name = message.scope.removesuffix(".B").partition(".")[2]

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tracelens.planner.block import (
+    TEMPORARY,
+    Sizes,
+    Tape,
+    attention_section,
+    embedding_section,
+    head_section,
+    mlp_section,
+    moe_section,
+    total,
+)
 from tracelens.planner.config.config import override, preset
-from tracelens.planner.memory import layer
-from tracelens.planner.memory.tape import TEMPORARY, Tape, total
 
 
 def test_two_products_by_hand() -> None:
@@ -89,14 +98,16 @@ TOGGLES = [
 @pytest.mark.parametrize("fields", TOGGLES)
 def test_a_backward_leaves_the_gradient_of_the_input_alone(fields: str) -> None:
     config = override(preset("tiny"), fields.split())
-    for block in (
-        layer.attention_block(config, "flash"),
-        layer.attention_block(config, "math"),
-        layer.mlp_block(config),
-        layer.moe_block(config, 1.5),
-        layer.embedding_block(config),
-        layer.head_block(config),
+    s = Sizes(config)
+    for section in (
+        attention_section(s, "flash"),
+        attention_section(s, "math"),
+        mlp_section(s),
+        moe_section(Sizes(config, 1.5)),
+        embedding_section(s),
+        head_section(s),
     ):
+        block = section.memory
         left = dict(block.backward[-1].end)
         assert left.pop(TEMPORARY, 0) == block.input_bytes
         assert not any(left.values())

@@ -1,13 +1,13 @@
-"""Tapes of the router, dispatch and combine; letters as in the workload's `rows`."""
+"""Router, dispatch and combine; letters as in the workload's `rows`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracelens.planner.block.op import FLOAT32, INT64, Value, Weight, both_ways, moves, one_way
+from tracelens.planner.block.sizes import Sizes
+from tracelens.planner.block.tape import Tape
 from tracelens.planner.config import DEVICE_PERMUTE
-from tracelens.planner.expected import FLOAT32, INT64
-from tracelens.planner.memory.sizes import Sizes
-from tracelens.planner.memory.tape import Tape, Value
 
 
 class RoutedRows(NamedTuple):
@@ -33,8 +33,12 @@ class RoutedRows(NamedTuple):
 def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
     """Weights (float32) and ids (int64) of each token's experts."""
     m, T, E, K = s.model, s.T, s.model.experts_count, s.model.top_k
-    logits = t.op([x], T * E * s.a, saves=[x], weights=E * s.row)
-    expert = t.op([], T * K * INT64)
+    logits = t.op(
+        [x], T * E * s.a, saves=[x], weights=E * s.row, kernels=s.gemm(T, m.hidden, E),
+        weight=Weight("stage", t.scope),
+    )  # fmt: skip
+    # Softmax in float32; what follows can be fused.
+    expert = t.op([], T * K * INT64, kernels=moves(2 * T * E * FLOAT32, 2 * T * E * FLOAT32))
     learned = s.config.training.routing == "learned"
     if learned and s.config.toggles.router == "fused":
         score = t.op([], T * E * FLOAT32)
@@ -46,11 +50,13 @@ def router(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value]:
         if m.score == "sigmoid":
             weight = t.op([weight], weight.bytes, saves=[weight], extra=T * FLOAT32)
     if m.aux_loss:
-        # The balance loss saves the sum of each token's scores, and the tokens per expert.
+        # The balance loss saves the sum of each token's scores, and the tokens per expert of the whole
+        # sequence; these counts have no gradient.
         counts = s.config.training.micro_batch * E * FLOAT32
         weight = t.op(
             [weight], weight.bytes, gradient="same", of=weight, saves=[score], extra=T * FLOAT32 + counts,
             scratch=T * E * FLOAT32, backward_scratch=2 * T * E * FLOAT32,
+            messages=one_way("counts", "all_reduce", "cp_tp", counts, counts),
         )  # fmt: skip
     return weight, expert
 
@@ -75,30 +81,31 @@ def spread(t: Tape, rows: RoutedRows, count: int) -> RoutedRows:
     return RoutedRows(count, rows.tokens, token, choice, row, padded=True)
 
 
-def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool) -> Value:
+def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool, moved: int = 0) -> Value:
     """Token of each row; `width` bytes per row."""
-    size = rows.size * width
-    if fused:
-        return t.op([x], size, saves=[rows.token, rows.choice, rows.row])
-    return _select(t, x, rows.token, rows, width)
+    if not fused:
+        return _select(t, x, rows.token, rows, width, moved)
+    saves = [rows.token, rows.choice, rows.row]
+    return t.op([x], rows.size * width, saves=saves, kernels=moves(moved, moved))
 
 
-def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int) -> Value:
+def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int, moved: int = 0) -> Value:
     """Index select of rows."""
+    kernels = moves(moved, moved)
     if not rows.padded:
-        return t.op([x], rows.size * width, saves=[index])
-    y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64)
+        return t.op([x], rows.size * width, saves=[index], kernels=kernels)
+    y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64, kernels=kernels)
     return t.op([y], y.bytes, extra=rows.size)
 
 
-def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows) -> Value:
+def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows, moved: int = 0) -> Value:
     """Weighted sum of each token's rows."""
-    size, width = rows.tokens * s.row, s.row
+    size, width, kernels = rows.tokens * s.row, s.row, moves(moved, moved)
     inputs = [y] if weight is None else [y, weight]
     if s.config.toggles.permute == "fused":
         kept = [rows.token, rows.choice, rows.row]
         # The op saves the rows even without weights, when the gradient does not need them.
-        return t.op(inputs, size, saves=[*inputs, *kept])
+        return t.op(inputs, size, saves=[*inputs, *kept], kernels=kernels)
     token = rows.token
     if rows.padded:
         y = t.op([y], y.bytes, extra=rows.size)
@@ -109,7 +116,7 @@ def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRow
             weight_R = t.op([weight_R], rows.size * s.a)
         y = t.op([y, weight_R], y.bytes, saves=[y, weight_R], backward_scratch=rows.size * width)
     # torch's index_add saves its source, for the shape.
-    return t.op([y], size, saves=[token, y], scratch=size)
+    return t.op([y], size, saves=[token, y], scratch=size, kernels=kernels)
 
 
 class Dispatched(NamedTuple):
@@ -142,33 +149,30 @@ def dispatch(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispa
 
 def _all_to_all(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
     """All-to-all of one row per token and expert."""
-    fused = s.config.toggles.permute == "fused"
     sent = sort(t, s, s.C, s.T, s.C, expert)
     if s.P == 1:
-        return Dispatched(permute(t, s, x, sent, s.row, fused), sent, None, weight, weight)
-    arrived = s.rows
+        return Dispatched(_sorted(t, s, x, sent), sent, None, weight, weight)
     if s.static:
-        sent = spread(t, sent, s.P * s.T * s.most)
-        arrived = sent.size
+        sent = spread(t, sent, s.buffer_rows)
     # Counts are exchanged first.
-    t.op([], s.model.experts_count * INT64, waits=True)
-    out = permute(t, s, x, sent, s.row, fused)
-    x = t.op([out], arrived * s.row, waits=True)
-    expert = t.op([], arrived * INT64)
-    rows = sort(t, s, arrived, arrived, arrived, expert)
-    return Dispatched(permute(t, s, x, rows, s.row, fused), rows, sent, None, weight)
+    counts = s.model.experts_count * INT64
+    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
+    out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
+    x = t.collective(out, s.R * s.row, "tokens", "all_to_all", "ep")
+    rows = sort(t, s, s.R, s.R, s.R, t.op([], s.R * INT64))
+    return Dispatched(_sorted(t, s, x, rows), rows, sent, None, weight)
 
 
 def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
     """One copy of a token per rank with any of its experts, with its weights and expert ids."""
     K = s.model.top_k
-    leaving = s.P * s.T if s.static else round(s.copies * s.T)
-    arrived = leaving if s.static else min(s.P * s.T, round(leaving * (s.imbalance if s.P > 1 else 1)))
+    leaving, arrived = (s.P * s.T,) * 2 if s.static else (s.copies_sent, s.copies_received)
     sent = None
-    pair = 2 * K * FLOAT32
     if s.config.toggles.dispatch == "deepep":
         weight_N = t.op([weight], arrived * K * FLOAT32)
-        x = t.op([x], arrived * s.row, waits=True)
+        # Only actual tokens travel, even to buffers sized for the worst case.
+        sizes = s.copies_sent * s.row, s.copies_received * s.row
+        x = t.op([x], arrived * s.row, waits=True, messages=both_ways("tokens", "deepep", "ep", *sizes))
         local_expert = t.op([], arrived * K * INT64)
     else:
         rank = t.op([], s.T * s.P * INT64, reads=[expert], scratch=s.T * K * s.P)
@@ -176,38 +180,63 @@ def _copies(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispat
         if s.static and s.P > 1:
             sent = spread(t, sent, leaving)
         if s.P > 1 and not s.static:
-            t.op([], 2 * s.P * INT64, waits=True)
+            # Number of copies, and of the rows that they expand to.
+            counts = 2 * s.P * INT64
+            t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
+        pair = 2 * K * FLOAT32
         packed = t.op([weight], s.T * pair)
         packed = permute(t, s, packed, sent, pair, fused=False)
         packed = t.op([packed], leaving * pair, scratch=2 * leaving * pair)
         if s.P > 1:
-            packed = t.op([packed], arrived * pair, waits=True)
+            packed = t.collective(packed, arrived * pair, "routing", "all_to_all", "ep")
         weight_N = t.view(packed, arrived * K * FLOAT32)
-        out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
-        x = t.op([out], arrived * s.row, waits=True) if s.P > 1 else out
+        x = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
+        if s.P > 1:
+            x = t.collective(x, arrived * s.row, "tokens", "all_to_all", "ep")
         local_expert = t.op([], arrived * K * INT64, reads=[packed])
-    rows = s.P * s.T * s.most if s.static else s.rows
-    sorted_ = sort(t, s, arrived * K, arrived, rows, local_expert)
-    fused = s.config.toggles.permute == "fused"
-    return Dispatched(permute(t, s, x, sorted_, s.row, fused), sorted_, sent, weight_N, weight)
+    rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
+    return Dispatched(_sorted(t, s, x, rows), rows, sent, weight_N, weight)
 
 
 def _all_gather(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Dispatched:
+    """All tokens to all ranks."""
     arrived, K = s.P * s.T, s.model.top_k
-    weight_N = t.op([weight], arrived * K * FLOAT32, waits=True)
-    local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True)
-    x = t.op([x], arrived * s.row, waits=True)
-    rows = sort(t, s, arrived * K, arrived, arrived * s.most if s.static else s.rows, local_expert)
-    fused = s.config.toggles.permute == "fused"
-    return Dispatched(permute(t, s, x, rows, s.row, fused), rows, None, weight_N, weight)
+    weight_N = t.collective(weight, s.P * weight.bytes, "weights", "all_gather", "ep")
+    ids = one_way("experts", "all_gather", "ep", expert.bytes, s.P * expert.bytes)
+    local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True, messages=ids)
+    x = t.collective(x, s.P * x.bytes, "tokens", "all_gather", "ep")
+    rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
+    return Dispatched(_sorted(t, s, x, rows), rows, None, weight_N, weight)
+
+
+def _sorted(t: Tape, s: Sizes, x: Value, rows: RoutedRows) -> Value:
+    """Tokens on the rank of their experts, in order of expert."""
+    return permute(t, s, x, rows, s.row, s.config.toggles.permute == "fused", _moved(s))
+
+
+def _moved(s: Sizes) -> int:
+    """Bytes that dispatch or combine moves on this rank: own tokens, sent, received, and sorted by expert."""
+    match s.config.toggles.dispatch:
+        case "alltoall":
+            sent, received = s.C, s.rows
+        case "allgather":
+            sent, received = 0, s.P * s.T
+        case _:
+            sent, received = s.copies_sent, s.copies_received
+    return (s.T + sent + received + s.rows) * s.row
 
 
 def combine(t: Tape, s: Sizes, y: Value, routed: Dispatched) -> Value:
     """Combine: the weighted sum of expert outputs, y_TD."""
-    if s.P == 1 and s.config.toggles.dispatch in ("alltoall", "allgather"):
-        return unpermute(t, s, y, routed.weight, routed.rows)
-    y = unpermute(t, s, y, routed.weight, routed.rows)
+    kind = s.config.toggles.dispatch
+    y = unpermute(t, s, y, routed.weight, routed.rows, _moved(s))
+    if s.P == 1 and kind in ("alltoall", "allgather"):
+        return y
     if routed.sent is None:
-        return t.op([y], s.T * s.row, waits=True)
-    y = t.op([y], routed.sent.size * s.row, waits=True) if s.P > 1 else y
+        if kind == "allgather":
+            return t.collective(y, s.T * s.row, "results", "reduce_scatter", "ep")
+        sizes = s.copies_received * s.row, s.copies_sent * s.row
+        return t.op([y], s.T * s.row, waits=True, messages=both_ways("results", "deepep", "ep", *sizes))
+    if s.P > 1:
+        y = t.collective(y, routed.sent.size * s.row, "results", "all_to_all", "ep")
     return unpermute(t, s, y, routed.own_weight if routed.weight is None else None, routed.sent)

@@ -1,0 +1,275 @@
+"""Dense parts of the model: norms, attention, gated MLPs, embedding, head and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from tracelens.planner.block.op import (
+    FLOAT32,
+    INT64,
+    Attention,
+    Exchange,
+    Kernel,
+    Load,
+    Messages,
+    Value,
+    Weight,
+    moves,
+)
+from tracelens.planner.block.sizes import Sizes
+from tracelens.planner.block.tape import Tape
+
+AttentionKernel = Literal["flash", "masked", "math"]
+"""How attention is computed.
+
+- flash: skips masked scores: half of a square, by the convention of the FlashAttention papers (Dao 2022), and
+  exactly where there are more keys than queries. The backward recomputes the scores: five GEMMs to the
+  forward's two, three of width q and two of width v.
+- masked: the same, but computes all scores, since the mask is a tensor.
+- math: computes all scores with separate GEMMs and saves them: the backward has four GEMMs.
+"""
+
+# Chunks of a reduce-scatter with tp_overlap=chunked.
+CHUNKS = 4
+
+
+def norm(t: Tape, s: Sizes, x: Value) -> Value:
+    """RMS norm of the residual stream."""
+    with t.part("activations.norms"):
+        return _norm(t, s, x, s.model.hidden, s.T, "norms")
+
+
+def _norm(t: Tape, s: Sizes, x: Value, width: int, rows: int, component: str) -> Value:
+    """RMS norm: saves its input and one float32 per row."""
+    size = rows * width * s.a
+    return t.op(
+        [x], size, saves=[x], extra=rows * FLOAT32, weights=width * s.a, kernels=moves(2 * size, 3 * size),
+        weight=Weight("stage", component),
+    )  # fmt: skip
+
+
+def add(t: Tape, x: Value, y: Value) -> Value:
+    """Sum with the residual stream, whose gradient both share."""
+    moved = 3 * x.bytes
+    return t.op([x, y], x.bytes, gradient="same", kernels=moves(moved, moved))
+
+
+def linear(
+    t: Tape,
+    s: Sizes,
+    x: Value,
+    rows: int,
+    inside: int,
+    outside: int,
+    replicas: str = "dense",
+    kernels: Sequence[Kernel] | None = None,
+) -> Value:
+    """A GEMM with a weight, from one width to another: saves its input.
+
+    Tensor parallelism shards the weight unless `replicas` is "stage". `kernels` stand for its GEMM if that is
+    computed with another one.
+    """
+    return t.op(
+        [x], rows * outside * s.a, saves=[x], weights=inside * outside * s.a,
+        kernels=s.gemm(rows, inside, outside) if kernels is None else kernels,
+        weight=Weight(replicas, t.scope),
+    )  # fmt: skip
+
+
+def side_by_side(t: Tape, s: Sizes, x: Value, inside: int, *widths: int) -> list[Value]:
+    """GEMMs of one input, which kernels can compute as one: it counts at the first."""
+    return [
+        linear(t, s, x, s.A, inside, width, kernels=() if number else s.gemm(s.A, inside, sum(widths)))
+        for number, width in enumerate(widths)
+    ]
+
+
+def gather(t: Tape, s: Sizes, x: Value) -> Value:
+    """All-gather of the positions over tensor parallelism."""
+    if s.config.layout.tp == 1:
+        return x
+    messages, _ = _sharded(s)
+    return t.op([x], s.A * s.row, waits=s.config.toggles.tp_overlap == "off", messages=messages)
+
+
+def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
+    """A GEMM with a weight, and its reduce-scatter over tensor parallelism."""
+    D, tp = s.model.hidden, s.config.layout.tp
+    if tp == 1:
+        return linear(t, s, x, s.A, width, D)
+    _, messages = _sharded(s)
+    if s.config.toggles.tp_overlap == "off":
+        return t.op([linear(t, s, x, s.A, width, D)], s.T * s.row, waits=True, messages=messages)
+    # One op, whose backward gathers the gradient of all positions for the weight gradient.
+    return t.op(
+        [x], s.T * s.row, saves=[x], weights=width * D * s.a, scratch=s.A * s.row,
+        backward_scratch=s.A * s.row, saves_last=True, kernels=s.gemm(s.A, width, D), messages=messages,
+        weight=Weight("dense", t.scope),
+    )  # fmt: skip
+
+
+def _sharded(s: Sizes) -> tuple[Messages, Messages]:
+    """Messages of tensor parallelism before and after a block: gather all positions, scatter the results."""
+    part, full = s.T * s.row, s.A * s.row
+    gathered = Exchange("positions", "all_gather", "tp", part, full)
+    scattered = gathered.transposed
+    match s.config.toggles.tp_overlap:
+        case "off":
+            return Messages((gathered,), (scattered,)), Messages((scattered,), (gathered,))
+        case "symmetric":
+            return Messages((), (scattered,)), Messages()
+    ranks = s.config.layout.tp
+    broadcasts = (Exchange("positions", "broadcast", "tp", part, part),) * ranks
+    ends = [s.T * piece // CHUNKS for piece in range(CHUNKS + 1)]
+    sizes = [(end - start) * s.row for start, end in pairwise(ends) if start < end]
+    pieces = tuple(scattered._replace(sent=size * ranks, received=size) for size in sizes)
+    return Messages(broadcasts, (scattered,)), Messages(pieces, broadcasts)
+
+
+def rotate(t: Tape, x: Value, size: int) -> Value:
+    """Rotary positions: saves nothing, since its tables have no gradient."""
+    return t.op([x], size, scratch=2 * size, backward_scratch=2 * size, kernels=moves(2 * size, 2 * size))
+
+
+def swiglu(t: Tape, gate: Value, up: Value, kernels: Sequence[Kernel] | None = None) -> Value:
+    """silu(gate) * up: reads two and writes one; the backward reads three and writes two."""
+    silu = t.op([gate], gate.bytes, saves=[gate])
+    moved = moves(3 * up.bytes, 5 * up.bytes) if kernels is None else kernels
+    return t.op([silu, up], up.bytes, saves=[silu, up], kernels=moved)
+
+
+def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
+    """down(silu(gate(x)) * up(x))."""
+    F, D = ffn // s.config.layout.tp, s.model.hidden
+    gate, up = side_by_side(t, s, gather(t, s, x), D, F, F)
+    return scatter_linear(t, s, swiglu(t, gate, up), F)
+
+
+def attention(t: Tape, s: Sizes, x: Value, kernel: AttentionKernel) -> Value:
+    """Norm, projections, attention and output projection."""
+    x = gather(t, s, norm(t, s, x))
+    q, k, v = _latent(t, s, x) if s.model.attention == "mla" else _grouped(t, s, x)
+    y = _attend(t, s, q, k, v, kernel)
+    return scatter_linear(t, s, y, s.heads * s.model.value_dim)
+
+
+def _grouped(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
+    """Queries, keys and values of grouped-query attention."""
+    m, groups = s.model, s.kv_groups
+    q, k, v = side_by_side(
+        t, s, x, m.hidden, s.heads * m.query_dim, groups * m.query_dim, groups * m.value_dim
+    )
+    q, k = rotate(t, q, q.bytes), rotate(t, k, k.bytes)
+    if s.config.layout.cp > 1:
+        both = t.op([k, v], k.bytes + v.bytes, gradient="same")
+        gathered = t.collective(both, both.bytes * s.config.layout.cp, "keys", "all_gather", "cp")
+        k, v = t.split(gathered, [s.keys * groups * width * s.a for width in (m.query_dim, m.value_dim)])
+    return q, k, v
+
+
+def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
+    """Queries, keys and values of multi-head latent attention (arXiv:2405.04434, section 2.1)."""
+    m, D, n = s.model, s.model.hidden, s.heads
+    seen = s.keys
+    width, replicas = (m.q_lora, "stage") if m.q_lora else (n * m.query_dim, "dense")
+    q = linear(t, s, x, s.A, D, width, replicas)
+    kv = linear(t, s, x, s.A, D, m.kv_lora + m.rope_dim, "stage")
+    if m.q_lora:
+        q = linear(t, s, _norm(t, s, q, m.q_lora, s.A, t.scope), s.A, m.q_lora, n * m.query_dim)
+    latent, rotary = t.split(kv, [s.A * m.kv_lora * s.a, s.A * m.rope_dim * s.a])
+    latent, rotary = _norm(t, s, latent, m.kv_lora, s.A, t.scope), rotate(t, rotary, rotary.bytes)
+    kv = t.op([latent, rotary], kv.bytes, gradient="same")
+    if s.config.layout.cp > 1:
+        kv = t.collective(kv, kv.bytes * s.config.layout.cp, "keys", "all_gather", "cp")
+    latent, rotary = t.split(kv, [seen * m.kv_lora * s.a, seen * m.rope_dim * s.a])
+    # Each rank up-projects the latents of all keys that it attends to.
+    heads = linear(t, s, latent, seen, m.kv_lora, n * (m.qk_dim + m.v_dim))
+    k, v = t.split(heads, [seen * n * m.qk_dim * s.a, seen * n * m.v_dim * s.a])
+    wide = t.op([rotary], seen * n * m.rope_dim * s.a, of=rotary)
+    k = t.op([k, wide], seen * n * m.query_dim * s.a, gradient="same")
+    q, q_rotary = t.split(q, [s.A * n * m.qk_dim * s.a, s.A * n * m.rope_dim * s.a])
+    q_rotary = rotate(t, q_rotary, q_rotary.bytes)
+    return t.op([q, q_rotary], s.A * n * m.query_dim * s.a, gradient="same"), k, v
+
+
+def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
+    """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores."""
+    m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
+    kernels = (_scores(s, kernel, q.bytes + k.bytes + v.bytes + size),)
+    if kernel == "math":
+        scores = s.A * s.heads * (s.keys // s.config.training.micro_batch)
+        grouped = s.heads * m.kv_groups // m.heads if m.attention == "gqa" else s.heads
+        k_all = k if grouped == s.heads else t.op([k], s.keys * s.heads * m.query_dim * s.a)
+        v_all = v if grouped == s.heads else t.op([v], s.keys * s.heads * m.value_dim * s.a)
+        # Queries and keys are scaled before their GEMM.
+        q, k_all = t.op([q], q.bytes), t.op([k_all], k_all.bytes)
+        score = t.op([q, k_all], scores * s.a, saves=[q, k_all])
+        weight = t.op([score], scores * s.a, keep=True)
+        return t.op([weight, v_all], size, saves=[weight, v_all], kernels=kernels)
+    # Its backward accumulates query gradients in float32.
+    accumulated = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
+    row = s.A * s.heads * FLOAT32
+    return t.op(
+        [q, k, v], size, saves=[q, k, v], extra=row, gradient="new", backward_scratch=accumulated + 2 * row,
+        keep=True, kernels=kernels,
+    )  # fmt: skip
+
+
+def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
+    """Scores, 2q FLOPs per query and key in each head, and the weighted sum of values, 2v.
+
+    The backward reads inputs, outputs and output gradient, and writes the input gradients.
+    """
+    m, batch, queries = s.model, s.config.training.micro_batch, s.queries
+    keys = s.keys // batch
+    # Twice the scores: half a square need not be a whole number.
+    twice = 2 * queries * keys
+    if kernel == "flash":
+        twice = queries * queries if keys == queries else twice - queries * (queries - 1)
+    twice *= s.heads * batch
+    forward = twice * (m.query_dim + m.value_dim)
+    backward = 2 * forward + (0 if kernel == "math" else twice * m.query_dim)
+    dims = (keys, m.query_dim, m.value_dim)
+    return Kernel(
+        "attention",
+        Load(forward, moved, "", (Attention(forward, *dims, is_backward=False),)),
+        Load(backward, 2 * moved, "", (Attention(backward, *dims, is_backward=True),)),
+    )
+
+
+def embed(t: Tape, s: Sizes, token: Value) -> Value:
+    """Embedding lookup; its gradient, as large as the whole weight, accumulates."""
+    size = s.T * s.row
+    return t.op(
+        [token], size, gradient="none", weights=s.model.vocab * s.row, kernels=moves(2 * size, 3 * size),
+        weight=Weight("stage", t.scope),
+    )  # fmt: skip
+
+
+def head(t: Tape, s: Sizes, x: Value) -> Value:
+    """Norm, logits and loss: torch ops in float32, or one kernel that saves the gradient.
+
+    The kernel reads the logits and overwrites them with their gradient. Torch's ops cast them to float32 and
+    read and write those for the softmax; the backward likewise.
+    """
+    V, T = s.model.vocab, s.T
+    logits = linear(t, s, norm(t, s, x), T, s.model.hidden, V, "stage")
+    if s.config.toggles.loss == "fused":
+        gradient = t.op([], T * V * s.a, reads=[logits])
+        moved = moves(2 * logits.bytes, 2 * logits.bytes)
+        loss = t.op([logits], FLOAT32, saves=[gradient], gradient="saved", kernels=moved)
+    else:
+        wide = logits if s.a == FLOAT32 else t.op([logits], T * V * FLOAT32)
+        log = t.op([wide], T * V * FLOAT32, keep=True)
+        moved = moves(logits.bytes + 3 * log.bytes, logits.bytes + 3 * log.bytes)
+        loss = t.op([log], FLOAT32, saves=[log], kernels=moved)
+        t.touch(wide)
+    t.touch(logits)
+    return loss
+
+
+def tokens(s: Sizes) -> int:
+    """Bytes of the token ids of this step and the next."""
+    return 2 * INT64 * s.T * s.config.training.micro_batches

@@ -54,6 +54,12 @@ def pair_seconds(size: float, is_near: bool, rates: Rates) -> float:
     return size / (rates.among(2) if is_near else rates.nic)
 
 
+def broadcast_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+    """Least time of a broadcast: each other rank takes in all bytes, each other node through its NICs."""
+    inside = size / rates.among(near) if near > 1 else 0.0
+    return max(inside, size / near / rates.nic if nodes > 1 else 0.0)
+
+
 class Steps(NamedTuple):
     """Latency of one step of a collective, seconds: send, arrive, be noticed."""
 

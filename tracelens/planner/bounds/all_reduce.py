@@ -54,7 +54,8 @@ def fastest(times: Mapping[str, AlphaBeta]) -> list[Range]:
     0, the next is the one of smaller beta that it meets first. Equal lines go by their order.
     """
     name = min(times, key=lambda name: (times[name].alpha_s, times[name].beta_s))
-    ranges, start = [], 0.0
+    ranges: list[Range] = []
+    start = 0.0
     while True:
         line = times[name]
         meets = [

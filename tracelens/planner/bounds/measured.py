@@ -60,7 +60,7 @@ def trace_bounds(run: Run, platform: Platform) -> Result:
         "Collectives against the speed of light",
         {name: TRACE_TABLES[name].from_rows(of_table) for name, of_table in rows.items() if of_table},
         doc=purpose(trace_bounds),
-        skips=tuple([*aligned.skips, *skips, *fit_skips]),
+        skips=(*aligned.skips, *skips, *fit_skips),
         meta={"device": platform.device.name, "ranks": len(run.traces)},
         command="tracelens project bounds",
     )

@@ -13,6 +13,7 @@ from tracelens.planner.bounds.platform import Platform
 from tracelens.planner.bounds.tables import TABLES
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip
+from tracelens.units import size_text
 
 
 def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
@@ -23,8 +24,9 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
         operations: of one node; by default those of the AMD Developer Challenge 2025.
 
     Returns:
-        tables `bounds` and `geometric_means` of the operations, `published` times of the challenge,
-        `all_reduce`, `algorithms` and `crossovers` of all-reduces on one node and on all, `assumptions`.
+        tables `all_to_all`, `gemms` and `geometric_means` of the operations, `published` times of the
+        challenge, `all_reduce`, `algorithms` and `crossovers` of all-reduces on one node and on all, and
+        `assumptions`.
 
     Raises:
         TracelensError: a shape that the GPUs cannot share, or an element type without a GEMM rate.
@@ -39,13 +41,18 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     limits = [(operation, bound(operation, platform)) for operation in operations]
     means = _means(limits)
     rows = {
-        "bounds": [_row(*limit) for limit in limits],
+        "all_to_all": [_row(*limit) for limit in limits if not limit[0].flops],
+        "gemms": [_row(*limit) for limit in limits if limit[0].flops],
         "geometric_means": means,
         "published": _published(means) if is_challenge and platform.device.name == challenge.DEVICE else [],
         **_all_reduce(platform),
         "assumptions": _assumed(platform, operations),
     }
-    tables = {name: TABLES[name].from_rows(of_table) for name, of_table in rows.items() if of_table}
+    tables = {
+        name: schema.from_rows({column: row[column] for column in schema.names} for row in rows[name])
+        for name, schema in TABLES.items()
+        if rows.get(name)
+    }
     return Result(
         "bounds",
         "Speed of light",
@@ -61,7 +68,7 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     )
 
 
-def nanoseconds(limit: Bound) -> dict[str, Any]:
+def _nanoseconds(limit: Bound) -> dict[str, Any]:
     """The columns of a bound."""
     return {
         "gemm_ns": limit.gemm * 1e9,
@@ -76,9 +83,9 @@ def nanoseconds(limit: Bound) -> dict[str, Any]:
 def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
     return {
         "operation": operation.name,
-        "shape": operation.shape,
+        **operation.sizes,
         "dtype": operation.dtype,
-        **nanoseconds(limit),
+        **_nanoseconds(limit),
         "flops": float(operation.flops),
         "memory_bytes": float(operation.memory_bytes),
         "message_bytes": float(max(message.size for message in operation.messages)),
@@ -145,6 +152,7 @@ def _all_reduce(platform: Platform) -> dict[str, list[dict[str, Any]]]:
                 {
                     "nodes": nodes,
                     "gpus": nodes * platform.gpus_per_node,
+                    "size": size_text(size),
                     "bytes": size,
                     "ring_ns": ns["ring"],
                     "one_shot_ns": ns["one-shot"],
@@ -155,13 +163,15 @@ def _all_reduce(platform: Platform) -> dict[str, list[dict[str, Any]]]:
                 }
             )
         for span in fastest(times):
-            to_bytes = -1 if span.to_bytes == float("inf") else round(span.to_bytes)
+            is_last = span.to_bytes == float("inf")
+            sizes = f"from {size_text(span.from_bytes)}" if is_last else f"up to {size_text(span.to_bytes)}"
             ranges.append(
                 {
                     "nodes": nodes,
-                    "from_bytes": round(span.from_bytes),
-                    "to_bytes": to_bytes,
                     "algorithm": span.algorithm,
+                    "sizes": sizes if span.from_bytes or not is_last else "all",
+                    "from_bytes": round(span.from_bytes),
+                    "to_bytes": -1 if is_last else round(span.to_bytes),
                 }
             )
     return {"all_reduce": by_size, "algorithms": lines, "crossovers": ranges}

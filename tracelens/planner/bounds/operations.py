@@ -6,6 +6,7 @@ are not part of a bound.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import Literal, NamedTuple
@@ -37,7 +38,7 @@ class Operation:
 
     Attributes:
         name: in tables.
-        shape: sizes as text.
+        sizes: of the whole operation, by name.
         dtype: element type, short.
         ranks: GPUs that take part.
         flops: of GEMMs.
@@ -46,7 +47,7 @@ class Operation:
     """
 
     name: str
-    shape: str
+    sizes: Mapping[str, int]
     dtype: str
     ranks: int
     flops: float
@@ -108,10 +109,11 @@ def gemm_reduce_scatter(m: int, n: int, k: int, ranks: int, dtype: str = "bf16")
     item, local_k = element_bytes(dtype), k // ranks
     moved = m * local_k + local_k * n + m * n
     message = Message("reduce_scatter", m * n * item)
-    name, shape = "GEMM + reduce-scatter", f"{m}x{n}x{k}"
+    flops = 2 * m * n * local_k
     return Operation(
-        name, shape, short_dtype(dtype), ranks, 2 * m * n * local_k, moved * item, (message,)
-    )
+        "GEMM + reduce-scatter", {"m": m, "n": n, "k": k}, short_dtype(dtype), ranks, flops, moved * item,
+        (message,),
+    )  # fmt: skip
 
 
 def all_gather_gemm(m: int, n: int, k: int, ranks: int, dtype: str = "bf16") -> Operation:
@@ -125,10 +127,11 @@ def all_gather_gemm(m: int, n: int, k: int, ranks: int, dtype: str = "bf16") -> 
     item, local_n = element_bytes(dtype), n // ranks
     moved = m * k + k * local_n + m * local_n
     message = Message("all_gather", m * k * item)
-    name, shape = "all-gather + GEMM", f"{m}x{n}x{k}"
+    flops = 2 * m * local_n * k
     return Operation(
-        name, shape, short_dtype(dtype), ranks, 2 * m * local_n * k, moved * item, (message,)
-    )
+        "all-gather + GEMM", {"m": m, "n": n, "k": k}, short_dtype(dtype), ranks, flops, moved * item,
+        (message,),
+    )  # fmt: skip
 
 
 def moe_all_to_all(
@@ -157,10 +160,9 @@ def moe_all_to_all(
     rows = tokens * (topk if copies == "expert" else ranks * hit)
     size = rows * hidden * item
     moved = 2 * (tokens * hidden * item + size)
-    shape = f"experts={experts} topk={topk} hidden={hidden} tokens={tokens}"
-    name = f"all-to-all, a copy per {copies}"
+    sizes = {"experts": experts, "topk": topk, "hidden": hidden, "tokens": tokens}
     messages = (Message("all_to_all", size),) * 2
-    return Operation(name, shape, short_dtype(dtype), ranks, 0, moved, messages)
+    return Operation(f"all-to-all per {copies}", sizes, short_dtype(dtype), ranks, 0, moved, messages)
 
 
 def _divisible(name: str, size: int, ranks: int) -> None:

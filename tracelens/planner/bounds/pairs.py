@@ -11,7 +11,6 @@ import numpy as np
 from tracelens.analysis.comm import AlignedRun, MatchedCollective
 from tracelens.analysis.roofline import costing
 from tracelens.dtypes import element_bytes, short_dtype
-from tracelens.planner.bounds.model import nanoseconds
 from tracelens.planner.bounds.operations import Bound, gemm_seconds
 from tracelens.planner.bounds.placement import link_bound
 from tracelens.planner.bounds.platform import Platform
@@ -90,7 +89,11 @@ def _row(
         "count": len(same),
         "gemm_dur_ns": gemm_ns,
         "latency_ns": latency_ns,
-        **nanoseconds(limit),
+        "compute_ns": max(limit.gemm, limit.memory) * 1e9,
+        "link_ns": limit.links * 1e9,
+        "overlapped_ns": limit.overlapped * 1e9,
+        "serial_ns": limit.serial * 1e9,
+        "limited_by": limit.limit,
         "achieved": achieved,
         "note": above(achieved),
     }
@@ -98,7 +101,9 @@ def _row(
 
 def above(achieved: float) -> str:
     """Why an efficiency is above what the links allow."""
-    return "faster than these links: other rates, or reduced in the network" if achieved > EXPLAIN_ABOVE else ""
+    return (
+        "faster than these links: other rates, or reduced in the network" if achieved > EXPLAIN_ABOVE else ""
+    )
 
 
 def pairs(run: Run, aligned: AlignedRun) -> Iterator[Pair]:
@@ -153,5 +158,7 @@ def gemms(trace: Trace) -> list[Gemm]:
             )
         else:
             moved = cost.read_bytes + cost.write_bytes
-            by_call[call] = Gemm(start, end, *(sizes[name] for name in "MNK"), cost.dtype, cost.flops, moved)
+            by_call[call] = Gemm(
+                start, end, sizes["M"], sizes["N"], sizes["K"], cost.dtype, cost.flops, moved
+            )
     return sorted(by_call.values(), key=lambda gemm: gemm.start)

@@ -10,6 +10,7 @@ from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, tr
 from tracelens.planner.bounds.platform import Platform
 from tracelens.planner.collectives import (
     all_to_all_seconds,
+    broadcast_seconds,
     hierarchical_all_reduce,
     pair_seconds,
     ring_all_reduce,
@@ -120,6 +121,8 @@ def _transfer_seconds(
         return traffic_seconds(sent.tolist(), [node_of[rank] for rank in ranks], rates)
     if kind == "all_reduce":
         return size * _all_reduce_beta(group, platform)
+    if kind == "broadcast":
+        return broadcast_seconds(size, group.nodes, group.near, rates)
     return ring_seconds(size, group.ranks, group.near, rates)
 
 

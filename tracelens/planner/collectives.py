@@ -140,6 +140,16 @@ def hierarchical_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -
     return AlphaBeta.of(2 * (near > 1), 2 * (nodes > 1), steps, inside_s + between_s)
 
 
+def all_reduce_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+    """Least transfer time of an all-reduce: rings, two-shot, or a hierarchy whose parts overlap in a pipeline."""
+    inside_s = 2 * (near - 1) / near / rates.among(near) if near > 1 else 0.0
+    between_s = 2 * (nodes - 1) / nodes / near / rates.nic
+    no_latency = Steps(0.0, 0.0)
+    flat = (ring_all_reduce, two_shot_all_reduce)
+    betas = [algorithm(nodes, near, rates, no_latency).beta_s for algorithm in flat]
+    return size * min(max(inside_s, between_s), *betas)
+
+
 def traffic_seconds(sent: Sequence[Sequence[float]], node_of: Sequence[int], rates: Rates) -> float:
     """Least time of an uneven all-to-all: that of the busiest link, NIC or rank.
 

@@ -141,7 +141,8 @@ def bounds(
     with progress() as line:
         result = project_bounds(
             traces, device=Path(device_file) if device_file else device, nodes=nodes,
-            gpus_per_node=gpus_per_node, all_to_all=all_to_all or (), gemm_rs=gemm_rs or (), ag_gemm=ag_gemm or (), dtype=dtype,
+            gpus_per_node=gpus_per_node, all_to_all=all_to_all or (), gemm_rs=gemm_rs or (),
+            ag_gemm=ag_gemm or (), dtype=dtype,
             assume=assume or (), step=step, partial=partial, progress=line,
         )  # fmt: skip
     deliver_result(result, _title(result), output, json_output, paths or ())

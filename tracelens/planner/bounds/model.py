@@ -124,6 +124,7 @@ def _published(means: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "note": line.source,
         }
         for line in challenge.PUBLISHED
+        if line.operation in of_name
     ]
 
 

@@ -9,14 +9,12 @@ from typing import NamedTuple
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, traffic_matrices
 from tracelens.planner.bounds.platform import Platform
 from tracelens.planner.collectives import (
+    all_reduce_seconds,
     all_to_all_seconds,
     broadcast_seconds,
-    hierarchical_all_reduce,
     pair_seconds,
-    ring_all_reduce,
     ring_seconds,
     traffic_seconds,
-    two_shot_all_reduce,
 )
 from tracelens.trace import collective_of
 
@@ -88,7 +86,7 @@ def link_bound(
 ) -> LinkBound | None:
     """The least time of a collective on its links; None where its kind or size is not recorded.
 
-    An all-reduce takes the best of the algorithms for large messages. An all-to-all with recorded split
+    An all-to-all with recorded split
     sizes takes those; one without is taken as even.
     """
     size, kind = collective.bytes, collective_of(collective.collective)
@@ -120,16 +118,7 @@ def _transfer_seconds(
         ranks, sent, _ = matrices
         return traffic_seconds(sent.tolist(), [node_of[rank] for rank in ranks], rates)
     if kind == "all_reduce":
-        return size * _all_reduce_beta(group, platform)
+        return all_reduce_seconds(size, max(group.ranks // group.near, 1), group.near, rates)
     if kind == "broadcast":
         return broadcast_seconds(size, group.nodes, group.near, rates)
     return ring_seconds(size, group.ranks, group.near, rates)
-
-
-def _all_reduce_beta(group: Place, platform: Platform) -> float:
-    """Seconds per byte of the best algorithm for large buffers."""
-    nodes = max(group.ranks // group.near, 1)
-    candidates = (ring_all_reduce, two_shot_all_reduce, hierarchical_all_reduce)
-    return min(
-        algorithm(nodes, group.near, platform.rates(), platform.steps()).beta_s for algorithm in candidates
-    )

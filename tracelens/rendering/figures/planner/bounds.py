@@ -88,7 +88,7 @@ def _by_resource(data: Table, sizes: Mapping[str, str]) -> list[Figure]:
                 showlegend=True,
                 barmode="group",
                 bargap=0.25,
-                xaxis=axis("time (µs), logarithmic", type="log", tickformat=","),
+                xaxis=axis("time (µs), logarithmic", type="log", tickformat=",", dtick="D2"),
                 yaxis=rows_axis(labels, 60),
             )
         )
@@ -123,7 +123,7 @@ def _all_reduces(data: Table) -> list[Figure]:
                 380,
                 showlegend=True,
                 xaxis={"type": "category", "title": {"text": "message size"}, "automargin": True},
-                yaxis=axis("time (µs), logarithmic", type="log", tickformat=","),
+                yaxis=axis("time (µs), logarithmic", type="log", tickformat=",", dtick="D2"),
             )
         )
     return figures

@@ -141,7 +141,7 @@ def hierarchical_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -
 
 
 def all_reduce_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
-    """Least transfer time of an all-reduce: rings, two-shot, or a hierarchy whose parts overlap in a pipeline."""
+    """Least transfer time of an all-reduce: rings, two-shot, or a hierarchy whose parts overlap."""
     inside_s = 2 * (near - 1) / near / rates.among(near) if near > 1 else 0.0
     between_s = 2 * (nodes - 1) / nodes / near / rates.nic
     no_latency = Steps(0.0, 0.0)

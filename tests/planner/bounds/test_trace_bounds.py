@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def rank(
     """)
 
 
-def compared(*ranks: str, **options: object) -> Result:
-    return tracelens.project_bounds(draw_run(*ranks), device="h200", **options)  # type: ignore[arg-type]
+def compared(*ranks: str, **options: Any) -> Result:
+    return tracelens.project_bounds(draw_run(*ranks), device="h200", **options)
 
 
 def test_waiting_is_no_part_of_what_is_compared() -> None:
@@ -110,7 +111,7 @@ def test_tensor_parallel_gemms_find_their_collectives() -> None:
     """Two layers' attention and MLP, forward and backward, on two H200 (see sample_traces/toggles)."""
     result = tracelens.project_bounds(str(SAMPLES / "toggles/tensor"))
     pairs = result["pairs"].set_index(["operation", "shape"])
-    gathered = pairs.loc[("all-gather + GEMM", "16384x1536x2048")]
+    gathered: Any = pairs.loc[("all-gather + GEMM", "16384x1536x2048")]
     # 16384 x 2048 in bf16, half of it over NVLink; 16384 x 1536 x 2048 at 989.4 TFLOP/s.
     assert gathered["link_ns"] == pytest.approx(16384 * 2048 * 2 / 2 / 450)
     assert gathered["compute_ns"] == pytest.approx(2 * 16384 * 1536 * 2048 / 989.4e3)

@@ -18,7 +18,7 @@ app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completi
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Predict memory, schedules, the step time after a change, and the least time of collectives.
+    """Predict memory, schedules, bounds, and steps after a change.
 
     Examples:
         tracelens project whatif traces/

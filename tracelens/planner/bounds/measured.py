@@ -44,7 +44,7 @@ def trace_bounds(run: Run, platform: Platform) -> Result:
     fitted, fit_skips = fit_rows(known)
     pairs = pair_rows(run, aligned, node_of, platform)
     if not aligned.collectives:
-        reason = "no collective is matched across ranks; its waiting cannot be told from its transfer"
+        reason = "no collective is matched across ranks, which separates waiting from transfer"
         skips.append(Skip("collectives against their links", f"{reason}: pass the traces of all ranks"))
     elif not pairs:
         reason = "no all-gather, reduce-scatter or all-reduce has the size of a GEMM next to it"

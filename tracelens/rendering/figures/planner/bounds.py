@@ -12,9 +12,9 @@ from tracelens.rendering.figures.base import (
     chart,
     horizontal_bars,
     needs,
+    plain,
     rounded,
     rows_axis,
-    safe,
     stacked_bars,
 )
 from tracelens.rendering.figures.colors import BLUE, GREY, IDLE, ORANGE, TEAL, VIOLET
@@ -83,7 +83,7 @@ def _by_resource(data: Table, sizes: Mapping[str, str]) -> list[Figure]:
         figures.append(
             chart(
                 traces,
-                f"{safe(name, 60)}: least time by resource",
+                f"{plain(name, 60)}: least time by resource",
                 120 + 48 * len(labels),
                 showlegend=True,
                 barmode="group",

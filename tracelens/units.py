@@ -83,6 +83,13 @@ def gib(size_bytes: float, decimals: int = 1) -> str:
     return f"{size_bytes / GIB:,.{decimals}f} GiB"
 
 
+def size_text(size_bytes: float) -> str:
+    """A size in its largest unit, three digits: '128 KiB', '29.7 MiB'."""
+    scale = largest_scale("bytes", size_bytes)
+    value = size_bytes / scale.size
+    return f"{value:.{three_digit_decimals(value) if value % 1 else 0}f} {scale.name}"
+
+
 def three_digit_decimals(value: float) -> int:
     """How many decimals give a value three digits."""
     return max(3 - len(str(int(abs(value)))), 0)

@@ -19,6 +19,7 @@ from tracelens.devices import Device, devices
 from tracelens.devices.read import numbers
 from tracelens.findings.detectors import DETECTORS, Detector
 from tracelens.findings.remedies import Platform, entries
+from tracelens.planner import bounds as planner_bounds
 from tracelens.planner import memory, pipeline, search
 from tracelens.reproducers import verify
 from tracelens.session import wide
@@ -236,6 +237,20 @@ RESULTS = (
         "tracelens project bubble --pp 16 --global-tokens 33554432 --nodes 64",
         tracelens.project_bubble,
         planner.BUBBLE_TABLES,
+    ),
+    ResultPage(
+        "bounds",
+        "Speed of light",
+        "tracelens project bounds",
+        tracelens.project_bounds,
+        planner_bounds.TABLES,
+    ),
+    ResultPage(
+        "trace_bounds",
+        "Collectives against the speed of light",
+        "tracelens project bounds traces/",
+        planner_bounds.trace_bounds,
+        planner_bounds.TRACE_TABLES,
     ),
     ResultPage("ladder", "Ladder", "tracelens workload ladder --from ladder/", ladder.ladder, ladder.TABLES),
 )

@@ -17,6 +17,7 @@ from tracelens import reproducers, what_if
 from tracelens.analysis.analyzer import ANALYZERS, in_order
 from tracelens.compare import diff, gate, ladder
 from tracelens.planner import BUBBLE_TABLES, memory, pipeline, search
+from tracelens.planner import bounds as planner_bounds
 from tracelens.table.result import Result
 from tracelens.table.schema import Schema, Table
 from tracelens.trace.pace import PacePart
@@ -93,6 +94,12 @@ OTHERS: list[tuple[str, Callable[[Path], Result], Mapping[str, Schema]]] = [
     ("ladder", _ladder, ladder.TABLES),
     ("whatif", lambda _: tracelens.whatif(_run("cpu/tiny"), ["balanced"]), what_if.TABLES),
     ("replay", lambda folder: tracelens.replay(_run("one_gpu/loop"), folder, top=1), reproducers.TABLES),
+    ("bounds", lambda _: tracelens.project_bounds(), planner_bounds.TABLES),
+    (
+        "trace bounds",
+        lambda _: tracelens.project_bounds(_run("toggles/tensor")),
+        planner_bounds.TRACE_TABLES,
+    ),
     ("bubble", lambda _: tracelens.project_bubble(16, 33_554_432, 64), BUBBLE_TABLES),
     ("memory", lambda _: tracelens.project_memory("moe_1t", gpus=64, ep=32, devices="mi355x"), memory.TABLES),
     ("schedule", lambda _: tracelens.project_pipeline(_run("pipeline/plain")), pipeline.TABLES),

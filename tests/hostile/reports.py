@@ -16,6 +16,7 @@ import tracelens
 from tests.hostile.payloads import PAYLOADS
 from tests.rendering import (
     sample,
+    sample_bounds,
     sample_ladder,
     sample_memory,
     sample_projection,
@@ -109,6 +110,7 @@ def drawn() -> Iterator[Result]:
     yield sample_memory.memory()
     yield from (sample_projection.bubble(), sample_projection.pipeline_schedule())
     yield from (sample_search.search(), sample_whatif.whatif())
+    yield from (sample_bounds.bounds(), sample_bounds.trace_bounds())
 
 
 def every_figure() -> Report:

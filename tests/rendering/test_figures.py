@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.rendering import (
     sample,
+    sample_bounds,
     sample_ladder,
     sample_memory,
     sample_projection,
@@ -40,6 +41,8 @@ RESULTS = {
     "diff": (sample.diff, 2),
     "ladder": (sample_ladder.ladder, 3),
     "memory": (sample_memory.memory, 1),
+    "bounds": (sample_bounds.bounds, 2),
+    "trace_bounds": (sample_bounds.trace_bounds, 2),
     "bubble": (sample_projection.bubble, 1),
     "pipeline_schedule": (sample_projection.pipeline_schedule, 5),
     "whatif": (sample_whatif.whatif, 2),
@@ -50,6 +53,8 @@ NEEDED = {
     "diff": "base_ns",
     "ladder": "speedup",
     "memory": "component",
+    "bounds": "operation",
+    "trace_bounds": "group",
     "bubble": "vpp",
     "whatif": "scenario",
     "search": "part",

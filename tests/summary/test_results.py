@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.summary.sample import MS, names, result, tile
-from tracelens.session import project_bubble, project_memory, project_pipeline, search_layouts
+from tracelens.session import project_bounds, project_bubble, project_memory, project_pipeline, search_layouts
 from tracelens.summary import result_summary
 from tracelens.table import Result, Summary
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 def summed_up(made: Result) -> Summary:
@@ -155,6 +158,23 @@ def test_a_bubble_says_what_twice_the_chunks_would_do() -> None:
     made = summed_up(projected)
     assert tile(made, "bubble").value == projected.data["bubble"].array("fraction")[0]
     assert made.verdict.endswith("VPP 2 would make it 2.85%.")
+
+
+def test_bounds_name_the_fastest_all_reduce_of_all_nodes() -> None:
+    made = summed_up(project_bounds(device="mi300x", nodes=4))
+    assert "fastest all-reduce on 4 nodes: one-shot, two-shot from" in made.verdict
+    assert [each.label for each in made.tiles] == [
+        "all-to-all per expert",
+        "all-to-all per GPU",
+        "GEMM + reduce-scatter",
+        "all-gather + GEMM",
+    ]
+
+
+def test_collectives_are_compared_with_their_links() -> None:
+    made = summed_up(project_bounds(SAMPLES / "toggles/tensor"))
+    assert made.verdict.startswith("all_to_allv of EP 0-1 reaches 66% of the speed of its links")
+    assert made.tiles[0].unit == "fraction"
 
 
 def scenario(name: str, ms: float) -> dict[str, Any]:

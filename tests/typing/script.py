@@ -66,6 +66,7 @@ def project(run: tracelens.Run) -> None:
     """What a change would bring."""
     print(tracelens.whatif(run, ["comm_speedup:all_to_all=2"], step=2)["whatif"])
     print(tracelens.project_memory("deepseek_v3", gpus=64, ep=64, devices="mi355x")["fits"])
+    print(tracelens.project_bounds(device="mi300x", nodes=4)["crossovers"])
     print(tracelens.project_bubble(pp=4, global_tokens=1 << 20, nodes=8)["bubble"])
     print(tracelens.project_pipeline(run, schedules=["1f1b"])["summary"])
     print(tracelens.search_layouts("deepseek_v3", 64, "mi355x", top=3)["layouts"])

@@ -2,6 +2,7 @@
 
 - `memory`: bytes per GPU of a model and a layout, by component and pipeline rank; `search` ranks layouts.
 - `bubble` and `pipeline`: idle time of pipeline stages, in closed form and by simulation.
+- `bounds`: the least time of collectives and the GEMMs next to them, and how close a run comes.
 
 Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """

@@ -11,6 +11,7 @@ same time, and the slower one counts. For a message of b bytes (the full buffer,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MESH_LINKS = 7
@@ -51,3 +52,121 @@ def ring_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
 def pair_seconds(size: float, is_near: bool, rates: Rates) -> float:
     """Send from one rank to another, on the same node or not."""
     return size / (rates.among(2) if is_near else rates.nic)
+
+
+def broadcast_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+    """Least time of a broadcast: each other rank takes in all bytes, each other node through its NICs."""
+    inside = size / rates.among(near) if near > 1 else 0.0
+    return max(inside, size / near / rates.nic if nodes > 1 else 0.0)
+
+
+class Steps(NamedTuple):
+    """Latency of one step of a collective, seconds: send, arrive, be noticed."""
+
+    link_s: float
+    nic_s: float
+
+
+class AlphaBeta(NamedTuple):
+    """A time that grows with message size: alpha + bytes x beta.
+
+    Attributes:
+        link_steps: steps over links, one after the other, on the longest path.
+        nic_steps: steps between nodes on that path.
+        alpha_s: latency of all these steps.
+        beta_s: seconds per byte of the busiest link or NIC.
+    """
+
+    link_steps: int
+    nic_steps: int
+    alpha_s: float
+    beta_s: float
+
+    def seconds(self, size: float) -> float:
+        return self.alpha_s + size * self.beta_s
+
+    @classmethod
+    def of(cls, link_steps: int, nic_steps: int, steps: Steps, beta_s: float) -> AlphaBeta:
+        return cls(link_steps, nic_steps, link_steps * steps.link_s + nic_steps * steps.nic_s, beta_s)
+
+
+def ring_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+    """All-reduce in rings over all n = nodes x near ranks, node by node.
+
+    As many rings as use all links and all NICs share the buffer. In each, a rank passes a chunk of 1/n of its
+    share to the next rank in 2 (n-1) steps, so a rank sends 2 (n-1)/n of the buffer over its links, and
+    1/near of that through its NIC. A chunk goes around twice less two steps: those leave out two links where
+    a node has three ranks or more, a link and a hop between nodes where it has two.
+    """
+    ranks = nodes * near
+    passes = 2 * (ranks - 1)
+    between = 0 if nodes == 1 else passes if near == 1 else 2 * nodes - (near == 2)
+    passed = passes / ranks
+    inside_s = passed / rates.among(near) if near > 1 else 0.0
+    between_s = passed / near / rates.nic if nodes > 1 else 0.0
+    return AlphaBeta.of(passes - between, between, steps, max(inside_s, between_s))
+
+
+def one_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+    """All-reduce in one step: each rank sends the whole buffer to all others and adds up what arrives.
+
+    near - 1 buffers leave over links, (nodes - 1) near through the NIC.
+    """
+    inside_s = (near - 1) / rates.among(near) if near > 1 else 0.0
+    between_s = (nodes - 1) * near / rates.nic
+    return AlphaBeta.of(int(nodes == 1), int(nodes > 1), steps, max(inside_s, between_s))
+
+
+def two_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+    """All-reduce in two steps: a reduce-scatter and an all-gather, each directly between all ranks.
+
+    In each step a rank sends 1/n of the buffer to each other rank: (near - 1)/n over links,
+    (nodes - 1) near/n through the NIC, as in an all-to-all.
+    """
+    ranks = nodes * near
+    beta_s = 2 * all_to_all_seconds(1.0, ranks, near, rates)
+    return AlphaBeta.of(2 * (nodes == 1), 2 * (nodes > 1), steps, beta_s)
+
+
+def hierarchical_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+    """All-reduce in a reduce-scatter inside each node, an all-reduce between nodes and an all-gather inside.
+
+    All steps are direct. Inside, a rank sends (near - 1)/near of the buffer in each of two steps. Its share
+    of 1/near is then summed with the ranks of the same place on other nodes, all NICs at once, in two steps
+    of (nodes - 1)/nodes of the share. The parts follow each other, so their times add up.
+    """
+    inside_s = 2 * (near - 1) / near / rates.among(near) if near > 1 else 0.0
+    between_s = 2 * (nodes - 1) / nodes / near / rates.nic
+    return AlphaBeta.of(2 * (near > 1), 2 * (nodes > 1), steps, inside_s + between_s)
+
+
+def all_reduce_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+    """Least transfer time of an all-reduce: rings, two-shot, or a hierarchy whose parts overlap."""
+    inside_s = 2 * (near - 1) / near / rates.among(near) if near > 1 else 0.0
+    between_s = 2 * (nodes - 1) / nodes / near / rates.nic
+    no_latency = Steps(0.0, 0.0)
+    flat = (ring_all_reduce, two_shot_all_reduce)
+    betas = [algorithm(nodes, near, rates, no_latency).beta_s for algorithm in flat]
+    return size * min(max(inside_s, between_s), *betas)
+
+
+def traffic_seconds(sent: Sequence[Sequence[float]], node_of: Sequence[int], rates: Rates) -> float:
+    """Least time of an uneven all-to-all: that of the busiest link, NIC or rank.
+
+    Args:
+        sent: bytes from each rank (row) to each other (column); what stays on a rank costs nothing.
+        node_of: node of each rank.
+        rates: of one rank. In a mesh each pair has a link of 1/MESH_LINKS of `links`.
+    """
+    numbers = range(len(node_of))
+    slowest = 0.0
+    for rank in numbers:
+        inside = [peer for peer in numbers if peer != rank and node_of[peer] == node_of[rank]]
+        outside = [peer for peer in numbers if node_of[peer] != node_of[rank]]
+        for near, far in (
+            ([sent[rank][peer] for peer in inside], [sent[rank][peer] for peer in outside]),
+            ([sent[peer][rank] for peer in inside], [sent[peer][rank] for peer in outside]),
+        ):
+            over_links = max(sum(near), MESH_LINKS * max(near, default=0.0) if rates.is_mesh else 0.0)
+            slowest = max(slowest, over_links / rates.links if over_links else 0.0, sum(far) / rates.nic)
+    return slowest

@@ -8,7 +8,7 @@
     gating       runs against a baseline: `gate`
     merging      `fuse`
     reproducing  `replay`
-    memory, layouts, schedules   projections before a run, in the words of the command line
+    memory, layouts, schedules, bounds   projections before a run, in the words of the command line
 
 Importing this package is cheap; each function imports what it needs.
 """
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
+    from tracelens.session.bounds import project_bounds
     from tracelens.session.comments import comment
     from tracelens.session.comparison import diff
     from tracelens.session.gating import GateSide, explain, gate, gate_side, grown_baseline
@@ -59,6 +60,7 @@ __all__ = [
     "gate_side",
     "grown_baseline",
     "load",
+    "project_bounds",
     "project_bubble",
     "project_memory",
     "project_pipeline",
@@ -72,6 +74,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "bounds": ("project_bounds",),
     "comments": ("comment",),
     "comparison": ("diff",),
     "gating": ("GateSide", "explain", "gate", "gate_side", "grown_baseline"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tracelens.summary.bounds import bounds_summary, trace_bounds_summary
 from tracelens.summary.comparisons import diff_summary, ladder_summary
 from tracelens.summary.guarded import guarded
 from tracelens.summary.projections import (
@@ -16,12 +17,14 @@ from tracelens.summary.projections import (
 from tracelens.table import Result, Summary
 
 SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
+    "bounds": bounds_summary,
     "bubble": bubble_summary,
     "diff": diff_summary,
     "ladder": ladder_summary,
     "memory": memory_summary,
     "pipeline_schedule": pipeline_summary,
     "search": search_summary,
+    "trace_bounds": trace_bounds_summary,
     "whatif": whatif_summary,
 }
 """By the name that the result has."""

@@ -1,10 +1,11 @@
-"""`tracelens project`: memory, pipeline and what-if projections."""
+"""`tracelens project`: memory, pipeline, what-if and speed-of-light projections."""
 
 from __future__ import annotations
 
 import typer
 
 from tracelens.cli.help import Command, Group
+from tracelens.cli.project.bounds import bounds
 from tracelens.cli.project.bubble import bubble
 from tracelens.cli.project.memory import memory
 from tracelens.cli.project.pipeline import pipeline
@@ -17,16 +18,17 @@ app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completi
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Predict memory, schedules, and the step time after a change.
+    """Predict memory, schedules, bounds, and steps after a change.
 
     Examples:
         tracelens project whatif traces/
         tracelens project memory --model deepseek_v3 --gpus 256 --pp 16 --ep 8 --device mi355x
         tracelens project pipeline --from traces/ --vpp 2
+        tracelens project bounds traces/
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-for _command in (whatif, memory, pipeline, bubble):
+for _command in (whatif, memory, pipeline, bubble, bounds):
     app.command(_command.__name__, cls=Command)(_command)

@@ -68,6 +68,7 @@ def project(run: tracelens.Run) -> None:
     print(tracelens.project_memory("deepseek_v3", gpus=64, ep=64, devices="mi355x")["fits"])
     print(tracelens.project_bubble(pp=4, global_tokens=1 << 20, nodes=8)["bubble"])
     print(tracelens.project_pipeline(run, schedules=["1f1b"])["summary"])
+    print(tracelens.project_scaling("moe_2t", 1024, "mi300x", ep=(8, 16))["scaling"])
     print(tracelens.search_layouts("deepseek_v3", 64, "mi355x", top=3)["layouts"])
 
 

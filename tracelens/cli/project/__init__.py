@@ -1,4 +1,4 @@
-"""`tracelens project`: memory, pipeline and what-if projections."""
+"""`tracelens project`: memory, scaling, pipeline and what-if projections."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tracelens.cli.help import Command, Group
 from tracelens.cli.project.bubble import bubble
 from tracelens.cli.project.memory import memory
 from tracelens.cli.project.pipeline import pipeline
+from tracelens.cli.project.scaling import scaling
 from tracelens.cli.project.whatif import whatif
 
 __all__ = ["app"]
@@ -17,7 +18,7 @@ app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completi
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Predict memory, schedules, and the step time after a change.
+    """Predict memory, scaling, schedules, and the step time after a change.
 
     Examples:
         tracelens project whatif traces/
@@ -28,5 +29,5 @@ def project(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for _command in (whatif, memory, pipeline, bubble):
+for _command in (whatif, memory, scaling, pipeline, bubble):
     app.command(_command.__name__, cls=Command)(_command)

@@ -7,7 +7,7 @@
 - `tables`: the result.
 """
 
-from tracelens.planner.scaling.scaling import Request, scaling
+from tracelens.planner.scaling.scaling import DISPATCHES, DispatchName, Request, scaling
 from tracelens.planner.scaling.tables import TABLES
 
-__all__ = ["TABLES", "Request", "scaling"]
+__all__ = ["DISPATCHES", "TABLES", "DispatchName", "Request", "scaling"]

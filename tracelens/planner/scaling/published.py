@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tracelens.planner.config import MODELS, Config
+from tracelens.planner.scaling.tables import PARTS
 
 SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 11: 2T model, 1,024 MI300X"
-PARTS = ("compute", "all-to-all", "p2p", "other", "bubble")
 _MEASURED = {
     ("alltoall", 8): (43.8, 13.2, 2.8, 26.4, 13.7),
     ("deepep", 8): (55.8, 8.9, 5.8, 13.6, 16.0),
@@ -29,16 +29,11 @@ def published_rows(projected: Mapping[tuple[str, int], Mapping[str, float]]) -> 
     Args:
         projected: dispatch and expert-parallel ranks to the share of each part in the projected step.
     """
-    return [
-        {
-            "dispatch": dispatch,
-            "ep": ep,
-            "part": part,
-            "projected_fraction": projected[dispatch, ep][part],
-            "measured_fraction": percent / 100,
-            "source": SOURCE,
-        }
-        for (dispatch, ep), percents in _MEASURED.items()
-        if (dispatch, ep) in projected
-        for part, percent in zip(PARTS, percents, strict=True)
-    ]
+    rows = []
+    for (dispatch, ep), percents in _MEASURED.items():
+        if (dispatch, ep) in projected:
+            published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
+            key = {"dispatch": dispatch, "ep": ep}
+            rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
+            rows.append({**key, "figures": "published", **published, "source": SOURCE})
+    return rows

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tracelens.devices import Device
-from tracelens.errors import TracelensError, UnknownName
+from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.planner.scaling.dispatch import dispatch_row
 from tracelens.planner.scaling.published import is_published, published_rows
-from tracelens.planner.scaling.tables import BREAKDOWN, EXCHANGE, PUBLISHED, SCALING
-from tracelens.planner.step_time import Estimate, Machine, Timer, assumed, estimate
+from tracelens.planner.scaling.tables import BREAKDOWN, EXCHANGE, PARTS, PUBLISHED, SCALING
+from tracelens.planner.step_time import Estimate, Machine, OverlapName, Timer, assumed, estimate
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 
-DISPATCHES = ("alltoall", "dedup", "deepep")
+DispatchName = Literal["alltoall", "dedup", "deepep"]
+DISPATCHES: tuple[DispatchName, ...] = ("alltoall", "dedup", "deepep")
 """Ways to dispatch that can be compared."""
 
 PART_OF = {
     "forward": "compute",
     "backward": "compute",
     "recompute": "compute",
-    "experts_exchange": "all-to-all",
+    "experts_exchange": "all_to_all",
     "stage_exchange": "p2p",
     "waiting": "p2p",
     "bubble": "bubble",
 }
 """Parts of an `Estimate` to those of figure 11 of AMD's guide; all others are "other"."""
-
-PARTS_OF_STEP = ("compute", "all-to-all", "p2p", "other", "bubble")
 
 
 @dataclass(frozen=True)
@@ -46,27 +45,24 @@ class Request:
         network: name of the network file, "" for none.
 
     Raises:
-        TracelensError: nothing to compare, or an unknown dispatch.
+        TracelensError: nothing to compare.
     """
 
     config: Config
     eps: tuple[int, ...]
-    dispatches: tuple[str, ...] = ("alltoall", "deepep")
+    dispatches: tuple[DispatchName, ...] = ("alltoall", "deepep")
     machine: Machine = field(default_factory=Machine)
-    overlapped: tuple[str, ...] = ("deepep",)
+    overlapped: tuple[DispatchName, ...] = ("deepep",)
     network: str = ""
 
     def __post_init__(self) -> None:
         if not self.eps or not self.dispatches:
             raise TracelensError("nothing to compare: name at least one --ep and one --dispatch")
-        for name in (*self.dispatches, *self.overlapped):
-            if name not in DISPATCHES:
-                raise UnknownName("dispatch", name, DISPATCHES)
 
-    def run(self, dispatch: str, ep: int) -> tuple[Config, Machine]:
+    def run(self, dispatch: DispatchName, ep: int) -> tuple[Config, Machine]:
         """The run with this dispatch and so many ranks; TracelensError if the layout is invalid."""
         toggles = replace(self.config.toggles, dispatch=dispatch)
-        overlap = "1f1b" if dispatch in self.overlapped else "off"
+        overlap: OverlapName = "1f1b" if dispatch in self.overlapped else "off"
         config = replace(self.config, layout=replace(self.config.layout, ep=ep), toggles=toggles)
         return config, replace(self.machine, exchange_overlap=overlap)
 
@@ -80,17 +76,12 @@ class Run(NamedTuple):
     exchange: Mapping[str, Any]
 
     @property
-    def parts(self) -> dict[str, float]:
-        """PARTS_OF_STEP to ns."""
-        parts = dict.fromkeys(PARTS_OF_STEP, 0.0)
-        for name, ns in self.time.parts.items():
-            parts[PART_OF.get(name, "other")] += ns
-        return parts
-
-    @property
     def fractions(self) -> dict[str, float]:
-        """PARTS_OF_STEP as shares of the step."""
-        return {part: ns / self.time.step_ns for part, ns in self.parts.items()}
+        """PARTS as shares of the step."""
+        parts = dict.fromkeys(PARTS, 0.0)
+        for name, ns in self.time.parts.items():
+            parts[PART_OF.get(name, "other")] += ns / self.time.step_ns
+        return parts
 
 
 def scaling(request: Request, device: Device) -> Result:
@@ -152,11 +143,7 @@ def _tables(request: Request, device: Device, runs: list[Run]) -> dict[str, Tabl
     tables = {
         "scaling": SCALING.from_rows(list(_scaling_rows(runs))),
         "breakdown": BREAKDOWN.from_rows(
-            [
-                {**key, "part": part, "ns": round(ns), "fraction": ns / run.time.step_ns}
-                for key, run in zip(keys, runs, strict=True)
-                for part, ns in run.parts.items()
-            ]
+            [key | {"step_ns": run.time.step_ns} | run.fractions for key, run in zip(keys, runs, strict=True)]
         ),
         "exchange": EXCHANGE.from_rows(
             [key | dict(run.exchange) for key, run in zip(keys, runs, strict=True)]
@@ -165,9 +152,9 @@ def _tables(request: Request, device: Device, runs: list[Run]) -> dict[str, Tabl
     if is_published(request.config, device.name):
         rows = published_rows({(run.dispatch, run.ep): run.fractions for run in runs})
         tables |= {"published": PUBLISHED.from_rows(rows)} if rows else {}
-    machine = request.machine
-    dtype = request.config.training.dtype
-    return {**tables, "assumptions": assumed(machine, [device], dtype)}
+    # Each dispatch has its own overlap.
+    assumptions = assumed(request.machine, [device], request.config.training.dtype, ("exchange_overlap",))
+    return {**tables, "assumptions": assumptions}
 
 
 def _scaling_rows(runs: list[Run]) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,16 @@ from tracelens.table import Column, Schema
 _DISPATCH = Column("dispatch", "category", doc="how tokens reach the experts")
 _EP = Column("ep", "int64", doc="ranks that share the experts")
 
+_PARTS = (
+    Column("compute", "float64", "fraction", "of the step: forward, backward, recomputation"),
+    Column("all_to_all", "float64", "fraction", "of the step: exposed dispatch and combine"),
+    Column("p2p", "float64", "fraction", "of the step: between stages, waiting for slow ranks"),
+    Column("other", "float64", "fraction", "of the step: gradients, optimizer, context, tensor"),
+    Column("bubble", "float64", "fraction", "of the step: waiting for other pipeline stages"),
+)
+PARTS = tuple(column.name for column in _PARTS)
+"""Parts of a step, as in figure 11 of AMD's MoE training guide."""
+
 SCALING = Schema(
     "Throughput by expert parallelism",
     (
@@ -15,23 +25,16 @@ SCALING = Schema(
         _EP,
         Column("step_ns", "int64", "ns", "lower bound of the step time"),
         Column("tokens_per_s", "float64", doc="per GPU"),
-        Column("relative", "float64", "ratio", "tokens/s / those with the fewest ranks, same dispatch"),
-        Column("speedup", "float64", "ratio", "tokens/s / those of the first dispatch, same ranks"),
+        Column("relative", "float64", "fraction", "tokens/s / those with the fewest ranks, same dispatch"),
+        Column("speedup", "float64", doc="tokens/s / those of the first dispatch, same ranks"),
         Column("mfu", "float64", "fraction", "model FLOPs / the data-sheet peak"),
     ),
     doc="Step times are lower bounds (roofline) from FLOPs, bytes and messages; see the assumptions.",
 )
 BREAKDOWN = Schema(
     "Time of a step",
-    (
-        _DISPATCH,
-        _EP,
-        Column("part", "category", doc="see `PARTS_OF`: compute, all-to-all, p2p, other, bubble"),
-        Column("ns", "int64", "ns", "time of the part per step, on the slowest stage"),
-        Column("fraction", "float64", "fraction", "of the step"),
-    ),
-    doc="all-to-all: exposed dispatch and combine; p2p: messages between stages, and waiting for the slowest "
-    "rank; other: gradients, optimizer, context and tensor parallelism.",
+    (_DISPATCH, _EP, Column("step_ns", "int64", "ns", "lower bound of the step time"), *_PARTS),
+    doc="Parts of the slowest stage's step.",
 )
 EXCHANGE = Schema(
     "One dispatch",
@@ -52,12 +55,12 @@ PUBLISHED = Schema(
     (
         _DISPATCH,
         _EP,
-        Column("part", "category", doc="as in the breakdown"),
-        Column("projected_fraction", "float64", "fraction", "of the projected step"),
-        Column("measured_fraction", "float64", "fraction", "of the measured step, read from a chart"),
+        Column("figures", "category", doc="projected, or published: read from a chart"),
+        *_PARTS,
         Column("source", "str", doc="where it was published", folded=True),
     ),
-    doc="A measurement of the same model on as many GPUs, whose layout and batch were not published.",
+    doc="The published layout and batch are unknown. Congestion and fluctuation of the network, host "
+    "overhead and small kernels are not modeled.",
 )
 TABLES = {
     "scaling": SCALING,

@@ -20,17 +20,19 @@ the stated spread `jitter`. Use the times to compare layouts.
 
 from tracelens.planner.step_time.assumed import ASSUMED, assumed
 from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
-from tracelens.planner.step_time.machine import Machine
+from tracelens.planner.step_time.machine import HELP, Machine, OverlapName
 from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
 from tracelens.planner.step_time.step import PARTS, Estimate, estimate
 
 __all__ = [
     "ASSUMED",
+    "HELP",
     "PARTS",
     "ClusterNetwork",
     "Estimate",
     "LayerTimes",
     "Machine",
+    "OverlapName",
     "Timer",
     "assumed",
     "bundled_networks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tracelens.devices import Device
 from tracelens.planner.step_time.machine import Machine
@@ -19,9 +19,9 @@ ASSUMED = Schema(
 )
 
 
-def assumed(machine: Machine, devices: Sequence[Device], dtype: str) -> Table:
-    """ASSUMED: the assumptions, and the figures of each device."""
-    lines = [("", line) for line in machine.assumptions()]
+def assumed(machine: Machine, devices: Sequence[Device], dtype: str, without: Collection[str] = ()) -> Table:
+    """ASSUMED: the assumptions, and the figures of each device; `without` those of these names."""
+    lines = [("", line) for line in machine.assumptions() if line.name not in without]
     for device in devices:
         lines += [(device.name, line) for line in machine.figures(device, dtype)]
     return ASSUMED.from_rows(

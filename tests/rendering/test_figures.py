@@ -43,6 +43,7 @@ RESULTS = {
     "bubble": (sample_projection.bubble, 1),
     "pipeline_schedule": (sample_projection.pipeline_schedule, 5),
     "whatif": (sample_whatif.whatif, 2),
+    "scaling": (sample_search.scaling, 2),
     "search": (sample_search.search, 2),
 }
 NEEDED = {
@@ -52,6 +53,7 @@ NEEDED = {
     "memory": "component",
     "bubble": "vpp",
     "whatif": "scenario",
+    "scaling": "ep",
     "search": "part",
 }
 """A column without which nothing is drawn, where it is not the rank."""

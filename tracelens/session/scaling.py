@@ -64,7 +64,7 @@ def project_scaling(
     sizes["pp"] = pp if pp is not None else _stages(model, gpus, max(eps), (cp or 1) * (tp or 1))
     if micro_batches is None:
         micro_batches = MICRO_BATCHES_PER_STAGE * (sizes["pp"] or 1)
-    fields = assignments({**sizes, "micro_batches": micro_batches, "ep": min(eps)}, optimised=True)
+    fields = assignments({**sizes, "micro_batches": micro_batches, "ep": 1}, optimised=True)
     config = configs(model, [*fields, *_recomputed(model, recompute), *texts(settings)], ())
     assert isinstance(config, Config)
     overlapped = _dispatches([name for name in _names(overlap) if name != "none"])

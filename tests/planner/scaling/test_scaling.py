@@ -21,18 +21,15 @@ GUIDE = 1.05, 7.66
 """Published speedups of DeepEP over all-to-all, from the least to the largest."""
 
 
+LAYOUT = {"pp": 16, "vpp": 6, "cp": 2, "micro_batches": 32}
+
+
 def guide(**options: object) -> Result:
-    """The guide's experiment as documented in docs/how-to/plan.md."""
-    assume = ["matrix_efficiency=0.68"]
+    """The experiment of AMD's guide with the settings of docs/how-to/plan.md."""
     return project_scaling(
-        "moe_2t",
-        1024,
-        "mi300x",
-        ep=EPS,
-        network="mi300x-8x400g",
-        assume=assume,
-        **options,  # type: ignore[arg-type]
-    )
+        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g", assume=["matrix_efficiency=0.68"],
+        **(LAYOUT | options),  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def column(result: Result, dispatch: str, name: str, table: str = "scaling") -> list[float]:
@@ -43,66 +40,57 @@ def column(result: Result, dispatch: str, name: str, table: str = "scaling") -> 
 
 def test_the_published_experiment() -> None:
     result = guide()
-    assert {name: result.meta[name] for name in ("pp", "vpp", "micro_batches", "dp")} == {
-        "pp": 16, "vpp": 1, "micro_batches": 64, "dp": 64,
-    }  # fmt: skip
     # DeepEP is nearly flat, all-to-all degrades at each doubling.
     assert column(result, "deepep", "relative") == pytest.approx([1, 1, 1, 1], abs=0.1)
     rates = column(result, "alltoall", "tokens_per_s")
     assert rates == sorted(rates, reverse=True)
-    assert rates[-1] < 0.6 * rates[0]
-    speedups = column(result, "deepep", "speedup")
-    assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in speedups)
-    assert speedups == sorted(speedups)
+    assert rates[-1] < 0.65 * rates[0]
+    assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in column(result, "deepep", "speedup"))
 
 
-@pytest.mark.parametrize(("pp", "vpp", "batches"), [(16, 1, 64), (16, 2, 64), (16, 6, 64), (16, 2, 128)])
-def test_it_does_not_hang_on_one_schedule(pp: int, vpp: int, batches: int) -> None:
-    result = guide(pp=pp, vpp=vpp, micro_batches=batches)
+@pytest.mark.parametrize(
+    ("vpp", "cp", "batches"), [(1, 1, 64), (2, 1, 64), (6, 1, 64), (1, 2, 64), (6, 2, 128)]
+)
+def test_it_does_not_hang_on_one_schedule(vpp: int, cp: int, batches: int) -> None:
+    result = guide(vpp=vpp, cp=cp, micro_batches=batches)
     assert column(result, "deepep", "relative") == pytest.approx([1, 1, 1, 1], abs=0.1)
     assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in column(result, "deepep", "speedup"))
 
 
-def test_without_overlap_deepep_is_faster_and_not_flat() -> None:
+def test_without_overlap_deepep_is_faster_and_less_flat() -> None:
     result = guide(overlap="none")
     speedups, kept = column(result, "deepep", "speedup"), column(result, "deepep", "relative")
     assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in speedups)
-    assert 0.65 < kept[-1] < 0.8
-    assert column(result, "alltoall", "relative")[-1] < kept[-1]
+    assert column(result, "alltoall", "relative")[-1] < kept[-1] < 0.9
 
 
-def test_one_expert_group_per_node_as_published() -> None:
-    """Few micro-batches and nothing hidden: the shares at EP 8 are near those of the chart."""
-    result = project_scaling(
-        "moe_2t",
-        1024,
-        "mi300x",
-        ep=8,
-        network="mi300x-8x400g",
-        overlap="none",
-        pp=16,
-        vpp=6,
-        micro_batches=16,
-    )
+def test_breakdown_of_two_million_tokens_as_published() -> None:
+    """Nothing hidden, and the 2^21 tokens per step of the guide's bubble experiment."""
+    result = guide(overlap="none", micro_batches=16)
+    assert result.meta["tokens_per_step"] == 2**21
     table = result.data["published"]
-    shares = {
-        (dispatch, figures): {part: table.array(part)[row] for part in PARTS}
-        for row, (dispatch, figures) in enumerate(
-            zip(table.texts("dispatch"), table.texts("figures"), strict=True)
-        )
-    }
-    assert len(shares) == 4
-    for dispatch in ("alltoall", "deepep"):
-        projected, published = shares[dispatch, "projected"], shares[dispatch, "published"]
-        for part, points in (("all_to_all", 0.03), ("p2p", 0.03), ("bubble", 0.06)):
-            assert projected[part] == pytest.approx(published[part], abs=points), (dispatch, part)
-    # All-to-all takes 2.3 times as long as DeepEP here, and 1.9 times, relative to computation, there.
-    ratio = {
-        figures: shares["alltoall", figures]["all_to_all"] / shares["alltoall", figures]["compute"]
-        / (shares["deepep", figures]["all_to_all"] / shares["deepep", figures]["compute"])
-        for figures in ("projected", "published")
-    }  # fmt: skip
-    assert ratio["projected"] == pytest.approx(ratio["published"], rel=0.5)
+    rows = zip(table.texts("dispatch"), table.array("ep").tolist(), table.texts("figures"), strict=True)
+    shares = {key: {part: table.array(part)[row] for part in PARTS} for row, key in enumerate(rows)}
+    assert len(shares) == 8
+    points = {"compute": 0.12, "all_to_all": 0.1, "p2p": 0.09, "other": 0.11, "bubble": 0.07}
+    for run in (("alltoall", 8), ("deepep", 8), ("deepep", 64)):
+        for part, off in points.items():
+            projected, published = (shares[(*run, figures)][part] for figures in ("projected", "published"))
+            assert projected == pytest.approx(published, abs=off), (run, part)
+    # The fluctuation of all-to-alls over eight nodes is not modeled.
+    assert shares["alltoall", 64, "projected"]["p2p"] < 0.05 < shares["alltoall", 64, "published"]["p2p"]
+
+
+def test_defaults_are_one_expert_group_per_stage() -> None:
+    result = project_scaling("moe_2t", 1024, "mi300x", ep=(8, 64))
+    assert [result.meta[name] for name in ("pp", "vpp", "micro_batches", "dp")] == [16, 1, 64, 64]
+    few = project_scaling("deepseek_v2_lite", 64, "mi300x", ep=(8, 16), tp=2)
+    assert [few.meta[name] for name in ("pp", "micro_batches", "dp")] == [4, 16, 8]
+    # No more stages than layers.
+    assert project_scaling("moe_2t", 1024, "mi300x", ep=8).meta["pp"] == 64
+    assert project_scaling("deepseek_v2_lite", 64, "mi300x", ep=2).meta["pp"] == 16
+    with pytest.raises(TracelensError, match="must divide the 96 ranks of a stage"):
+        project_scaling("moe_2t", 96, "mi300x", ep=64)
 
 
 def small(**toggles: object) -> Config:

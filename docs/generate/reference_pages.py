@@ -20,7 +20,7 @@ from tracelens.devices.read import numbers
 from tracelens.findings.detectors import DETECTORS, Detector
 from tracelens.findings.remedies import Platform, entries
 from tracelens.planner import bounds as planner_bounds
-from tracelens.planner import memory, pipeline, search
+from tracelens.planner import memory, pipeline, scaling, search
 from tracelens.reproducers import verify
 from tracelens.session import wide
 from tracelens.table import Schema
@@ -223,6 +223,13 @@ RESULTS = (
         "tracelens project memory --model moe_1t --gpus 768 --device mi355x --search",
         tracelens.search_layouts,
         search.TABLES,
+    ),
+    ResultPage(
+        "scaling",
+        "Scaling of expert parallelism",
+        "tracelens project scaling --model moe_2t --gpus 1024 --ep 8,16,32,64 --device mi300x",
+        tracelens.project_scaling,
+        scaling.TABLES,
     ),
     ResultPage(
         "pipeline_schedule",

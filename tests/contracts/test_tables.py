@@ -16,7 +16,7 @@ from tests.contracts.test_analyzers import CASES, NAMES, ORDINARY, result_of
 from tracelens import reproducers, what_if
 from tracelens.analysis.analyzer import ANALYZERS, in_order
 from tracelens.compare import diff, gate, ladder
-from tracelens.planner import BUBBLE_TABLES, memory, pipeline, search
+from tracelens.planner import BUBBLE_TABLES, memory, pipeline, scaling, search
 from tracelens.planner import bounds as planner_bounds
 from tracelens.table.result import Result
 from tracelens.table.schema import Schema, Table
@@ -103,6 +103,11 @@ OTHERS: list[tuple[str, Callable[[Path], Result], Mapping[str, Schema]]] = [
     ("bubble", lambda _: tracelens.project_bubble(16, 33_554_432, 64), BUBBLE_TABLES),
     ("memory", lambda _: tracelens.project_memory("moe_1t", gpus=64, ep=32, devices="mi355x"), memory.TABLES),
     ("schedule", lambda _: tracelens.project_pipeline(_run("pipeline/plain")), pipeline.TABLES),
+    (
+        "scaling",
+        lambda _: tracelens.project_scaling("moe_2t", 1024, "mi300x", ep=(8, 64)),
+        scaling.TABLES,
+    ),
     ("search", lambda _: tracelens.search_layouts("moe_1t", 768, "mi355x", pp=24), search.TABLES),
 ]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.planner.collectives import (
+    DEEPEP_CHUNK,
     Rates,
     Steps,
     all_reduce_seconds,
     all_to_all_seconds,
     broadcast_seconds,
+    deepep_seconds,
+    expected_maximum,
     hierarchical_all_reduce,
     one_shot_all_reduce,
     pair_seconds,
@@ -182,3 +186,51 @@ def test_a_broadcast_brings_all_bytes_to_every_rank() -> None:
     assert broadcast_seconds(450e9, 1, 8, SWITCH) == 1
     assert broadcast_seconds(400e9, 2, 8, SWITCH) == 1
     assert broadcast_seconds(400e9, 1, 1, SWITCH) == 0
+
+
+@pytest.mark.parametrize(("nodes", "near"), [(1, 4), (2, 2), (3, 4), (4, 1)])
+@pytest.mark.parametrize("rates", [SWITCH, MESH._replace(messages=2e6)])
+def test_deepep_is_the_fullest_link_of_drawn_tokens(nodes: int, near: int, rates: Rates) -> None:
+    """Every rank sends tokens to three random experts, one expert per rank; bytes counted link by link."""
+    rng, ranks, tokens, row = np.random.default_rng(0), nodes * near, 4000, 16_384
+    wires: Counter[tuple[str, int, int]] = Counter()
+    to_ranks = to_nodes = 0
+    for source in range(ranks):
+        experts_TK = rng.random((tokens, ranks)).argsort(axis=1)[:, :3]
+        for chosen in experts_TK.tolist():
+            to_ranks, to_nodes = (
+                to_ranks + len(set(chosen)),
+                to_nodes + len({rank // near for rank in chosen}),
+            )
+            for node in {rank // near for rank in chosen}:
+                entry = node * near + source % near
+                wires["nic", source, 0] += node != source // near
+                for target in chosen:
+                    if target // near == node and target != entry:
+                        wires["link", entry, target if rates.is_mesh else 0] += 1
+    link = rates.links / 7 if rates.is_mesh else rates.links
+    counted = [
+        count * row / link
+        if kind == "link"
+        else max(count * row / rates.nic, count / DEEPEP_CHUNK / rates.messages)
+        for (kind, _, _), count in wires.items()
+    ]
+    copies = to_ranks / ranks / tokens, to_nodes / ranks / tokens
+    seconds = deepep_seconds(tokens, row, copies, ranks, near, rates)
+    # The fullest of drawn links has some per cent more than the mean.
+    assert seconds <= max(counted) * (1 + 1e-9)
+    assert seconds == pytest.approx(max(counted), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, 0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi)), (8, 1.42360), (100, 2.50759)],
+)
+def test_the_largest_of_draws_from_a_normal_distribution(count: int, expected: float) -> None:
+    """Tables of order statistics (Harter, Biometrika 48, 1961)."""
+    assert expected_maximum(count) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_largest_of_draws_is_what_draws_show() -> None:
+    drawn = np.random.default_rng(0).standard_normal((20_000, 32)).max(axis=1)
+    assert expected_maximum(32) == pytest.approx(drawn.mean(), abs=0.02)

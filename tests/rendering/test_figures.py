@@ -46,6 +46,7 @@ RESULTS = {
     "bubble": (sample_projection.bubble, 1),
     "pipeline_schedule": (sample_projection.pipeline_schedule, 5),
     "whatif": (sample_whatif.whatif, 2),
+    "scaling": (sample_search.scaling, 2),
     "search": (sample_search.search, 2),
 }
 NEEDED = {
@@ -57,6 +58,7 @@ NEEDED = {
     "trace_bounds": "group",
     "bubble": "vpp",
     "whatif": "scenario",
+    "scaling": "ep",
     "search": "part",
 }
 """A column without which nothing is drawn, where it is not the rank."""

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.summary.sample import MS, names, result, tile
-from tracelens.session import project_bounds, project_bubble, project_memory, project_pipeline, search_layouts
+from tracelens.session import (
+    project_bounds,
+    project_bubble,
+    project_memory,
+    project_pipeline,
+    project_scaling,
+    search_layouts,
+)
 from tracelens.summary import result_summary
 from tracelens.table import Result, Summary
 
@@ -144,6 +151,22 @@ def test_a_search_names_the_fastest_layout_or_that_none_fits() -> None:
     made = summed_up(found)
     assert made.verdict.startswith(f"Fastest on 8 x mi300x: {found.meta['best']['mi300x']}, at least ")
     assert tile(made, "step_time_mi300x").value == best["step_ns"]
+
+
+def test_scaling_says_what_is_kept_and_which_dispatch_is_faster() -> None:
+    projected = project_scaling("moe_2t", 1024, "mi300x", ep=(8, 64))
+    made = summed_up(projected)
+    rows = projected.tables["scaling"].set_index(["dispatch", "ep"])
+    kept = [f"{rows.loc[(name, 64), 'relative']:.0%}" for name in ("alltoall", "deepep")]
+    low, high = (f"{rows.loc[('deepep', ep), 'speedup']:.2f}" for ep in (8, 64))
+    assert made.verdict == (
+        f"From EP 8 to 64, alltoall keeps {kept[0]} and deepep {kept[1]} of its tokens/s; "
+        f"deepep is {low} to {high} times as fast as alltoall."
+    )
+    assert tile(made, "best").text == "deepep with EP 8"
+    assert tile(made, "kept_deepep").value == rows.loc[("deepep", 64), "relative"]
+    alone = summed_up(project_scaling("moe_2t", 64, "mi300x", ep=8, pp=1, dispatch="dedup"))
+    assert alone.verdict.startswith("Dedup with EP 8: at most ")
 
 
 def test_schedules_are_compared_with_the_first() -> None:

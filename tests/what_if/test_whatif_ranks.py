@@ -17,7 +17,7 @@ from tracelens.table.result import Result
 from tracelens.trace.run import Run
 from tracelens.what_if.projection import whatif
 from tracelens.what_if.scenario import NotApplicable
-from tracelens.what_if.scenarios.device.ranks import expected_maximum, transfer_ratio
+from tracelens.what_if.scenarios.device.ranks import transfer_ratio
 
 
 def collective(
@@ -25,20 +25,6 @@ def collective(
 ) -> MatchedCollective:
     record = Record(0, "", name, "1", description, tuple(members), size or len(members), "Half", 1, 1, (), ())
     return MatchedCollective(name, "1", 0, tuple(Participant(rank, record, 0, 1) for rank in members))
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(1, 0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi)), (8, 1.42360), (100, 2.50759)],
-)
-def test_the_largest_of_draws_from_a_normal_distribution(count: int, expected: float) -> None:
-    """Tables of order statistics (Harter, Biometrika 48, 1961)."""
-    assert expected_maximum(count) == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_largest_of_draws_is_what_draws_show() -> None:
-    drawn = np.random.default_rng(0).standard_normal((20_000, 32)).max(axis=1)
-    assert expected_maximum(32) == pytest.approx(drawn.mean(), abs=0.02)
 
 
 @pytest.mark.parametrize(

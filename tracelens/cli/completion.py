@@ -102,6 +102,11 @@ def devices() -> list[Word]:
     return [(device.name, device.title) for device in known()]
 
 
+def networks() -> list[Word]:
+    """Bundled networks."""
+    return [(file.stem, "") for file in sorted((_ROOT / "planner/step_time/networks").glob("*.toml"))]
+
+
 def models() -> list[Word]:
     """Bundled models."""
     return [(file.stem, "") for file in sorted((_ROOT / "planner/config/models").glob("*.toml"))]

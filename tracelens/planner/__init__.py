@@ -9,6 +9,14 @@ Each is a function in the module of its name and returns a `tracelens.table.Resu
 
 from tracelens.planner.bubble import TABLES as BUBBLE_TABLES
 from tracelens.planner.bubble import Batch, bubble
-from tracelens.planner.collectives import Rates, all_to_all_seconds, ring_seconds
+from tracelens.planner.collectives import Rates, all_to_all_seconds, expected_maximum, ring_seconds
 
-__all__ = ["BUBBLE_TABLES", "Batch", "Rates", "all_to_all_seconds", "bubble", "ring_seconds"]
+__all__ = [
+    "BUBBLE_TABLES",
+    "Batch",
+    "Rates",
+    "all_to_all_seconds",
+    "bubble",
+    "expected_maximum",
+    "ring_seconds",
+]

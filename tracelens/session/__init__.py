@@ -8,7 +8,7 @@
     gating       runs against a baseline: `gate`
     merging      `fuse`
     reproducing  `replay`
-    memory, layouts, schedules, bounds   projections before a run, in the words of the command line
+    memory, layouts, scaling, schedules, bounds   projections before a run, in the words of the command line
 
 Importing this package is cheap; each function imports what it needs.
 """
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from tracelens.session.reproducing import replay
     from tracelens.session.run import Run
+    from tracelens.session.scaling import project_scaling
     from tracelens.session.schedules import project_bubble, project_pipeline
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "project_bubble",
     "project_memory",
     "project_pipeline",
+    "project_scaling",
     "quiet",
     "render",
     "replay",
@@ -88,6 +90,7 @@ _HOMES = {
     ),
     "reproducing": ("replay",),
     "run": ("Run",),
+    "scaling": ("project_scaling",),
     "schedules": ("project_bubble", "project_pipeline"),
 }  # fmt: skip
 

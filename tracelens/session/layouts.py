@@ -53,7 +53,7 @@ def search_layouts(
     seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
     optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
     imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
-    convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10,
+    convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10, network: str = "",
 ) -> Result:  # fmt: skip
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 
@@ -73,11 +73,12 @@ def search_layouts(
         seq: tokens per sequence.
         settings: other fields, each like "sync_free=2".
         assume: assumptions of the step time, each like "nic_bytes_per_s=25e9".
+        network: a bundled network or a network file (.toml), for the step time.
         optimised: this and what follows as for `project_memory`.
         precision: see there.
         optimizer: see there.
         imbalance: see there, a ratio.
-        overlap: see there.
+        overlap: see there; the step time overlaps them as well.
         stage_buffers: see there.
         convention: see there.
         reserve_gib: see there.
@@ -102,7 +103,8 @@ def search_layouts(
     targets = resolved(devices)
     if not targets:
         raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
-    question = _question(model, gpus, global_batch, settings_texts, assumptions, texts(assume), reserve_gib)
+    machine = step_machine(texts(assume), imbalance, network, overlap)
+    question = _question(model, gpus, global_batch, settings_texts, assumptions, machine, reserve_gib)
     return search(question, targets, spaces, top)
 
 
@@ -112,13 +114,13 @@ def _question(
     global_batch: int | None,
     settings: Sequence[str],
     memory: Assumptions,
-    assume: Sequence[str],
+    machine: Machine,
     reserve_gib: float | None,
 ) -> Question:
     """The question to the search.
 
     Raises:
-        TracelensError: an unknown setting or assumption, or a setting that the search decides.
+        TracelensError: an unknown setting, or one that the search decides.
     """
     from tracelens.planner.config import read_config, read_file
     from tracelens.planner.search import BATCH, Question
@@ -129,7 +131,6 @@ def _question(
             raise TracelensError(f"--set {text}: --search tries values of {name}: {_SEARCHED[name]}")
     config = read_config(model, [*(f"{name}={value}" for name, value in _ALONE.items()), *settings])
     batch = (read_file(model).global_batch or BATCH) if global_batch is None else global_batch
-    machine = _machine(assume, memory.imbalance)
     parts = config.model, gpus, batch, config.training, config.toggles
     return Question(*parts, memory, machine, reserved(reserve_gib))
 
@@ -151,8 +152,8 @@ def _space(axes: Mapping[str, Numbers | Sequence[str]], layout: str = "") -> Spa
             raise UnknownName("field of a layout to search", name, _AXES)
         values_of[name] = values.split(",")
     recompute = tuple(part.strip() for part in values_of.pop("recompute") if part.strip())
-    numbers = {_AXES[name]: _numbers(name, values) for name, values in values_of.items() if values}
-    return replace(Space(), **numbers, recompute=recompute)
+    sizes = {_AXES[name]: numbers(name, values) for name, values in values_of.items() if values}
+    return replace(Space(), **sizes, recompute=recompute)
 
 
 def _texts(values: Numbers | Sequence[str]) -> list[str]:
@@ -161,24 +162,36 @@ def _texts(values: Numbers | Sequence[str]) -> list[str]:
     return [str(value) for value in values]
 
 
-def _numbers(name: str, values: Sequence[str]) -> tuple[int, ...]:
+def numbers(name: str, values: Numbers | Sequence[str]) -> tuple[int, ...]:
+    """The numbers of an option; raises TracelensError for anything else."""
+    listed = _texts(values)
     try:
-        return tuple(map(int, values))
+        return tuple(map(int, listed))
     except ValueError:
-        raise TracelensError(f"--{name} must be numbers, as in 8,16, not {','.join(values)!r}") from None
+        raise TracelensError(f"--{name} must be numbers, as in 8,16, not {','.join(listed)!r}") from None
 
 
-def _machine(assume: Sequence[str], imbalance: float) -> Machine:
-    """The assumptions of the step time with these changed; `imbalance` is that of the memory projection.
+def step_machine(
+    assume: Sequence[str], imbalance: float = 1.0, network: str = "", overlap: bool = False
+) -> Machine:
+    """Assumptions of the step time: those of the network file, then single ones changed.
+
+    Args:
+        assume: texts `name=value`.
+        imbalance: that of the memory projection.
+        network: a bundled network or a network file; "" for none.
+        overlap: 1F1B overlaps all-to-alls with computation.
 
     Raises:
-        TracelensError: malformed text, or unknown name or value.
+        TracelensError: unknown network, malformed text, or unknown name or value.
     """
     from tracelens.planner.config import parse_value
-    from tracelens.planner.step_time import Machine
+    from tracelens.planner.step_time import HELP, Machine, read_network
 
-    known = {item.name: item.default for item in fields(Machine) if item.name != "imbalance"}
-    changes: dict[str, object] = {"imbalance": imbalance}
+    base = Machine(imbalance=imbalance, exchange_overlap="1f1b" if overlap else "toggle")
+    base = read_network(network).applied(base) if network else base
+    known = {item.name: item.default for item in fields(Machine) if item.name in HELP.keys() - {"imbalance"}}
+    changes: dict[str, object] = {}
     for text in assume:
         name, separator, value = text.partition("=")
         if not separator:
@@ -186,4 +199,5 @@ def _machine(assume: Sequence[str], imbalance: float) -> Machine:
         if name not in known:
             raise UnknownName("assumption", name, known)
         changes[name] = parse_value(name, value, known[name])
-    return Machine(**changes)  # type: ignore[arg-type]  # of the kinds of its own defaults
+    sources = tuple((name, source) for name, source in base.sources if name not in changes)
+    return replace(base, **changes, sources=sources)  # type: ignore[arg-type]  # of the kinds of its defaults

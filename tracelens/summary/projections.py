@@ -87,6 +87,40 @@ def search_summary(result: Result) -> Summary | None:
     return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles)) if text else None
 
 
+def scaling_summary(result: Result) -> Summary | None:
+    """How much throughput each dispatch keeps from the fewest to the most ranks, and the speedups."""
+    table = result.data["scaling"]
+    rate, relative, speedup = (table.array(name).tolist() for name in ("tokens_per_s", "relative", "speedup"))
+    rows_of: dict[str, list[int]] = {}
+    for row, dispatch in enumerate(table.texts("dispatch")):
+        rows_of.setdefault(dispatch, []).append(row)
+    ranks = table.array("ep").tolist()
+    first, *others = rows_of
+    kept = {name: f"{name} {percent(relative[rows[-1]])}" for name, rows in rows_of.items() if len(rows) > 1}
+    verdicts = []
+    if kept:
+        keeps = " and ".join(kept.values()).replace(" ", " keeps ", 1)
+        verdicts.append(f"from EP {min(ranks)} to {max(ranks)}, {keeps} of its tokens/s")
+    for name in others:
+        ratios = [speedup[row] for row in rows_of[name]]
+        low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+        verdicts.append(f"{name} is {low if low == high else f'{low} to {high}'} times as fast as {first}")
+    best = max(range(len(rate)), key=rate.__getitem__)
+    fastest = f"{table.texts('dispatch')[best]} with EP {ranks[best]}"
+    tiles = [
+        Tile("best", "Fastest", None, "", note=f"at most {three_digits(rate[best])} tokens/s per GPU",
+             section="scaling", text=fastest),
+        *(
+            Tile(f"kept_{name}", f"{name}, EP {ranks[rows[-1]]}", relative[rows[-1]], "fraction",
+                 note=f"of the tokens/s with EP {ranks[rows[0]]}", section="scaling")
+            for name, rows in list(rows_of.items())[:NAMED]
+            if len(rows) > 1
+        ),
+    ]  # fmt: skip
+    text = "; ".join(verdicts) or f"{fastest}: at most {three_digits(rate[best])} tokens/s per GPU"
+    return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles))
+
+
 def pipeline_summary(result: Result) -> Summary | None:
     """The shortest schedule, its bubble, and what it gains on the first."""
     summary = result.data["summary"]

@@ -11,6 +11,7 @@ from tracelens.summary.projections import (
     bubble_summary,
     memory_summary,
     pipeline_summary,
+    scaling_summary,
     search_summary,
     whatif_summary,
 )
@@ -23,6 +24,7 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
     "ladder": ladder_summary,
     "memory": memory_summary,
     "pipeline_schedule": pipeline_summary,
+    "scaling": scaling_summary,
     "search": search_summary,
     "trace_bounds": trace_bounds_summary,
     "whatif": whatif_summary,

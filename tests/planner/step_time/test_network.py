@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tracelens.devices.catalogue import device
 from tracelens.errors import TracelensError
 from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model_file import MODELS
 from tracelens.planner.step_time import Machine
 from tracelens.planner.step_time.network import Network
 
@@ -57,6 +58,56 @@ def test_between_nodes_by_hand() -> None:
     assert seconds(Layout(ranks=8, pp=2), "send", "pp", 2) == pytest.approx(8 / 450)
     assert seconds(Layout(ranks=16, node=8), "reduce_scatter", "dp_node", 8) == pytest.approx(7 / 450)
     assert seconds(Layout(ranks=16, node=8), "all_reduce", "dp_across", 2) == pytest.approx(2 * 4 / 50)
+
+
+def test_deepep_by_hand() -> None:
+    # Top-2 of 4 experts, one per rank, two nodes of two: 2 ranks, and 5/3 nodes, a token.
+    model = replace(MODELS["moe_2t"], experts_count=4, top_k=2)
+    network = Network(Layout(ranks=4), device("h200"), replace(FREE, node=2))
+    spread = network.spread(model)
+    assert spread == pytest.approx((2, 2, 5 / 3))
+    # Half of the nodes are remote, and half of the ranks are not where the token enters the node.
+    through_nic, over_links = 5 / 3 / 2 * 8 / 50, 2 / 2 * 8 / 450
+    taken = network.deepep_nanoseconds(1e6, 8000, spread, 4) / 1e9
+    assert taken == pytest.approx(max(through_nic, over_links))
+    fast = Network(Layout(ranks=4), device("h200"), replace(FREE, node=2, nic_bytes_per_s=1e12))
+    assert fast.deepep_nanoseconds(1e6, 8000, spread, 4) / 1e9 == pytest.approx(over_links)
+    # In one node: seven eighths of the distinct ranks are others.
+    inside = Network(Layout(ranks=8), device("h200"), FREE)
+    ranks = inside.spread(MODELS["moe_2t"]).ranks
+    assert inside.deepep_nanoseconds(1e6, 8000, inside.spread(MODELS["moe_2t"]), 8) / 1e9 == pytest.approx(
+        ranks * 7 / 8 * 8 / 450
+    )
+    assert Network(Layout(ranks=1), device("h200"), FREE).deepep_nanoseconds(1, 1, spread, 1) == 0
+
+
+def test_many_small_messages_take_the_message_rate() -> None:
+    limited = replace(FREE, nic_messages_per_s=1e6)
+    network = Network(Layout(ranks=64), device("h200"), limited)
+    # 56 messages to other nodes, 1 us each; inside the node nothing counts.
+    assert network.nanoseconds("all_to_all", "ep", 64, 64, 64) == pytest.approx(56_000)
+    assert Network(Layout(ranks=8), device("h200"), limited).nanoseconds("all_to_all", "ep", 8, 8, 8) < 1
+    slow = replace(FREE, nic_efficiency=0.5)
+    size = Network(Layout(ranks=64), device("h200"), slow).nanoseconds("all_to_all", "ep", 64, SIZE, SIZE)
+    assert size / 1e9 == pytest.approx(8 * 56 / 64 / 25)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "published"), [(2, (43, 43, 90, 81)), (4, (58, 57, 61, 61)), (8, (51, 50))]
+)
+def test_published_rates_of_deepep_are_below_the_model(nodes: int, published: tuple[int, ...]) -> None:
+    """Hopper with a 400 Gb/s NIC each; rates count what stays on the node as well.
+
+    DeepEP, README.md and docs/legacy.md, tables of normal kernels, 2025,
+    https://github.com/deepseek-ai/DeepEP: 4 groups of 8, 8 of 256 experts, 7168 wide.
+    """
+    ranks, row = 8 * nodes, 7168 * 2
+    network = Network(Layout(ranks=ranks), device("h100"), FREE)
+    spread = network.spread(MODELS["deepseek_v3"])
+    seconds = network.deepep_nanoseconds(4096, row, spread, ranks) / 1e9
+    rate = 4096 * row * spread.nodes / seconds / 1e9
+    assert rate == pytest.approx(50 * nodes / (nodes - 1))
+    assert max(published) < rate < max(published) / 0.85
 
 
 def test_latency_is_added() -> None:

@@ -17,6 +17,7 @@ from tracelens.planner.config.config import PARTS as CONFIG_PARTS
 from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.layout import Layout
 from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.config.toggles import Toggles
 from tracelens.planner.expected import buffer_bytes, parameters
 from tracelens.planner.expected.parameters import totals
 from tracelens.planner.expected.share import Share
@@ -110,7 +111,9 @@ def test_what_lies_under_other_work_is_not_counted() -> None:
         }.items()
     }  # fmt: skip
     exchanges = {name: parts["experts_exchange"] for name, parts in estimated.items()}
-    assert 0 == exchanges["1f1b"] < exchanges["shared"] < exchanges["plain"]
+    # One of two micro-batches overlaps with the other: half of all is hidden.
+    assert exchanges["1f1b"] == pytest.approx(exchanges["plain"] / 2)
+    assert exchanges["shared"] < exchanges["plain"]
     # Of six experts a token has some on one rank.
     assert exchanges["dedup"] < exchanges["plain"]
     assert estimated["chunked"]["tensor_exchange"] == pytest.approx(
@@ -121,14 +124,50 @@ def test_what_lies_under_other_work_is_not_counted() -> None:
 
 
 def test_1f1b_leaves_what_is_longer_than_the_computation() -> None:
-    config = override(run("moe_2t", 2, ranks=64, ep=64), ["overlap_exchange=1f1b"])
+    config = override(run("moe_2t", 3, ranks=64, ep=64), ["overlap_exchange=1f1b"])
     plain = override(config, ["overlap_exchange=off"])
     slow = Machine(nic_bytes_per_s=5e9)
     hidden, whole = estimate(config, MI355X, slow).parts, estimate(plain, MI355X, slow).parts
     layers = sum(whole[name] for name in ("forward", "backward"))
-    ends = 2 * (sum(layer_times(plain, MI355X).head) + sum(layer_times(plain, MI355X).embedding))
-    left = whole["experts_exchange"] - (layers - ends)
+    ends = 3 * (sum(layer_times(plain, MI355X).head) + sum(layer_times(plain, MI355X).embedding))
+    # Two of three micro-batches run beside another.
+    left = whole["experts_exchange"] - 2 / 3 * (layers - ends)
     assert hidden["experts_exchange"] == pytest.approx(left, rel=1e-6)
+    forced = replace(slow, exchange_overlap="1f1b")
+    assert estimate(plain, MI355X, forced).parts == pytest.approx(hidden)
+    assert estimate(config, MI355X, replace(slow, exchange_overlap="off")).parts == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "batches"), [(4, 1, 16), (4, 2, 16), (4, 3, 8), (4, 3, 4), (8, 1, 4)])
+@pytest.mark.parametrize("nic", [10e9, 50e9])
+def test_overlap_takes_what_its_schedule_takes(pp: int, vpp: int, batches: int, nic: float) -> None:
+    model = replace(MODELS["moe_2t"], vocab=8, layers=24)
+    batches = max(batches, pp)
+    config = Config(
+        model,
+        Layout(ranks=pp * 16, pp=pp, vpp=vpp),
+        Toggles(dispatch="deepep"),
+        Training(micro_batches=batches),
+    )
+    machine = replace(LONE, exchange_overlap="1f1b", nic_bytes_per_s=nic)
+    parts = config.layout.chunks(model.layers)
+    alone = layer_times(config, MI300X, replace(machine, exchange_overlap="off"))
+    chunks = Layers(alone).chunks(pp, len(parts), [len(part) for part in parts])
+    schedule = "1f1b-overlap" if vpp == 1 else "interleaved-overlap"
+    simulated = simulate(make_schedule(schedule, pp, batches, vpp), make_times(chunks, pp, batches))
+    assert phase(estimate(config, MI300X, machine)) == pytest.approx(simulated.makespan, rel=2e-3)
+
+
+def test_ranks_wait_for_the_slowest_of_their_group() -> None:
+    config = run("moe_2t", 4, ranks=64, ep=64)
+    even, uneven = (estimate(config, MI300X, Machine(jitter=jitter)) for jitter in (0.0, 0.1))
+    times = layer_times(config, MI300X)
+    ends = 4 * (sum(times.head) + sum(times.embedding))
+    computed = even.parts["forward"] + even.parts["backward"] - ends
+    assert even.parts["waiting"] == 0
+    # The largest of 64 draws is 2.3437 standard deviations above the mean (Harter 1961).
+    assert uneven.parts["waiting"] == pytest.approx(0.1 * 2.3437 * computed, rel=1e-3)
+    assert estimate(run("moe_2t", 4, ranks=64, ep=1), MI300X, Machine(jitter=0.1)).parts["waiting"] == 0
 
 
 def test_messages_between_stages_by_hand() -> None:
@@ -231,6 +270,10 @@ def test_times_of_layers_are_whole_nanoseconds_of_the_slowest_rank() -> None:
         ({"nic_bytes_per_s": 400}, "use 50e9 for a 400 Gb/s link"),
         ({"nic_latency_ns": -1}, "latencies must be 0 ns or more"),
         ({"imbalance": 0.5}, "imbalance must be at least 1"),
+        ({"jitter": -0.1}, "jitter must be between 0 and 1"),
+        ({"nic_efficiency": 0.0}, "nic_efficiency must be above 0"),
+        ({"nic_messages_per_s": -1.0}, "nic_messages_per_s must be 0 or more"),
+        ({"exchange_overlap": "on"}, "unknown exchange_overlap"),
         ({"node": 0}, "node must be at least 1"),
         ({"links": "ring"}, "unknown links"),
         ({"matrix": "fast"}, "unknown matrix"),
@@ -282,6 +325,6 @@ def test_a_preset_on_one_gpu_has_no_messages() -> None:
     estimated = estimate(preset("small"), H200)
     assert estimated.step_ns > 0
     assert [name for name in PARTS if not estimated.parts[name]] == [
-        "recompute", "experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "bubble",
-        "gradients",
+        "recompute", "experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "waiting",
+        "bubble", "gradients",
     ]  # fmt: skip

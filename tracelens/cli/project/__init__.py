@@ -1,4 +1,4 @@
-"""`tracelens project`: memory, pipeline, what-if and speed-of-light projections."""
+"""`tracelens project`: memory, scaling, pipeline, what-if and speed-of-light projections."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tracelens.cli.project.bounds import bounds
 from tracelens.cli.project.bubble import bubble
 from tracelens.cli.project.memory import memory
 from tracelens.cli.project.pipeline import pipeline
+from tracelens.cli.project.scaling import scaling
 from tracelens.cli.project.whatif import whatif
 
 __all__ = ["app"]
@@ -18,7 +19,7 @@ app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completi
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Predict memory, schedules, bounds, and steps after a change.
+    """Predict memory, scaling, schedules, bounds, and steps after a change.
 
     Examples:
         tracelens project whatif traces/
@@ -30,5 +31,5 @@ def project(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-for _command in (whatif, memory, pipeline, bubble, bounds):
+for _command in (whatif, memory, scaling, pipeline, bubble, bounds):
     app.command(_command.__name__, cls=Command)(_command)

@@ -19,7 +19,7 @@ GIB = 2**30
 GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
-_SEARCH_ONLY = ("global_batch", "assume", "top")
+_SEARCH_ONLY = ("global_batch", "assume", "network", "top")
 
 
 def memory(
@@ -50,6 +50,7 @@ def memory(
     search: options.Search = False,
     global_batch: options.GlobalBatch = None,
     assume: options.Assume = None,
+    network: options.Network = None,
     top: options.Top = None,
     output: Output = None,
     json_output: Json = False,
@@ -68,7 +69,7 @@ def memory(
     """
     from tracelens.planner.config import read_file
 
-    check_outputs(output, files_of(model, *(device_file or ())))
+    check_outputs(output, files_of(model, network, *(device_file or ())))
     _check(context.params)
     for note in read_file(model).notes:
         say(f"{model}: {note}")
@@ -130,7 +131,7 @@ def _search(values: dict[str, Any]) -> tuple[Result, str]:
         line("trying layouts")
         result = search_layouts(
             model, gpus, global_batch=values["global_batch"], settings=settings, assume=assume,
-            top=values["top"] or 10, **axes, **_shared(values),
+            network=values["network"] or "", top=values["top"] or 10, **axes, **_shared(values),
         )  # fmt: skip
     best = "; ".join(
         f"{name}: {result.meta['best'].get(name, 'nothing fits')}" for name in result.meta["fits"]

@@ -144,7 +144,11 @@ Imbalance = Annotated[
 ]
 Overlap = Annotated[
     bool,
-    _option("1F1B with overlapped all-to-alls: one more forward in flight.", TRAINING, "--overlap"),
+    _option(
+        "1F1B with overlapped all-to-alls: one more forward in flight; --search overlaps them as well.",
+        TRAINING,
+        "--overlap",
+    ),
 ]
 StageBuffers = Annotated[
     StageBuffersChoice,
@@ -218,6 +222,15 @@ Assume = Annotated[
         "An assumption of the step time, as in nic_bytes_per_s=25e9; the result lists all. Repeatable.",
         SEARCH,
         metavar="NAME=VALUE",
+    ),
+]
+Network = Annotated[
+    str | None,
+    _option(
+        "Network of the step time: a bundled one, as in mi300x-8x400g, or a TOML file.",
+        SEARCH,
+        metavar="FILE",
+        autocompletion=completion.networks,
     ),
 ]
 Top = Annotated[

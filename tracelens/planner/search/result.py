@@ -19,8 +19,9 @@ from tracelens.planner.search.ranking import (
     sized_layouts,
 )
 from tracelens.planner.search.space import Refusal, Space
-from tracelens.planner.search.tables import ASSUMED, LAYOUTS, PARTS, REFUSED
+from tracelens.planner.search.tables import LAYOUTS, PARTS, REFUSED
 from tracelens.planner.step_time import PARTS as STEP_PARTS
+from tracelens.planner.step_time import assumed
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 
@@ -99,7 +100,9 @@ def _tables(
         "layouts": LAYOUTS.from_rows(rows),
         "parts": PARTS.from_rows(list(_parts(shown))),
         "refused": REFUSED.from_rows(_counted(refused)),
-        "assumptions": ASSUMED.from_rows(_assumed(question, [ranking.device for ranking in rankings])),
+        "assumptions": assumed(
+            question.machine, [ranking.device for ranking in rankings], question.training.dtype
+        ),
     }
 
 
@@ -146,17 +149,6 @@ def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
         for (device, reason), (count, example) in counts.items()
     ]
     return sorted(rows, key=lambda row: -row["count"])
-
-
-def _assumed(question: Question, devices: Sequence[Device]) -> list[dict[str, Any]]:
-    """Rows of ASSUMED: the assumptions, and the figures of each device."""
-    lines = [("", line) for line in question.machine.assumptions()]
-    for device in devices:
-        lines += [(device.name, line) for line in question.machine.figures(device, question.training.dtype)]
-    return [
-        {"name": name, "value": value, "device": device, "note": f"{meaning}; {source}"}
-        for device, (name, value, meaning, source) in lines
-    ]
 
 
 def _nothing(refusals: Sequence[Refusal]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracelens.planner.step_time import ASSUMED
 from tracelens.table import Column, Schema
 
 LAYOUTS = Schema(
@@ -50,14 +51,4 @@ REFUSED = Schema(
     ),
     kind="entries",
 )
-ASSUMED = Schema(
-    "Assumptions of the step time",
-    (
-        Column("name", "str", doc="what is assumed"),
-        Column("value", "str", doc="its value, with the unit"),
-        Column("device", "category", doc="device that it holds for; '': all"),
-        Column("note", "str", doc="meaning and source", prose=True),
-    ),
-)
-
 TABLES = {"layouts": LAYOUTS, "parts": PARTS, "refused": REFUSED, "assumptions": ASSUMED}

@@ -6,17 +6,36 @@
 
 A roofline: a GEMM takes the longer of its FLOPs at the device's rate and its bytes at the memory bandwidth;
 other kernels take their bytes; messages take their bytes at the link rate plus a latency. Nothing is fitted
-to measurements: launch-bound phases, small kernels, stragglers and throttled clocks are not modeled. Use the
-times to compare layouts.
+to measurements: launch-bound phases, small kernels and throttled clocks are not modeled, stragglers only as
+the stated spread `jitter`. Use the times to compare layouts.
 
 - `machine`: assumptions on nodes, network and efficiency, with their sources.
-- `network`: time of a message.
-- `layers`: a layer's forward and backward, communication hidden or exposed.
+- `assumed`: these as a table.
+- `network`: time of a message; `distinct`: where DeepEP's copies go.
+- `network_file`: nodes, links and NICs of a cluster.
+- `layers`: a layer's forward and backward, communication hidden or exposed; `overlap`: what 1F1B hides.
 - `step`: stages, bubble, gradients, optimizer.
 """
 
+from tracelens.planner.step_time.assumed import ASSUMED, assumed
 from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
-from tracelens.planner.step_time.machine import Machine
+from tracelens.planner.step_time.machine import HELP, Machine, OverlapName
+from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
 from tracelens.planner.step_time.step import PARTS, Estimate, estimate
 
-__all__ = ["PARTS", "Estimate", "LayerTimes", "Machine", "Timer", "estimate", "layer_times"]
+__all__ = [
+    "ASSUMED",
+    "HELP",
+    "PARTS",
+    "ClusterNetwork",
+    "Estimate",
+    "LayerTimes",
+    "Machine",
+    "OverlapName",
+    "Timer",
+    "assumed",
+    "bundled_networks",
+    "estimate",
+    "layer_times",
+    "read_network",
+]

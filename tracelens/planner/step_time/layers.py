@@ -22,13 +22,18 @@ from tracelens.planner.block import (
     layer_ops,
     recomputed,
 )
+from tracelens.planner.collectives import expected_maximum
 from tracelens.planner.config import Config
 from tracelens.planner.expected import Message, Routed, Share, balanced, is_routed, layer_messages
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
+from tracelens.planner.step_time.overlap import hidden_ns, paired_share
 
 GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
 """Process group of a layer's messages to the kind of communication."""
+
+WAITING = "waiting"
+"""Kind of communication: waiting for the slowest rank of the expert group."""
 
 
 class LayerTimes(NamedTuple):
@@ -61,6 +66,7 @@ class Pass:
         recomputed: recompute of the forward.
         forward_comm: exposed communication by kind (see GROUPS).
         backward_comm: the same, recompute included.
+        hidden: communication that 1F1B hides, mean over micro-batches.
     """
 
     forward: float
@@ -68,6 +74,7 @@ class Pass:
     recomputed: float = 0.0
     forward_comm: Mapping[str, float] = field(default_factory=dict)
     backward_comm: Mapping[str, float] = field(default_factory=dict)
+    hidden: float = 0.0
 
     @property
     def total(self) -> float:
@@ -95,6 +102,9 @@ class Timer:
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
+        self.spread = self.network.spread(config.model)
+        overlaps = machine.overlaps(config.toggles.overlap_exchange != "off")
+        self.paired = paired_share(config) if overlaps else 0.0
         self.matrix = machine.matrix_rate(device, config.training.dtype)
         self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
@@ -132,6 +142,8 @@ class Timer:
         if not is_moe:
             return layer_ops(self.share.sizes, is_moe)
         rows, sent, received = self.routed.counts
+        if self.config.toggles.dispatch == "deepep":
+            sent = received = round(self.share.tokens * self.spread.ranks)
         factor = self.machine.imbalance
         fullest = RoutedCounts(round(rows * factor), sent, round(received * factor))
         return layer_ops(self.share.routed(fullest), is_moe)
@@ -159,9 +171,16 @@ class Timer:
         shared = [op for op in ops if op.scope == "shared"]
         hidden = self._both(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
         exposed = [self._exposed(*pair) for pair in zip((forward_comm, backward_comm), hidden, strict=True)]
-        if self.config.toggles.overlap_exchange != "off":
-            self._hide_under_computation(exposed, forward + backward + recompute_ns)
-        return Pass(forward, backward, recompute_ns, *exposed)
+        computation = forward, backward + recompute_ns
+        exchange = _exchange(exposed[0]), _exchange(exposed[1])
+        overlapped = self.paired * hidden_ns(computation, exchange)
+        exposed_share = 1 - overlapped / max(sum(exchange), 1.0)
+        for comm, computation_ns in zip(exposed, computation, strict=True):
+            if "experts" in comm:
+                comm["experts"] *= exposed_share
+            if kind.is_moe:
+                comm[WAITING] = self._waiting(computation_ns)
+        return Pass(forward, backward, recompute_ns, exposed[0], exposed[1], overlapped)
 
     def _scope(self, message: Message) -> str:
         name = message.scope.removesuffix(".B").partition(".")[2]
@@ -171,6 +190,9 @@ class Timer:
         """Time of a message, exposed or not."""
         # The others wait for the fullest rank, which receives most.
         factor = self.machine.imbalance if message.group == "ep" else 1.0
+        if message.collective == "deepep":
+            tokens = self.share.tokens * factor
+            return self.network.deepep_nanoseconds(tokens, self.share.row, self.spread, message.ranks)
         sent, received = round(message.sent * factor), round(message.received * factor)
         return self.network.nanoseconds(message.collective, message.group, message.ranks, sent, received)
 
@@ -188,13 +210,18 @@ class Timer:
             exposed["experts"] = exposed.get("experts", 0.0) + max(0.0, dispatch - shared)
         return exposed
 
-    def _hide_under_computation(self, exposed: list[dict[str, float]], computation: float) -> None:
-        """1F1B: all-to-alls of a forward and a backward overlap with the computation of the other."""
-        total_ns = sum(comm.get("experts", 0.0) for comm in exposed)
-        exposed_share = max(0.0, total_ns - computation) / total_ns if total_ns else 0.0
-        for comm in exposed:
-            if "experts" in comm:
-                comm["experts"] *= exposed_share
+    def _waiting(self, computation_ns: float) -> float:
+        """Expected wait for the slowest rank of the expert group after this much computation.
+
+        Arrivals are taken as independent and normal, with `jitter` as the coefficient of variation.
+        """
+        ranks = self.config.layout.experts_over
+        return self.machine.jitter * expected_maximum(ranks) * computation_ns if ranks > 1 else 0.0
+
+
+def _exchange(comm: Mapping[str, float]) -> float:
+    """All-to-alls of a pass."""
+    return comm.get("experts", 0.0)
 
 
 def layer_times(config: Config, device: Device, machine: Machine | None = None) -> LayerTimes:

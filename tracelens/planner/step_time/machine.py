@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isfinite
+from math import inf, isfinite
 from typing import Literal, NamedTuple
 
 from tracelens.devices import Device
@@ -14,6 +14,7 @@ from tracelens.planner.config import at_least_one, one_of
 
 RateName = Literal["achievable", "peak"]
 LinksName = Literal["auto", "mesh", "switch"]
+OverlapName = Literal["toggle", "off", "1f1b"]
 
 HELP = {
     "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
@@ -23,9 +24,15 @@ HELP = {
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
     "link_efficiency": "share of the link rate that messages reach",
     "nic_bytes_per_s": "network bandwidth per GPU, one direction",
+    "nic_efficiency": "share of the network bandwidth that messages reach",
+    "nic_messages_per_s": "messages that the NIC of a GPU sends per second; 0: no limit",
     "link_latency_ns": "latency of a message inside a node",
     "nic_latency_ns": "latency of a message between nodes",
     "imbalance": "tokens of the fullest rank's experts / mean over ranks",
+    "jitter": "spread of the ranks' computation between all-to-alls: standard deviation / mean; all "
+    "wait for the last of the group",
+    "exchange_overlap": "all-to-alls of a micro-batch overlap with the computation of another: 1f1b, off, "
+    "or as the toggle overlap_exchange (toggle)",
     "hide_gradients": "gradient reduction and parameter all-gather are fully overlapped",
     "hide_p2p": "messages between pipeline stages are fully overlapped",
 }
@@ -38,9 +45,13 @@ SOURCES = {
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
     "link_efficiency": "roofline",
     "nic_bytes_per_s": "one 400 Gb/s NIC per GPU, as in reference clusters of eight-GPU nodes",
+    "nic_efficiency": "roofline",
+    "nic_messages_per_s": "roofline",
     "link_latency_ns": "assumed: order of a small collective on links",
     "nic_latency_ns": "assumed: order of a small collective between nodes",
     "imbalance": "assumed: routers balance",
+    "jitter": "roofline: all ranks arrive at once",
+    "exchange_overlap": "the run's own setting",
     "hide_gradients": "as in the reference workload",
     "hide_p2p": "as in the reference workload",
 }
@@ -57,7 +68,10 @@ class Assumption(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """Assumptions; see HELP for their meaning and SOURCES for the defaults."""
+    """Assumptions; see HELP for their meaning and SOURCES for the defaults.
+
+    `sources` holds the source of values from a network file, by field.
+    """
 
     matrix: RateName = "achievable"
     matrix_efficiency: float = 1.0
@@ -66,22 +80,31 @@ class Machine:
     links: LinksName = "auto"
     link_efficiency: float = 1.0
     nic_bytes_per_s: float = 50e9
+    nic_efficiency: float = 1.0
+    nic_messages_per_s: float = 0.0
     link_latency_ns: int = 10_000
     nic_latency_ns: int = 20_000
     imbalance: float = 1.0
+    jitter: float = 0.0
+    exchange_overlap: OverlapName = "toggle"
     hide_gradients: bool = False
     hide_p2p: bool = False
+    sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         one_of(self)
         at_least_one(self, ("node",))
-        for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency"):
+        for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency", "nic_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
         if not self.nic_bytes_per_s >= 1e6:
             raise TracelensError(
                 f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: use 50e9 for a 400 Gb/s link"
             )
+        if not 0 <= self.nic_messages_per_s < inf:
+            raise TracelensError(f"nic_messages_per_s must be 0 or more, not {self.nic_messages_per_s}")
+        if not 0 <= self.jitter <= 1:
+            raise TracelensError(f"jitter must be between 0 and 1 (as large as the mean), not {self.jitter}")
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
         if not isfinite(self.imbalance) or self.imbalance < 1:
@@ -99,13 +122,25 @@ class Machine:
     def rates(self, device: Device) -> Rates:
         """Bandwidths of messages; links are 0 if the device file does not have them."""
         is_mesh = device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
-        return Rates(device.gpu_link_bytes_per_s * self.link_efficiency, self.nic_bytes_per_s, is_mesh)
+        return Rates(
+            device.gpu_link_bytes_per_s * self.link_efficiency,
+            self.nic_bytes_per_s * self.nic_efficiency,
+            is_mesh,
+            self.nic_messages_per_s or inf,
+        )
+
+    def overlaps(self, toggle: bool) -> bool:
+        """Whether computation of another micro-batch hides all-to-alls; `toggle` is the run's own setting."""
+        return toggle if self.exchange_overlap == "toggle" else self.exchange_overlap == "1f1b"
 
     def assumptions(self) -> list[Assumption]:
-        lines = []
+        lines, sources = [], dict(self.sources)
         for item in fields(self):
+            if item.name not in HELP:
+                continue
             value = getattr(self, item.name)
-            source = SOURCES[item.name] if value == item.default else "given"
+            default = SOURCES[item.name] if value == item.default else "given"
+            source = sources.get(item.name, default)
             lines.append(Assumption(item.name, _text(value), HELP[item.name], source))
         return lines
 

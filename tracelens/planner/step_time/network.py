@@ -1,4 +1,7 @@
-"""Times of messages: bytes over link and NIC bandwidth, plus a latency; consecutive ranks share a node."""
+"""Times of messages: bytes over link and NIC bandwidth, plus a latency; consecutive ranks share a node.
+
+Messages to other nodes also take the message rate of the NIC; see `planner.collectives`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,16 @@ from functools import lru_cache
 
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.collectives import Rates, all_to_all_seconds, pair_seconds, ring_seconds
-from tracelens.planner.config import Layout
+from tracelens.planner.collectives import (
+    Rates,
+    all_to_all_seconds,
+    deepep_seconds,
+    pair_seconds,
+    ring_seconds,
+)
+from tracelens.planner.config import Layout, Model
 from tracelens.planner.expected import Collective
+from tracelens.planner.step_time.distinct import Spread, balanced_spread
 from tracelens.planner.step_time.machine import Machine
 
 _REDUCTIONS = ("all_gather", "reduce_scatter")
@@ -45,10 +55,9 @@ class Network:
             return 0.0
         near = self.neighbours(group, ranks)
         rates = self._rates(near)
-        latency = self.machine.link_latency_ns if near == ranks else self.machine.nic_latency_ns
         if collective in ("send", "recv"):
             seconds = pair_seconds(max(sent, received), near > 1, rates)
-        elif collective in ("all_to_all", "deepep"):
+        elif collective == "all_to_all":
             seconds = all_to_all_seconds(max(sent, received), ranks, near, rates)
         elif collective in _REDUCTIONS:
             seconds = ring_seconds(max(sent, received), ranks, near, rates)
@@ -56,7 +65,28 @@ class Network:
             # An all-reduce is a reduce-scatter and an all-gather; a broadcast sends all bytes once.
             times = 2 if collective == "all_reduce" else 1
             seconds = times * ring_seconds(sent, ranks, near, rates)
-        return latency + seconds * 1e9
+        return self._latency(near, ranks) + seconds * 1e9
+
+    def deepep_nanoseconds(self, tokens: float, row: int, spread: Spread, ranks: int) -> float:
+        """Time of DeepEP's dispatch or combine of `tokens` of `row` bytes each on a rank.
+
+        Raises:
+            TracelensError: it takes links of unknown bandwidth.
+        """
+        if ranks == 1:
+            return 0.0
+        near = self.neighbours("ep", ranks)
+        copies = (spread.ranks, spread.nodes)
+        seconds = deepep_seconds(tokens, row, copies, ranks, near, self._rates(near))
+        return self._latency(near, ranks) + seconds * 1e9
+
+    def spread(self, model: Model) -> Spread:
+        """Distinct ranks and nodes of a token's experts, with balanced routing."""
+        ranks = self.layout.experts_over
+        return balanced_spread(model, ranks, self.neighbours("ep", ranks) if ranks > 1 else 1)
+
+    def _latency(self, near: int, ranks: int) -> int:
+        return self.machine.link_latency_ns if near == ranks else self.machine.nic_latency_ns
 
     def neighbours(self, group: str, ranks: int) -> int:
         """Fewest ranks of a group that share a node."""

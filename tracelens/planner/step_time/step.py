@@ -23,12 +23,12 @@ from tracelens.planner.expected import (
     parameters,
     step_messages,
 )
-from tracelens.planner.step_time.layers import LayerKind, Timer
+from tracelens.planner.step_time.layers import WAITING, LayerKind, Timer
 from tracelens.planner.step_time.machine import Machine
 
 PARTS = (
     "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
-    "stage_exchange", "bubble", "gradients", "optimizer",
+    "stage_exchange", "waiting", "bubble", "gradients", "optimizer",
 )  # fmt: skip
 """Parts of a step's time, see `Estimate`."""
 
@@ -40,7 +40,8 @@ class Estimate:
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
             exposed communication of expert, context and tensor parallelism and with the neighboring stages;
-            the pipeline's bubble; gradient reduction and parameter all-gather; the optimizer.
+            waiting for the slowest rank of the expert group; the pipeline's bubble; gradient reduction and
+            parameter all-gather; the optimizer.
         stage: the slowest one.
         tokens: per step on all ranks.
         ranks: of the run.
@@ -74,7 +75,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
         m max(t_s) + (sum(t_s) - max(t_s)) / vpp
 
     With equal stages that is the bubble of (interleaved) 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
-    section 2.2).
+    section 2.2). Where 1F1B hides all-to-alls, the chunks of that wait still run alone, with theirs exposed.
 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
@@ -86,7 +87,8 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     slowest = max(kinds, key=totals.__getitem__)
     batches = config.training.micro_batches
     parts = {name: batches * ns for name, ns in passes[slowest].items()}
-    waited = sum(map(totals.__getitem__, kinds)) - totals[slowest]
+    alone = {kind: totals[kind] + _hidden(timer, kind) for kind in passes}
+    waited = sum(map(alone.__getitem__, kinds)) - alone[slowest]
     parts["bubble"] = waited / config.layout.vpp
     parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
     peak = device.peak("matrix", known_dtype(config.training.dtype))
@@ -130,12 +132,17 @@ def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
         parts["recompute"] += times * layer_pass.recomputed
         for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
             for name, ns in comm.items():
-                parts[f"{name}_exchange"] += times * ns
+                parts[name if name == WAITING else f"{name}_exchange"] += times * ns
     if layout.pp > 1 and not timer.machine.hide_p2p:
         # Every chunk but the first receives activations, every chunk but the last gradients.
         edges = 2 * layout.vpp - kind.is_first - kind.is_last
         parts["stage_exchange"] = edges * timer.stage_message()
     return parts
+
+
+def _hidden(timer: Timer, kind: _Kind) -> float:
+    """Communication of a stage that 1F1B hides in one micro-batch, mean over micro-batches."""
+    return sum(times * timer.of_kind(layer_kind).hidden for layer_kind, times in kind.layers)
 
 
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:

@@ -114,6 +114,7 @@ STEP_PARTS = {
     "context_exchange": "#dfb32c",
     "tensor_exchange": "#d95f76",
     "stage_exchange": "#985c14",
+    "waiting": WAITING,
     "gradients": "#984498",
     "optimizer": "#98bc80",
     "bubble": IDLE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.arrays import Float, Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner import Rates, all_to_all_seconds, ring_seconds
+from tracelens.planner import Rates, all_to_all_seconds, expected_maximum, ring_seconds
 from tracelens.planner.step_time import Machine
 from tracelens.what_if.graph import Edge, Edit, Graph
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, scenario
@@ -24,8 +23,6 @@ _BY_DATA_OR_EXPERTS = re.compile(
 )
 _INSIDE_A_MODEL = re.compile(r"tensor|pipeline|context|(?:^|_)(?:tp|pp|cp|sp|mp)(?:_|$)", re.IGNORECASE)
 _OF_TOKENS = re.compile(r"expert|(?:^|_)(?:ep|moe)(?:_|$)", re.IGNORECASE)
-_FAR = 9.0
-"""Standard deviations beyond which the normal distribution has nothing that counts."""
 _SPLITS = ("all_gather", "allgather", "_allgather", "reduce_scatter", "_reduce_scatter")
 
 
@@ -88,16 +85,6 @@ def transfer_ratio(
     after = _seconds(collective.collective, grown, close, device, machine)
     tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
     return (times if tokens else 1) * after / before
-
-
-def expected_maximum(count: int) -> float:
-    """Expected maximum of `count` draws from the standard normal distribution.
-
-    The integral of x n phi(x) Phi(x)^(n-1) (Tippett, Biometrika 17, 1925), by parts.
-    """
-    x = np.linspace(-_FAR, _FAR, 4_001)
-    below = np.array([0.5 * (1 + math.erf(bound / math.sqrt(2))) for bound in x.tolist()])
-    return float(_FAR - np.trapezoid(below**count, x))
 
 
 def _grows(collective: MatchedCollective) -> bool:

@@ -1,0 +1,13 @@
+"""Throughput over the ranks that share the experts, and where the time of a step goes.
+
+    scaling(Request(config, eps=(8, 16, 32, 64), dispatches=("alltoall", "deepep")), device("mi300x"))
+
+- `scaling`: steps of the layouts; `dispatch`: bytes of one dispatch.
+- `published`: measurements to compare with.
+- `tables`: the result.
+"""
+
+from tracelens.planner.scaling.scaling import DISPATCHES, DispatchName, Request, scaling
+from tracelens.planner.scaling.tables import TABLES
+
+__all__ = ["DISPATCHES", "TABLES", "DispatchName", "Request", "scaling"]

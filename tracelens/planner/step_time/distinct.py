@@ -1,0 +1,121 @@
+"""Expected number of distinct ranks and nodes that the top-k experts of a token lie on.
+
+An all-to-all sends a token once per expert, DeepEP once per distinct node and then once per distinct rank of
+that node. Experts lie on the ranks of a group in order, equally many on each; ranks likewise on nodes.
+
+- `balanced_spread`: closed form for a router without preference. k of E experts without replacement miss a
+  block of b experts with probability C(E - b, k) / C(E, k), the hypergeometric distribution. Group-limited
+  routing (DeepSeek-V3, arXiv:2412.19437, section 2.1.2) first keeps some groups of experts; the closed form
+  averages over the sets of groups.
+- `routed_spread`: the same of a recorded routing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Int
+from tracelens.errors import TracelensError
+from tracelens.planner.config import Model
+
+
+class Spread(NamedTuple):
+    """Where the copies of a token go, expected value per token.
+
+    Attributes:
+        experts: rows, one per expert of the token: top-k.
+        ranks: distinct ranks with one of these experts, the token's own rank included.
+        nodes: distinct nodes, the token's own node included.
+    """
+
+    experts: float
+    ranks: float
+    nodes: float
+
+
+class Pool(NamedTuple):
+    """The experts that a router selects from; fields as in `Model`."""
+
+    experts: int
+    top_k: int
+    groups: int
+    top_groups: int
+
+
+def balanced_spread(model: Model, ranks: int, near: int) -> Spread:
+    """Spread of a router without preference.
+
+    Args:
+        model: its experts and groups.
+        ranks: that share the experts.
+        near: of these, ranks that share a node.
+    """
+    pool = Pool(model.experts_count, model.top_k, model.expert_groups, model.top_groups)
+    return Spread(pool.top_k, _distinct(pool, ranks), _distinct(pool, max(ranks // near, 1)))
+
+
+def routed_spread(expert_ids_TK: Int, experts: int, ranks: int, near: int) -> Spread:
+    """Spread of a recorded routing.
+
+    Args:
+        expert_ids_TK: experts of each token, one row per token; an expert at most once per row.
+        experts: number of experts.
+        ranks: that share the experts.
+        near: of these, ranks that share a node.
+
+    Raises:
+        TracelensError: not a table of tokens and experts, or an expert that does not exist.
+    """
+    if expert_ids_TK.ndim != 2 or not expert_ids_TK.size:
+        raise TracelensError("a routing is a table with a row of expert numbers per token")
+    if expert_ids_TK.min() < 0 or expert_ids_TK.max() >= experts:
+        raise TracelensError(f"the routing names experts outside 0 to {experts - 1}")
+    nodes = max(ranks // near, 1)
+    return Spread(
+        float(expert_ids_TK.shape[1]),
+        _mean_distinct(expert_ids_TK * ranks // experts),
+        _mean_distinct(expert_ids_TK * nodes // experts),
+    )
+
+
+def _mean_distinct(values_TK: Int) -> float:
+    """Mean number of distinct values per row."""
+    ordered = np.sort(values_TK, axis=1)
+    return float(1 + (np.diff(ordered, axis=1) != 0).sum(axis=1).mean())
+
+
+@lru_cache(maxsize=1024)
+def _distinct(pool: Pool, blocks: int) -> float:
+    """Expected number of `blocks` equal ranges of experts that a token's experts lie in."""
+    size, group = pool.experts // blocks, pool.experts // pool.groups
+    # Blocks that cut the groups alike are hit alike.
+    patterns = Counter(_cut(first, size, group) for first in range(0, blocks * size, size))
+    return sum(count * (1 - _missed(pool, pattern)) for pattern, count in patterns.items())
+
+
+def _cut(first: int, size: int, group: int) -> tuple[int, ...]:
+    """Experts that a range shares with each group that it touches."""
+    last = first + size
+    numbers = range(first // group, (last - 1) // group + 1)
+    return tuple(sorted(min(last, (number + 1) * group) - max(first, number * group) for number in numbers))
+
+
+def _missed(pool: Pool, pattern: tuple[int, ...]) -> float:
+    """Probability that no expert of a token lies in a block that shares `pattern` experts with the groups."""
+    reachable = pool.experts // pool.groups * pool.top_groups
+    # Ways to keep some of the touched groups: (groups kept, experts of the block in them) to their number.
+    ways = Counter({(0, 0): 1})
+    for shared in pattern:
+        ways += Counter({(kept + 1, inside + shared): count for (kept, inside), count in ways.items()})
+    others, sets = pool.groups - len(pattern), comb(pool.groups, pool.top_groups)
+    missed = sum(
+        count * comb(others, pool.top_groups - kept) * comb(reachable - inside, pool.top_k)
+        for (kept, inside), count in ways.items()
+        if kept <= pool.top_groups
+    )
+    return missed / (sets * comb(reachable, pool.top_k))

@@ -234,8 +234,8 @@ def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
     dims = (keys, m.query_dim, m.value_dim)
     return Kernel(
         "attention",
-        Load(forward, moved, "", (Attention(forward, *dims, is_backward=False),)),
-        Load(backward, 2 * moved, "", (Attention(backward, *dims, is_backward=True),)),
+        Load(forward, moved, (Attention(forward, *dims, is_backward=False),)),
+        Load(backward, 2 * moved, (Attention(backward, *dims, is_backward=True),)),
     )
 
 

@@ -80,14 +80,14 @@ class Load(NamedTuple):
     Attributes:
         flops: of GEMMs and attention; other ops do not count.
         bytes: read and written at least.
-        dtype: of the FLOPs; empty for the type of the activations.
         kernels: that have the FLOPs.
+        dtype: of the FLOPs; empty for the type of the activations.
     """
 
     flops: int = 0
     bytes: int = 0
-    dtype: str = ""
     kernels: tuple[Gemm | Attention, ...] = ()
+    dtype: str = ""
 
 
 class Kernel(NamedTuple):

@@ -166,7 +166,7 @@ class Sizes:
         and accumulates the weight gradient.
         """
         weights, flops, rows = matrices * k * n, 2 * m * k * n, m / matrices
-        forward = Load(flops, (m * k + weights + m * n) * self.a, "", (Gemm(rows, k, n, matrices),))
+        forward = Load(flops, (m * k + weights + m * n) * self.a, (Gemm(rows, k, n, matrices),))
         gradients = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
-        backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * self.a, "", gradients)
+        backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * self.a, gradients)
         return (Kernel("gemm", forward, backward),)

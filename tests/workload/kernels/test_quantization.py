@@ -39,7 +39,7 @@ def assert_same(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
     assert (q.shape, q.dtype) == (exact_q.shape, exact_q.dtype)
     q, exact = q.cpu().float(), exact_q.float()
     if not found[0].is_cuda:
-        # Where rounding reaches a power of two, Triton's interpreter loses the carry: half the number is left.
+        # Where rounding reaches a power of two, Triton's interpreter loses the carry, and half the number.
         lost = (2 * q == exact) & (exact.abs().log2() % 1 == 0)
         q = torch.where(lost, exact, q)
     torch.testing.assert_close(q, exact, rtol=2 * HALF_UNIT, atol=2**-9)

@@ -60,8 +60,8 @@ HELP = {
     "chunks (chunked), or over torch symmetric memory (symmetric)",
     "graph": "step: capture forward and backward of a step in a CUDA or HIP graph and replay it with one "
     "launch; needs a GPU and sync_free=3, and --profile-start 4 or later to record its ops",
-    "fp8": "experts: routed experts in FP8 with a scale per row, forward and input gradients; weight gradients "
-    "stay in bfloat16",
+    "fp8": "experts: routed experts in FP8 with a scale per row, forward and input gradients; weight "
+    "gradients stay in bfloat16",
 }
 
 
@@ -98,7 +98,7 @@ class Toggles:
             )
         if self.fp8 != "off" and self.experts != "grouped":
             raise TracelensError(
-                f"fp8=experts needs experts=grouped, not {self.experts}: only the grouped GEMM is scaled by row"
+                f"fp8=experts needs experts=grouped, not {self.experts}: only the grouped GEMM has scales"
             )
         if self.graph != "off":
             self._require_capturable()

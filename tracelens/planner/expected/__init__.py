@@ -5,6 +5,7 @@ routing of tokens depends on the weights; a run reports it as a `Routing` (see `
 """
 
 from tracelens.planner.expected.flops import AttentionKernel, attention_kernel, flops, scores_work
+from tracelens.planner.expected.fp8 import fp8_flops, quantized
 from tracelens.planner.expected.layer import CHUNKS
 from tracelens.planner.expected.message import REPLICA_GROUPS, Collective, Message, group_ranks
 from tracelens.planner.expected.messages import is_routed, layer_messages
@@ -29,10 +30,12 @@ __all__ = [
     "balanced",
     "buffer_bytes",
     "flops",
+    "fp8_flops",
     "group_ranks",
     "is_routed",
     "layer_messages",
     "parameters",
+    "quantized",
     "scores_work",
     "step_messages",
     "summary",

@@ -97,7 +97,9 @@ class Timer:
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
-        self.matrix = machine.matrix_rate(device, config.training.dtype)
+        self.matrix = {"": machine.matrix_rate(device, config.training.dtype)}
+        if config.toggles.fp8 != "off":
+            self.matrix["fp8"] = machine.matrix_rate(device, "fp8")
         self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
@@ -163,7 +165,7 @@ class Timer:
 
     def nanoseconds(self, load: Load) -> float:
         """Roofline time of a load."""
-        return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
+        return max(load.flops / self.matrix[load.dtype], load.bytes / self.memory) * 1e9
 
     def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
         parts = list(parts)

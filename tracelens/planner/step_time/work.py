@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.expected import FLOAT32, Share, scores_work
+from tracelens.planner.expected import FLOAT32, Share, quantized, scores_work
 
 
 class Load(NamedTuple):
-    """FLOPs and bytes of one pass of a part."""
+    """FLOPs and bytes of one pass of a part.
+
+    Attributes:
+        flops: of GEMMs and attention.
+        bytes: read and written.
+        dtype: in which the FLOPs run; empty for the type of the activations.
+    """
 
     flops: int
     bytes: int
+    dtype: str = ""
 
 
 class Part(NamedTuple):
@@ -108,10 +115,34 @@ def expert_parts(share: Share, rows: RoutedRows) -> list[Part]:
     moved = (share.tokens + rows.sent + rows.received + rows.computed) * D
     return [
         elementwise(share, "dispatch", moved, moved),
-        gemm(share, "experts", rows.computed, D, 2 * F, count),
+        *expert_gemm(share, rows.computed, D, 2 * F, count),
         elementwise(share, "experts", 3 * F * rows.computed, 5 * F * rows.computed),
-        gemm(share, "experts", rows.computed, F, D, count),
+        *expert_gemm(share, rows.computed, F, D, count),
         elementwise(share, "combine", moved, moved),
+    ]
+
+
+def expert_gemm(share: Share, m: int, k: int, n: int, matrices: int) -> list[Part]:
+    """One GEMM over all experts: in the type of the activations, or quantized to FP8.
+
+    In FP8 quantization reads the operands in their type and writes them; the GEMM reads the copies. The
+    weight gradient is computed from the operands in their type.
+    """
+    if share.config.toggles.fp8 == "off":
+        return [gemm(share, "experts", m, k, n, matrices)]
+    copies, flops, a, weights = quantized(m, k, n, matrices), 2 * m * k * n, share.element, matrices * k * n
+    return [
+        Part(
+            "experts",
+            Load(0, (m * k + weights) * a + copies.forward),
+            Load(0, (m * n + weights) * a + copies.backward),
+        ),
+        Part(
+            "experts",
+            Load(flops, copies.forward + m * n * a, "fp8"),
+            Load(flops, copies.backward + m * k * a, "fp8"),
+        ),
+        Part("experts", Load(0, 0), Load(flops, (m * k + m * n + 2 * weights) * a)),
     ]
 
 

@@ -33,7 +33,7 @@ def quantize(x_ZK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_transposed(w_eKN: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 numbers of the transposed matrices, e x N x K, and the float32 scale of each of their rows, e x N."""
+    """FP8 numbers of the transposed matrices, e x N x K, and the float32 scale of each row, e x N."""
     w_eKN = w_eKN.contiguous()
     e, K, N = w_eKN.shape
     q_eNK = w_eKN.new_empty(e, N, K, dtype=e4m3(w_eKN.device))

@@ -103,7 +103,7 @@ def quantize(x_ZK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_transposed(w_eKN: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 numbers of the transposed matrices, e x N x K, and the float32 scale of each of their rows, e x N."""
+    """FP8 numbers of the transposed matrices, e x N x K, and the float32 scale of each row, e x N."""
     return quantize(w_eKN.transpose(1, 2).contiguous())
 
 

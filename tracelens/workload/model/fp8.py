@@ -1,10 +1,10 @@
 """Grouped GEMM in FP8: operands are quantized to e4m3 row by row, the result is in the model's type.
 
-Each row of the activations and each column of a weight matrix has a float32 scale, amax / largest e4m3 number.
-The forward and the input gradient run in FP8; the weight gradient stays in the model's type, because its rows
-are summed over tokens, where scales per token cannot be taken out of the sum. That is torchao's recipe
-"rowwise_with_gw_hp" (https://github.com/pytorch/ao/tree/main/torchao/float8, 2025). The backward quantizes the
-weights again, along their other side, so nothing in FP8 is saved between the passes.
+Each row of the activations and each column of a weight matrix has a float32 scale, amax / largest e4m3
+number. The forward and the input gradient run in FP8; the weight gradient stays in the model's type: it sums
+over tokens, and a scale per token cannot be taken out of that sum. That is the recipe "rowwise_with_gw_hp" of
+torchao (https://github.com/pytorch/ao/tree/main/torchao/float8, 2025). The backward quantizes the weights
+again, along their other side, so nothing in FP8 is saved between the passes.
 
 Letters of shapes as in `rows`, and K and N for the sides of a weight matrix.
 """
@@ -45,22 +45,26 @@ def require_op(dtype: torch.dtype) -> None:
             f"torch {torch.__version__} has no scaled grouped GEMM: use fp8=off or a newer torch"
         )
     if dtype != torch.bfloat16:
-        raise TracelensError(f"fp8=experts needs dtype=bfloat16 on a GPU, not {dtype}: its GEMM writes no other")
+        raise TracelensError(
+            f"fp8=experts needs dtype=bfloat16 on a GPU, not {dtype}: its GEMM writes no other"
+        )
 
 
 class _GroupedMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
         ctx.save_for_backward(x_RK, w_eKN, end_e)
-        w_eNK, scale_eN = kernels(w_eKN).quantize_transposed(w_eKN)
-        return _scaled_grouped_mm(*kernels(x_RK).quantize(x_RK), w_eNK, scale_eN, end_e, x_RK.dtype)
+        quantizers = kernels(x_RK)
+        x, w = quantizers.quantize(x_RK), quantizers.quantize_transposed(w_eKN)
+        return _scaled_grouped_mm(*x, *w, end_e, x_RK.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         g_RN = gradients[0].contiguous()
         x_RK, w_eKN, end_e = ctx.saved_tensors
-        w8_eKN, scale_eK = kernels(w_eKN).quantize(w_eKN)
-        g_RK = _scaled_grouped_mm(*kernels(g_RN).quantize(g_RN), w8_eKN, scale_eK, end_e, x_RK.dtype)
+        quantize = kernels(g_RN).quantize
+        # No names for the FP8 operands: they would live on beside the weight gradient.
+        g_RK = _scaled_grouped_mm(*quantize(g_RN), *quantize(w_eKN), end_e, x_RK.dtype)
         return g_RK, gemm.grouped_mm(x_RK.t(), g_RN, end_e), None
 
 

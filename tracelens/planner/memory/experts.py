@@ -24,19 +24,25 @@ def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
 def _grouped(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
     D, F = s.model.hidden, s.model.expert_ffn
     up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
-    fp8 = {name: _quantized(s, rows, *sides) for name, sides in {"up": (D, 2 * F), "down": (F, D)}.items()}
-    up = t.op([x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, **fp8["up"])
+    scratch, backward_scratch = _quantized(s, rows, D, 2 * F)
+    up = t.op(
+        [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, scratch=scratch,
+        backward_scratch=backward_scratch,
+    )  # fmt: skip
     half = rows * F * s.a
     h = t.op([up], half, saves=[up]) if s.static else _swiglu(t, up, half)
-    return t.op([h], rows * s.row, saves=[h], weights=down_bytes, **fp8["down"])
+    scratch, backward_scratch = _quantized(s, rows, F, D)
+    return t.op(
+        [h], rows * s.row, saves=[h], weights=down_bytes, scratch=scratch, backward_scratch=backward_scratch
+    )
 
 
-def _quantized(s: Sizes, rows: int, k: int, n: int) -> dict[str, int]:
-    """FP8 operands live as long as their GEMM; in the backward they are gone before the weight gradient."""
+def _quantized(s: Sizes, rows: int, k: int, n: int) -> tuple[int, int]:
+    """Bytes of FP8 operands: of the forward, and of the backward beyond the weight gradient after them."""
     if s.config.toggles.fp8 == "off":
-        return {}
+        return 0, 0
     copies = quantized(rows, k, n, s.e)
-    return {"scratch": copies.forward, "backward_scratch": max(0, copies.backward - s.e * k * n * s.a)}
+    return copies.forward, max(0, copies.backward - s.e * k * n * s.a)
 
 
 def _swiglu(t: Tape, up: Value, half: int) -> Value:

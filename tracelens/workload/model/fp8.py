@@ -11,6 +11,7 @@ Letters of shapes as in `rows`, and K and N for the sides of a weight matrix.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ class _GroupedMM(torch.autograd.Function):
     def forward(ctx: Any, x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
         ctx.save_for_backward(x_RK, w_eKN, end_e)
         quantizers = kernels(x_RK)
-        x, w = quantizers.quantize(x_RK), quantizers.quantize_transposed(w_eKN)
-        return _scaled_grouped_mm(*x, *w, end_e, x_RK.dtype)
+        rows, matrices = quantizers.quantize(x_RK), quantizers.quantize_transposed(w_eKN)
+        return _scaled_grouped_mm(rows, matrices, end_e, x_RK.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -64,19 +65,20 @@ class _GroupedMM(torch.autograd.Function):
         x_RK, w_eKN, end_e = ctx.saved_tensors
         quantize = kernels(g_RN).quantize
         # No names for the FP8 operands: they would live on beside the weight gradient.
-        g_RK = _scaled_grouped_mm(*quantize(g_RN), *quantize(w_eKN), end_e, x_RK.dtype)
+        g_RK = _scaled_grouped_mm(quantize(g_RN), quantize(w_eKN), end_e, x_RK.dtype)
         return g_RK, gemm.grouped_mm(x_RK.t(), g_RN, end_e), None
 
 
 def _scaled_grouped_mm(
-    x_RK: Tensor, scale_R: Tensor, w_eNK: Tensor, scale_eN: Tensor, end_e: Tensor, dtype: torch.dtype
+    rows: tuple[Tensor, Tensor], matrices: tuple[Tensor, Tensor], end_e: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """y_RN of FP8 operands, both with the side that is summed over last."""
+    """y_RN of FP8 numbers and their scales, R x K and e x N x K: the side that is summed over comes last."""
+    (x_RK, scale_R), (w_eNK, scale_eN) = rows, matrices
     if has_scaled_op(x_RK) and len(x_RK):
-        y_RN: Tensor = torch._scaled_grouped_mm(
+        op: Callable[..., Tensor] = torch._scaled_grouped_mm
+        return op(
             x_RK, w_eNK.transpose(1, 2), scale_R, scale_eN, offs=end_e, out_dtype=dtype, use_fast_accum=True
         )
-        return y_RN
     # A CPU has no such op: the same numbers, multiplied in float32.
     x = x_RK.float() * scale_R.unsqueeze(1)
     w = w_eNK.float() * scale_eN.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""The layouts of `step_time_layouts.toml` by name, read by who records them and by who tests them. No torch."""
+"""The layouts of `layouts.toml` by name, read by who records them and by who tests them. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tracelens.planner.config.config import Config, override, preset
 
-FILE = Path(__file__).with_name("step_time_layouts.toml")
+FILE = Path(__file__).with_name("layouts.toml")
 
 
 def layouts(path: Path = FILE) -> dict[str, Config]:

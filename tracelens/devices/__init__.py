@@ -1,6 +1,7 @@
 """Devices: what a GPU can do at most, and what was measured on it, one TOML file each."""
 
 from tracelens.devices.catalogue import device, devices, match
+from tracelens.devices.efficiency import Rate, attention_rate, gemm_rate, launch_cost, memory_rate
 from tracelens.devices.measured import (
     AttentionCurve,
     Bandwidth,
@@ -22,9 +23,14 @@ __all__ = [
     "GemmKind",
     "LaunchCost",
     "Measured",
+    "Rate",
+    "attention_rate",
     "device",
     "device_toml",
     "devices",
+    "gemm_rate",
+    "launch_cost",
     "match",
+    "memory_rate",
     "read_device",
 ]

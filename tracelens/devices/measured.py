@@ -121,6 +121,8 @@ class Measured:
         if not curves:
             return None
         at_rows = {(c.k, c.n, c.matrices): interpolate(m, c.rows, c.flops_per_s) for c in curves}
+        # Rows are of each matrix: fewer of them are not a smaller, slower GEMM.
+        matrices = max(matrices, min(c.matrices for c in curves))
         return _in_grid((k, n, matrices), at_rows)
 
     def attention_rate(

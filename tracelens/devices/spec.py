@@ -102,6 +102,10 @@ class Device:
         """Max-achievable FLOP/s of GEMMs; None where none is published for the type."""
         return self.maf.get(_SAME.get(dtype, dtype))
 
+    def matrix_dtype(self, dtype: str) -> str:
+        """The type under which the rate of a type is listed: FP8 of any layout is `fp8`."""
+        return _SAME.get(dtype, dtype)
+
     def _vector_peak(self, dtype: str) -> float | None:
         stands_in = _VECTOR.get(dtype, ())
         if dtype in _NARROW and dtype in self.matrix:

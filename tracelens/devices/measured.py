@@ -78,8 +78,8 @@ class LaunchCost:
     Attributes:
         kernel_ns: between short kernels that are launched back to back.
         op_ns: of an op that no gradient flows through.
-        forward_ns: of an op that is recorded for the backward.
-        backward_ns: per kernel of the backward.
+        forward_ns: of a model's forward in training, per kernel: its views, modules and Python included.
+        backward_ns: of its backward, per kernel.
     """
 
     kernel_ns: float = 0.0

@@ -16,6 +16,7 @@ from tracelens.planner.config import Config
 from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
+from tracelens.planner.step_time.rates import KernelRates
 from tracelens.planner.step_time.work import (
     Load,
     Part,
@@ -97,8 +98,7 @@ class Timer:
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
-        self.matrix = machine.matrix_rate(device, config.training.dtype)
-        self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
+        self.rates = KernelRates(config, device, machine)
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
 
@@ -162,8 +162,8 @@ class Timer:
                 return RoutedRows(sum(routed.copies_to), received, computed)
 
     def nanoseconds(self, load: Load) -> float:
-        """Roofline time of a load."""
-        return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
+        """Time of a load on the GPU."""
+        return self.rates.nanoseconds(load)
 
     def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
         parts = list(parts)

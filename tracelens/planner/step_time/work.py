@@ -8,14 +8,46 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracelens.devices import GemmKind
 from tracelens.planner.expected import FLOAT32, Share, scores_work
 
 
+class Gemm(NamedTuple):
+    """A GEMM of m rows of each of several (k, n) matrices; `kind` as in `tracelens.devices.GemmCurve`."""
+
+    m: float
+    k: int
+    n: int
+    matrices: int = 1
+    kind: GemmKind = "output"
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.m * self.k * self.n * self.matrices
+
+
+class Attention(NamedTuple):
+    """Causal flash attention of a sequence length."""
+
+    flops: int
+    seq: int
+    query_dim: int
+    value_dim: int
+    is_backward: bool
+
+
 class Load(NamedTuple):
-    """FLOPs and bytes of one pass of a part."""
+    """FLOPs and bytes of one pass of a part.
+
+    Attributes:
+        flops: of all its kernels.
+        bytes: that they move at least.
+        kernels: that have the FLOPs, by which their rate is known.
+    """
 
     flops: int
     bytes: int
+    kernels: tuple[Gemm | Attention, ...] = ()
 
 
 class Part(NamedTuple):
@@ -67,7 +99,18 @@ def attention_parts(share: Share) -> list[Part]:
     outputs = positions * heads * model.value_dim
     # The backward reads these and the output gradient, and writes the input gradients.
     moved = (inputs + outputs) * share.element
-    parts.append(Part(name, Load(scores.forward, moved), Load(scores.backward, 2 * moved)))
+    dims = (share.keys, model.query_dim, model.value_dim)
+    forward_kernel, backward_kernel = (
+        Attention(flops, *dims, is_backward)
+        for flops, is_backward in ((scores.forward, False), (scores.backward, True))
+    )
+    parts.append(
+        Part(
+            name,
+            Load(scores.forward, moved, (forward_kernel,)),
+            Load(scores.backward, 2 * moved, (backward_kernel,)),
+        )
+    )
     rotary = 2 * positions * rotated * model.rotary_dim
     stream = share.tokens * D
     # Norms read and write, and read one more in the backward; a residual reads two and writes one.
@@ -147,8 +190,12 @@ def gemm(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> 
     weights = matrices * k * n
     forward = m * k + weights + m * n
     backward = 2 * m * k + 3 * weights + 2 * m * n
+    rows = m / matrices
+    input_gradient, weight_gradient = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
     return Part(
-        name, Load(2 * m * k * n, forward * share.element), Load(4 * m * k * n, backward * share.element)
+        name,
+        Load(2 * m * k * n, forward * share.element, (Gemm(rows, k, n, matrices),)),
+        Load(4 * m * k * n, backward * share.element, (input_gradient, weight_gradient)),
     )
 
 

@@ -14,8 +14,10 @@ from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.planner.config import Config
 from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
+from tracelens.planner.step_time import eager
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
+from tracelens.planner.step_time.rates import KernelRates
 from tracelens.planner.step_time.work import (
     Load,
     Part,
@@ -97,10 +99,7 @@ class Timer:
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
-        self.matrix = {"": machine.matrix_rate(device, config.training.dtype)}
-        if config.toggles.fp8 != "off":
-            self.matrix["fp8"] = machine.matrix_rate(device, "fp8")
-        self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
+        self.rates = KernelRates(config, device, machine)
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
 
@@ -114,12 +113,14 @@ class Timer:
 
     @cached_property
     def embedding(self) -> Pass:
-        return Pass(*self._both(embedding_parts(self.share)))
+        more = eager.embedding_gradient(self.share) if self.rates.by_size else []
+        return Pass(*self._both([*embedding_parts(self.share), *more]))
 
     @cached_property
     def head(self) -> Pass:
         """Final norm, head and loss."""
-        return Pass(*self._both(head_parts(self.share)))
+        more = eager.plain_loss(self.share) if self.rates.by_size else []
+        return Pass(*self._both([*head_parts(self.share), *more]))
 
     def stage_message(self) -> float:
         """Time of activations or gradients between neighboring stages."""
@@ -135,6 +136,9 @@ class Timer:
         """The parts of a layer, in execution order."""
         share, model, toggles = self.share, self.config.model, self.config.toggles
         layer_parts = attention_parts(share)
+        is_eager = self.rates.by_size
+        if is_eager:
+            layer_parts.append(eager.attention_copies(share))
         reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
         if not is_moe:
             return [
@@ -143,7 +147,10 @@ class Timer:
                 *gated_parts(share, "mlp", model.dense_ffn, reruns_down),
             ]
         layer_parts += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
-        layer_parts += expert_parts(share, self.rows())
+        rows = self.rows()
+        layer_parts += expert_parts(share, rows)
+        if is_eager:
+            layer_parts += eager.permutation(share, rows.computed)
         if model.shared_ffn:
             layer_parts += gated_parts(
                 share, "shared", model.shared_ffn, reruns_down or toggles.overlap_shared
@@ -164,8 +171,8 @@ class Timer:
                 return RoutedRows(sum(routed.copies_to), received, computed)
 
     def nanoseconds(self, load: Load) -> float:
-        """Roofline time of a load."""
-        return max(load.flops / self.matrix[load.dtype], load.bytes / self.memory) * 1e9
+        """Time of a load on the GPU."""
+        return self.rates.nanoseconds(load)
 
     def _both(self, parts: Iterable[Part]) -> tuple[float, float]:
         parts = list(parts)

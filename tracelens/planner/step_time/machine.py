@@ -12,13 +12,17 @@ from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates
 from tracelens.planner.config import at_least_one, one_of
 
-RateName = Literal["achievable", "peak"]
+RateName = Literal["by-size", "achievable", "peak"]
+LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 
 HELP = {
-    "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
+    "matrix": "kernel rates: by-size (measured or modelled for each shape), achievable (for all GEMMs as "
+    "published by the vendor, else the peak), or peak",
     "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",
+    "launches": "eager: a step takes at least as long as the host needs to launch its kernels; none: it does not",
+    "launch_ns": "host time per kernel, with the ops and Python around it; 0: as measured with the device",
     "node": "GPUs per node, unless the layout sets it",
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
     "link_efficiency": "share of the link rate that messages reach",
@@ -31,9 +35,11 @@ HELP = {
 }
 
 SOURCES = {
-    "matrix": "roofline: no GEMM is faster",
-    "matrix_efficiency": "roofline",
-    "hbm_efficiency": "roofline",
+    "matrix": "tracelens calibrate, on the device or transferred from one that was measured",
+    "matrix_efficiency": "the whole of that rate",
+    "hbm_efficiency": "the whole of it",
+    "launches": "eager PyTorch; graphs (graph=step) have no such limit",
+    "launch_ns": "tracelens calibrate",
     "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
     "link_efficiency": "roofline",
@@ -59,9 +65,11 @@ class Assumption(NamedTuple):
 class Machine:
     """Assumptions; see HELP for their meaning and SOURCES for the defaults."""
 
-    matrix: RateName = "achievable"
+    matrix: RateName = "by-size"
     matrix_efficiency: float = 1.0
     hbm_efficiency: float = 1.0
+    launches: LaunchesName = "eager"
+    launch_ns: float = 0.0
     node: int = 8
     links: LinksName = "auto"
     link_efficiency: float = 1.0
@@ -84,13 +92,15 @@ class Machine:
             )
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
+        if not isfinite(self.launch_ns) or self.launch_ns < 0:
+            raise TracelensError(f"launch_ns must be 0 ns or more, not {self.launch_ns}")
         if not isfinite(self.imbalance) or self.imbalance < 1:
             raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
 
     def matrix_rate(self, device: Device, dtype: str) -> float:
-        """FLOP/s of GEMMs; raises TracelensError if the device has no rate for the type."""
+        """FLOP/s of GEMMs of any size; raises TracelensError if the device has no rate for the type."""
         short = known_dtype(dtype)
-        published = device.max_achievable(short) if self.matrix == "achievable" else None
+        published = device.max_achievable(short) if self.matrix != "peak" else None
         rate = published or device.peak("matrix", short)
         if rate is None:
             raise TracelensError(f"{device.name} has no rate for {short} GEMMs: choose another device")
@@ -118,6 +128,10 @@ class Machine:
         }
         source = f"device file of {device.name}"
         return [Assumption(name, f"{value:.4g}", meaning, source) for name, (value, meaning) in used.items()]
+
+
+ROOFLINE = Machine(matrix="achievable", launches="none")
+"""Assumptions under which a step time is a lower bound: one rate for all GEMMs, and a host that keeps up."""
 
 
 def _text(value: object) -> str:

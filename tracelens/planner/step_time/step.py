@@ -23,6 +23,7 @@ from tracelens.planner.expected import (
     parameters,
     step_messages,
 )
+from tracelens.planner.step_time.eager import optimizer_slowdown
 from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.machine import Machine
 
@@ -141,11 +142,14 @@ def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
     """Gradient reduction and optimizer on the stage where they take longest, of one of each kind."""
     longest = {"gradients": 0.0, "optimizer": 0.0}
+    training = timer.config.training
+    least = _update_bytes(training)
+    slowdown = optimizer_slowdown(least, training.main_params) if timer.rates.by_size else 1.0
     for stage in stages.values():
         messages, moved = _update(*_update_key(timer.config), stage)
         update = {
             "gradients": 0.0 if timer.machine.hide_gradients else sum(map(timer.message, messages)),
-            "optimizer": moved / timer.memory * 1e9,
+            "optimizer": timer.rates.moved(moved) * slowdown,
         }
         longest = max(longest, update, key=lambda candidate: sum(candidate.values()))
     return longest
@@ -174,13 +178,18 @@ def _update(
     """
     config = Config(model, layout, toggles, training)
     share = Share(config, stage * layout.stage_ranks)
-    bytes_per_element = (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
+    bytes_per_element = _update_bytes(training)
     counts = parameters(config, share.rank)
     shared = (
         bytes_per_element * sum(counts.get(replicas, {}).values()) // group_ranks(layout, group)
         for replicas, group in REPLICA_GROUPS.items()
     )
     return step_messages(share), sum(shared)
+
+
+def _update_bytes(training: Training) -> int:
+    """Bytes that AdamW moves per parameter."""
+    return (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
 
 
 @lru_cache(maxsize=64)

@@ -8,20 +8,47 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracelens.devices import GemmKind
 from tracelens.planner.expected import FLOAT32, Share, quantized, scores_work
+
+
+class Gemm(NamedTuple):
+    """A GEMM of m rows of each of several (k, n) matrices; `kind` as in `tracelens.devices.GemmCurve`."""
+
+    m: float
+    k: int
+    n: int
+    matrices: int = 1
+    kind: GemmKind = "output"
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.m * self.k * self.n * self.matrices
+
+
+class Attention(NamedTuple):
+    """Causal flash attention of a sequence length."""
+
+    flops: int
+    seq: int
+    query_dim: int
+    value_dim: int
+    is_backward: bool
 
 
 class Load(NamedTuple):
     """FLOPs and bytes of one pass of a part.
 
     Attributes:
-        flops: of GEMMs and attention.
-        bytes: read and written.
+        flops: of all its kernels.
+        bytes: that they move at least.
+        kernels: that have the FLOPs, by which their rate is known.
         dtype: in which the FLOPs run; empty for the type of the activations.
     """
 
     flops: int
     bytes: int
+    kernels: tuple[Gemm | Attention, ...] = ()
     dtype: str = ""
 
 
@@ -74,7 +101,18 @@ def attention_parts(share: Share) -> list[Part]:
     outputs = positions * heads * model.value_dim
     # The backward reads these and the output gradient, and writes the input gradients.
     moved = (inputs + outputs) * share.element
-    parts.append(Part(name, Load(scores.forward, moved), Load(scores.backward, 2 * moved)))
+    dims = (share.keys, model.query_dim, model.value_dim)
+    forward_kernel, backward_kernel = (
+        Attention(flops, *dims, is_backward)
+        for flops, is_backward in ((scores.forward, False), (scores.backward, True))
+    )
+    parts.append(
+        Part(
+            name,
+            Load(scores.forward, moved, (forward_kernel,)),
+            Load(scores.backward, 2 * moved, (backward_kernel,)),
+        )
+    )
     rotary = 2 * positions * rotated * model.rotary_dim
     stream = share.tokens * D
     # Norms read and write, and read one more in the backward; a residual reads two and writes one.
@@ -131,6 +169,7 @@ def expert_gemm(share: Share, m: int, k: int, n: int, matrices: int) -> list[Par
     if share.config.toggles.fp8 == "off":
         return [gemm(share, "experts", m, k, n, matrices)]
     copies, flops, a, weights = quantized(m, k, n, matrices), 2 * m * k * n, share.element, matrices * k * n
+    output, input_gradient, weight_gradient = _gemm_kernels(m, k, n, matrices)
     return [
         Part(
             "experts",
@@ -139,10 +178,10 @@ def expert_gemm(share: Share, m: int, k: int, n: int, matrices: int) -> list[Par
         ),
         Part(
             "experts",
-            Load(flops, copies.forward + m * n * a, "fp8"),
-            Load(flops, copies.backward + m * k * a, "fp8"),
+            Load(flops, copies.forward + m * n * a, (output,), "fp8"),
+            Load(flops, copies.backward + m * k * a, (input_gradient,), "fp8"),
         ),
-        Part("experts", Load(0, 0), Load(flops, (m * k + m * n + 2 * weights) * a)),
+        Part("experts", Load(0, 0), Load(flops, (m * k + m * n + 2 * weights) * a, (weight_gradient,))),
     ]
 
 
@@ -178,9 +217,18 @@ def gemm(share: Share, name: str, m: int, k: int, n: int, matrices: int = 1) -> 
     weights = matrices * k * n
     forward = m * k + weights + m * n
     backward = 2 * m * k + 3 * weights + 2 * m * n
+    output, *gradients = _gemm_kernels(m, k, n, matrices)
     return Part(
-        name, Load(2 * m * k * n, forward * share.element), Load(4 * m * k * n, backward * share.element)
+        name,
+        Load(2 * m * k * n, forward * share.element, (output,)),
+        Load(4 * m * k * n, backward * share.element, tuple(gradients)),
     )
+
+
+def _gemm_kernels(m: int, k: int, n: int, matrices: int) -> tuple[Gemm, Gemm, Gemm]:
+    """The GEMM of the forward, of the input gradient and of the weight gradient."""
+    rows = m / matrices
+    return Gemm(rows, k, n, matrices), Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
 
 
 def elementwise(share: Share, name: str, forward: int, backward: int) -> Part:

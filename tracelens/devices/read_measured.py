@@ -148,7 +148,9 @@ class _Reader:
         return LaunchCost(**{key: float(value) for key, value in table.items()})
 
 
-BANDWIDTHS = ("copy", "triad", "to_device", "to_host", "all_reduce", "all_to_all", "send_recv")
+BANDWIDTHS = (
+    "copy", "triad", "concat", "scatter", "to_device", "to_host", "all_reduce", "all_to_all", "send_recv",
+)  # fmt: skip
 """Names of bandwidths, see `Bandwidth`."""
 
 

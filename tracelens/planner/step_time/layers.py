@@ -14,6 +14,7 @@ from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.planner.config import Config
 from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
+from tracelens.planner.step_time.eager import eager_parts
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.rates import KernelRates
@@ -89,7 +90,7 @@ class Timer:
     """Times of the layers on the busiest ranks: the last of context parallelism."""
 
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
-        self.config, self.machine = config, machine
+        self.config, self.device, self.machine = config, device, machine
         # One stage with all layers: the time of a layer does not depend on the pipeline partition.
         one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
         # With contiguous shards of the sequence, the last rank's queries attend to most keys.
@@ -109,6 +110,11 @@ class Timer:
         if kind not in self._known:
             self._known[kind] = self._make(kind)
         return self._known[kind]
+
+    def forward_ns(self, layers: Iterable[tuple[LayerKind, int]]) -> float:
+        """GPU time of the forward of layers, with exposed communication."""
+        passes = ((self.of_kind(kind), times) for kind, times in layers)
+        return sum(times * (item.forward + sum(item.forward_comm.values())) for item, times in passes)
 
     @cached_property
     def embedding(self) -> Pass:
@@ -134,6 +140,8 @@ class Timer:
         share, model, toggles = self.share, self.config.model, self.config.toggles
         layer_parts = attention_parts(share)
         reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
+        if self.rates.by_size and self.machine.kernels == "eager":
+            layer_parts += eager_parts(share, is_moe, self.rows() if is_moe else None)
         if not is_moe:
             return [
                 *layer_parts,

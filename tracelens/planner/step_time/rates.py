@@ -7,14 +7,13 @@ bandwidth.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 
 from tracelens.devices import Device, Rate, attention_rate, gemm_rate, memory_rate
 from tracelens.dtypes import known_dtype
 from tracelens.planner.config import Config
 from tracelens.planner.step_time.machine import Machine
-from tracelens.planner.step_time.work import Attention, Gemm, Load
+from tracelens.planner.step_time.work import Attention, Gemm, Load, Traffic
 
 
 class KernelRates:
@@ -27,7 +26,6 @@ class KernelRates:
         # One expert after the other: plain GEMMs.
         self.grouped = config.toggles.experts == "grouped"
         self.flat = machine.matrix_rate(device, config.training.dtype)
-        self.sources: Counter[str] = Counter()
 
     @cached_property
     def memory(self) -> float:
@@ -38,26 +36,23 @@ class KernelRates:
         """Time of a pass of a part."""
         if not self.by_size:
             return max(load.flops / self.flat, load.bytes / self.memory) * 1e9
-        if not load.flops:
-            return self.moved(load.bytes)
-        rest = load.flops - sum(kernel.flops for kernel in load.kernels)
-        seconds = rest / self.flat + sum(kernel.flops / self.rate(kernel) for kernel in load.kernels)
-        return max(seconds, load.bytes / self.memory) * 1e9
+        if not load.kernels:
+            return max(load.flops / self.flat * 1e9, self.moved(load.bytes))
+        return max(sum(map(self._kernel_ns, load.kernels)), load.bytes / self.memory * 1e9)
 
-    def moved(self, size_bytes: float) -> float:
-        """Time of elementwise kernels that move this much, ns."""
+    def moved(self, size_bytes: float, pattern: str = "triad") -> float:
+        """Time of kernels that move this much, ns."""
         if not self.by_size or not size_bytes:
             return size_bytes / self.memory * 1e9
-        rate = memory_rate(self.device, size_bytes).per_s * self.machine.hbm_efficiency
+        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_efficiency
         return size_bytes / rate * 1e9
 
-    def rate(self, kernel: Gemm | Attention) -> float:
-        """FLOP/s of a kernel, including the efficiency that the machine assumes."""
+    def _kernel_ns(self, kernel: Gemm | Attention | Traffic) -> float:
+        if isinstance(kernel, Traffic):
+            return self.moved(kernel.bytes, kernel.pattern)
         rate = self._achieved(kernel)
-        if rate is None:
-            return self.flat
-        self.sources[rate.source] += 1
-        return rate.per_s * self.machine.matrix_efficiency
+        flops_per_s = self.flat if rate is None else rate.per_s * self.machine.matrix_efficiency
+        return kernel.flops / flops_per_s * 1e9
 
     def _achieved(self, kernel: Gemm | Attention) -> Rate | None:
         if isinstance(kernel, Attention):

@@ -1,8 +1,8 @@
-"""Achieved bandwidths: device memory, and between host and device."""
+"""Achieved bandwidths: device memory, in order and not, and between host and device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,15 +11,22 @@ from tracelens.devices import Bandwidth
 
 
 def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]:
-    """Of a copy (one read, one write) and a triad a = b + 2 c (two reads, one write), by all bytes moved."""
-    copies, triads = [], []
-    for size in sizes:
-        copies.append(2 * size / watch.seconds(_copies(watch, size), "copy"))
-        triads.append(3 * size / watch.seconds(_triads(watch, size), "triad"))
-    return [
-        Bandwidth("copy", tuple(2 * size for size in sizes), tuple(copies)),
-        Bandwidth("triad", tuple(3 * size for size in sizes), tuple(triads)),
-    ]
+    """By all bytes that are moved, for buffers of these sizes.
+
+    - copy: one read, one write.
+    - triad: a = b + 2 c: two reads, one write.
+    - concat: heads of two tensors side by side, as where rotary positions are a part of a head: reads and writes.
+    - scatter: rows added to rows in random order, as tokens of experts are combined: reads, and as many
+      additions in memory.
+    """
+    kinds: dict[str, tuple[Callable[[Stopwatch, int], list[Call]], int]] = {
+        "copy": (_copies, 2), "triad": (_triads, 3), "concat": (_concats, 2), "scatter": (_scatters, 2),
+    }  # fmt: skip
+    curves = []
+    for name, (calls, times) in kinds.items():
+        rates = tuple(times * size / watch.seconds(calls(watch, size), name) for size in sizes)
+        curves.append(Bandwidth(name, tuple(times * size for size in sizes), rates))
+    return curves
 
 
 def transfer_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]:
@@ -56,4 +63,28 @@ def _triads(watch: Stopwatch, size: int) -> list[Call]:
     for _ in range(watch.buffers(3 * size)):
         a, b, c = (torch.ones(size // 2, dtype=torch.bfloat16, device=watch.device) for _ in range(3))
         calls.append(lambda a=a, b=b, c=c: torch.add(b, c, alpha=2, out=a))
+    return calls
+
+
+def _concats(watch: Stopwatch, size: int) -> list[Call]:
+    """Of heads of 128 and 64 numbers."""
+    heads = size // (2 * (128 + 64))
+    calls: list[Call] = []
+    for _ in range(watch.buffers(2 * size)):
+        wide, narrow, out = (
+            torch.ones(heads, width, dtype=torch.bfloat16, device=watch.device) for width in (128, 64, 192)
+        )
+        calls.append(lambda a=wide, b=narrow, out=out: torch.cat([a, b], dim=1, out=out))
+    return calls
+
+
+def _scatters(watch: Stopwatch, size: int, width: int = 2048) -> list[Call]:
+    """Of four rows to each row of the result."""
+    rows = max(4, size // (2 * width))
+    calls: list[Call] = []
+    for _ in range(watch.buffers(2 * size)):
+        source = torch.ones(rows, width, dtype=torch.bfloat16, device=watch.device)
+        out = torch.zeros(rows // 4, width, dtype=torch.bfloat16, device=watch.device)
+        index = torch.randperm(rows, device=watch.device) % (rows // 4)
+        calls.append(lambda out=out, index=index, source=source: out.index_add_(0, index, source))
     return calls

@@ -76,15 +76,21 @@ def attention_rate(
     return _of_ceiling(device, peak, dtype, share, reference)
 
 
-def memory_rate(device: Device, size_bytes: float) -> Rate:
-    """Bytes per second of an elementwise kernel that moves this much; at most the data-sheet bandwidth."""
-    own = device.measured.bandwidth("triad", size_bytes)
+def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Rate:
+    """Bytes per second of a kernel that moves this much; at most the data-sheet bandwidth.
+
+    Args:
+        device: that runs it.
+        size_bytes: read and written.
+        pattern: name of the measurement: "triad" for elementwise kernels, "concat", "scatter".
+    """
+    own = device.measured.bandwidth(pattern, size_bytes)
     if own is not None:
         return Rate(min(own, device.hbm_bytes_per_s), MEASURED)
     reference = bundled(REFERENCE)
     faster = device.hbm_bytes_per_s / reference.hbm_bytes_per_s
     # What takes equally long at the full rate has the same share of it.
-    rate = reference.measured.bandwidth("triad", size_bytes / faster)
+    rate = reference.measured.bandwidth(pattern, size_bytes / faster)
     if rate is None:
         return Rate(device.hbm_bytes_per_s, PEAK)
     return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modelled(reference))

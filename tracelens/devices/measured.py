@@ -56,8 +56,9 @@ class Bandwidth:
     """Bytes per second by size.
 
     Attributes:
-        name: `copy` and `triad` in device memory, bytes read and written; `to_device` and `to_host`;
-            `all_reduce`, `all_to_all`, `send_recv` with bytes as each rank sends and receives them.
+        name: in device memory `copy`, `triad` (elementwise), `concat` (of parts of heads) and `scatter` (rows
+            added in any order), by bytes read and written; `to_device` and `to_host`; `all_reduce`,
+            `all_to_all`, `send_recv`, by bytes that a rank has to send.
         size_bytes: moved by one call, ascending; of collectives, the send buffer of a rank.
         bytes_per_s: of a GPU.
         ranks: of a collective.

@@ -133,9 +133,7 @@ class _Reader:
     def bandwidth(self, entry: _Entry) -> Bandwidth:
         entry.known(("name", "size_bytes", "bytes_per_s", "ranks", "ranks_per_node"))
         ranks = (entry.count("ranks", 1), entry.count("ranks_per_node", 1))
-        return Bandwidth(
-            entry.text("name", BANDWIDTHS), *entry.curve("size_bytes", "bytes_per_s"), *ranks
-        )
+        return Bandwidth(entry.text("name", BANDWIDTHS), *entry.curve("size_bytes", "bytes_per_s"), *ranks)
 
     def launch(self, table: object) -> LaunchCost:
         if not isinstance(table, dict):
@@ -148,7 +146,9 @@ class _Reader:
         return LaunchCost(**{key: float(value) for key, value in table.items()})
 
 
-BANDWIDTHS = ("copy", "triad", "to_device", "to_host", "all_reduce", "all_to_all", "send_recv")
+BANDWIDTHS = (
+    "copy", "triad", "concat", "scatter", "to_device", "to_host", "all_reduce", "all_to_all", "send_recv",
+)  # fmt: skip
 """Names of bandwidths, see `Bandwidth`."""
 
 

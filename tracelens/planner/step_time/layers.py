@@ -14,7 +14,7 @@ from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.planner.config import Config
 from tracelens.planner.expected import CHUNKS, Message, Routed, Share, balanced, is_routed, layer_messages
-from tracelens.planner.step_time import eager
+from tracelens.planner.step_time.eager import eager_parts, embedding_gradient, loss_parts
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.rates import KernelRates
@@ -90,7 +90,7 @@ class Timer:
     """Times of the layers on the busiest ranks: the last of context parallelism."""
 
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
-        self.config, self.machine = config, machine
+        self.config, self.device, self.machine = config, device, machine
         # One stage with all layers: the time of a layer does not depend on the pipeline partition.
         one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
         # With contiguous shards of the sequence, the last rank's queries attend to most keys.
@@ -100,6 +100,7 @@ class Timer:
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
         self.rates = KernelRates(config, device, machine)
+        self.is_eager = self.rates.by_size and machine.kernels == "eager"
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
 
@@ -111,15 +112,20 @@ class Timer:
             self._known[kind] = self._make(kind)
         return self._known[kind]
 
+    def forward_ns(self, layers: Iterable[tuple[LayerKind, int]]) -> float:
+        """GPU time of the forward of layers, with exposed communication."""
+        passes = ((self.of_kind(kind), times) for kind, times in layers)
+        return sum(times * (item.forward + sum(item.forward_comm.values())) for item, times in passes)
+
     @cached_property
     def embedding(self) -> Pass:
-        more = eager.embedding_gradient(self.share) if self.rates.by_size else []
+        more = embedding_gradient(self.share) if self.is_eager else []
         return Pass(*self._both([*embedding_parts(self.share), *more]))
 
     @cached_property
     def head(self) -> Pass:
         """Final norm, head and loss."""
-        more = eager.plain_loss(self.share) if self.rates.by_size else []
+        more = loss_parts(self.share) if self.is_eager else []
         return Pass(*self._both([*head_parts(self.share), *more]))
 
     def stage_message(self) -> float:
@@ -136,10 +142,9 @@ class Timer:
         """The parts of a layer, in execution order."""
         share, model, toggles = self.share, self.config.model, self.config.toggles
         layer_parts = attention_parts(share)
-        is_eager = self.rates.by_size
-        if is_eager:
-            layer_parts.append(eager.attention_copies(share))
         reruns_down = share.config.layout.tp > 1 and toggles.tp_overlap != "off"
+        if self.is_eager:
+            layer_parts += eager_parts(share, is_moe, self.rows() if is_moe else None)
         if not is_moe:
             return [
                 *layer_parts,
@@ -147,10 +152,7 @@ class Timer:
                 *gated_parts(share, "mlp", model.dense_ffn, reruns_down),
             ]
         layer_parts += [stream_part(share, "router", 2 if model.shared_ffn else 1), *router_parts(share)]
-        rows = self.rows()
-        layer_parts += expert_parts(share, rows)
-        if is_eager:
-            layer_parts += eager.permutation(share, rows.computed)
+        layer_parts += expert_parts(share, self.rows())
         if model.shared_ffn:
             layer_parts += gated_parts(
                 share, "shared", model.shared_ffn, reruns_down or toggles.overlap_shared

@@ -13,6 +13,7 @@ from tracelens.planner.collectives import Rates
 from tracelens.planner.config import at_least_one, one_of
 
 RateName = Literal["by-size", "achievable", "peak"]
+KernelsName = Literal["eager", "fused"]
 LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 
@@ -21,6 +22,8 @@ HELP = {
     "published by the vendor, else the peak), or peak",
     "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",
+    "kernels": "memory traffic: eager, of torch's ops one by one where no toggle fuses them; fused: each tensor "
+    "once",
     "launches": "eager: a step takes at least as long as the host needs to launch its kernels; none: it does not",
     "launch_ns": "host time per kernel, with the ops and Python around it; 0: as measured with the device",
     "node": "GPUs per node, unless the layout sets it",
@@ -38,6 +41,7 @@ SOURCES = {
     "matrix": "tracelens calibrate, on the device or transferred from one that was measured",
     "matrix_efficiency": "the whole of that rate",
     "hbm_efficiency": "the whole of it",
+    "kernels": "as in the reference workload",
     "launches": "eager PyTorch; graphs (graph=step) have no such limit",
     "launch_ns": "tracelens calibrate",
     "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
@@ -68,6 +72,7 @@ class Machine:
     matrix: RateName = "by-size"
     matrix_efficiency: float = 1.0
     hbm_efficiency: float = 1.0
+    kernels: KernelsName = "eager"
     launches: LaunchesName = "eager"
     launch_ns: float = 0.0
     node: int = 8

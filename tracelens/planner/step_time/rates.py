@@ -7,14 +7,13 @@ bandwidth.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 
 from tracelens.devices import Device, Rate, attention_rate, gemm_rate, memory_rate
 from tracelens.dtypes import known_dtype
 from tracelens.planner.config import Config
 from tracelens.planner.step_time.machine import Machine
-from tracelens.planner.step_time.work import Attention, Gemm, Load
+from tracelens.planner.step_time.work import Attention, Gemm, Load, Traffic
 
 
 class KernelRates:
@@ -26,7 +25,6 @@ class KernelRates:
         self.by_size = machine.matrix == "by-size"
         # One expert after the other: plain GEMMs.
         self.grouped = config.toggles.experts == "grouped"
-        self.sources: Counter[str] = Counter()
 
     @cached_property
     def memory(self) -> float:
@@ -37,37 +35,32 @@ class KernelRates:
         """Time of a pass of a part."""
         if not self.by_size:
             return max(load.flops / self.flat(load.dtype), load.bytes / self.memory) * 1e9
-        if not load.flops:
-            return self.moved(load.bytes)
-        rest = load.flops - sum(kernel.flops for kernel in load.kernels)
-        seconds = rest / self.flat(load.dtype)
-        seconds += sum(kernel.flops / self.rate(kernel, load.dtype) for kernel in load.kernels)
-        return max(seconds, load.bytes / self.memory) * 1e9
+        if not load.kernels:
+            return max(load.flops / self.flat(load.dtype) * 1e9, self.moved(load.bytes))
+        kernels_ns = sum(self._kernel_ns(kernel, load.dtype) for kernel in load.kernels)
+        return max(kernels_ns, load.bytes / self.memory * 1e9)
 
-    def moved(self, size_bytes: float) -> float:
-        """Time of elementwise kernels that move this much, ns."""
-        if not self.by_size or not size_bytes:
-            return size_bytes / self.memory * 1e9
-        rate = memory_rate(self.device, size_bytes).per_s * self.machine.hbm_efficiency
-        return size_bytes / rate * 1e9
-
-    def flat(self, dtype: str) -> float:
-        """FLOP/s of kernels of unknown shape; of the activations' type by default."""
+    def flat(self, dtype: str = "") -> float:
+        """FLOP/s of GEMMs of unknown shape, by default in the type of the activations."""
         return self.machine.matrix_rate(self.device, dtype or self.dtype)
 
-    def rate(self, kernel: Gemm | Attention, dtype: str = "") -> float:
-        """FLOP/s of a kernel, including the efficiency that the machine assumes."""
+    def moved(self, size_bytes: float, pattern: str = "triad") -> float:
+        """Time of kernels that move this much, ns."""
+        if not self.by_size or not size_bytes:
+            return size_bytes / self.memory * 1e9
+        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_efficiency
+        return size_bytes / rate * 1e9
+
+    def _kernel_ns(self, kernel: Gemm | Attention | Traffic, dtype: str) -> float:
+        if isinstance(kernel, Traffic):
+            return self.moved(kernel.bytes, kernel.pattern)
         rate = self._achieved(kernel, dtype or self.dtype)
-        if rate is None:
-            return self.flat(dtype)
-        self.sources[rate.source] += 1
-        return rate.per_s * self.machine.matrix_efficiency
+        flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.matrix_efficiency
+        return kernel.flops / flops_per_s * 1e9
 
     def _achieved(self, kernel: Gemm | Attention, dtype: str) -> Rate | None:
         if isinstance(kernel, Attention):
             sizes = (kernel.seq, kernel.query_dim, kernel.value_dim)
             return attention_rate(self.device, *sizes, dtype, kernel.is_backward)
         matrices = kernel.matrices if self.grouped else 1
-        return gemm_rate(
-            self.device, max(kernel.m, 1), kernel.k, kernel.n, dtype, matrices, kernel.kind
-        )
+        return gemm_rate(self.device, max(kernel.m, 1), kernel.k, kernel.n, dtype, matrices, kernel.kind)

@@ -23,25 +23,27 @@ from tracelens.planner.expected import (
     parameters,
     step_messages,
 )
-from tracelens.planner.step_time.eager import optimizer_slowdown
+from tracelens.planner.step_time.eager import optimizer_traffic
 from tracelens.planner.step_time.layers import LayerKind, Timer
+from tracelens.planner.step_time.launches import Host, Launches, ends_launches, layer_launches
 from tracelens.planner.step_time.machine import Machine
 
 PARTS = (
     "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
-    "stage_exchange", "bubble", "gradients", "optimizer",
+    "stage_exchange", "bubble", "launch", "gradients", "optimizer",
 )  # fmt: skip
 """Parts of a step's time, see `Estimate`."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Lower bound of the step time.
+    """A step time: a projection by default, a lower bound with `ROOFLINE`.
 
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
             exposed communication of expert, context and tensor parallelism and with the neighboring stages;
-            the pipeline's bubble; gradient reduction and parameter all-gather; the optimizer.
+            the pipeline's bubble; the GPU waiting for launches; gradient reduction and parameter all-gather;
+            the optimizer.
         stage: the slowest one.
         tokens: per step on all ranks.
         ranks: of the run.
@@ -67,7 +69,10 @@ class Estimate:
 
 
 def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
-    """Lower bound of the step time.
+    """Project the step time.
+
+    What makes it a projection is `Machine`: kernels at the rates of their sizes, and a host that launches them.
+    With `ROOFLINE` it is a lower bound: one rate for all GEMMs, as if the host kept up.
 
     Stage s takes t_s per micro-batch, forward and backward of all its chunks. The slowest stage takes m t_s
     for m micro-batches; before and after that it waits for one chunk of each other stage:
@@ -76,6 +81,9 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
 
     With equal stages that is the bubble of (interleaved) 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
     section 2.2).
+
+    A step takes at least as long as the host of the slowest stage launches all its kernels. Where the host reads
+    sizes in each MoE layer, it cannot run ahead through a forward: that takes at least as long as its launches.
 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
@@ -90,6 +98,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     waited = sum(map(totals.__getitem__, kinds)) - totals[slowest]
     parts["bubble"] = waited / config.layout.vpp
     parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
+    parts["launch"] = _launch(timer, slowest, sum(parts.values()))
     peak = device.peak("matrix", known_dtype(config.training.dtype))
     if peak is None:
         raise TracelensError(f"{device.name} has no peak for {config.training.dtype}")
@@ -139,17 +148,33 @@ def _stage(timer: Timer, kind: _Kind) -> dict[str, float]:
     return parts
 
 
+def _launch(timer: Timer, kind: _Kind, gpu_ns: float) -> float:
+    """Time that the GPU of a stage waits for launches in a step."""
+    config, batches = timer.config, timer.config.training.micro_batches
+    host = Host(config, timer.device, timer.machine)
+    launches = ends_launches(config, kind.is_first, kind.is_last)
+    recomputed = Launches()
+    for layer_kind, times in kind.layers:
+        layer = layer_launches(config, layer_kind.is_moe).times(times)
+        launches += layer
+        recomputed += layer if layer_kind.is_recomputed else Launches()
+    has_moe = any(layer_kind.is_moe for layer_kind, _ in kind.layers)
+    forward_wait = max(0.0, host.forward(launches) - timer.forward_ns(kind.layers))
+    waits = batches * forward_wait if has_moe and host.has_syncs else 0.0
+    host_ns = batches * (host.both(launches) + host.forward(recomputed)) + host.once
+    return max(waits, host_ns - gpu_ns)
+
+
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
     """Gradient reduction and optimizer on the stage where they take longest, of one of each kind."""
     longest = {"gradients": 0.0, "optimizer": 0.0}
     training = timer.config.training
-    least = _update_bytes(training)
-    slowdown = optimizer_slowdown(least, training.main_params) if timer.rates.by_size else 1.0
+    more = optimizer_traffic(_update_bytes(training), training.main_params) if timer.is_eager else 1.0
     for stage in stages.values():
         messages, moved = _update(*_update_key(timer.config), stage)
         update = {
             "gradients": 0.0 if timer.machine.hide_gradients else sum(map(timer.message, messages)),
-            "optimizer": timer.rates.moved(moved) * slowdown,
+            "optimizer": timer.rates.moved(moved * more),
         }
         longest = max(longest, update, key=lambda candidate: sum(candidate.values()))
     return longest

@@ -36,19 +36,26 @@ class Attention(NamedTuple):
     is_backward: bool
 
 
+class Traffic(NamedTuple):
+    """Bytes that are moved in a pattern: a name of `tracelens.devices.Bandwidth`."""
+
+    bytes: int
+    pattern: str
+
+
 class Load(NamedTuple):
     """FLOPs and bytes of one pass of a part.
 
     Attributes:
         flops: of all its kernels.
         bytes: that they move at least.
-        kernels: that have the FLOPs, by which their rate is known.
+        kernels: that have the FLOPs, or move the bytes in another pattern than elementwise.
         dtype: in which the FLOPs run; empty for the type of the activations.
     """
 
     flops: int
     bytes: int
-    kernels: tuple[Gemm | Attention, ...] = ()
+    kernels: tuple[Gemm | Attention | Traffic, ...] = ()
     dtype: str = ""
 
 

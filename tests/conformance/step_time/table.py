@@ -1,4 +1,4 @@
-"""Projected step times against measured ones: new runs, those of earlier pairs, the ladder, and Megatron-core."""
+"""Projected step times against measured ones: new runs, earlier pairs, the ladder, and Megatron-core."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _ladder() -> Iterator[Run]:
     ]
     base = override(preset("small"), fields)
     for rung in content["rungs"]:
-        toggles = replace(base.toggles, **{name: value for name, value in rung["toggles"].items()})
+        toggles = replace(base.toggles, **rung["toggles"])
         config = replace(base, toggles=toggles)
         yield Run(f"ladder ep4, {rung['name']}", config, rung["typical_ms"], host="ladder")
 
@@ -129,7 +129,8 @@ def launch_ns(host: str) -> float:
 
 def document(runs: list[Run]) -> str:
     """The tables of docs/step-time-truth.md."""
-    return f"## Projected first\n\n{_table(runs, new=True)}\n\n## Recorded earlier\n\n{_table(runs, new=False)}\n"
+    parts = {"Projected first": _table(runs, new=True), "Recorded earlier": _table(runs, new=False)}
+    return "\n".join(f"## {title}\n\n{table}\n" for title, table in parts.items())
 
 
 def _table(runs: list[Run], new: bool) -> str:

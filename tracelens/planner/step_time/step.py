@@ -24,8 +24,8 @@ from tracelens.planner.expected import (
     step_messages,
 )
 from tracelens.planner.step_time.eager import optimizer_traffic
-from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.launches import Host, Launches, ends_launches, layer_launches
+from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.machine import Machine
 
 PARTS = (

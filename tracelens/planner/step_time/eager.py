@@ -11,8 +11,8 @@ from tracelens.planner.expected import FLOAT32, Share
 from tracelens.planner.step_time.work import Load, Part, RoutedRows, Traffic
 
 OPTIMIZER_RATE = 0.75
-"""Of the bandwidth of elementwise kernels, in two recorded runs on an H200 with torch 2.11: 0.74 and 0.72 for the
-whole update, 0.79 for fused AdamW alone (tests/conformance/truth/before, medium and loop_large, 2026-11-22)."""
+"""Of the bandwidth of elementwise kernels, in two recorded runs on an H200 with torch 2.11: 0.74 and 0.72 for
+the whole update, 0.79 for fused AdamW (tests/conformance/truth/before, medium and loop_large, 2026-11-22)."""
 
 
 def eager_parts(share: Share, is_moe: bool, rows: RoutedRows | None) -> list[Part]:
@@ -34,7 +34,7 @@ def eager_parts(share: Share, is_moe: bool, rows: RoutedRows | None) -> list[Par
 
 
 def embedding_gradient(share: Share) -> list[Part]:
-    """More traffic of the embedding: its gradient is a cleared table, to which rows are added, then accumulated."""
+    """More traffic of the embedding: its gradient is a cleared table, filled by rows, then accumulated."""
     model = share.config.model
     return [
         _part(share, "embedding", 0, 4 * model.vocab * model.hidden, "triad"),
@@ -43,9 +43,7 @@ def embedding_gradient(share: Share) -> list[Part]:
 
 
 def loss_parts(share: Share) -> list[Part]:
-    """More traffic of the loss, unless it is fused: softmax reads float32 logits twice, its gradient begins as
-    zeros.
-    """
+    """More traffic of an unfused loss: softmax reads float32 logits twice, its gradient begins as zeros."""
     if share.config.toggles.loss == "fused":
         return []
     logits = share.tokens * share.config.model.vocab * 2 * FLOAT32 // share.element
@@ -55,8 +53,8 @@ def loss_parts(share: Share) -> list[Part]:
 def optimizer_traffic(least_bytes: int, main_params: bool) -> float:
     """Bytes of the parameter update, as a multiple of the `least_bytes` that AdamW moves per parameter.
 
-    Gradients are cast to float32 (2 + 4 bytes), parameters back (4 + 2), and gradients cleared (2). Kernels over
-    many tensors reach OPTIMIZER_RATE of the bandwidth.
+    Gradients are cast to float32 (2 + 4 bytes), parameters back (4 + 2), and gradients cleared (2). Kernels
+    over many tensors reach OPTIMIZER_RATE of the bandwidth.
     """
     return (1 + 14 * main_params / least_bytes) / OPTIMIZER_RATE
 

@@ -11,9 +11,7 @@ from tracelens.calibrate.timing import Stopwatch
 from tracelens.devices import AttentionCurve
 
 
-def attention_curve(
-    watch: Stopwatch, sizes: AttentionSizes, dtype: str = "bf16"
-) -> AttentionCurve | Failure:
+def attention_curve(watch: Stopwatch, sizes: AttentionSizes, dtype: str = "bf16") -> AttentionCurve | Failure:
     """Rates of `scaled_dot_product_attention`.
 
     FLOPs are those of FlashAttention: half of a square of scores; two GEMMs in the forward, and five in the

@@ -59,6 +59,4 @@ class KernelRates:
             sizes = (kernel.seq, kernel.query_dim, kernel.value_dim)
             return attention_rate(self.device, *sizes, self.dtype, kernel.is_backward)
         matrices = kernel.matrices if self.grouped else 1
-        return gemm_rate(
-            self.device, max(kernel.m, 1), kernel.k, kernel.n, self.dtype, matrices, kernel.kind
-        )
+        return gemm_rate(self.device, max(kernel.m, 1), kernel.k, kernel.n, self.dtype, matrices, kernel.kind)

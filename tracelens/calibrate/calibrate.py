@@ -104,7 +104,8 @@ def _measure(watch: Stopwatch, sizes: Sizes, say: Progress, is_first: bool, coun
             transfer_bandwidths(watch, sizes.transfer_bytes)
         )
         parts["attention"] = lambda: _attention(watch, sizes, results)
-        for number, gemm in enumerate((*sizes.plain, *sizes.grouped)):
+        gemms: list[PlainSizes | GroupedSizes] = [*sizes.plain, *sizes.grouped]
+        for number, gemm in enumerate(gemms):
             name = f"{'GEMM' if isinstance(gemm, PlainSizes) else 'grouped GEMM'} {gemm.dtype} {gemm.kind}"
             parts[f"{name} ({number + 1})"] = partial(_gemms, watch, gemm, results)
     for name, part in parts.items():

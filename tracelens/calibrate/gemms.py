@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class GemmBench:
                     rates.append(2 * m * k * n * matrices / seconds)
                 curves.append(GemmCurve(dtype, k, n, tuple(rows), tuple(rates), matrices, kind))
         except (RuntimeError, AttributeError, NotImplementedError) as error:
-            # A grid with holes cannot be interpolated: none of it is kept.
+            # A grid with holes cannot be interpolated: leave all of it out.
             self.failures.append(Failure(name, str(error).strip().partition("\n")[0]))
             return []
         return curves
@@ -93,10 +94,10 @@ class GemmBench:
             x_RK = torch.randn(rows, k, device=device, dtype=element)
             if kind == "weight":
                 other = torch.randn(rows, n, device=device, dtype=element)
-                calls.append(lambda x=x_RK.t(), y=other: grouped_mm(x, y, offs=ends))
+                calls.append(partial(grouped_mm, x_RK.t(), other, offs=ends))
             else:
                 other = torch.randn(matrices, k, n, device=device, dtype=element)
-                calls.append(lambda x=x_RK, w=other: grouped_mm(x, w, offs=ends))
+                calls.append(partial(grouped_mm, x_RK, other, offs=ends))
         return calls
 
     def _random(self, m: int, k: int, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

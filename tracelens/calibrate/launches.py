@@ -122,8 +122,8 @@ def _kernels(watch: Stopwatch, run: Callable[[], object]) -> int:
         watch.wait()
     events = recorded.events() or []
     if on_gpu:
-        return max(1, sum(event.device_type == DeviceType.CUDA for event in events))
-    return max(1, sum(event.cpu_parent is None for event in events))
+        return max(1, len([event for event in events if event.device_type == DeviceType.CUDA]))
+    return max(1, len([event for event in events if event.cpu_parent is None]))
 
 
 def _seconds(watch: Stopwatch, run: Callable[[], object], to_the_end: bool) -> float:

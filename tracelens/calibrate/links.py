@@ -28,8 +28,8 @@ _VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
 def link_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> tuple[list[Bandwidth], list[Failure]]:
     """Of all-reduce, all-to-all and messages to the next rank; needs an initialized process group.
 
-    Rates are of bytes that leave a GPU at least: a rank of n keeps 1/n of an all-to-all, and an all-reduce sends
-    each byte 2 (n-1)/n times.
+    Rates are of bytes that have to leave a GPU: a rank of n keeps 1/n of an all-to-all, and an all-reduce
+    sends each byte 2 (n-1)/n times.
     """
     _, count, on_node = ranks()
     sent_share = (count - 1) / count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,8 +16,8 @@ def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]
 
     - copy: one read, one write.
     - triad: a = b + 2 c: two reads, one write.
-    - concat: heads of two tensors side by side, as where rotary positions are a part of a head: reads and writes.
-    - scatter: rows added to rows in random order, as tokens of experts are combined: reads, and as many
+    - concat: heads of two tensors side by side, as where rotary positions are a part of a head.
+    - scatter: rows added to rows in random order, as outputs of experts are combined: reads, and as many
       additions in memory.
     """
     kinds: dict[str, tuple[Callable[[Stopwatch, int], list[Call]], int]] = {
@@ -36,12 +37,8 @@ def transfer_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidt
         host = torch.ones(size // 4, pin_memory=watch.device.type == "cuda")
         on_device = torch.ones(size // 4, device=watch.device)
 
-        def upload(host: torch.Tensor = host, on_device: torch.Tensor = on_device) -> None:
-            on_device.copy_(host, non_blocking=True)
-
-        def download(host: torch.Tensor = host, on_device: torch.Tensor = on_device) -> None:
-            host.copy_(on_device, non_blocking=True)
-
+        upload = partial(on_device.copy_, host, non_blocking=True)
+        download = partial(host.copy_, on_device, non_blocking=True)
         to_device.append(size / watch.seconds([upload], "to_device", capture=False))
         to_host.append(size / watch.seconds([download], "to_host", capture=False))
     return [
@@ -54,7 +51,7 @@ def _copies(watch: Stopwatch, size: int) -> list[Call]:
     calls: list[Call] = []
     for _ in range(watch.buffers(2 * size)):
         a, b = (torch.ones(size // 2, dtype=torch.bfloat16, device=watch.device) for _ in range(2))
-        calls.append(lambda a=a, b=b: a.copy_(b))
+        calls.append(partial(a.copy_, b))
     return calls
 
 
@@ -62,7 +59,7 @@ def _triads(watch: Stopwatch, size: int) -> list[Call]:
     calls: list[Call] = []
     for _ in range(watch.buffers(3 * size)):
         a, b, c = (torch.ones(size // 2, dtype=torch.bfloat16, device=watch.device) for _ in range(3))
-        calls.append(lambda a=a, b=b, c=c: torch.add(b, c, alpha=2, out=a))
+        calls.append(partial(torch.add, b, c, alpha=2, out=a))
     return calls
 
 
@@ -74,7 +71,7 @@ def _concats(watch: Stopwatch, size: int) -> list[Call]:
         wide, narrow, out = (
             torch.ones(heads, width, dtype=torch.bfloat16, device=watch.device) for width in (128, 64, 192)
         )
-        calls.append(lambda a=wide, b=narrow, out=out: torch.cat([a, b], dim=1, out=out))
+        calls.append(partial(torch.cat, [wide, narrow], dim=1, out=out))
     return calls
 
 
@@ -86,5 +83,5 @@ def _scatters(watch: Stopwatch, size: int, width: int = 2048) -> list[Call]:
         source = torch.ones(rows, width, dtype=torch.bfloat16, device=watch.device)
         out = torch.zeros(rows // 4, width, dtype=torch.bfloat16, device=watch.device)
         index = torch.randperm(rows, device=watch.device) % (rows // 4)
-        calls.append(lambda out=out, index=index, source=source: out.index_add_(0, index, source))
+        calls.append(partial(out.index_add_, 0, index, source))
     return calls

@@ -81,7 +81,8 @@ class Stopwatch:
             self.wait()
             self.eager[name] = str(error).strip().partition("\n")[0]
             return None
-        return graph.replay
+        replay: Call = graph.replay
+        return replay
 
     def _by_events(self, run: Call) -> float:
         """Median seconds of `run`, repeated until each measurement is long enough."""
@@ -99,7 +100,7 @@ class Stopwatch:
             run()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / times
+        return float(begin.elapsed_time(end)) / 1e3 / times
 
     def _on_cpu(self, calls: Sequence[Call]) -> float:
         seconds = []

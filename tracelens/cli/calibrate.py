@@ -28,9 +28,9 @@ On = Annotated[str, typer.Option("--device", hidden=True, help="cuda, or cpu to 
 def calibrate(output: Output, device: On = "cuda") -> None:
     """Measure what this GPU achieves, by size, and write a device file.
 
-    GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the host's
-    cost per launch: two minutes on an idle GPU. Under torchrun also messages among all ranks, by size. It needs
-    torch (`pip install 'tracelens[workload]'`). Pass the file to other commands with --device-file or --device.
+    GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the
+    host's cost per launch: under a minute on an idle GPU. Under torchrun also messages among all ranks, by
+    size. It needs torch (extra `workload`).
 
     Examples:
         tracelens calibrate -o mygpu.toml

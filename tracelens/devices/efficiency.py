@@ -3,14 +3,14 @@
     gemm_rate(device("h200"), 4096, 2048, 2816, "bf16")      # Rate(6.6e14, "measured")
     gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modelled on h200")
 
-A model takes the share of the best rate at which the measured device runs as many output tiles per compute
-unit: a GEMM of m rows on a device of u units is like one of m u'/u rows on a device of u' units, where tiles
-fill the units equally often (wave quantization). The share is of the published max-achievable rate where there
-is one, else of the data-sheet peak.
+The model assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
+rows reaches on u' units of a measured device: output tiles fill the units equally often (wave quantization).
+The ceiling is the published max-achievable rate where there is one, else the data-sheet peak.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
@@ -20,7 +20,7 @@ from tracelens.devices.spec import Device
 MEASURED, PEAK = "measured", "data-sheet peak"
 
 REFERENCE = "h200"
-"""The bundled device on which others are modelled: measured with all kernels, and not bound by a small cache."""
+"""The bundled device on which others are modelled."""
 
 
 class Rate(NamedTuple):
@@ -30,6 +30,7 @@ class Rate(NamedTuple):
     source: str
 
 
+@lru_cache(maxsize=1 << 16)
 def gemm_rate(
     device: Device, m: float, k: int, n: int, dtype: str, matrices: int = 1, kind: GemmKind = "output"
 ) -> Rate | None:
@@ -59,6 +60,7 @@ def gemm_rate(
     return _of_ceiling(device, peak, dtype, share, reference)
 
 
+@lru_cache(maxsize=1 << 16)
 def attention_rate(
     device: Device, seq: float, query_dim: int, value_dim: int, dtype: str, backward: bool
 ) -> Rate | None:
@@ -106,7 +108,7 @@ def launch_cost(device: Device) -> tuple[LaunchCost, str]:
 def _measured_gemm(
     device: Device, m: float, k: int, n: int, dtype: str, matrices: int, kind: GemmKind
 ) -> float | None:
-    """As measured; a weight gradient or a grouped GEMM like the plain GEMM of these sizes where not itself."""
+    """As measured; weight gradients and grouped GEMMs that were not, as the plain GEMM of these sizes."""
     measured = device.measured
     rate = measured.gemm_rate(m, k, n, dtype, matrices, kind)
     if rate is None and kind == "weight":
@@ -137,7 +139,7 @@ def _gemm_share(
 
 
 def _ceiling(reference: Device, dtype: str, device: Device) -> float:
-    """What a share of the reference is of: its best rate if `device` has a max-achievable one, else its peak."""
+    """The best rate of the reference if `device` has a max-achievable one, else its peak."""
     best = reference.measured.best_gemm(dtype) if device.max_achievable(dtype) else None
     return best or reference.peak("matrix", dtype) or 1.0
 

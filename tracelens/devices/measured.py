@@ -41,7 +41,7 @@ class GemmCurve:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCurve:
-    """Rates of causal flash attention by sequence length; the backward's FLOPs include the recomputed scores."""
+    """Rates of causal flash attention by sequence length; the backward counts the recomputed scores."""
 
     dtype: str
     query_dim: int
@@ -100,7 +100,7 @@ class Measured:
     gemms: tuple[GemmCurve, ...] = ()
     attention: tuple[AttentionCurve, ...] = ()
     bandwidths: tuple[Bandwidth, ...] = ()
-    launch: LaunchCost = LaunchCost()  # noqa: RUF009 frozen
+    launch: LaunchCost = LaunchCost()
     about: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __bool__(self) -> bool:
@@ -121,7 +121,9 @@ class Measured:
         ]
         if not curves:
             return None
-        at_rows = {(c.k, c.n, c.matrices): interpolate(m, c.rows, c.flops_per_s) for c in curves}
+        at_rows: dict[tuple[int, ...], float] = {
+            (c.k, c.n, c.matrices): interpolate(m, c.rows, c.flops_per_s) for c in curves
+        }
         # Rows are of each matrix: fewer of them are not a smaller, slower GEMM.
         matrices = max(matrices, min(c.matrices for c in curves))
         return _in_grid((k, n, matrices), at_rows)

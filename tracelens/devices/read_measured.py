@@ -74,18 +74,18 @@ class _Entry:
             raise self.wrong(f"{self.where}: {key} must be a list of positive numbers")
         return tuple(float(value) for value in values)
 
-    def curve(self, sizes: str, *rates: str) -> tuple[tuple[int, ...], *tuple[tuple[float, ...], ...]]:
-        """Ascending sizes, and as many of each rate."""
+    def sizes(self, sizes: str, *rates: str) -> tuple[int, ...]:
+        """Ascending sizes; raises where there are not as many of each rate."""
         points = self.numbers(sizes)
         if list(points) != sorted(set(points)) or any(point != int(point) for point in points):
             raise self.wrong(f"{self.where}: {sizes} must be whole numbers in ascending order")
-        columns = [self.numbers(rate) for rate in rates]
-        for rate, column in zip(rates, columns, strict=True):
-            if len(column) != len(points):
+        for rate in rates:
+            count = len(self.numbers(rate))
+            if count != len(points):
                 raise self.wrong(
-                    f"{self.where}: {len(points)} {sizes} but {len(column)} {rate}; give one for each"
+                    f"{self.where}: {len(points)} {sizes} but {count} {rate}; list one rate for each size"
                 )
-        return tuple(int(point) for point in points), *columns
+        return tuple(int(point) for point in points)
 
 
 class _Reader:
@@ -106,9 +106,15 @@ class _Reader:
     def gemm(self, entry: _Entry) -> GemmCurve:
         entry.known(("dtype", "k", "n", "matrices", "kind", "rows", "flops_per_s"))
         kind: GemmKind = entry.text("kind", get_args(GemmKind), "output")  # type: ignore[assignment]
-        sizes = (entry.count("k"), entry.count("n"))
-        rows, rates = entry.curve("rows", "flops_per_s")
-        return GemmCurve(entry.text("dtype", DTYPES), *sizes, rows, rates, entry.count("matrices", 1), kind)
+        return GemmCurve(
+            dtype=entry.text("dtype", DTYPES),
+            k=entry.count("k"),
+            n=entry.count("n"),
+            rows=entry.sizes("rows", "flops_per_s"),
+            flops_per_s=entry.numbers("flops_per_s"),
+            matrices=entry.count("matrices", 1),
+            kind=kind,
+        )
 
     def grids(self, gemms: Iterable[GemmCurve]) -> None:
         """Rates are interpolated in all sizes, which takes a rate for each combination."""
@@ -119,21 +125,31 @@ class _Reader:
         for (dtype, kind, _), grid in points.items():
             if not is_grid(grid) or len(set(grid)) < len(grid):
                 raise self.wrong(
-                    f"[[measured.gemm]] of {dtype} ({kind}): one curve for each combination of k, n and "
-                    "matrices, please"
+                    f"[[measured.gemm]] of {dtype} ({kind}): add a curve for each combination of k, n "
+                    "and matrices, once"
                 )
 
     def attention(self, entry: _Entry) -> AttentionCurve:
         rates = ("forward_flops_per_s", "backward_flops_per_s")
         entry.known(("dtype", "query_dim", "value_dim", "seq", *rates))
-        dims = (entry.count("query_dim"), entry.count("value_dim"))
-        seq, forward, backward = entry.curve("seq", *rates)
-        return AttentionCurve(entry.text("dtype", DTYPES), *dims, seq, forward, backward)
+        return AttentionCurve(
+            dtype=entry.text("dtype", DTYPES),
+            query_dim=entry.count("query_dim"),
+            value_dim=entry.count("value_dim"),
+            seq=entry.sizes("seq", *rates),
+            forward_flops_per_s=entry.numbers(rates[0]),
+            backward_flops_per_s=entry.numbers(rates[1]),
+        )
 
     def bandwidth(self, entry: _Entry) -> Bandwidth:
         entry.known(("name", "size_bytes", "bytes_per_s", "ranks", "ranks_per_node"))
-        ranks = (entry.count("ranks", 1), entry.count("ranks_per_node", 1))
-        return Bandwidth(entry.text("name", BANDWIDTHS), *entry.curve("size_bytes", "bytes_per_s"), *ranks)
+        return Bandwidth(
+            name=entry.text("name", BANDWIDTHS),
+            size_bytes=entry.sizes("size_bytes", "bytes_per_s"),
+            bytes_per_s=entry.numbers("bytes_per_s"),
+            ranks=entry.count("ranks", 1),
+            ranks_per_node=entry.count("ranks_per_node", 1),
+        )
 
     def launch(self, table: object) -> LaunchCost:
         if not isinstance(table, dict):

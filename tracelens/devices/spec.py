@@ -75,7 +75,7 @@ class Device:
     gpu_link_bytes_per_s: float
     host_link_bytes_per_s: float
     sources: Mapping[str, str] = field(hash=False)
-    measured: Measured = field(default_factory=Measured)
+    measured: Measured = field(default_factory=Measured, hash=False)
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

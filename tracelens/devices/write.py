@@ -49,10 +49,9 @@ def measured_lines(measured: Measured) -> list[str]:
         )  # fmt: skip
         lines += _entry("attention", {key: getattr(head, key) for key in keys})
     for curve in measured.gemms:
-        more = {"matrices": curve.matrices} if curve.matrices > 1 else {}
-        more |= {"kind": curve.kind} if curve.kind != "output" else {}
-        keys = ("dtype", "k", "n")
-        entry = {key: getattr(curve, key) for key in keys} | more
+        entry: dict[str, object] = {"dtype": curve.dtype, "k": curve.k, "n": curve.n}
+        entry |= {"matrices": curve.matrices} if curve.matrices > 1 else {}
+        entry |= {"kind": curve.kind} if curve.kind != "output" else {}
         lines += _entry("gemm", entry | {"rows": curve.rows, "flops_per_s": curve.flops_per_s})
     return lines
 

@@ -11,9 +11,10 @@ from tracelens.planner.config.config import Config, Training, override, preset
 from tracelens.planner.config.model import Model
 from tracelens.planner.expected import flops
 from tracelens.planner.expected.share import Share
-from tracelens.planner.step_time import Machine
+from tracelens.planner.step_time import ROOFLINE
 from tracelens.planner.step_time.layers import LayerKind, Timer
 from tracelens.planner.step_time.work import (
+    Gemm,
     Load,
     RoutedRows,
     attention_parts,
@@ -41,7 +42,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_flops_are_those_that_are_expected(case: str) -> None:
     config = override(preset("tiny"), case.split())
-    timer = Timer(config, device("h200"), Machine())
+    timer = Timer(config, device("h200"), ROOFLINE)
     layout = config.layout
     last = (layout.cp - 1) * layout.tp
     counted: dict[str, list[int]] = {}
@@ -77,9 +78,12 @@ def share() -> Share:
 
 def test_a_product_reads_both_and_writes_one(share: Share) -> None:
     part = gemm(share, "x", 6, 8, 5)
-    assert part.forward == Load(2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
+    assert part.forward == Load(2 * 6 * 8 * 5, 4 * (48 + 40 + 30), (Gemm(6, 8, 5),))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
-    assert part.backward == Load(4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40))
+    kernels = (Gemm(6, 5, 8), Gemm(6, 8, 5, kind="weight"))
+    assert part.backward == Load(4 * 6 * 8 * 5, 4 * (2 * 30 + 2 * 48 + 3 * 40), kernels)
+    assert sum(kernel.flops for kernel in kernels) == part.backward.flops
+    assert gemm(share, "x", 6, 8, 5, 3).forward.kernels == (Gemm(2, 8, 5, 3),)
     assert gemm(share, "x", 6, 8, 5, 3).forward.bytes == 4 * (48 + 3 * 40 + 30)
 
 
@@ -124,7 +128,7 @@ def test_bytes_of_the_loss(share: Share) -> None:
 
 def test_a_part_takes_the_longer_of_flops_and_bytes(share: Share) -> None:
     h200 = device("h200")
-    timer = Timer(share.config, h200, Machine(matrix_efficiency=0.5, hbm_efficiency=0.25))
+    timer = Timer(share.config, h200, replace(ROOFLINE, matrix_efficiency=0.5, hbm_efficiency=0.25))
     rate = h200.peak("matrix", "fp32")
     assert rate is not None
     assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e12 / (rate / 2) * 1e9)

@@ -5,14 +5,15 @@
     layer_times(config, device("mi300x"))         # of each layer, for the pipeline simulator
     Machine(matrix_efficiency=0.6, nic_bytes_per_s=25e9)
 
-A projection: each GEMM and attention kernel takes its FLOPs at the rate that the device achieves for its size,
-other kernels their bytes at the bandwidth of theirs, messages their bytes at the link rate plus a latency, and
-a step no less than the host needs for its launches. Rates are measured on the device, or modelled on one that
-was measured. A roofline (`ROOFLINE`) has one rate for all GEMMs and no host. Stragglers, data loading and
-pauses are in neither.
+By default a projection: each GEMM and attention kernel takes its FLOPs at the rate that the device achieves
+for its size, other kernels their bytes at the bandwidth of theirs, messages their bytes at the link rate plus
+a latency, and a step no less than the host needs for its launches. Rates are measured on the device, or
+modelled on one that was measured. A roofline (`ROOFLINE`) has one rate for all GEMMs and no host. Stragglers,
+data loading and pauses are in neither.
 
 - `machine`: assumptions on nodes, network and efficiency, with their sources.
 - `work`: FLOPs and bytes of the parts of a layer.
+- `eager`: traffic of ops that no kernel fuses.
 - `rates`: time of a part on the GPU.
 - `launches`: time of the host.
 - `network`: time of a message.

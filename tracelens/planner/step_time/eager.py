@@ -1,8 +1,8 @@
 """Memory traffic of eager ops beyond that of fused kernels, in one micro-batch on one rank.
 
-`work` counts what a fused kernel moves. The reference workload runs torch's ops one by one: heads are put
-together from parts, rotary positions take three kernels, SiLU and its product two, and rows of experts are added
-to tokens in any order. Each op reads its operands and writes its result.
+`work` counts what a fused kernel moves. The reference workload runs torch's ops one by one: it puts heads
+together from parts, takes three kernels for rotary positions and two for SiLU and its product, and adds rows
+of experts to tokens in any order. Each op reads its operands and writes its result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Kernels, copies and memsets that the host launches in a step of a rank, and the time that takes it.
 
-Counts are those of the reference workload's eager ops, per layer and micro-batch, as its sample traces on H200
-have them (`sample_traces/one_gpu`, `sample_traces/ladder/ep4`): small GEMMs may add a memset or a split
-reduction. Megatron-core 0.16 launches about half as many again for the same layers.
+Counts are those of the reference workload's eager ops, per layer and micro-batch, as in its sample traces on
+H200 (`sample_traces/one_gpu`, `sample_traces/ladder/ep4`); a GEMM may add a memset or a split reduction.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class Estimate:
 def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
     """Project the step time.
 
-    What makes it a projection is `Machine`: kernels at the rates of their sizes, and a host that launches them.
-    With `ROOFLINE` it is a lower bound: one rate for all GEMMs, as if the host kept up.
+    Two assumptions of `Machine` make it a projection: kernels run at the rates of their sizes, and a host
+    launches them. With `ROOFLINE` it is a lower bound: one rate for all GEMMs, and a host that keeps up.
 
     Stage s takes t_s per micro-batch, forward and backward of all its chunks. The slowest stage takes m t_s
     for m micro-batches; before and after that it waits for one chunk of each other stage:
@@ -82,8 +82,9 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     With equal stages that is the bubble of (interleaved) 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
     section 2.2).
 
-    A step takes at least as long as the host of the slowest stage launches all its kernels. Where the host reads
-    sizes in each MoE layer, it cannot run ahead through a forward: that takes at least as long as its launches.
+    A step takes at least as long as the host of the slowest stage needs to launch its kernels. Where the host
+    reads sizes in each MoE layer, it cannot run ahead through a forward, which takes at least as long as its
+    launches.
 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.

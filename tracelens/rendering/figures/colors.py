@@ -116,6 +116,7 @@ STEP_PARTS = {
     "stage_exchange": "#985c14",
     "gradients": "#984498",
     "optimizer": "#98bc80",
+    "launch": "#b07a5a",
     "bubble": IDLE,
 }
 """Parts of a projected step."""

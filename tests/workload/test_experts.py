@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.workload.model import experts  # noqa: E402
+from tracelens.workload.model import gemm  # noqa: E402
 from tracelens.workload.model.experts import EXPERTS  # noqa: E402
 from tracelens.workload.parallel.groups import Groups  # noqa: E402
 
@@ -87,7 +87,7 @@ def test_an_expert_is_a_gated_mlp() -> None:
 
 
 def test_a_torch_without_grouped_gemm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(experts.F, "grouped_mm", raising=False)
+    monkeypatch.delattr(gemm.F, "grouped_mm", raising=False)
     monkeypatch.delattr(torch, "_grouped_mm", raising=False)
     with pytest.raises(TracelensError, match="has no grouped_mm: use experts=loop"):
-        experts.grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), torch.tensor([1], dtype=torch.int32))
+        gemm.grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), torch.tensor([1], dtype=torch.int32))

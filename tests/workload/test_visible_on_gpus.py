@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from tests.workload.samples import FOLDER, check_files, manifest, needs
-from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS
+from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS, fields
 from tracelens import analyze, load
 from tracelens.analysis.moe.regions import FORWARD, regions
 from tracelens.analysis.moe.stages import EXPERTS as EXPERTS_STAGE
 from tracelens.analysis.moe.stages import STAGES
+from tracelens.devices.catalogue import device as bundled
+from tracelens.planner.config import override, preset
+from tracelens.planner.expected import fp8_flops
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 
@@ -120,6 +123,31 @@ def test_a_graph_is_launched_at_once() -> None:
     )
     assert graph.kernels > plain.kernels / 2
     assert graph.launches < plain.launches / 4
+
+
+@there
+def test_a_recomputed_forward_is_found() -> None:
+    assert verdict("sync_free_3", "recompute") == "the backward pass recomputes nothing"
+    assert measured("recompute", "recompute")["estimate"] > 0
+
+
+@there
+def test_experts_in_fp8_run_at_its_rate() -> None:
+    """The FLOPs of the closed form, which the roofline holds against the FP8 peak."""
+    table = found("fp8", "roofline")["roofline"]
+    in_fp8 = table[table["dtype"].eq("fp8e4m3")]
+    expected = fp8_flops(override(preset("small"), [*fields("fp8"), "routing=balanced"]), 0)
+    assert (in_fp8["flops"] * in_fp8["count"]).sum() == sum(work.total for work in expected.values())
+    assert set(in_fp8["name"]) == {"aten::_scaled_grouped_mm"}
+    device = bundled("h200")
+    compute_ns = in_fp8["flops"] / device.peak("matrix", "fp8") * 1e9
+    memory_ns = (in_fp8["read_bytes"] + in_fp8["write_bytes"]) / device.hbm_bytes_per_s * 1e9
+    least_ns = compute_ns.clip(lower=memory_ns) * in_fp8["count"]
+    assert in_fp8["roofline_ns"].tolist() == pytest.approx(least_ns.tolist(), abs=2)
+    # The weight gradients are not quantized.
+    grouped = table[table["name"].eq("aten::_grouped_mm")]
+    assert set(grouped["dtype"]) == {"bf16"}
+    assert not found("sync_free_3", "roofline")["roofline"]["dtype"].eq("fp8e4m3").any()
 
 
 def hidden(variant: str, group: str) -> list[float]:

@@ -28,6 +28,8 @@ VARIANTS = {
     "sync_free_1": "experts=grouped sync_free=1",
     "sync_free_3": "experts=grouped sync_free=3",
     "graph_step": "experts=grouped sync_free=3 graph=step",
+    "recompute": "experts=grouped sync_free=3 recompute_layer_ids=0,1",
+    "fp8": "experts=grouped sync_free=3 fp8=experts",
     "exchange": "micro_batches=3",
     "exchange_1f1b": "micro_batches=3 overlap_exchange=1f1b",
     "exchange_shared": "micro_batches=3 overlap_shared=on",

@@ -11,6 +11,7 @@ import typer
 from tracelens import __version__
 from tracelens.cli import replay
 from tracelens.cli.analyze import analyze
+from tracelens.cli.calibrate import calibrate
 from tracelens.cli.diff import diff
 from tracelens.cli.fuse import fuse
 from tracelens.cli.gate import GateCommand, gate
@@ -58,6 +59,7 @@ class Commands(Group):
             "project",
             "replay",
             "workload",
+            "calibrate",
             "list",
         ]
 
@@ -98,6 +100,7 @@ app.add_typer(
     help="Write standalone scripts of the longest calls, and run them.",
     rich_help_panel=_CHANGE,
 )
+app.command("calibrate", cls=Command, rich_help_panel=_RECORD)(calibrate)
 app.command("list", cls=Command, rich_help_panel=_NAMES)(listing)
 
 

@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from tracelens.devices.read_measured import read_measured
 from tracelens.devices.spec import DTYPES, Device
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.limits import read_config_file
@@ -18,7 +19,7 @@ _TEXTS = ("name", "title", "vendor")
 _INTEGERS = ("units", "hbm_bytes", "cache_bytes")
 _RATES = ("hbm_bytes_per_s", "gpu_link_bytes_per_s", "host_link_bytes_per_s")
 _PEAKS = ("matrix", "vector", "maf")
-_KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources")
+_KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources", "measured")
 _SOURCE_KEYS = ("title", "url", "date", "secondary")
 
 # No GPU has less memory or rates below this: the number was meant in GB, GB/s or TFLOP/s.
@@ -101,6 +102,7 @@ class _File:
             sources=self._sources(
                 {key for key in (*_INTEGERS, *_RATES) if key in self.values} | set(_flat(peaks))
             ),
+            measured=read_measured(self._table("measured"), self._wrong),
         )
 
     def _load(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tracelens.devices.measured import Measured
+
 Engine = Literal["matrix", "vector"]
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "i64", "i32", "i16", "i8")
@@ -56,6 +58,7 @@ class Device:
         gpu_link_bytes_per_s: out of one GPU to all others of its node together, one direction.
         host_link_bytes_per_s: between GPU and host, one direction.
         sources: where each number is from; keys are field names, "matrix.bf16" for those in mappings.
+        measured: what `tracelens calibrate` measured on it, by size.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Device:
     gpu_link_bytes_per_s: float
     host_link_bytes_per_s: float
     sources: Mapping[str, str] = field(hash=False)
+    measured: Measured = field(default_factory=Measured, hash=False)
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.
@@ -97,6 +101,10 @@ class Device:
     def max_achievable(self, dtype: str) -> float | None:
         """Max-achievable FLOP/s of GEMMs; None where none is published for the type."""
         return self.maf.get(_SAME.get(dtype, dtype))
+
+    def matrix_dtype(self, dtype: str) -> str:
+        """The type under which the rate of a type is listed: FP8 of any layout is `fp8`."""
+        return _SAME.get(dtype, dtype)
 
     def _vector_peak(self, dtype: str) -> float | None:
         stands_in = _VECTOR.get(dtype, ())

@@ -60,6 +60,8 @@ def search_summary(result: Result) -> Summary | None:
     step, rate, mfu, needed, free = (
         layouts.array(name).tolist() for name in ("step_ns", "tokens_per_s", "mfu", "bytes", "free_bytes")
     )
+    is_bound = result.meta["is_bound"]
+    least, most, kind = ("at least ", "at most ", "lower bound") if is_bound else ("", "", "projected")
     first: dict[str, int] = {}
     for row, device in enumerate(layouts.texts("device")):
         first.setdefault(device, row)
@@ -73,13 +75,13 @@ def search_summary(result: Result) -> Summary | None:
             )
             continue
         verdicts.append(
-            f"fastest on {result.meta['gpus']:,} x {device}: {best[device]}, at least {duration(step[row])} "
-            f"a step, at most {three_digits(rate[row])} tokens/s per GPU, MFU {percent(mfu[row])}"
+            f"fastest on {result.meta['gpus']:,} x {device}: {best[device]}, {least}{duration(step[row])} "
+            f"a step, {most}{three_digits(rate[row])} tokens/s per GPU, MFU {percent(mfu[row])}"
         )
         tiles += [
             Tile(f"layouts_{device}", device, None, "", note=f"{fits[device]:,} of {possible:,} layouts fit",
                  section="search", text=best[device]),
-            Tile(f"step_time_{device}", "Step time", step[row], "ns", note="lower bound", section="search"),
+            Tile(f"step_time_{device}", "Step time", step[row], "ns", note=kind, section="search"),
             Tile(f"memory_{device}", "Peak memory", needed[row], "bytes", note=f"{size(free[row])} to spare",
                  section="search"),
         ]  # fmt: skip

@@ -24,7 +24,8 @@ def tiny(fields: str) -> Config:
     [
         "", "micro_batch=3", "router=fused", "sync_free=1", "experts=grouped", "experts=grouped sync_free=2",
         "experts=grouped sync_free=3", "overlap_shared=on", "dispatch=dedup", "dispatch=dedup sync_free=1",
-        "dispatch=dedup experts=grouped sync_free=3", "dispatch=allgather", "score=sigmoid", "aux_loss=0",
+        "dispatch=dedup experts=grouped sync_free=3", "experts=grouped fp8=experts",
+        "dispatch=allgather", "score=sigmoid", "aux_loss=0",
         "q_lora=16", "shared_ffn=0", "dense_layers=0", "routing=balanced", "recompute_layer_ids=0,2",
         "experts_count=16 top_k=3 expert_groups=4 top_groups=2",
     ],

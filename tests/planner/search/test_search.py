@@ -19,7 +19,7 @@ from tracelens.planner.memory.memory import worst
 from tracelens.planner.search import BATCH, Question, Space, search
 from tracelens.planner.search.footprint import at_least, footprint
 from tracelens.planner.search.space import Refusal, candidates, divisors, variants
-from tracelens.planner.step_time import Machine, estimate
+from tracelens.planner.step_time import ROOFLINE, estimate
 from tracelens.table.result import Result
 
 MI300X, MI355X, H200 = device("mi300x"), device("mi355x"), device("h200")
@@ -76,7 +76,9 @@ def test_the_reasons_of_the_choice_are_those_that_were_given() -> None:
 
 def test_small_batches_make_the_bubble_count() -> None:
     # With as many micro-batches as stages, sharing sequences doubles these and halves the bubble.
-    result = search(Question(MODELS["moe_1t"], 768, global_batch=768, memory=BRIEF), [MI355X], SIX)
+    result = search(
+        Question(MODELS["moe_1t"], 768, global_batch=768, memory=BRIEF, machine=ROOFLINE), [MI355X], SIX
+    )
     assert first(result, "mi355x")["cp"] == 2
 
 
@@ -305,7 +307,7 @@ def test_searches_that_cannot_be() -> None:
 
 
 def test_assumptions_are_told_with_their_source() -> None:
-    machine = Machine(matrix_efficiency=0.5)
+    machine = replace(ROOFLINE, matrix_efficiency=0.5)
     result = search(small(machine=machine), [H200], [Space(pp=(1,), cp=(1,), tp=(1,), ep=(16,))])[
         "assumptions"
     ]

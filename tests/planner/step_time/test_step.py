@@ -25,12 +25,12 @@ from tracelens.planner.pipeline.schedules import make_schedule
 from tracelens.planner.pipeline.simulate import simulate
 from tracelens.planner.pipeline.sources import Layers
 from tracelens.planner.pipeline.times import make_times
-from tracelens.planner.step_time import Estimate, Machine, estimate, layer_times
+from tracelens.planner.step_time import ROOFLINE, Estimate, Machine, estimate, layer_times
 from tracelens.planner.step_time.step import PARTS
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 H200, MI300X, MI355X = device("h200"), device("mi300x"), device("mi355x")
-LONE = Machine(hide_p2p=True, hide_gradients=True)
+LONE = replace(ROOFLINE, hide_p2p=True, hide_gradients=True)
 
 
 def run(name: str, batches: int, **layout: int) -> Config:
@@ -79,7 +79,7 @@ def test_the_bubble_of_equal_stages_is_the_closed_form() -> None:
 def test_unequal_stages_take_about_what_their_schedule_takes(name: str, vpp: int, schedule: str) -> None:
     config = run(name, 32, ranks=32, pp=4, vpp=vpp)
     parts = config.layout.chunks(config.model.layers)
-    chunks = Layers(layer_times(config, MI300X)).chunks(4, len(parts), [len(part) for part in parts])
+    chunks = Layers(layer_times(config, MI300X, LONE)).chunks(4, len(parts), [len(part) for part in parts])
     played = simulate(make_schedule(schedule, 4, 32, vpp), make_times(chunks, 4, 32))
     assert phase(estimate(config, MI300X, LONE)) == pytest.approx(played.makespan, rel=0.02)
 
@@ -87,8 +87,8 @@ def test_unequal_stages_take_about_what_their_schedule_takes(name: str, vpp: int
 def test_recomputation_takes_the_forward_again_and_its_exchanges() -> None:
     config = run("moe_1t", 1, ranks=8, ep=8)
     again = override(config, ["recompute_layer_ids=" + ",".join(map(str, range(96)))])
-    plain, estimated = estimate(config, MI300X), estimate(again, MI300X)
-    times = layer_times(config, MI300X)
+    plain, estimated = (estimate(each, MI300X, ROOFLINE) for each in (config, again))
+    times = layer_times(config, MI300X, ROOFLINE)
     layers = plain.parts["forward"] - times.head[0] - times.embedding[0]
     # Without the last product of the shared expert and the two sums after it: the backward needs neither.
     sums = 2 * 3 * 4096 * 8192 * 2
@@ -185,7 +185,7 @@ def test_messages_between_stages_by_hand() -> None:
 
 def test_what_is_done_once_a_step_by_hand() -> None:
     config = run("moe_1t", 8, ranks=32, pp=2, ep=8)
-    machine = Machine(link_latency_ns=0, nic_latency_ns=0, hbm_efficiency=0.5)
+    machine = replace(ROOFLINE, link_latency_ns=0, nic_latency_ns=0, hbm_efficiency=0.5)
     estimated = estimate(config, MI300X, machine)
     # Of 48 layers and the head or the embedding: 28 experts here, each on two ranks; the rest on all 16.
     experts = 48 * 28 * 3 * 8192 * 1920

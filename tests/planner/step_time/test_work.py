@@ -27,7 +27,7 @@ from tracelens.planner.config.layout import Layout
 from tracelens.planner.config.model import Model
 from tracelens.planner.expected import balanced
 from tracelens.planner.expected.share import Share
-from tracelens.planner.step_time import Machine
+from tracelens.planner.step_time import ROOFLINE
 from tracelens.planner.step_time.layers import LayerKind, Timer
 
 CASES = [
@@ -45,7 +45,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_flops_are_those_that_are_expected(case: str) -> None:
     config = override(preset("tiny"), case.split())
-    timer = Timer(config, device("h200"), Machine())
+    timer = Timer(config, device("h200"), ROOFLINE)
     layout = config.layout
     last = (layout.cp - 1) * layout.tp
     counted: dict[str, list[int]] = {}
@@ -62,11 +62,11 @@ def test_flops_are_those_that_are_expected(case: str) -> None:
         end = recomputed(ops) if kind.is_recomputed else 0
         for number, op in enumerate(ops):
             for kernel in op.kernels:
-                if kernel.kind != "memory":
+                if kernel.kind in ("gemm", "attention"):
                     count(f"L{layer}.{op.scope}", kernel, number < end)
     for op in head_section(timer.share.sizes).ops:
         for kernel in op.kernels:
-            if kernel.kind != "memory":
+            if kernel.kind in ("gemm", "attention"):
                 count("head", kernel, False)
     expected: dict[str, list[int]] = {}
     for stage in range(layout.pp):
@@ -90,7 +90,14 @@ def share() -> Share:
 
 def kernels(ops: Sequence[Op], scope: str) -> list[Kernel]:
     """What ops of a scope do, apart from those that others can fuse."""
-    return [kernel for op in ops if op.scope == scope for kernel in op.kernels]
+    of_scope = (kernel for op in ops if op.scope == scope for kernel in op.kernels)
+    return [kernel for kernel in of_scope if kernel.kind != "eager"]
+
+
+def eager(ops: Sequence[Op], scope: str) -> list[tuple[int, int]]:
+    """Bytes in forward and backward that ops of a scope move one by one beyond those."""
+    of_scope = (kernel for op in ops if op.scope == scope for kernel in op.kernels)
+    return [(kernel.forward.bytes, kernel.backward.bytes) for kernel in of_scope if kernel.kind == "eager"]
 
 
 def test_a_product_reads_both_and_writes_one(share: Share) -> None:
@@ -101,7 +108,7 @@ def test_a_product_reads_both_and_writes_one(share: Share) -> None:
     (experts,) = share.sizes.gemm(6, 8, 5, 3)
     assert experts.forward.bytes == 4 * (48 + 3 * 40 + 30)
     for load in (*kernel[1:], *experts[1:]):
-        assert sum(item.flops for item in load.kernels) == load.flops
+        assert sum(item.flops for item in load.kernels if isinstance(item, Gemm)) == load.flops
 
 
 def test_bytes_by_hand(share: Share) -> None:
@@ -160,9 +167,25 @@ def test_bytes_of_the_loss(share: Share) -> None:
 
 def test_a_part_takes_the_longer_of_flops_and_bytes(share: Share) -> None:
     h200 = device("h200")
-    timer = Timer(share.config, h200, Machine(matrix_efficiency=0.5, hbm_efficiency=0.25))
+    timer = Timer(share.config, h200, replace(ROOFLINE, matrix_efficiency=0.5, hbm_efficiency=0.25))
     rate = h200.peak("matrix", "fp32")
     assert rate is not None
     assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e12 / (rate / 2) * 1e9)
     assert timer.nanoseconds(Load(1, 10**9)) == pytest.approx(1e9 / (4.8e12 / 4) * 1e9)
     assert timer.of_kind(LayerKind(False, False)) is timer.of_kind(timer.kind(0))
+
+
+def test_bytes_of_ops_one_by_one_by_hand(share: Share) -> None:
+    """Beyond fused kernels: rotary positions, SiLU, gradient of the embedding, loss, and rows of experts."""
+    queries, keys, inner, logits, table = 192, 96, 384, 240, 320
+    ops = [*attention_section(share.sizes, "flash").ops, *mlp_section(share.sizes).ops]
+    assert eager(ops, "attention") == [(6 * queries, 7 * queries), (6 * keys, 7 * keys)]
+    assert eager(ops, "mlp") == [(2 * inner, 8 * inner)]
+    assert eager(embedding_section(share.sizes).ops, "embedding") == [(0, 4 * table), (0, 2 * 192)]
+    assert eager(head_section(share.sizes).ops, "head") == [(2 * logits, 2 * logits)]
+    moe = moe_section(share.routed(RoutedCounts(12, 12, 12))).ops
+    assert eager(moe, "dispatch") == [(0, 2 * 12 * 8 * 4)]
+    assert eager(moe, "combine") == [(2 * 12 * 8 * 4, 6 * 12 * 8 * 4)]
+    fused = replace(share.config, toggles=replace(share.config.toggles, permute="fused", loss="fused"))
+    assert eager(head_section(Share(fused, 0).sizes).ops, "head") == []
+    assert sum(sum(loads) for loads in eager(moe_section(Share(fused, 0).sizes).ops, "combine")) == 0

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.workload.kernels.compare import Backend
 
-CALLERS = ("permute", "router", "loss", "experts")
+CALLERS = ("permute", "model.router", "model.loss", "model.experts", "model.fp8")
 
 
 @pytest.fixture(scope="session")

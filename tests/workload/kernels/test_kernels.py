@@ -24,10 +24,12 @@ CLASSES = {
     "_swiglu_kernel": "activation",
     "_swiglu_backward_kernel": "activation",
     "_cross_entropy_kernel": "loss",
+    "_quantize_kernel": "quantization",
+    "_quantize_transposed_kernel": "quantization",
 }
 FUNCTIONS = {
     "permute", "unpermute", "unpermute_backward", "swiglu", "swiglu_backward", "route", "route_backward",
-    "cross_entropy",
+    "cross_entropy", "quantize", "quantize_transposed",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tracelens.planner.block.op import (
     Messages,
     Value,
     Weight,
+    eager,
     moves,
 )
 from tracelens.planner.block.sizes import Sizes
@@ -129,15 +130,27 @@ def _sharded(s: Sizes) -> tuple[Messages, Messages]:
 
 
 def rotate(t: Tape, x: Value, size: int) -> Value:
-    """Rotary positions: saves nothing, since its tables have no gradient."""
-    return t.op([x], size, scratch=2 * size, backward_scratch=2 * size, kernels=moves(2 * size, 2 * size))
+    """Rotary positions: saves nothing, since its tables have no gradient.
+
+    Torch's ops are two products and a concatenation.
+    """
+    kernels = *moves(2 * size, 2 * size), *eager(6 * size, 7 * size, "concat")
+    return t.op([x], size, scratch=2 * size, backward_scratch=2 * size, kernels=kernels)
 
 
 def swiglu(t: Tape, gate: Value, up: Value, kernels: Sequence[Kernel] | None = None) -> Value:
-    """silu(gate) * up: reads two and writes one; the backward reads three and writes two."""
+    """silu(gate) * up; `kernels` if they are not its own."""
     silu = t.op([gate], gate.bytes, saves=[gate])
-    moved = moves(3 * up.bytes, 5 * up.bytes) if kernels is None else kernels
-    return t.op([silu, up], up.bytes, saves=[silu, up], kernels=moved)
+    own = swiglu_kernels(up.bytes) if kernels is None else kernels
+    return t.op([silu, up], up.bytes, saves=[silu, up], kernels=own)
+
+
+def swiglu_kernels(size: int) -> tuple[Kernel, ...]:
+    """Reads two tensors of this size and writes one; the backward reads three and writes two.
+
+    Torch's ops are SiLU and a product; the backward two products, the gradient of SiLU, and a concatenation.
+    """
+    return *moves(3 * size, 5 * size), *eager(2 * size, 8 * size, "triad")
 
 
 def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
@@ -188,10 +201,13 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     heads = linear(t, s, latent, seen, m.kv_lora, n * (m.qk_dim + m.v_dim))
     k, v = t.split(heads, [seen * n * m.qk_dim * s.a, seen * n * m.v_dim * s.a])
     wide = t.op([rotary], seen * n * m.rope_dim * s.a, of=rotary)
-    k = t.op([k, wide], seen * n * m.query_dim * s.a, gradient="same")
+    # Heads of both parts side by side; the backward puts the gradient of `heads` together.
+    joined = eager(seen * n * (m.qk_dim + m.query_dim) * s.a, 2 * heads.bytes, "concat")
+    k = t.op([k, wide], seen * n * m.query_dim * s.a, gradient="same", kernels=joined)
     q, q_rotary = t.split(q, [s.A * n * m.qk_dim * s.a, s.A * n * m.rope_dim * s.a])
     q_rotary = rotate(t, q_rotary, q_rotary.bytes)
-    return t.op([q, q_rotary], s.A * n * m.query_dim * s.a, gradient="same"), k, v
+    size = s.A * n * m.query_dim * s.a
+    return t.op([q, q_rotary], size, gradient="same", kernels=eager(2 * size, 2 * size, "concat")), k, v
 
 
 def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
@@ -240,12 +256,15 @@ def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
 
 
 def embed(t: Tape, s: Sizes, token: Value) -> Value:
-    """Embedding lookup; its gradient, as large as the whole weight, accumulates."""
-    size = s.T * s.row
+    """Embedding lookup; its gradient, as large as the whole weight, accumulates.
+
+    Torch clears that gradient, adds rows to it, and then accumulates it.
+    """
+    size, table = s.T * s.row, s.model.vocab * s.row
+    kernels = *moves(2 * size, 3 * size), *eager(0, 4 * table, "triad"), *eager(0, 2 * size, "scatter")
     return t.op(
-        [token], size, gradient="none", weights=s.model.vocab * s.row, kernels=moves(2 * size, 3 * size),
-        weight=Weight("stage", t.scope),
-    )  # fmt: skip
+        [token], size, gradient="none", weights=table, kernels=kernels, weight=Weight("stage", t.scope)
+    )
 
 
 def head(t: Tape, s: Sizes, x: Value) -> Value:
@@ -264,6 +283,8 @@ def head(t: Tape, s: Sizes, x: Value) -> Value:
         wide = logits if s.a == FLOAT32 else t.op([logits], T * V * FLOAT32)
         log = t.op([wide], T * V * FLOAT32, keep=True)
         moved = moves(logits.bytes + 3 * log.bytes, logits.bytes + 3 * log.bytes)
+        # Softmax reads its input twice, and the gradient of the loss begins as zeros.
+        moved += eager(2 * log.bytes, 2 * log.bytes, "triad")
         loss = t.op([log], FLOAT32, saves=[log], kernels=moved)
         t.touch(wide)
     t.touch(logits)

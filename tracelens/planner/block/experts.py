@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from tracelens.planner.block.dense import swiglu
-from tracelens.planner.block.op import Kernel, Value, Weight, moves
+from tracelens.planner.block.dense import swiglu, swiglu_kernels
+from tracelens.planner.block.op import FLOAT32, FP8, Kernel, Load, Value, Weight
 from tracelens.planner.block.sizes import Sizes
 from tracelens.planner.block.tape import Tape
 
@@ -21,8 +22,8 @@ _WEIGHT = Weight("edp", "experts")
 def experts(t: Tape, s: Sizes, x: Value, rows: int) -> Value:
     """Expert outputs of this many rows, of which `s.rows` hold a token and are computed."""
     D, F = s.model.hidden, s.model.expert_ffn
-    inner = s.rows * F * s.a
-    kernels = s.gemm(s.rows, D, 2 * F, s.e), moves(3 * inner, 5 * inner), s.gemm(s.rows, F, D, s.e)
+    gate_up, down = expert_gemm(s, s.rows, D, 2 * F), expert_gemm(s, s.rows, F, D)
+    kernels = gate_up, swiglu_kernels(s.rows * F * s.a), down
     if s.config.toggles.experts == "grouped":
         return _grouped(t, s, x, rows, kernels)
     return _loop(t, s, x, rows, kernels)
@@ -32,13 +33,71 @@ def _grouped(t: Tape, s: Sizes, x: Value, rows: int, kernels: Sequence[Sequence[
     D, F = s.model.hidden, s.model.expert_ffn
     gate_up, activation, down = kernels
     up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
+    scratch, backward_scratch = _scratch(s, rows, D, 2 * F)
     up = t.op(
         [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernels=gate_up,
-        weight=_WEIGHT,
+        weight=_WEIGHT, scratch=scratch, backward_scratch=backward_scratch,
     )  # fmt: skip
     half = rows * F * s.a
     h = t.op([up], half, saves=[up], kernels=activation) if s.static else _swiglu(t, up, half, activation)
-    return t.op([h], rows * s.row, saves=[h], weights=down_bytes, kernels=down, weight=_WEIGHT)
+    scratch, backward_scratch = _scratch(s, rows, F, D)
+    return t.op(
+        [h], rows * s.row, saves=[h], weights=down_bytes, kernels=down, weight=_WEIGHT,
+        scratch=scratch, backward_scratch=backward_scratch,
+    )  # fmt: skip
+
+
+class Quantized(NamedTuple):
+    """Bytes of the FP8 operands of one grouped GEMM, scales included.
+
+    Attributes:
+        forward: rows of the input, and the matrices transposed.
+        backward: rows of the output gradient, and the matrices.
+    """
+
+    forward: int
+    backward: int
+
+
+def quantized(rows: int, k: int, n: int, matrices: int) -> Quantized:
+    """Operands of `rows` rows and (k, n) matrices; a scale is one float32 per row, or per column."""
+    elements = matrices * k * n
+    return Quantized(
+        FP8 * (rows * k + elements) + FLOAT32 * (rows + matrices * n),
+        FP8 * (rows * n + elements) + FLOAT32 * (rows + matrices * k),
+    )
+
+
+def expert_gemm(s: Sizes, m: int, k: int, n: int) -> tuple[Kernel, ...]:
+    """One GEMM over all experts: in the type of the activations, or quantized to FP8.
+
+    In FP8 quantization reads the operands in their type and writes them; the GEMM reads the copies. The
+    weight gradient is computed from the operands in their type.
+    """
+    (gemm,) = s.gemm(m, k, n, s.e)
+    if s.config.toggles.fp8 == "off":
+        return (gemm,)
+    copies, flops, weights = quantized(m, k, n, s.e), gemm.forward.flops, s.e * k * n
+    input_gradient, weight_gradient = gemm.backward.kernels
+    operands = m * k + weights, m * n + weights
+    casts = (Load(0, size * s.a + copy) for size, copy in zip(operands, copies, strict=True))
+    return (
+        Kernel("memory", *casts),
+        Kernel(
+            "gemm",
+            Load(flops, copies.forward + m * n * s.a, gemm.forward.kernels, "fp8"),
+            Load(flops, copies.backward + m * k * s.a, (input_gradient,), "fp8"),
+        ),
+        Kernel("gemm", Load(), Load(flops, (m * k + m * n + 2 * weights) * s.a, (weight_gradient,))),
+    )
+
+
+def _scratch(s: Sizes, rows: int, k: int, n: int) -> tuple[int, int]:
+    """Bytes of FP8 operands: of the forward, and of the backward beyond the weight gradient after them."""
+    if s.config.toggles.fp8 == "off":
+        return 0, 0
+    copies = quantized(rows, k, n, s.e)
+    return copies.forward, max(0, copies.backward - s.e * k * n * s.a)
 
 
 def _swiglu(t: Tape, up: Value, half: int, kernels: Sequence[Kernel]) -> Value:

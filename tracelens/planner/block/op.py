@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-FLOAT32, INT64 = 4, 8
+FP8, FLOAT32, INT64 = 1, 4, 8
 """Bytes of an element."""
 
 Gradient = Literal["new", "same", "saved", "none"]
@@ -74,26 +74,36 @@ class Attention(NamedTuple):
     is_backward: bool
 
 
+class Traffic(NamedTuple):
+    """Bytes that are moved in a pattern: a name of `tracelens.devices.Bandwidth`."""
+
+    bytes: int
+    pattern: str
+
+
 class Load(NamedTuple):
     """One pass of a kernel.
 
     Attributes:
         flops: of GEMMs and attention; other ops do not count.
         bytes: read and written at least.
-        kernels: that have the FLOPs.
+        kernels: that have the FLOPs, or move the bytes in another pattern than elementwise.
         dtype: of the FLOPs; empty for the type of the activations.
     """
 
     flops: int = 0
     bytes: int = 0
-    kernels: tuple[Gemm | Attention, ...] = ()
+    kernels: tuple[Gemm | Attention | Traffic, ...] = ()
     dtype: str = ""
 
 
 class Kernel(NamedTuple):
-    """What an op computes and moves, in a forward and its backward."""
+    """What an op computes and moves, in a forward and its backward.
 
-    kind: Literal["memory", "gemm", "attention"]
+    "eager" kernels move what torch's ops do, run one by one, beyond what one fused kernel would.
+    """
+
+    kind: Literal["memory", "gemm", "attention", "eager"]
     forward: Load
     backward: Load
 
@@ -173,3 +183,11 @@ def one_way(what: str, collective: Collective, group: str, sent: int, received: 
 def moves(forward: int, backward: int) -> tuple[Kernel, ...]:
     """A kernel that reads and writes this many bytes; none for none."""
     return (Kernel("memory", Load(0, forward), Load(0, backward)),) if forward else ()
+
+
+def eager(forward: int, backward: int, pattern: str, backward_pattern: str = "") -> tuple[Kernel, ...]:
+    """More bytes that separate ops read and write, in patterns of memory traffic."""
+    passes = ((forward, pattern), (backward, backward_pattern or pattern))
+    return (
+        Kernel("eager", *(Load(0, size, (Traffic(size, name),) if size else ()) for size, name in passes)),
+    )

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracelens.planner.block.op import FLOAT32, INT64, Value, Weight, both_ways, moves, one_way
+from tracelens.planner.block.op import (
+    FLOAT32,
+    INT64,
+    Kernel,
+    Value,
+    Weight,
+    both_ways,
+    eager,
+    moves,
+    one_way,
+)
 from tracelens.planner.block.sizes import Sizes
 from tracelens.planner.block.tape import Tape
 from tracelens.planner.config import DEVICE_PERMUTE
@@ -81,26 +92,31 @@ def spread(t: Tape, rows: RoutedRows, count: int) -> RoutedRows:
     return RoutedRows(count, rows.tokens, token, choice, row, padded=True)
 
 
-def permute(t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool, moved: int = 0) -> Value:
+def permute(
+    t: Tape, s: Sizes, x: Value, rows: RoutedRows, width: int, fused: bool, kernels: Sequence[Kernel] = ()
+) -> Value:
     """Token of each row; `width` bytes per row."""
     if not fused:
-        return _select(t, x, rows.token, rows, width, moved)
+        return _select(t, x, rows.token, rows, width, kernels)
     saves = [rows.token, rows.choice, rows.row]
-    return t.op([x], rows.size * width, saves=saves, kernels=moves(moved, moved))
+    return t.op([x], rows.size * width, saves=saves, kernels=kernels)
 
 
-def _select(t: Tape, x: Value, index: Value, rows: RoutedRows, width: int, moved: int = 0) -> Value:
+def _select(
+    t: Tape, x: Value, index: Value, rows: RoutedRows, width: int, kernels: Sequence[Kernel] = ()
+) -> Value:
     """Index select of rows."""
-    kernels = moves(moved, moved)
     if not rows.padded:
         return t.op([x], rows.size * width, saves=[index], kernels=kernels)
     y = t.op([x], rows.size * width, reads=[index], extra=rows.size * INT64, kernels=kernels)
     return t.op([y], y.bytes, extra=rows.size)
 
 
-def unpermute(t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows, moved: int = 0) -> Value:
+def unpermute(
+    t: Tape, s: Sizes, y: Value, weight: Value | None, rows: RoutedRows, kernels: Sequence[Kernel] = ()
+) -> Value:
     """Weighted sum of each token's rows."""
-    size, width, kernels = rows.tokens * s.row, s.row, moves(moved, moved)
+    size, width = rows.tokens * s.row, s.row
     inputs = [y] if weight is None else [y, weight]
     if s.config.toggles.permute == "fused":
         kept = [rows.token, rows.choice, rows.row]
@@ -210,12 +226,19 @@ def _all_gather(t: Tape, s: Sizes, x: Value, weight: Value, expert: Value) -> Di
 
 
 def _sorted(t: Tape, s: Sizes, x: Value, rows: RoutedRows) -> Value:
-    """Tokens on the rank of their experts, in order of expert."""
-    return permute(t, s, x, rows, s.row, s.config.toggles.permute == "fused", _moved(s))
+    """Tokens on the rank of their experts, in order of expert; the gradient of a gather adds rows."""
+    moved, one_by_one = _moved(s)
+    return permute(
+        t, s, x, rows, s.row, s.config.toggles.permute == "fused",
+        (*moves(moved, moved), *eager(0, one_by_one, "scatter")),
+    )  # fmt: skip
 
 
-def _moved(s: Sizes) -> int:
-    """Bytes that dispatch or combine moves on this rank: own tokens, sent, received, and sorted by expert."""
+def _moved(s: Sizes) -> tuple[int, int]:
+    """Bytes that dispatch or combine moves on this rank, and more of them where torch's ops permute.
+
+    The first are own tokens, sent, received, and sorted by expert.
+    """
     match s.config.toggles.dispatch:
         case "alltoall":
             sent, received = s.C, s.rows
@@ -223,13 +246,16 @@ def _moved(s: Sizes) -> int:
             sent, received = 0, s.P * s.T
         case _:
             sent, received = s.copies_sent, s.copies_received
-    return (s.T + sent + received + s.rows) * s.row
+    one_by_one = 0 if s.config.toggles.permute == "fused" else 2 * (sent or received)
+    return (s.T + sent + received + s.rows) * s.row, one_by_one * s.row
 
 
 def combine(t: Tape, s: Sizes, y: Value, routed: Dispatched) -> Value:
-    """Combine: the weighted sum of expert outputs, y_TD."""
+    """Combine: the weighted sum of expert outputs, y_TD, whose gradient also has the weights'."""
     kind = s.config.toggles.dispatch
-    y = unpermute(t, s, y, routed.weight, routed.rows, _moved(s))
+    moved, one_by_one = _moved(s)
+    kernels = *moves(moved, moved), *eager(one_by_one, 3 * one_by_one, "scatter", "triad")
+    y = unpermute(t, s, y, routed.weight, routed.rows, kernels)
     if s.P == 1 and kind in ("alltoall", "allgather"):
         return y
     if routed.sent is None:

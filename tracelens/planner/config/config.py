@@ -19,6 +19,9 @@ from tracelens.planner.config.toggles import Toggles
 DtypeName = Literal["bfloat16", "float32"]
 RoutingName = Literal["learned", "balanced", "skewed"]
 
+FP8_MULTIPLE = 16
+"""Rows of matrices of 1-byte elements begin at multiples of 16 bytes."""
+
 TRAINING_HELP = {
     "seq": "tokens per sequence",
     "micro_batch": "sequences per micro-batch on each data-parallel rank",
@@ -86,6 +89,8 @@ class Config:
                 "overlap_exchange=1f1b needs pp=1 and at least 2 micro_batches: one's forward overlaps "
                 "another's backward"
             )
+        if toggles.fp8 != "off":
+            _require_fp8_widths(model)
         if toggles.graph != "off" and layout.pp > 1:
             raise TracelensError(
                 f"graph=step needs pp=1, not {layout.pp}: torch's pipeline schedules cannot be captured"
@@ -110,6 +115,15 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _require_fp8_widths(model: Model) -> None:
+    """Raise TracelensError for widths that FP8 matrix instructions cannot take."""
+    for name in ("hidden", "expert_ffn"):
+        if (width := getattr(model, name)) % FP8_MULTIPLE:
+            raise TracelensError(
+                f"fp8=experts needs a multiple of {FP8_MULTIPLE} for {name}, not {width}: use fp8=off"
+            )
 
 
 HELP = layout.HELP | TRAINING_HELP | toggles.HELP

@@ -17,6 +17,7 @@ BindingName = Literal["off", "bind"]
 ReductionName = Literal["reduce_scatter", "all_reduce", "hierarchical"]
 TensorOverlapName = Literal["off", "chunked", "symmetric"]
 GraphName = Literal["off", "step"]
+Fp8Name = Literal["off", "experts"]
 
 OPTIMISED: dict[str, str] = {"experts": "grouped", "permute": "fused", "router": "fused", "loss": "fused"}
 """Toggles that save memory and kernels in every layout."""
@@ -59,6 +60,8 @@ HELP = {
     "chunks (chunked), or over torch symmetric memory (symmetric)",
     "graph": "step: capture forward and backward of a step in a CUDA or HIP graph and replay it with one "
     "launch; needs a GPU and sync_free=3, and --profile-start 4 or later to record its ops",
+    "fp8": "experts: routed experts in FP8 with a scale per row, forward and input gradients; weight "
+    "gradients stay in bfloat16",
 }
 
 
@@ -84,6 +87,7 @@ class Toggles:
     grad_reduce: ReductionName = "reduce_scatter"
     tp_overlap: TensorOverlapName = "off"
     graph: GraphName = "off"
+    fp8: Fp8Name = "off"
 
     def __post_init__(self) -> None:
         one_of(self, CHOICES)
@@ -91,6 +95,10 @@ class Toggles:
             raise TracelensError(
                 f"sync_free={self.sync_free} keeps tokens per expert on the device, which needs "
                 f"experts=grouped, not {self.experts}"
+            )
+        if self.fp8 != "off" and self.experts != "grouped":
+            raise TracelensError(
+                f"fp8=experts needs experts=grouped, not {self.experts}: only the grouped GEMM has scales"
             )
         if self.graph != "off":
             self._require_capturable()

@@ -52,6 +52,7 @@ def flops(
     attention: AttentionKernel = "flash",
     buffers: bool = False,
     broken_off: bool = False,
+    dtype: str | None = None,
 ) -> dict[str, Work]:
     """FLOPs of one step on one rank.
 
@@ -64,6 +65,7 @@ def flops(
             those that hold a token.
         broken_off: also count the last GEMM of a recomputed layer, before which recompute stops early. A
             trace shows its op without a kernel; on a CPU it looks as if it had run.
+        dtype: only those of this type, as "fp8"; "" for that of the activations.
 
     Returns:
         scope (`L{i}.attention`, `L{i}.mlp`, `L{i}.router`, `L{i}.experts`, `L{i}.shared`, `head`) to FLOPs.
@@ -85,20 +87,21 @@ def flops(
             runs_again = 0
             if share.is_recomputed(layer):
                 runs_again = len(ops) if broken_off else recomputed(ops)
-            for scope, work in _work(ops, runs_again, times):
+            for scope, work in _work(ops, runs_again, times, dtype):
                 parts[f"L{layer}.{scope}"].append(work)
     if share.is_last:
-        for scope, work in _work(head_section(share.sizes).ops, 0, len(batches)):
+        for scope, work in _work(head_section(share.sizes).ops, 0, len(batches), dtype):
             parts[scope].append(work)
     return {scope: Work.summed(works) for scope, works in parts.items()}
 
 
-def _work(ops: Sequence[Op], runs_again: int, times: int) -> Iterable[tuple[str, Work]]:
-    """Scope and FLOPs of each op; the first `runs_again` ops are recomputed."""
+def _work(ops: Sequence[Op], runs_again: int, times: int, dtype: str | None) -> Iterable[tuple[str, Work]]:
+    """Scope and FLOPs of each op, in a type if any; the first `runs_again` ops are recomputed."""
     for number, op in enumerate(ops):
         for kernel in op.kernels:
-            if kernel.kind != "memory":
-                forward, backward = kernel.forward.flops * times, kernel.backward.flops * times
+            loads = kernel.forward, kernel.backward
+            forward, backward = (load.flops * times if dtype in (None, load.dtype) else 0 for load in loads)
+            if forward or backward:
                 yield op.scope, Work(forward, backward, forward if number < runs_again else 0)
 
 

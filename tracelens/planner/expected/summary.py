@@ -23,8 +23,8 @@ def summary(config: Config, rank: int, device: str, routing: Routing | None = No
 
     Returns:
         `parameters` by REPLICA_GROUPS and component; `attention`, the kernel; `flops` by scope, forward,
-        backward and recomputed; `messages`, the fields of Message, with `times` per step instead of
-        `micro_batch`.
+        backward and recomputed; `fp8_flops`, those of them in FP8, if any; `messages`, the fields of Message,
+        with `times` per step instead of `micro_batch`.
 
     Raises:
         TracelensError: no such rank, or the routing is needed but unknown.
@@ -32,9 +32,11 @@ def summary(config: Config, rank: int, device: str, routing: Routing | None = No
     kernel = attention_kernel(config, rank, device)
     counted = Counter(message._replace(micro_batch=-1) for message in messages(config, rank, routing))
     rows = [message._asdict() | {"times": times} for message, times in counted.items()]
+    in_fp8 = {scope: work._asdict() for scope, work in flops(config, rank, routing, dtype="fp8").items()}
     return {
         "parameters": parameters(config, rank),
         "attention": kernel,
         "flops": {scope: work._asdict() for scope, work in flops(config, rank, routing, kernel).items()},
+        **({"fp8_flops": in_fp8} if in_fp8 else {}),
         "messages": [{name: value for name, value in row.items() if name != "micro_batch"} for row in rows],
     }

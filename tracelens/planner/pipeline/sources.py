@@ -14,7 +14,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, Layout
 from tracelens.planner.memory import DEFAULT, Kept, Stages
 from tracelens.planner.pipeline.times import ChunkTimes, Costs
-from tracelens.planner.step_time import LayerTimes, Machine, Timer, layer_times
+from tracelens.planner.step_time import ROOFLINE, LayerTimes, Machine, Timer, layer_times
 
 _MOST_LAYERS = 10_000
 
@@ -135,7 +135,7 @@ def roofline(config: Config, device: Device, machine: Machine | None = None) -> 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
     """
-    machine = machine or Machine()
+    machine = machine or ROOFLINE
     message = round(Timer(config, device, machine).stage_message())
     return Layers(layer_times(config, device, machine)), Costs(message, message)
 

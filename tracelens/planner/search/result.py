@@ -84,6 +84,7 @@ def search(
             "possible": len(sized),
             "fits": {ranking.device.name: len(ranking.fitting) for ranking in rankings},
             "best": best,
+            "is_bound": question.machine.is_bound,
         },
         command="tracelens project memory --search",
     )

@@ -18,7 +18,7 @@ LAYOUTS = Schema(
         Column("dp", "int64", doc="data-parallel ranks"),
         Column("micro_batch", "int64", doc="sequences per micro-batch"),
         Column("recompute", "category", doc="recomputed layers per chunk"),
-        Column("step_ns", "int64", "ns", "lower bound of the step time"),
+        Column("step_ns", "int64", "ns", "projected step time"),
         Column("mfu", "float64", "fraction", "model FLOPs / the data-sheet peak"),
         Column("bytes", "int64", "bytes", "memory that the fullest GPU needs"),
         Column("free_bytes", "int64", "bytes", "free after the reserve; negative: does not fit"),
@@ -28,7 +28,7 @@ LAYOUTS = Schema(
         Column("tokens_per_s", "float64", doc="per GPU"),
         Column("micro_batches", "int64", doc="micro-batches per step on each data-parallel rank"),
     ),
-    doc="Step times are lower bounds (roofline) from FLOPs, bytes and messages; see the assumptions.",
+    doc="Step times are projected from FLOPs, bytes, messages and launches; see the assumptions.",
 )
 PARTS = Schema(
     "Where the time goes",

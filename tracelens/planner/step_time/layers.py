@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from tracelens.planner.expected import Message, Routed, Share, balanced, is_rout
 from tracelens.planner.step_time.machine import Machine
 from tracelens.planner.step_time.network import Network
 from tracelens.planner.step_time.overlap import hidden_ns, paired_share
+from tracelens.planner.step_time.rates import KernelRates
 
 GROUPS = {"ep": "experts", "cp": "context", "cp_tp": "context", "tp": "tensor"}
 """Process group of a layer's messages to the kind of communication."""
@@ -93,7 +94,7 @@ class Timer:
     """Times of the layers on the busiest ranks: the last of context parallelism."""
 
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
-        self.config, self.machine = config, machine
+        self.config, self.device, self.machine = config, device, machine
         # One stage with all layers: the time of a layer does not depend on the pipeline partition.
         one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
         # With contiguous shards of the sequence, the last rank's queries attend to most keys.
@@ -105,8 +106,8 @@ class Timer:
         self.spread = self.network.spread(config.model)
         overlaps = machine.overlaps(config.toggles.overlap_exchange != "off")
         self.paired = paired_share(config) if overlaps else 0.0
-        self.matrix = machine.matrix_rate(device, config.training.dtype)
-        self.memory = device.hbm_bytes_per_s * machine.hbm_efficiency
+        self.rates = KernelRates(config, device, machine)
+        self.is_eager = self.rates.by_size and machine.kernels == "eager"
         self._recomputed = frozenset(config.toggles.recompute_layer_ids)
         self._known: dict[LayerKind, Pass] = {}
 
@@ -117,6 +118,11 @@ class Timer:
         if kind not in self._known:
             self._known[kind] = self._make(kind)
         return self._known[kind]
+
+    def forward_ns(self, layers: Iterable[tuple[LayerKind, int]]) -> float:
+        """GPU time of the forward of layers, with exposed communication."""
+        passes = ((self.of_kind(kind), times) for kind, times in layers)
+        return sum(times * (item.forward + sum(item.forward_comm.values())) for item, times in passes)
 
     @cached_property
     def embedding(self) -> Pass:
@@ -149,11 +155,11 @@ class Timer:
         return layer_ops(self.share.routed(fullest), is_moe)
 
     def nanoseconds(self, load: Load) -> float:
-        """Roofline time of a load."""
-        return max(load.flops / self.matrix, load.bytes / self.memory) * 1e9
+        """Time of a load on the GPU."""
+        return self.rates.nanoseconds(load)
 
     def _both(self, ops: Sequence[Op]) -> tuple[float, float]:
-        kernels = [kernel for op in ops for kernel in op.kernels]
+        kernels = [kernel for op in ops for kernel in op.kernels if self.is_eager or kernel.kind != "eager"]
         forward = sum(self.nanoseconds(kernel.forward) for kernel in kernels)
         return forward, sum(self.nanoseconds(kernel.backward) for kernel in kernels)
 

@@ -6,20 +6,27 @@ from dataclasses import dataclass, fields
 from math import inf, isfinite
 from typing import Literal, NamedTuple
 
-from tracelens.devices import Device
+from tracelens.devices import Device, gemm_rate, launch_cost
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates
 from tracelens.planner.config import at_least_one, one_of
 
-RateName = Literal["achievable", "peak"]
+RateName = Literal["by-size", "achievable", "peak"]
+KernelsName = Literal["eager", "fused"]
+LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 OverlapName = Literal["toggle", "off", "1f1b"]
 
 HELP = {
-    "matrix": "GEMM rate: achievable (as published by the vendor, else the peak), or peak",
+    "matrix": "kernel rates: by-size (measured or modelled for each shape), achievable (for all GEMMs as "
+    "published by the vendor, else the peak), or peak",
     "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",
+    "kernels": "memory traffic by size: eager, of torch's ops one by one where no toggle fuses them; fused: "
+    "each tensor once",
+    "launches": "eager: the host has to launch each kernel of a step; none: no such limit",
+    "launch_ns": "host time per kernel, with the ops and Python around it; 0: as measured with the device",
     "node": "GPUs per node, unless the layout sets it",
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
     "link_efficiency": "share of the link rate that messages reach",
@@ -38,9 +45,12 @@ HELP = {
 }
 
 SOURCES = {
-    "matrix": "roofline: no GEMM is faster",
-    "matrix_efficiency": "roofline",
-    "hbm_efficiency": "roofline",
+    "matrix": "tracelens calibrate, on the device or transferred from one that was measured",
+    "matrix_efficiency": "the whole of that rate",
+    "hbm_efficiency": "the whole of it",
+    "kernels": "as in the reference workload",
+    "launches": "eager PyTorch; graphs (graph=step) have no such limit",
+    "launch_ns": "tracelens calibrate",
     "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
     "link_efficiency": "roofline",
@@ -55,6 +65,9 @@ SOURCES = {
     "hide_gradients": "as in the reference workload",
     "hide_p2p": "as in the reference workload",
 }
+
+
+_EXAMPLE_ROWS, _EXAMPLE = (256, 4096), (4096, 4096)
 
 
 class Assumption(NamedTuple):
@@ -73,9 +86,12 @@ class Machine:
     `sources` holds the source of values from a network file, by field.
     """
 
-    matrix: RateName = "achievable"
+    matrix: RateName = "by-size"
     matrix_efficiency: float = 1.0
     hbm_efficiency: float = 1.0
+    kernels: KernelsName = "eager"
+    launches: LaunchesName = "eager"
+    launch_ns: float = 0.0
     node: int = 8
     links: LinksName = "auto"
     link_efficiency: float = 1.0
@@ -107,13 +123,20 @@ class Machine:
             raise TracelensError(f"jitter must be between 0 and 1 (as large as the mean), not {self.jitter}")
         if min(self.link_latency_ns, self.nic_latency_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
+        if not isfinite(self.launch_ns) or self.launch_ns < 0:
+            raise TracelensError(f"launch_ns must be 0 ns or more, not {self.launch_ns}")
         if not isfinite(self.imbalance) or self.imbalance < 1:
             raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether step times are lower bounds: a roofline without launches."""
+        return self.matrix != "by-size" and self.launches == "none"
+
     def matrix_rate(self, device: Device, dtype: str) -> float:
-        """FLOP/s of GEMMs; raises TracelensError if the device has no rate for the type."""
+        """FLOP/s of GEMMs of any size; raises TracelensError if the device has no rate for the type."""
         short = known_dtype(dtype)
-        published = device.max_achievable(short) if self.matrix == "achievable" else None
+        published = device.max_achievable(short) if self.matrix != "peak" else None
         rate = published or device.peak("matrix", short)
         if rate is None:
             raise TracelensError(f"{device.name} has no rate for {short} GEMMs: choose another device")
@@ -146,13 +169,40 @@ class Machine:
 
     def figures(self, device: Device, dtype: str) -> list[Assumption]:
         """The figures of the device that are used."""
-        used = {
-            "matrix_flops_per_s": (self.matrix_rate(device, dtype), "GEMM rate, including the efficiency"),
-            "hbm_bytes_per_s": (device.hbm_bytes_per_s, "memory bandwidth"),
-            "gpu_link_bytes_per_s": (device.gpu_link_bytes_per_s, "from one GPU to all others of its node"),
-        }
-        source = f"device file of {device.name}"
-        return [Assumption(name, f"{value:.4g}", meaning, source) for name, (value, meaning) in used.items()]
+        short, source = known_dtype(dtype), f"device file of {device.name}"
+        lines = [
+            Assumption("hbm_bytes_per_s", f"{device.hbm_bytes_per_s:.4g}", "memory bandwidth", source),
+            Assumption(
+                "gpu_link_bytes_per_s", f"{device.gpu_link_bytes_per_s:.4g}",
+                "from one GPU to all others of its node", source,
+            ),
+        ]  # fmt: skip
+        if self.matrix != "by-size":
+            rate = f"{self.matrix_rate(device, dtype):.4g}"
+            lines.insert(0, Assumption("matrix_flops_per_s", rate, "GEMM rate, with its efficiency", source))
+        else:
+            lines += _examples(device, short)
+        if self.launches == "eager":
+            cost, origin = launch_cost(device)
+            value = f"{self.launch_ns or cost.forward_ns:.0f} and {self.launch_ns or cost.backward_ns:.0f}"
+            meaning = "ns of the host per launch, forward and backward"
+            lines.append(Assumption("launch", value, meaning, "as assumed" if self.launch_ns else origin))
+        return lines
+
+
+ROOFLINE = Machine(matrix="achievable", launches="none")
+"""Assumptions under which a step time is a lower bound: one rate for all GEMMs, and a host that keeps up."""
+
+
+def _examples(device: Device, dtype: str) -> list[Assumption]:
+    """Rates of a GEMM of few and of many rows, as examples of those by size."""
+    lines = []
+    for rows in _EXAMPLE_ROWS:
+        rate = gemm_rate(device, rows, *_EXAMPLE, dtype)
+        if rate is not None:
+            meaning = f"of a GEMM of {rows:,} rows and {_EXAMPLE[0]} x {_EXAMPLE[1]} weights"
+            lines.append(Assumption(f"gemm_{rows}_flops_per_s", f"{rate.per_s:.4g}", meaning, rate.source))
+    return lines
 
 
 def _text(value: object) -> str:

@@ -23,25 +23,30 @@ from tracelens.planner.expected import (
     parameters,
     step_messages,
 )
+from tracelens.planner.step_time.launches import Host, Launches, ends_launches, layer_launches
 from tracelens.planner.step_time.layers import WAITING, LayerKind, Timer
 from tracelens.planner.step_time.machine import Machine
 
 PARTS = (
     "forward", "backward", "recompute", "experts_exchange", "context_exchange", "tensor_exchange",
-    "stage_exchange", "waiting", "bubble", "gradients", "optimizer",
+    "stage_exchange", "waiting", "bubble", "launch", "gradients", "optimizer",
 )  # fmt: skip
 """Parts of a step's time, see `Estimate`."""
+
+OPTIMIZER_RATE = 0.75
+"""Of the bandwidth of elementwise kernels, in two recorded runs on an H200 with torch 2.11: 0.74 and 0.72 for
+the whole update, 0.79 for fused AdamW (tests/conformance/truth/before, medium and loop_large, 2026-11-22)."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Lower bound of the step time.
+    """A step time: a projection by default, a lower bound with `ROOFLINE`.
 
     Attributes:
         parts: name of PARTS to ns, on the slowest stage: computation of forward, backward and recomputation;
             exposed communication of expert, context and tensor parallelism and with the neighboring stages;
-            waiting for the slowest rank of the expert group; the pipeline's bubble; gradient reduction and
-            parameter all-gather; the optimizer.
+            waiting for the slowest rank of the expert group; the pipeline's bubble; the GPU waiting for
+            launches; gradient reduction and parameter all-gather; the optimizer.
         stage: the slowest one.
         tokens: per step on all ranks.
         ranks: of the run.
@@ -67,7 +72,10 @@ class Estimate:
 
 
 def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
-    """Lower bound of the step time.
+    """Project the step time.
+
+    Two assumptions of `Machine` make it a projection: kernels run at the rates of their sizes, and a host
+    launches them. With `ROOFLINE` it is a lower bound: one rate for all GEMMs, and a host that keeps up.
 
     Stage s takes t_s per micro-batch, forward and backward of all its chunks. The slowest stage takes m t_s
     for m micro-batches; before and after that it waits for one chunk of each other stage:
@@ -76,6 +84,10 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
 
     With equal stages that is the bubble of (interleaved) 1F1B (Narayanan et al. 2021, arXiv:2104.04473,
     section 2.2). Where 1F1B hides all-to-alls, the chunks of that wait still run alone, with theirs exposed.
+
+    A step takes at least as long as the host of the slowest stage needs to launch its kernels. Where the host
+    reads sizes in each MoE layer, it cannot run ahead through a forward, which takes at least as long as its
+    launches.
 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
@@ -91,6 +103,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     waited = sum(map(alone.__getitem__, kinds)) - alone[slowest]
     parts["bubble"] = waited / config.layout.vpp
     parts |= _once(timer, {kind: kinds.index(kind) for kind in passes})
+    parts["launch"] = _launch(timer, slowest, sum(parts.values()))
     peak = device.peak("matrix", known_dtype(config.training.dtype))
     if peak is None:
         raise TracelensError(f"{device.name} has no peak for {config.training.dtype}")
@@ -145,17 +158,45 @@ def _hidden(timer: Timer, kind: _Kind) -> float:
     return sum(times * timer.of_kind(layer_kind).hidden for layer_kind, times in kind.layers)
 
 
+def _launch(timer: Timer, kind: _Kind, gpu_ns: float) -> float:
+    """Time that the GPU of a stage waits for launches in a step."""
+    config, batches = timer.config, timer.config.training.micro_batches
+    host = Host(config, timer.device, timer.machine)
+    launches = ends_launches(config, kind.is_first, kind.is_last)
+    recomputed = Launches()
+    for layer_kind, times in kind.layers:
+        layer = layer_launches(config, layer_kind.is_moe).times(times)
+        launches += layer
+        recomputed += layer if layer_kind.is_recomputed else Launches()
+    has_moe = any(layer_kind.is_moe for layer_kind, _ in kind.layers)
+    forward_wait = max(0.0, host.forward(launches) - timer.forward_ns(kind.layers))
+    waits = batches * forward_wait if has_moe and host.has_syncs else 0.0
+    host_ns = batches * (host.both(launches) + host.forward(recomputed)) + host.once
+    return max(waits, host_ns - gpu_ns)
+
+
 def _once(timer: Timer, stages: Mapping[_Kind, int]) -> dict[str, float]:
     """Gradient reduction and optimizer on the stage where they take longest, of one of each kind."""
     longest = {"gradients": 0.0, "optimizer": 0.0}
+    training = timer.config.training
+    more = _eager_update(training) if timer.is_eager else 1.0
     for stage in stages.values():
         messages, moved = _update(*_update_key(timer.config), stage)
         update = {
             "gradients": 0.0 if timer.machine.hide_gradients else sum(map(timer.message, messages)),
-            "optimizer": moved / timer.memory * 1e9,
+            "optimizer": timer.rates.moved(moved * more),
         }
         longest = max(longest, update, key=lambda candidate: sum(candidate.values()))
     return longest
+
+
+def _eager_update(training: Training) -> float:
+    """Traffic of the parameter update run op by op, over the least.
+
+    Gradients are cast to float32 (2 + 4 bytes), parameters back (4 + 2), and gradients cleared (2). Kernels
+    over many tensors reach OPTIMIZER_RATE of the bandwidth.
+    """
+    return (1 + 14 * training.main_params / _update_bytes(training)) / OPTIMIZER_RATE
 
 
 def _update_key(config: Config) -> tuple[Model, Layout, Toggles, Training]:
@@ -181,13 +222,18 @@ def _update(
     """
     config = Config(model, layout, toggles, training)
     share = Share(config, stage * layout.stage_ranks)
-    bytes_per_element = (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
+    bytes_per_element = _update_bytes(training)
     counts = parameters(config, share.rank)
     shared = (
         bytes_per_element * sum(counts.get(replicas, {}).values()) // group_ranks(layout, group)
         for replicas, group in REPLICA_GROUPS.items()
     )
     return step_messages(share), sum(shared)
+
+
+def _update_bytes(training: Training) -> int:
+    """Bytes that AdamW moves per parameter."""
+    return (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
 
 
 @lru_cache(maxsize=64)

@@ -117,6 +117,7 @@ STEP_PARTS = {
     "waiting": WAITING,
     "gradients": "#984498",
     "optimizer": "#98bc80",
+    "launch": "#b07a5a",
     "bubble": IDLE,
 }
 """Parts of a projected step."""

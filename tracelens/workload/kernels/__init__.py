@@ -12,7 +12,7 @@ from tracelens.workload.kernels import reference
 
 # Older compilers lack parts of the language that the kernels are written in.
 OLDEST_TRITON = (3, 2)
-_USERS = "the toggles permute=fused, router=fused, loss=fused and sync_free=3"
+_USERS = "the toggles permute=fused, router=fused, loss=fused, sync_free=3 and fp8=experts"
 
 
 def kernels(x: Tensor) -> ModuleType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,9 @@ from torch import Tensor
 from tracelens.planner.config import Model
 from tracelens.workload.routing import choose, scores, weights
 from tracelens.workload.rows import RowMap
+
+LEAST_AMAX = 1e-12
+"""Below it a row counts as zeros: its scale would be no normal number."""
 
 
 def permute(x_TD: Tensor, rows: RowMap) -> Tensor:
@@ -86,3 +91,27 @@ def cross_entropy(logits_TV: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
     loss_T1 = -log_TV.gather(1, target_T.unsqueeze(1))
     gradient_TV = log_TV.exp().scatter_add(1, target_T.unsqueeze(1), torch.full_like(loss_T1, -1.0))
     return loss_T1.sum(), gradient_TV.to(logits_TV.dtype)
+
+
+def quantize(x_ZK: Tensor) -> tuple[Tensor, Tensor]:
+    """FP8 numbers of x, and the float32 scale of each row: the last side is a row, the others count rows."""
+    dtype = e4m3(x_ZK.device)
+    largest = torch.finfo(dtype).max
+    x_ZK = x_ZK.float()
+    scale_Z = x_ZK.abs().amax(-1).clamp(min=LEAST_AMAX) / largest
+    return (x_ZK / scale_Z.unsqueeze(-1)).clamp(-largest, largest).to(dtype), scale_Z
+
+
+def quantize_transposed(w_eKN: Tensor) -> tuple[Tensor, Tensor]:
+    """FP8 numbers of the transposed matrices, e x N x K, and the float32 scale of each row, e x N."""
+    return quantize(w_eKN.transpose(1, 2).contiguous())
+
+
+@cache
+def e4m3(device: torch.device) -> torch.dtype:
+    """The 8-bit type with 4 exponent bits that the device multiplies: MI300X has one of its own."""
+    if device.type == "cuda" and torch.version.hip is not None:
+        architecture = getattr(torch.cuda.get_device_properties(device), "gcnArchName", "")
+        if architecture.startswith("gfx94"):
+            return torch.float8_e4m3fnuz
+    return torch.float8_e4m3fn

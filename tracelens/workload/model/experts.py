@@ -7,16 +7,15 @@ kernel for all experts. See `rows` for the letters of shapes; G = 2 F, gate and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracelens.errors import TracelensError
 from tracelens.planner.config import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, Config, ExpertsName
 from tracelens.workload.kernels import kernels
+from tracelens.workload.model import fp8, gemm
 from tracelens.workload.parallel import Groups, shard
 
 STREAMS = 4
@@ -29,7 +28,7 @@ class Experts(nn.Module):
         super().__init__()
         model, parts, part = config.model, config.layout.experts_over, groups.coordinate("ep")
         e, D, F_ = model.experts_count // parts, model.hidden, model.expert_ffn
-        self.sync_free = config.toggles.sync_free
+        self.sync_free, self.fp8 = config.toggles.sync_free, config.toggles.fp8 == "experts"
         self.up_eDG = shard(nn.Parameter(torch.empty(e, D, 2 * F_)), "edp", 0, part, parts)
         self.down_eFD = shard(nn.Parameter(torch.empty(e, F_, D)), "edp", 0, part, parts)
 
@@ -93,7 +92,7 @@ class Fork:
 
 
 class GroupedExperts(Experts):
-    """One grouped GEMM for all experts."""
+    """One grouped GEMM for all experts, in the model's type or in FP8."""
 
     def forward(self, x_RD: Tensor, rows_e: Tensor) -> Tensor:
         if self.sync_free < DEVICE_COUNTS:
@@ -102,6 +101,7 @@ class GroupedExperts(Experts):
             end_e = ends.to(x_RD.device)
         else:
             end_e = rows_e.cumsum(0, dtype=torch.int32)
+        grouped_mm = fp8.grouped_mm if self.fp8 else gemm.grouped_mm
         up_RG = grouped_mm(x_RD, self.up_eDG, end_e)
         # Most rows of a buffer for the worst case hold nothing: only a kernel that knows can leave them out.
         h_RF = _SwiGLU.apply(up_RG, end_e) if self.sync_free >= STATIC else swiglu(up_RG)
@@ -126,26 +126,6 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
         up_RG, end_e = ctx.saved_tensors  # type: ignore[attr-defined]
         return kernels(up_RG).swiglu_backward(gradients[0], up_RG, end_e), None
-
-
-def grouped_mm(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
-    """y_RN: the rows of each group times that group's matrix.
-
-    Args:
-        x_RK: rows sorted by group.
-        w_eKN: one matrix for each group.
-        end_e: int32, the row after the last of each group.
-
-    Raises:
-        TracelensError: this torch has no grouped GEMM.
-    """
-    # Public since torch 2.10; the same op under a private name before that.
-    op: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-    if op is None:
-        raise TracelensError(
-            f"torch {torch.__version__} has no grouped_mm: use experts=loop or a newer torch"
-        )
-    return op(x_RK, w_eKN, offs=end_e)
 
 
 EXPERTS: dict[ExpertsName, type[Experts]] = {

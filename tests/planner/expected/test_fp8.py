@@ -1,0 +1,72 @@
+"""FP8 experts by hand: which FLOPs run in FP8, what quantization moves, and what the step gains."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracelens.devices.catalogue import device
+from tracelens.planner.block import Load, Sizes
+from tracelens.planner.block.experts import expert_gemm, quantized
+from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.expected import flops, summary
+from tracelens.planner.memory.memory import worst
+from tracelens.planner.step_time.layers import Timer
+from tracelens.planner.step_time.machine import Machine
+
+H200 = device("h200")
+
+
+def config(fields: str = "") -> Config:
+    return override(preset("tiny"), f"routing=balanced experts=grouped fp8=experts {fields}".split())
+
+
+def test_two_of_three_gemms_run_in_fp8() -> None:
+    # Layers 1 and 2 have experts; 128 choices of 64 tokens in each of 2 micro-batches.
+    rows = 2 * 128
+    forward = 2 * rows * 64 * 3 * 48
+    work = flops(config("recompute_layer_ids=2"), 0, dtype="fp8")
+    assert {name: tuple(parts) for name, parts in work.items()} == {
+        "L1.experts": (forward, forward, 0),
+        "L2.experts": (forward, forward, forward),
+    }
+    assert flops(config(), 0) == flops(config("fp8=off"), 0)
+    assert flops(config("fp8=off"), 0, dtype="fp8") == {}
+
+
+def test_the_side_file_has_them_only_with_fp8() -> None:
+    assert summary(config(), 0, "cpu")["fp8_flops"]["L1.experts"]["forward"] > 0
+    assert "fp8_flops" not in summary(config("fp8=off"), 0, "cpu")
+
+
+def test_bytes_of_quantized_operands() -> None:
+    # 10 rows, 3 matrices of 16 x 32: one byte each, a float32 for each row and column.
+    assert quantized(10, 16, 32, 3) == (10 * 16 + 3 * 16 * 32 + 4 * (10 + 3 * 32),
+                                        10 * 32 + 3 * 16 * 32 + 4 * (10 + 3 * 16))  # fmt: skip
+
+
+def test_loads_of_an_fp8_gemm() -> None:
+    bfloat16 = "dtype=bfloat16 main_params=false experts_count=3 top_k=2 expert_groups=1 top_groups=1"
+    sizes, operands = Sizes(config(bfloat16)), quantized(10, 16, 32, 3)
+    quantize, multiply, weight = expert_gemm(sizes, 10, 16, 32)
+    assert quantize.forward == Load(0, 2 * (10 * 16 + 3 * 16 * 32) + operands.forward)
+    assert multiply.backward[:2] == (2 * 10 * 16 * 32, operands.backward + 2 * 10 * 16)
+    assert (multiply.backward.dtype, weight.forward, weight.backward.dtype) == ("fp8", Load(), "")
+    (gemm,) = expert_gemm(Sizes(config(f"{bfloat16} fp8=off")), 10, 16, 32)
+    for phase in ("forward", "backward"):
+        in_parts = sum(getattr(part, phase).flops for part in (quantize, multiply, weight))
+        assert in_parts == getattr(gemm, phase).flops
+
+
+def test_the_rate_is_that_of_fp8() -> None:
+    timer = Timer(config("dtype=bfloat16 main_params=false"), H200, Machine(matrix_efficiency=0.5))
+    assert timer.nanoseconds(Load(10**12, 0, dtype="fp8")) == pytest.approx(1e21 / (1979e12 / 2))
+    assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e21 / (989.4e12 / 2))
+
+
+def test_operands_in_fp8_are_gone_when_their_gemm_is() -> None:
+    """Nothing more is kept; the copies count where the peak lies in the experts."""
+    fields = "layers=1 dense_layers=0 vocab=16 dtype=bfloat16 main_params=false expert_ffn=1024 seq=256"
+    plain, quantizing = (worst(config(f"{fields} fp8={value}")) for value in ("off", "experts"))
+    assert quantizing.moments["between"] == plain.moments["between"]
+    most = quantized(1024, 64, 2048, 8).forward + quantized(1024, 1024, 64, 8).forward
+    assert 0 <= quantizing.total - plain.total <= most

@@ -1,0 +1,112 @@
+"""Time of a kernel: the median over repetitions, with buffers that the cache does not hold from call to call.
+
+On a GPU the calls are captured in one graph and timed by events, so that the host's launches are not in the
+figure. Where a capture fails, or on a CPU, the calls run one by one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
+
+import torch
+
+Call = Callable[[], object]
+
+_MOST_BUFFERS = 64
+_LEAST_CALLS = 12
+_REPETITIONS = 5
+_LEAST_SECONDS = 4e-3
+"""Of one repetition."""
+
+
+@dataclass
+class Stopwatch:
+    """Times calls on a device.
+
+    Attributes:
+        device: where they run.
+        cache_bytes: of its last-level cache; buffers take turns until they exceed it twice.
+        is_quick: one repetition of few calls, for trials.
+        eager: names of measurements that could not be captured, with the reason.
+    """
+
+    device: torch.device
+    cache_bytes: int
+    is_quick: bool = False
+    eager: dict[str, str] = field(default_factory=dict)
+
+    def buffers(self, size_bytes: int) -> int:
+        """How many sets of buffers of this size take turns."""
+        if self.is_quick:
+            return 1
+        return max(1, min(_MOST_BUFFERS, ceil(2 * self.cache_bytes / size_bytes)))
+
+    def seconds(self, calls: Sequence[Call], name: str, capture: bool = True) -> float:
+        """Median time of a call; the calls do the same on different buffers."""
+        for call in calls[:3]:
+            call()
+        self.wait()
+        if self.device.type != "cuda":
+            return self._on_cpu(calls)
+
+        def one_round() -> None:
+            for call in calls:
+                call()
+
+        enough = ceil(_LEAST_SECONDS / max(self._events(one_round, 1), 1e-6))
+        rounds = min(enough, ceil(_LEAST_CALLS / len(calls)))
+
+        def eager() -> None:
+            for _ in range(rounds):
+                one_round()
+
+        replay = self._captured(eager, name) if capture else None
+        return self._by_events(replay or eager) / (rounds * len(calls))
+
+    def wait(self) -> None:
+        """Until the device has done everything."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _captured(self, run: Call, name: str) -> Call | None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                run()
+        except RuntimeError as error:
+            self.wait()
+            self.eager[name] = str(error).strip().partition("\n")[0]
+            return None
+        replay: Call = graph.replay
+        return replay
+
+    def _by_events(self, run: Call) -> float:
+        """Median seconds of `run`, repeated until each measurement is long enough."""
+        times = 1
+        first = self._events(run, 1)
+        if first < _LEAST_SECONDS:
+            times = ceil(_LEAST_SECONDS / max(first, 1e-6))
+        repetitions = 1 if self.is_quick else _REPETITIONS if first < 0.05 else 2
+        return median(self._events(run, times) for _ in range(repetitions))
+
+    def _events(self, run: Call, times: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(times):
+            run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / times
+
+    def _on_cpu(self, calls: Sequence[Call]) -> float:
+        seconds = []
+        for _ in range(1 if self.is_quick else 3):
+            begin = time.perf_counter()
+            for call in calls:
+                call()
+            seconds.append((time.perf_counter() - begin) / len(calls))
+        return max(median(seconds), 1e-9)

@@ -1,0 +1,157 @@
+"""Achieved rates of a device by size: measured on it, else modelled on a device that was measured.
+
+    gemm_rate(device("h200"), 4096, 2048, 2816, "bf16")      # Rate(6.6e14, "measured")
+    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modelled on h200")
+
+The model assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
+rows reaches on u' units of a measured device: output tiles fill the units equally often (wave quantization).
+The ceiling is the published max-achievable rate where there is one, else the data-sheet peak.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from tracelens.devices.catalogue import device as bundled
+from tracelens.devices.measured import GemmKind, LaunchCost
+from tracelens.devices.spec import Device
+
+MEASURED, PEAK = "measured", "data-sheet peak"
+
+REFERENCE = "h200"
+"""The bundled device on which others are modelled."""
+
+
+class Rate(NamedTuple):
+    """FLOP/s or bytes/s, and where it is from."""
+
+    per_s: float
+    source: str
+
+
+@lru_cache(maxsize=1 << 16)
+def gemm_rate(
+    device: Device, m: float, k: int, n: int, dtype: str, matrices: int = 1, kind: GemmKind = "output"
+) -> Rate | None:
+    """FLOP/s of a GEMM of m rows (of each matrix) with (k, n) weights, all matrices together.
+
+    Args:
+        device: that runs it.
+        m: rows of each matrix.
+        k: width of the input.
+        n: width of the output.
+        dtype: of the operands, short as in traces.
+        matrices: of a grouped GEMM.
+        kind: "weight" for the gradient of the weights, which sums over the rows.
+
+    Returns:
+        at most the data-sheet peak; None where the device has no rate for the type.
+    """
+    peak = device.peak("matrix", dtype)
+    if peak is None:
+        return None
+    dtype = device.matrix_dtype(dtype)
+    rate = _measured_gemm(device, m, k, n, dtype, matrices, kind)
+    if rate is not None:
+        return Rate(min(rate, peak), MEASURED)
+    reference = bundled(REFERENCE)
+    share = _gemm_share(reference, device, m, k, n, dtype, matrices, kind)
+    return _of_ceiling(device, peak, dtype, share, reference)
+
+
+@lru_cache(maxsize=1 << 16)
+def attention_rate(
+    device: Device, seq: float, query_dim: int, value_dim: int, dtype: str, backward: bool
+) -> Rate | None:
+    """FLOP/s of causal flash attention; None where the device has no rate for the type."""
+    peak = device.peak("matrix", dtype)
+    if peak is None:
+        return None
+    dtype = device.matrix_dtype(dtype)
+    rate = device.measured.attention_rate(seq, query_dim, value_dim, dtype, backward)
+    if rate is not None:
+        return Rate(min(rate, peak), MEASURED)
+    reference = bundled(REFERENCE)
+    measured = reference.measured.attention_rate(seq, query_dim, value_dim, "bf16", backward)
+    share = measured / _ceiling(reference, "bf16", device) if measured else None
+    return _of_ceiling(device, peak, dtype, share, reference)
+
+
+def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Rate:
+    """Bytes per second of a kernel that moves this much; at most the data-sheet bandwidth.
+
+    Args:
+        device: that runs it.
+        size_bytes: read and written.
+        pattern: name of the measurement: "triad" for elementwise kernels, "concat", "scatter".
+    """
+    own = device.measured.bandwidth(pattern, size_bytes)
+    if own is not None:
+        return Rate(min(own, device.hbm_bytes_per_s), MEASURED)
+    reference = bundled(REFERENCE)
+    faster = device.hbm_bytes_per_s / reference.hbm_bytes_per_s
+    # What takes equally long at the full rate has the same share of it.
+    rate = reference.measured.bandwidth(pattern, size_bytes / faster)
+    if rate is None:
+        return Rate(device.hbm_bytes_per_s, PEAK)
+    return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modelled(reference))
+
+
+def launch_cost(device: Device) -> tuple[LaunchCost, str]:
+    """Host time per kernel, and where it is from: it is of the host, not of the GPU."""
+    if device.measured.launch.forward_ns:
+        return device.measured.launch, MEASURED
+    return bundled(REFERENCE).measured.launch, f"measured on a host of {REFERENCE}"
+
+
+def _measured_gemm(
+    device: Device, m: float, k: int, n: int, dtype: str, matrices: int, kind: GemmKind
+) -> float | None:
+    """As measured; weight gradients and grouped GEMMs that were not, as the plain GEMM of these sizes."""
+    measured = device.measured
+    rate = measured.gemm_rate(m, k, n, dtype, matrices, kind)
+    if rate is None and kind == "weight":
+        return _measured_gemm(device, k, round(m) or 1, n, dtype, matrices, "output")
+    if rate is None and matrices > 1:
+        return _measured_gemm(device, m * matrices, k, n, dtype, 1, kind)
+    return rate
+
+
+def _gemm_share(
+    reference: Device,
+    device: Device,
+    m: float,
+    k: int,
+    n: int,
+    dtype: str,
+    matrices: int,
+    kind: GemmKind,
+) -> float | None:
+    """Share of the ceiling at as many tiles per compute unit; of BF16 where the type was not measured."""
+    if kind == "output" and matrices == 1 and device.units and reference.units:
+        m = m * reference.units / device.units
+    for known in (dtype, "bf16"):
+        rate = _measured_gemm(reference, m, k, n, known, matrices, kind)
+        if rate is not None:
+            return rate / _ceiling(reference, known, device)
+    return None
+
+
+def _ceiling(reference: Device, dtype: str, device: Device) -> float:
+    """The best rate of the reference if `device` has a max-achievable one, else its peak."""
+    best = reference.measured.best_gemm(dtype) if device.max_achievable(dtype) else None
+    return best or reference.peak("matrix", dtype) or 1.0
+
+
+def _of_ceiling(device: Device, peak: float, dtype: str, share: float | None, reference: Device) -> Rate:
+    achievable = device.max_achievable(dtype)
+    if share is None:
+        return Rate(achievable, "published") if achievable else Rate(peak, PEAK)
+    ceiling = achievable or peak
+    source = f"{_modelled(reference)}, of the published rate" if achievable else _modelled(reference)
+    return Rate(min(1.0, share) * ceiling, source)
+
+
+def _modelled(reference: Device) -> str:
+    return f"modelled on {reference.name}"

@@ -17,6 +17,7 @@ def scaling(
     overlap: options.Overlap = "deepep",
     network: options.Network = None,
     assume: options.Assume = None,
+    routing: options.Routing = None,
     pp: options.Stages = None,
     vpp: options.Chunks = None,
     cp: options.ContextRanks = None,
@@ -40,11 +41,11 @@ def scaling(
         tracelens project scaling --model deepseek_v3 --gpus 256 --ep 8,64 --pp 4 --device h200
             --overlap none -o scaling.html
     """
-    check_outputs(output, files_of(model, network, device))
+    check_outputs(output, files_of(model, network, device, routing))
     result = project_scaling(
         model, gpus, device, ep=ep, dispatch=dispatch, network=network or "", overlap=overlap, pp=pp, vpp=vpp,
         cp=cp, tp=tp, mbs=mbs, micro_batches=micro_batches, seq=seq, recompute=recompute,
-        settings=assignments or (), assume=assume or (),
+        settings=assignments or (), assume=assume or (), routing=routing or "",
     )  # fmt: skip
     title = f"project scaling of {model}: EP {ep} on {gpus:,} x {result.meta['device']}"
     deliver_result(result, title, output, json_output, [model])

@@ -65,6 +65,15 @@ Assume = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
+Routing = Annotated[
+    str | None,
+    _option(
+        "Recorded routing: a NumPy file (.npy) with the experts of each token of a layer, one row per token.",
+        TIME,
+        metavar="FILE",
+        show_default="balanced",
+    ),
+]
 Stages = Annotated[
     int | None,
     _option(

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
+from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
@@ -66,8 +67,10 @@ class Estimate:
         return self.tokens / self.ranks / self.step_ns * 1e9
 
 
-def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
-    """Lower bound of the step time.
+def estimate(
+    config: Config, device: Device, machine: Machine | None = None, expert_ids_TK: Int | None = None
+) -> Estimate:
+    """Lower bound of the step time; see `Timer` for `expert_ids_TK`.
 
     Stage s takes t_s per micro-batch, forward and backward of all its chunks. The slowest stage takes m t_s
     for m micro-batches; before and after that it waits for one chunk of each other stage:
@@ -80,7 +83,7 @@ def estimate(config: Config, device: Device, machine: Machine | None = None) -> 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
     """
-    timer = Timer(config, device, machine or Machine())
+    timer = Timer(config, device, machine or Machine(), expert_ids_TK)
     kinds = _kinds(timer)
     passes = {kind: _stage(timer, kind) for kind in set(kinds)}
     totals = {kind: sum(parts.values()) for kind, parts in passes.items()}

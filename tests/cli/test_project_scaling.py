@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tracelens.cli import run as run_cli
@@ -72,6 +73,30 @@ def test_a_network_file_counts(capfd: pytest.CaptureFixture[str], tmp_path: Path
         value = json.loads(capfd.readouterr().out)
         steps.append(value["tables"]["exchange"][0]["dur_ns"])
     assert steps[1] == pytest.approx(8 * steps[0], rel=0.1)
+
+
+def test_a_recorded_routing_counts(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # All six experts of each token on one of two nodes, equally many tokens on each.
+    first = np.random.default_rng(0).random((4096, 32)).argsort(axis=1)[:, :6]
+    np.save(tmp_path / "local.npy", first + 32 * (np.arange(4096)[:, None] % 2))
+    options = ["--ep", "16", "--overlap", "none", "--json"]
+    exchanges = []
+    for more in ([], ["--routing", str(tmp_path / "local.npy")]):
+        assert run_cli([*SMALL, *options, *more]) == 0
+        value = json.loads(capfd.readouterr().out)
+        exchanges.append({row["dispatch"]: row for row in value["tables"]["exchange"]})
+    balanced, local = exchanges
+    assert local["deepep"]["nodes_per_token"] == 1 < balanced["deepep"]["nodes_per_token"]
+    assert local["deepep"]["nic_bytes"] < 0.6 * balanced["deepep"]["nic_bytes"]
+    assert value["meta"]["routing"] == "recorded"
+    (tmp_path / "bad.npy").write_text("no array")
+    assert run_cli([*SMALL, *options, "--routing", str(tmp_path / "bad.npy")]) == 2
+    assert "bad.npy: not a NumPy array" in capfd.readouterr().err
+    np.savez(tmp_path / "several.npz", first, first)
+    assert run_cli([*SMALL, *options, "--routing", str(tmp_path / "several.npz")]) == 2
+    assert "several.npz: holds several arrays" in capfd.readouterr().err
+    assert run_cli([*SMALL, *options, "--routing", str(tmp_path / "missing.npy")]) == 2
+    assert "missing.npy: cannot be read" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

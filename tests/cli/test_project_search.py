@@ -73,6 +73,21 @@ def test_assumptions_can_be_changed(capfd: pytest.CaptureFixture[str]) -> None:
     assert "gradients" not in steps[1]
 
 
+def test_network_and_overlap_count_in_the_step_time(capfd: pytest.CaptureFixture[str]) -> None:
+    layout = ["--pp", "1", "--ep", "16", "--tp", "1", "--cp", "1", "--set", "dispatch=deepep", "--json"]
+    exchanges, notes = [], []
+    for more in ([], ["--network", "h200-8x400g"], ["--network", "h200-8x400g", "--overlap"]):
+        assert run_cli([*SMALL, *layout, *more]) == 0
+        value = json.loads(capfd.readouterr().out)
+        notes.append({row["name"]: row["note"] for row in value["tables"]["assumptions"]})
+        exchanges.append({row["part"]: row["ns"] for row in value["tables"]["parts"]}["experts_exchange"])
+    assert exchanges[0] <= exchanges[1]
+    assert exchanges[2] < 0.7 * exchanges[1]
+    assert "Megatron-core" in notes[1]["link_efficiency"]
+    assert run_cli([*SMALL[:2], *SMALL[3:7], "--network", "h200-8x400g"]) == 2
+    assert "--network is for --search" in capfd.readouterr().err
+
+
 def test_fields_of_the_run_count(capfd: pytest.CaptureFixture[str]) -> None:
     narrow = ["--pp", "1", "--ep", "8", "--tp", "1", "--cp", "1", "--json"]
     found = []

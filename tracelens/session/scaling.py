@@ -10,6 +10,7 @@ from tracelens.session.layouts import Numbers, numbers, step_machine
 from tracelens.session.memory import Devices, assignments, configs, resolved, texts
 
 if TYPE_CHECKING:
+    from tracelens.arrays import Int
     from tracelens.planner.scaling import DispatchName
     from tracelens.table import Result
 
@@ -22,7 +23,7 @@ def project_scaling(
     network: str = "", overlap: str | Sequence[str] = "deepep", pp: int | None = None, vpp: int | None = None,
     cp: int | None = None, tp: int | None = None, mbs: int | None = None, micro_batches: int | None = None,
     seq: int | None = None, recompute: str | None = None, settings: str | Sequence[str] = (),
-    assume: str | Sequence[str] = (),
+    assume: str | Sequence[str] = (), routing: str = "",
 ) -> Result:  # fmt: skip
     """Throughput over the GPUs that share the experts, and where the time of a step goes.
 
@@ -46,6 +47,8 @@ def project_scaling(
         recompute: in the backward: "none", "full", or layers as in "0,1,2".
         settings: other fields, each like "loss=plain"; kernels are fused by default.
         assume: assumptions of the step time, each like "matrix_efficiency=0.7".
+        routing: a NumPy file (.npy) with the experts of each token of a layer, one row per token; balanced by
+            default.
 
     Returns:
         tables `scaling`, `breakdown`, `exchange`, `assumptions`, and `published` for the run of a published
@@ -69,9 +72,24 @@ def project_scaling(
     assert isinstance(config, Config)
     overlapped = _dispatches([name for name in _names(overlap) if name != "none"])
     machine = step_machine(texts(assume), network=network)
-    return scaling(
-        Request(config, eps, _dispatches(_names(dispatch)), machine, overlapped, network), devices[0]
-    )
+    ids = _routing(routing) if routing else None
+    compared = _dispatches(_names(dispatch))
+    return scaling(Request(config, eps, compared, machine, overlapped, network, ids), devices[0])
+
+
+def _routing(path: str) -> Int:
+    """The experts of each token; raises TracelensError if the file has none."""
+    import numpy as np
+
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise TracelensError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise TracelensError(f"{path}: not a NumPy array (.npy): {error}") from error
+    if not isinstance(ids, np.ndarray):
+        raise TracelensError(f"{path}: holds several arrays; save the routing alone as .npy")
+    return ids
 
 
 def _stages(model: str, gpus: int, ep: int, shards: int) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.planner.config import MODELS, Model
-from tracelens.planner.step_time.distinct import balanced_spread, routed_spread
+from tracelens.planner.step_time.distinct import balanced_spread, routed_imbalance, routed_spread
 
 TOKENS = 20_000
 
@@ -48,7 +48,7 @@ def with_experts(experts: int, top_k: int, groups: int = 1, top_groups: int = 1)
 )
 def test_closed_form_is_the_mean_of_many_tokens(model: Model, ranks: int, near: int) -> None:
     expected = balanced_spread(model, ranks, near)
-    counted = routed_spread(drawn(model, 1), model.experts_count, ranks, near)
+    counted = routed_spread(drawn(model, 1), model, ranks, near)
     assert counted.experts == expected.experts
     # Seven standard errors of a count with a standard deviation of at most 1.5.
     assert counted.ranks == pytest.approx(expected.ranks, abs=0.07)
@@ -93,8 +93,17 @@ def test_fewer_groups_mean_fewer_nodes() -> None:
 def test_a_recorded_routing() -> None:
     ids = np.array([[0, 1], [0, 7], [3, 4]])
     # Four ranks of two experts, two nodes of two ranks.
-    assert routed_spread(ids, 8, 4, 2) == pytest.approx((2, 5 / 3, 5 / 3))
+    model = with_experts(8, 2)
+    assert routed_spread(ids, model, 4, 2) == pytest.approx((2, 5 / 3, 5 / 3))
+    assert routed_spread(ids.astype(np.uint8), with_experts(8, 2), 4, 2) == routed_spread(ids, model, 4, 2)
+    large = np.array([[200, 251]], dtype=np.uint8)
+    assert routed_spread(large, with_experts(256, 2), 64, 8).nodes == 2
+    # Experts 0 and 1 lie on the first rank, which has 3 of 6 rows.
+    assert routed_imbalance(ids, model, 4) == 2
     with pytest.raises(TracelensError, match="outside 0 to 3"):
-        routed_spread(ids, 4, 4, 2)
-    with pytest.raises(TracelensError, match="a row of expert numbers per token"):
-        routed_spread(np.arange(3), 8, 4, 2)
+        routed_spread(ids, with_experts(4, 2), 4, 2)
+    for wrong in (np.arange(3), ids[:, :1], ids[:0]):
+        with pytest.raises(TracelensError, match="a row of 2 experts per token"):
+            routed_spread(wrong, model, 4, 2)
+    with pytest.raises(TracelensError, match="whole numbers"):
+        routed_spread(ids * 0.5, model, 4, 2)  # type: ignore[arg-type]

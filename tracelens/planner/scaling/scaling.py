@@ -6,13 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
 from tracelens.planner.scaling.dispatch import dispatch_row
 from tracelens.planner.scaling.published import is_published, published_rows
 from tracelens.planner.scaling.tables import BREAKDOWN, EXCHANGE, PARTS, PUBLISHED, SCALING
-from tracelens.planner.step_time import Estimate, Machine, OverlapName, Timer, assumed, estimate
+from tracelens.planner.step_time import (
+    Estimate,
+    Machine,
+    OverlapName,
+    Timer,
+    assumed,
+    check_routing,
+    estimate,
+    routed_imbalance,
+)
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
 
@@ -43,9 +53,10 @@ class Request:
         machine: assumptions of the step time.
         overlapped: dispatches whose all-to-alls 1F1B overlaps with computation.
         network: name of the network file, "" for none.
+        expert_ids_TK: a recorded routing: the experts of each token; balanced without.
 
     Raises:
-        TracelensError: nothing to compare.
+        TracelensError: nothing to compare, or not a routing of the model.
     """
 
     config: Config
@@ -54,17 +65,23 @@ class Request:
     machine: Machine = field(default_factory=Machine)
     overlapped: tuple[DispatchName, ...] = ("deepep",)
     network: str = ""
+    expert_ids_TK: Int | None = None
 
     def __post_init__(self) -> None:
         if not self.eps or not self.dispatches:
             raise TracelensError("nothing to compare: name at least one --ep and one --dispatch")
+        if self.expert_ids_TK is not None:
+            check_routing(self.expert_ids_TK, self.config.model)
 
     def run(self, dispatch: DispatchName, ep: int) -> tuple[Config, Machine]:
         """The run with this dispatch and so many ranks; TracelensError if the layout is invalid."""
         toggles = replace(self.config.toggles, dispatch=dispatch)
         overlap: OverlapName = "1f1b" if dispatch in self.overlapped else "off"
         config = replace(self.config, layout=replace(self.config.layout, ep=ep), toggles=toggles)
-        return config, replace(self.machine, exchange_overlap=overlap)
+        machine = replace(self.machine, exchange_overlap=overlap)
+        if self.expert_ids_TK is not None:
+            machine = replace(machine, imbalance=routed_imbalance(self.expert_ids_TK, config.model, ep))
+        return config, machine
 
 
 class Run(NamedTuple):
@@ -107,8 +124,10 @@ def scaling(request: Request, device: Device) -> Result:
             except TracelensError as error:
                 skips.append(Skip(f"{dispatch} with EP {ep}", str(error)))
                 continue
-            timer = Timer(config, device, machine)
-            runs.append(Run(dispatch, ep, estimate(config, device, machine), dispatch_row(timer)))
+            routing = request.expert_ids_TK
+            timer = Timer(config, device, machine, routing)
+            time = estimate(config, device, machine, routing)
+            runs.append(Run(dispatch, ep, time, dispatch_row(timer)))
     if not runs:
         raise TracelensError(f"no layout is valid: {skips[0].reason}")
     return Result(
@@ -134,6 +153,7 @@ def _meta(request: Request, device: Device, runs: list[Run]) -> dict[str, Any]:
         "recomputed_layers": len(request.config.toggles.recompute_layer_ids),
         "overlapped": [name for name in request.dispatches if name in request.overlapped],
         "network": request.network,
+        "routing": "balanced" if request.expert_ids_TK is None else "recorded",
         "tokens_per_step": runs[0].time.tokens,
     }
 
@@ -152,8 +172,9 @@ def _tables(request: Request, device: Device, runs: list[Run]) -> dict[str, Tabl
     if is_published(request.config, device.name):
         rows = published_rows({(run.dispatch, run.ep): run.fractions for run in runs})
         tables |= {"published": PUBLISHED.from_rows(rows)} if rows else {}
-    # Each dispatch has its own overlap.
-    assumptions = assumed(request.machine, [device], request.config.training.dtype, ("exchange_overlap",))
+    # Each dispatch has its own overlap, and with a recorded routing each number of ranks its imbalance.
+    own = ("exchange_overlap",) if request.expert_ids_TK is None else ("exchange_overlap", "imbalance")
+    assumptions = assumed(request.machine, [device], request.config.training.dtype, own)
     return {**tables, "assumptions": assumptions}
 
 

@@ -22,6 +22,7 @@ loading and pauses are in neither, stragglers only as the stated spread `jitter`
 """
 
 from tracelens.planner.step_time.assumed import ASSUMED, assumed
+from tracelens.planner.step_time.distinct import check_routing, routed_imbalance
 from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
 from tracelens.planner.step_time.machine import HELP, ROOFLINE, Machine, OverlapName
 from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
@@ -40,7 +41,9 @@ __all__ = [
     "Timer",
     "assumed",
     "bundled_networks",
+    "check_routing",
     "estimate",
     "layer_times",
     "read_network",
+    "routed_imbalance",
 ]

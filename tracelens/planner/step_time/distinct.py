@@ -59,28 +59,49 @@ def balanced_spread(model: Model, ranks: int, near: int) -> Spread:
     return Spread(pool.top_k, _distinct(pool, ranks), _distinct(pool, max(ranks // near, 1)))
 
 
-def routed_spread(expert_ids_TK: Int, experts: int, ranks: int, near: int) -> Spread:
+def routed_spread(expert_ids_TK: Int, model: Model, ranks: int, near: int) -> Spread:
     """Spread of a recorded routing.
 
     Args:
         expert_ids_TK: experts of each token, one row per token; an expert at most once per row.
-        experts: number of experts.
+        model: whose experts they are.
         ranks: that share the experts.
         near: of these, ranks that share a node.
 
     Raises:
-        TracelensError: not a table of tokens and experts, or an expert that does not exist.
+        TracelensError: see `check_routing`.
     """
-    if expert_ids_TK.ndim != 2 or not expert_ids_TK.size:
-        raise TracelensError("a routing is a table with a row of expert numbers per token")
+    check_routing(expert_ids_TK, model)
+    experts, nodes = model.experts_count, max(ranks // near, 1)
+    return Spread(
+        float(model.top_k),
+        _mean_distinct(_blocks(expert_ids_TK, experts, ranks)),
+        _mean_distinct(_blocks(expert_ids_TK, experts, nodes)),
+    )
+
+
+def check_routing(expert_ids_TK: Int, model: Model) -> None:
+    """Raise TracelensError for anything but the experts of tokens, one row per token."""
+    experts = model.experts_count
+    if expert_ids_TK.ndim != 2 or expert_ids_TK.shape[1] != model.top_k or not len(expert_ids_TK):
+        raise TracelensError(f"a routing has a row of {model.top_k} experts per token")
+    if not np.issubdtype(expert_ids_TK.dtype, np.integer):
+        raise TracelensError("a routing holds numbers of experts, whole numbers")
     if expert_ids_TK.min() < 0 or expert_ids_TK.max() >= experts:
         raise TracelensError(f"the routing names experts outside 0 to {experts - 1}")
-    nodes = max(ranks // near, 1)
-    return Spread(
-        float(expert_ids_TK.shape[1]),
-        _mean_distinct(expert_ids_TK * ranks // experts),
-        _mean_distinct(expert_ids_TK * nodes // experts),
-    )
+
+
+def routed_imbalance(expert_ids_TK: Int, model: Model, ranks: int) -> float:
+    """Rows of the fullest rank / mean over ranks, of a recorded routing (see `routed_spread`)."""
+    rows = np.bincount(_blocks(expert_ids_TK, model.experts_count, ranks).ravel(), minlength=ranks)
+    return float(rows.max() / rows.mean())
+
+
+def _blocks(expert_ids_TK: Int, experts: int, count: int) -> Int:
+    """Which of `count` equal ranges of experts each expert lies in."""
+    # Recorded numbers may be of a type too small for the product.
+    blocks: Int = expert_ids_TK.astype(np.int64) * count // experts
+    return blocks
 
 
 def _mean_distinct(values_TK: Int) -> float:

@@ -91,9 +91,14 @@ class LayerKind(NamedTuple):
 
 
 class Timer:
-    """Times of the layers on the busiest ranks: the last of context parallelism."""
+    """Times of the layers on the busiest ranks: the last of context parallelism.
 
-    def __init__(self, config: Config, device: Device, machine: Machine) -> None:
+    `expert_ids_TK` is a recorded routing, experts of each token, from which DeepEP's copies follow.
+    """
+
+    def __init__(
+        self, config: Config, device: Device, machine: Machine, expert_ids_TK: Int | None = None
+    ) -> None:
         self.config, self.device, self.machine = config, device, machine
         # One stage with all layers: the time of a layer does not depend on the pipeline partition.
         one_stage = replace(config.layout, ranks=config.layout.stage_ranks, pp=1, vpp=1, pp_layout="", node=0)
@@ -103,7 +108,7 @@ class Timer:
         training = replace(config.training, micro_batches=min(2, config.training.micro_batches))
         self.share = Share(replace(config, layout=one_stage, training=training), rank)
         self.network = Network(config.layout, device, machine)
-        self.spread = self.network.spread(config.model)
+        self.spread = self.network.spread(config.model, expert_ids_TK)
         overlaps = machine.overlaps(config.toggles.overlap_exchange != "off")
         self.paired = paired_share(config) if overlaps else 0.0
         self.rates = KernelRates(config, device, machine)

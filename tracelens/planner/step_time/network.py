@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import (
@@ -20,7 +21,7 @@ from tracelens.planner.collectives import (
 )
 from tracelens.planner.config import Layout, Model
 from tracelens.planner.expected import Collective
-from tracelens.planner.step_time.distinct import Spread, balanced_spread
+from tracelens.planner.step_time.distinct import Spread, balanced_spread, routed_spread
 from tracelens.planner.step_time.machine import Machine
 
 _REDUCTIONS = ("all_gather", "reduce_scatter")
@@ -80,10 +81,13 @@ class Network:
         seconds = deepep_seconds(tokens, row, copies, ranks, near, self._rates(near))
         return self._latency(near, ranks) + seconds * 1e9
 
-    def spread(self, model: Model) -> Spread:
-        """Distinct ranks and nodes of a token's experts, with balanced routing."""
+    def spread(self, model: Model, expert_ids_TK: Int | None = None) -> Spread:
+        """Distinct ranks and nodes of a token's experts, of a recorded routing or else balanced."""
         ranks = self.layout.experts_over
-        return balanced_spread(model, ranks, self.neighbours("ep", ranks) if ranks > 1 else 1)
+        near = self.neighbours("ep", ranks) if ranks > 1 else 1
+        if expert_ids_TK is None:
+            return balanced_spread(model, ranks, near)
+        return routed_spread(expert_ids_TK, model, ranks, near)
 
     def _latency(self, near: int, ranks: int) -> int:
         return self.machine.link_latency_ns if near == ranks else self.machine.nic_latency_ns

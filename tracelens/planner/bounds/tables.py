@@ -175,7 +175,7 @@ FITTED = Schema(
         Column("achieved", "float64", "efficiency", "fitted bandwidth / that of the links"),
         Column("note", "str", doc="reason for an efficiency above 100%"),
     ),
-    doc="Fit of latency = alpha + bytes / beta to the run's own collectives, as in `collectives`.",
+    doc="Fit of latency = alpha + bytes / beta to the run's own collectives.",
 )
 PAIRS = Schema(
     "GEMMs next to collectives",

@@ -158,9 +158,9 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         ParseError: what the caller names cannot be read; what merely lies beside the trace becomes one of its
             problems.
     """
-    from tracelens.trace.graphs import GRAPH_CALL, attributed, is_unattributed
+    from tracelens.trace.graphs import attributed, is_unattributed
 
-    if not any(GRAPH_CALL.match(name) for name in trace.arrays.names):
+    if not is_unattributed(trace):
         return trace
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []

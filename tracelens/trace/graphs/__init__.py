@@ -15,7 +15,6 @@ twins        runs that are compared, each as the twin of the other
 
 from tracelens.trace.graphs.attribution import attributed
 from tracelens.trace.graphs.nodes import (
-    GRAPH_CALL,
     batches,
     captures,
     is_unattributed,
@@ -26,7 +25,6 @@ from tracelens.trace.graphs.padding import UNKNOWN, Size
 from tracelens.trace.graphs.twins import with_twin
 
 __all__ = [
-    "GRAPH_CALL",
     "UNKNOWN",
     "Size",
     "attributed",

@@ -73,6 +73,7 @@ def test_a_trace_is_compared_with_its_links(
         (["--device", "mi3000x"], "mi300x"),
         (["--device", "h200", "--device-file", "x.toml"], "pass only one"),
         (["--step", "2"], "--step is for traces"),
+        ([str(SAMPLES / "cpu/tiny")], "the traces do not name one known device"),
         ([TENSOR, "--nodes", "2"], "--nodes is not for traces"),
         ([TENSOR, "--ag-gemm", "8x8x8"], "a shape is not for traces"),
         (["-o", "b.doc"], "no format is written as '.doc'"),

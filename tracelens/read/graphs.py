@@ -158,16 +158,16 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         ParseError: what the caller names cannot be read; what merely lies beside the trace becomes one of its
             problems.
     """
-    from tracelens.trace.graphs import GRAPH_CALL, attributed, is_unattributed
+    from tracelens.trace.graphs import attributed, is_unattributed
 
-    if not any(GRAPH_CALL.match(name) for name in trace.arrays.names):
+    if not is_unattributed(trace):
         return trace
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
     twins = _twins(sources.twin, trace.meta.rank, read) if sources.twin else []
     sizes = captured_sizes(files)
     listed = [size for of_file in sizes.values() for size in of_file]
-    likely = _of_replayed_sizes(trace, files, sizes)
+    likely = _of_replayed_sizes(trace, files, sizes, listed)
     problems: list[str] = []
     others: list[Trace] = []
     of_others: list[Size] = []
@@ -194,14 +194,21 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
     return result
 
 
-def _of_replayed_sizes(trace: Trace, files: Sequence[str], sizes: Mapping[str, Sequence[Size]]) -> list[str]:
+def _of_replayed_sizes(
+    trace: Trace, files: Sequence[str], sizes: Mapping[str, Sequence[Size]], listed: Sequence[Size]
+) -> list[str]:
     """The files with captures of the batch sizes that labels of the replaying steps say, as far as they do.
 
     Engines capture dozens of sizes, and a trace replays a few of them.
+
+    Args:
+        trace: that replays.
+        files: of captures.
+        sizes: captured in each file.
+        listed: all captured sizes.
     """
     from tracelens.trace.graphs import batches
 
-    listed = [size for of_file in sizes.values() for size in of_file]
     replayed = batches(trace)
     return [
         file

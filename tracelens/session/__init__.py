@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tracelens.session.loading import load
     from tracelens.session.memory import field_text, project_memory
     from tracelens.session.merging import fuse
-    from tracelens.session.reading import Progress, Reading, Source, quiet
+    from tracelens.session.reading import Progress, Reading, Source, loaded, quiet
     from tracelens.session.reports import (
         Reporting,
         analyze,
@@ -61,6 +61,7 @@ __all__ = [
     "gate_side",
     "grown_baseline",
     "load",
+    "loaded",
     "project_bounds",
     "project_bubble",
     "project_memory",
@@ -84,7 +85,7 @@ _HOMES = {
     "loading": ("load",),
     "memory": ("field_text", "project_memory"),
     "merging": ("fuse",),
-    "reading": ("Progress", "Reading", "Source", "quiet"),
+    "reading": ("Progress", "Reading", "Source", "loaded", "quiet"),
     "reports": (
         "Reporting", "analyze", "as_report", "render", "report", "report_files", "with_results",
     ),

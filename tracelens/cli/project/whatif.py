@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,10 +26,7 @@ from tracelens.cli.common import (
 )
 from tracelens.cli.help import RUN
 from tracelens.read import GraphSources, TraceFiles
-from tracelens.session import Progress, Reading
-
-if TYPE_CHECKING:
-    from tracelens.trace import Run
+from tracelens.session import loaded
 
 
 def whatif(
@@ -84,7 +81,7 @@ def whatif(
     for text in scenario or ():
         parse_request(text)
     with progress() as line:
-        run = _recorded(traces, GraphSources(captures, twin), partial, line)
+        run = loaded(traces, partial=partial, progress=line, graphs=GraphSources(captures, twin))
         devices = {"device": device, "device_file": device_file}
         result = project(
             run, scenario or (), step=step, unprofiled_step_ms=unprofiled_step_ms, progress=line, **devices
@@ -92,11 +89,6 @@ def whatif(
     deliver_result(
         result, _title(result.meta), output, json_output, [trace.meta.path for trace in run.traces], full=full
     )
-
-
-def _recorded(traces: TraceFiles, graphs: GraphSources, partial: bool, line: Progress) -> Run:
-    with Reading(traces.all(), partial=partial, progress=line, graphs=graphs) as reading:
-        return reading.run()
 
 
 def _title(meta: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.compare.diff.forest import Forest, forest
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, Union, cut, shares, steps_of
-from tracelens.trace.graphs import GRAPH_CALL
+from tracelens.trace.graphs import launched_by_graph
 
 OUTSIDE = "outside MoE layers"
 
@@ -97,7 +97,7 @@ class Side:
     @cached_property
     def in_graph(self) -> Bool:
         """Of each GPU activity, whether a graph launched it."""
-        return lookup(self.trace.arrays.named(GRAPH_CALL.match), self.work.launch, False)
+        return launched_by_graph(self.trace, self.work)
 
     @cached_property
     def begins(self) -> Int:

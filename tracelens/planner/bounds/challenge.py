@@ -60,7 +60,7 @@ ALL_GATHER_GEMM = (
 
 
 class Published(NamedTuple):
-    """A published geometric mean over the shapes of a problem."""
+    """A published time of a problem, taken for its leaderboard's measure: the geometric mean over its shapes."""
 
     operation: str
     implementation: str

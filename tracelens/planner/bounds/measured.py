@@ -23,7 +23,8 @@ def traced_device(run: Run) -> Device:
     device = devices.pop() if len(devices) == 1 else None
     if device is None:
         names = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
-        raise TracelensError(f"no device is known by {', '.join(names) or 'the traces'}: pass --device")
+        reason = f"GPUs are {', '.join(names)}" if names else "no GPU is named"
+        raise TracelensError(f"the traces do not name one known device ({reason}): pass --device")
     return device
 
 

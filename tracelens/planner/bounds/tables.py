@@ -74,7 +74,7 @@ PUBLISHED = Schema(
     (
         Column("operation", "category", doc="of the challenge"),
         Column("implementation", "str", doc="what was measured"),
-        Column("dur_ns", "float64", "ns", "time as published"),
+        Column("dur_ns", "float64", "ns", "time as published, taken for the geometric mean over the shapes"),
         Column("bound_ns", "float64", "ns", "geometric mean of the bounds with overlap"),
         Column("achieved", "float64", "efficiency", "bound / time"),
         Column("note", "str", doc="source", prose=True),
@@ -175,7 +175,7 @@ FITTED = Schema(
         Column("achieved", "float64", "efficiency", "fitted bandwidth / that of the links"),
         Column("note", "str", doc="reason for an efficiency above 100%"),
     ),
-    doc="Fit of latency = alpha + bytes / beta to the run's own collectives, as in `collectives`.",
+    doc="Fit of latency = alpha + bytes / beta to the run's own collectives.",
 )
 PAIRS = Schema(
     "GEMMs next to collectives",

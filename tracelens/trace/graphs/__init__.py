@@ -14,18 +14,24 @@ twins        runs that are compared, each as the twin of the other
 """
 
 from tracelens.trace.graphs.attribution import attributed
-from tracelens.trace.graphs.nodes import GRAPH_CALL, batches, captures, is_unattributed, replays
+from tracelens.trace.graphs.nodes import (
+    batches,
+    captures,
+    is_unattributed,
+    launched_by_graph,
+    replays,
+)
 from tracelens.trace.graphs.padding import UNKNOWN, Size
 from tracelens.trace.graphs.twins import with_twin
 
 __all__ = [
-    "GRAPH_CALL",
     "UNKNOWN",
     "Size",
     "attributed",
     "batches",
     "captures",
     "is_unattributed",
+    "launched_by_graph",
     "replays",
     "with_twin",
 ]

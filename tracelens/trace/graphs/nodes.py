@@ -11,6 +11,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
+from tracelens.trace.activities import Work
 from tracelens.trace.graphs.padding import UNKNOWN, Batch, Size, batch_around, size_around
 from tracelens.trace.links import PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
@@ -113,6 +114,11 @@ def plain_name(name: str) -> str:
 def is_unattributed(trace: Trace) -> bool:
     """Whether a trace launches graphs, and of nothing in them the op is known."""
     return any(map(GRAPH_CALL.match, trace.arrays.names)) and not trace.arrays.copied.any()
+
+
+def launched_by_graph(trace: Trace, work: Work) -> Bool:
+    """Of each piece of GPU work, whether a graph launch started it."""
+    return lookup(trace.arrays.named(GRAPH_CALL.match), work.launch, False)
 
 
 def batches(trace: Trace) -> set[Batch]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.arrays import lookup
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, detector
 from tracelens.findings.rank_context import RankContext
 from tracelens.trace import union
-from tracelens.trace.graphs import GRAPH_CALL
+from tracelens.trace.graphs import launched_by_graph
 
 SMALL_NS = 10_000
 # Below this share of the launches they are the odd reduction and counter, as every program has them.
@@ -44,8 +43,7 @@ def small_kernels(context: RankContext) -> Outcome:
     next_kernel = np.minimum(next_kernel, len(order) - 1)
     next_kernel = order[next_kernel]
     lost = small[next_kernel] & (gaps.end - gaps.start < SMALL_NS)
-    by_graph = lookup(context.trace.arrays.named(GRAPH_CALL.match), work.launch, False)
-    in_graphs = float(by_graph[small].mean())
+    in_graphs = float(launched_by_graph(context.trace, work)[small].mean())
     where = union(gaps.start[lost], gaps.end[lost])
     time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
     return Detection(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_it_does_not_hang_on_one_schedule(vpp: int, cp: int, batches: int) -> No
     result = guide(vpp=vpp, cp=cp, micro_batches=batches)
     assert column(result, "deepep", "relative") == pytest.approx([1, 1, 1, 1], abs=0.1)
     assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in column(result, "deepep", "speedup"))
+
+
+def test_figures_of_the_page() -> None:
+    """The second table of docs/how-to/plan.md, and what it says of recomputation."""
+    result, small_batch = guide(), guide(micro_batches=16, overlap="none")
+    rows = {
+        "DeepEP, tokens/s / EP 8": column(result, "deepep", "relative"),
+        "the same with 16 micro-batches and `--overlap none`": column(small_batch, "deepep", "relative"),
+        "all-to-all, tokens/s / EP 8": column(result, "alltoall", "relative"),
+        "DeepEP / all-to-all": column(result, "deepep", "speedup"),
+    }
+    page = (Path(__file__).parents[3] / "docs/how-to/plan.md").read_text()
+    for name, values in rows.items():
+        assert f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |" in page
+    kept = column(guide(recompute="full"), "deepep", "relative")[-1]
+    assert f"DeepEP then keeps {kept:.0%} at EP 64" in page.replace("\n", " ")
+    other = column(result, "deepep", "other", "breakdown")
+    assert f"{other[0]:.1%} at EP 8, {other[-1]:.1%} at EP 64; published 13.6% and 1.2%" in page.replace(
+        "\n", " "
+    )
 
 
 def test_without_overlap_deepep_is_faster_and_less_flat() -> None:

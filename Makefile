@@ -45,7 +45,7 @@ test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, gr
 # else computes makes ranks late, so that faults are injected alone.
 TORCH_FILES = $(sort $(shell grep -rl --include='test_*.py' 'importorskip."torch' tests))
 TORCH_PAGES = $(shell grep -rl --include='*.md' -e '^ *. needs torch' -e '^ *. in your training script' README.md CONTRIBUTING.md docs)
-test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording and of replayed scripts
+test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording, of calibrate and of replayed scripts
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(filter-out %/test_faults.py,$(TORCH_FILES)) \
 		$(TORCH_PAGES:%='tests/docs/test_blocks.py::test_blocks_do_what_the_page_says[%]')
 	$(BIN)/python -m pytest $(filter %/test_faults.py,$(TORCH_FILES))

@@ -26,7 +26,7 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Traces and tables": ("#2b9db3", ("read", "trace", "table", "workers", "costs", "devices", BASICS)),
     "Outputs": ("#55a457", ("rendering", "outputs", "merge")),
-    "Recording": ("#ad70c9", ("recording", "workload")),
+    "Recording": ("#ad70c9", ("recording", "workload", "calibrate")),
 }
 """What rooms are about, with the color of each subject."""
 

@@ -7,7 +7,8 @@
             units}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
-    workload -> recording -> torch; the workload is imported by nobody but its command, inside the command
+    workload -> recording -> torch      calibrate -> devices, torch; both are imported by nobody but their
+    commands, inside the command
 
 A room is a folder. What it exports stands in its `__init__`; its modules are imported by the room itself and
 the rooms inside it only. Every import counts: at the top, inside functions, and by name through importlib.
@@ -44,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": BASE | {"table"},
     "costs": BASE,
     "devices": BASE,
+    "calibrate": BASE | {"devices"},
     "read": BASE | {"table", "trace"},
     "outputs": BASE | {"read"},
     "analysis": BASE | {"table", "trace", "costs", "devices"},
@@ -75,9 +77,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 EVERYTHING = set(ALLOWED) | {PACKAGE}
 ALLOWED |= {
-    "cli": EVERYTHING,  # the workload only as test_the_workload_is_imported_by_its_command_only says
+    "cli": EVERYTHING,  # the workload only as test_what_needs_torch_is_imported_by_its_command_only says
     "__main__": {"cli"},
-    PACKAGE: EVERYTHING - {"workload"},  # the public API; lazily, see test_the_public_api_imports_lazily
+    PACKAGE: EVERYTHING
+    - {"workload", "calibrate"},  # the public API; lazily, see test_the_public_api_imports_lazily
 }
 FLOORS = (
     {"common"},
@@ -196,13 +199,14 @@ def test_only_allowed_arrows() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_workload_is_imported_by_its_command_only() -> None:
+@pytest.mark.parametrize("name", ["workload", "calibrate"])
+def test_what_needs_torch_is_imported_by_its_command_only(name: str) -> None:
     wrong = [
-        f"{found.where}: {found.target} outside a function of tracelens.cli.workload"
+        f"{found.where}: {found.target} outside a function of tracelens.cli.{name}"
         for module in MODULES
         for found in own(module)
-        if layer(found.target) == "workload" != layer(module.name)
-        and not (module.name.startswith("tracelens.cli.workload") and (found.inside or found.typing_only))
+        if layer(found.target) == name != layer(module.name)
+        and not (module.name.startswith(f"tracelens.cli.{name}") and (found.inside or found.typing_only))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -211,11 +215,11 @@ def test_torch_is_imported_where_traces_are_made_only() -> None:
     wrong = [
         found.where
         for module in MODULES
-        if layer(module.name) not in ("recording", "workload")
+        if layer(module.name) not in ("calibrate", "recording", "workload")
         for found in imports(module)
         if found.target.split(".")[0] == "torch"
     ]
-    assert not wrong, f"torch is an optional library of recording and workload: {', '.join(wrong)}"
+    assert not wrong, f"torch is an optional library of calibrate, recording and workload: {', '.join(wrong)}"
 
 
 def test_the_public_api_imports_lazily() -> None:

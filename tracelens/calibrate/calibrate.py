@@ -48,7 +48,9 @@ def calibrate(device: str = "cuda", progress: Progress | None = None) -> Calibra
     Raises:
         TracelensError: there is no GPU.
     """
-    on_gpu = device != "cpu"
+    if device not in ("cuda", "cpu"):
+        raise TracelensError(f"--device must be cuda or cpu, not {device}")
+    on_gpu = device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise TracelensError(
             f"torch {torch.__version__} finds no GPU: run `tracelens calibrate` on a machine with one"

@@ -16,7 +16,7 @@ def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]
 
     - copy: one read, one write.
     - triad: a = b + 2 c: two reads, one write.
-    - concat: heads of two tensors side by side, as where rotary positions are a part of a head.
+    - concat: heads from parts of two tensors, as where rotary positions are a part of a head.
     - scatter: rows added to rows in random order, as outputs of experts are combined: reads, and as many
       additions in memory.
     """
@@ -63,15 +63,15 @@ def _triads(watch: Stopwatch, size: int) -> list[Call]:
     return calls
 
 
-def _concats(watch: Stopwatch, size: int) -> list[Call]:
-    """Of heads of 128 and 64 numbers."""
-    heads = size // (2 * (128 + 64))
+def _concats(watch: Stopwatch, size: int, heads: int = 16) -> list[Call]:
+    """Of heads of 192 numbers: 128 are a part of a wider tensor, 64 are the same for all heads of a token."""
+    tokens = max(1, size // (2 * heads * 192))
     calls: list[Call] = []
     for _ in range(watch.buffers(2 * size)):
-        wide, narrow, out = (
-            torch.ones(heads, width, dtype=torch.bfloat16, device=watch.device) for width in (128, 64, 192)
-        )
-        calls.append(partial(torch.cat, [wide, narrow], dim=1, out=out))
+        keys_and_values = torch.ones(tokens, heads, 256, dtype=torch.bfloat16, device=watch.device)
+        rotary = torch.ones(tokens, 1, 64, dtype=torch.bfloat16, device=watch.device).expand(-1, heads, -1)
+        out = torch.ones(tokens, heads, 192, dtype=torch.bfloat16, device=watch.device)
+        calls.append(partial(torch.cat, [keys_and_values[..., :128], rotary], dim=-1, out=out))
     return calls
 
 

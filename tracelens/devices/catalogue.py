@@ -26,11 +26,14 @@ def devices() -> list[Device]:
 
 
 def device(name: str) -> Device:
-    """The bundled device of a name, title or alias, in upper or lower case.
+    """The bundled device of a name, title or alias, in upper or lower case; or that of a file `NAME.toml`.
 
     Raises:
         UnknownName: there is none; the message has the nearest known one.
+        TracelensError: the file cannot be read, or a key of it is wrong.
     """
+    if name.endswith(".toml"):
+        return read_device(name)
     query = words(name)
     for item in _bundled():
         if query in map(words, (item.name, item.title, *item.aliases)):

@@ -1,7 +1,7 @@
-"""Achieved rates of a device by size: measured on it, else modelled on a device that was measured.
+"""Achieved rates of a device by size: measured on it, else modeled on a device that was measured.
 
     gemm_rate(device("h200"), 4096, 2048, 2816, "bf16")      # Rate(6.6e14, "measured")
-    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modelled on h200")
+    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modeled on h200")
 
 The model assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
 rows reaches on u' units of a measured device: output tiles fill the units equally often (wave quantization).
@@ -20,7 +20,7 @@ from tracelens.devices.spec import Device
 MEASURED, PEAK = "measured", "data-sheet peak"
 
 REFERENCE = "h200"
-"""The bundled device on which others are modelled."""
+"""The bundled device on which others are modeled."""
 
 
 class Rate(NamedTuple):
@@ -95,7 +95,7 @@ def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Ra
     rate = reference.measured.bandwidth(pattern, size_bytes / faster)
     if rate is None:
         return Rate(device.hbm_bytes_per_s, PEAK)
-    return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modelled(reference))
+    return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modeled(reference))
 
 
 def launch_cost(device: Device) -> tuple[LaunchCost, str]:
@@ -149,9 +149,9 @@ def _of_ceiling(device: Device, peak: float, dtype: str, share: float | None, re
     if share is None:
         return Rate(achievable, "published") if achievable else Rate(peak, PEAK)
     ceiling = achievable or peak
-    source = f"{_modelled(reference)}, of the published rate" if achievable else _modelled(reference)
+    source = f"{_modeled(reference)}, of the published rate" if achievable else _modeled(reference)
     return Rate(min(1.0, share) * ceiling, source)
 
 
-def _modelled(reference: Device) -> str:
-    return f"modelled on {reference.name}"
+def _modeled(reference: Device) -> str:
+    return f"modeled on {reference.name}"

@@ -19,7 +19,7 @@ from tracelens.planner.memory.memory import worst
 from tracelens.planner.search import BATCH, Question, Space, search
 from tracelens.planner.search.footprint import at_least, footprint
 from tracelens.planner.search.space import Refusal, candidates, divisors, variants
-from tracelens.planner.step_time import ROOFLINE, Machine, estimate
+from tracelens.planner.step_time import ROOFLINE, estimate
 from tracelens.table.result import Result
 
 MI300X, MI355X, H200 = device("mi300x"), device("mi355x"), device("h200")

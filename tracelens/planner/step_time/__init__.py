@@ -8,7 +8,7 @@
 By default a projection: each GEMM and attention kernel takes its FLOPs at the rate that the device achieves
 for its size, other kernels their bytes at the bandwidth of theirs, messages their bytes at the link rate plus
 a latency, and a step no less than the host needs for its launches. Rates are measured on the device, or
-modelled on one that was measured. A roofline (`ROOFLINE`) has one rate for all GEMMs and no host. Stragglers,
+modeled on one that was measured. A roofline (`ROOFLINE`) has one rate for all GEMMs and no host. Stragglers,
 data loading and pauses are in neither.
 
 - `machine`: assumptions on nodes, network and efficiency, with their sources.

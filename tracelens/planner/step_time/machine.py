@@ -18,7 +18,7 @@ LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 
 HELP = {
-    "matrix": "kernel rates: by-size (measured or modelled for each shape), achievable (for all GEMMs as "
+    "matrix": "kernel rates: by-size (measured or modeled for each shape), achievable (for all GEMMs as "
     "published by the vendor, else the peak), or peak",
     "matrix_efficiency": "share of that rate that GEMMs reach",
     "hbm_efficiency": "share of the memory bandwidth that kernels reach",

@@ -1,0 +1,58 @@
+"""Throughput by micro-batch size: it rises and saturates, as docs/how-to/plan.md says."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tracelens.devices import device
+from tracelens.planner.config.config import Config, Training, override
+from tracelens.planner.config.layout import Layout
+from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.step_time import ROOFLINE, Estimate, Machine, estimate
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
+SIZES = (1, 2, 4, 8, 12)
+FUSED = ["experts=grouped", "permute=fused", "router=fused", "loss=fused", "dispatch=dedup", "sync_free=2"]
+
+
+def steps(name: str, changes: list[str], machine: Machine | None = None) -> list[Estimate]:
+    """DeepSeek-V2-Lite on eight GPUs, by sequences per micro-batch."""
+    layout = Layout(ranks=8, ep=8)
+    configs = (
+        Config(MODELS["deepseek_v2_lite"], layout, training=Training(micro_batch=size, micro_batches=4))
+        for size in SIZES
+    )
+    return [estimate(override(config, changes), device(name), machine) for config in configs]
+
+
+@pytest.mark.parametrize("name", ["mi355x", "mi300x", "mi325x", "h200"])
+@pytest.mark.parametrize("changes", [[], FUSED], ids=["plain", "fused"])
+def test_throughput_rises_and_saturates(name: str, changes: list[str]) -> None:
+    rates = [step.tokens_per_s for step in steps(name, changes)]
+    # Beyond the size at which it saturates it may fall a little with the bandwidth of large buffers.
+    assert all(larger > 0.99 * smaller for smaller, larger in pairwise(rates))
+    assert rates[3] > 1.15 * rates[0]
+    assert rates[4] < 1.02 * rates[3]
+
+
+def test_on_mi355x_it_rises_clearly_where_the_roofline_hardly_does() -> None:
+    rates = [step.tokens_per_s for step in steps("mi355x", FUSED)]
+    bounds = [step.tokens_per_s for step in steps("mi355x", FUSED, ROOFLINE)]
+    assert all(larger > smaller for smaller, larger in pairwise(rates))
+    assert rates[3] > 1.8 * rates[0]
+    assert bounds[3] < 1.15 * bounds[0]
+    assert all(rate < bound for rate, bound in zip(rates, bounds, strict=True))
+
+
+def test_figures_of_the_page() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([\d,]+) \| (\d+)% \| ([\d,]+) \|$", PAGE.read_text(), re.MULTILINE)
+    projected, bounds = steps("mi355x", FUSED), steps("mi355x", FUSED, ROOFLINE)
+    assert [int(size) for size, *_ in rows] == list(SIZES)
+    for (_, rate, waiting, bound), step, least in zip(rows, projected, bounds, strict=True):
+        assert int(rate.replace(",", "")) == pytest.approx(step.tokens_per_s, rel=0.02)
+        assert int(waiting) == pytest.approx(100 * step.parts["launch"] / step.step_ns, abs=2)
+        assert int(bound.replace(",", "")) == pytest.approx(least.tokens_per_s, rel=0.02)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tracelens.devices.catalogue import device
-from tracelens.planner.block import Load, Sizes
+from tracelens.planner.block import Gemm, Load, Sizes
 from tracelens.planner.block.experts import expert_gemm, quantized
 from tracelens.planner.config.config import Config, override, preset
 from tracelens.planner.expected import flops, summary
 from tracelens.planner.memory.memory import worst
 from tracelens.planner.step_time.layers import Timer
-from tracelens.planner.step_time.machine import Machine
+from tracelens.planner.step_time.machine import ROOFLINE, Machine
 
 H200 = device("h200")
 
@@ -50,7 +52,15 @@ def test_loads_of_an_fp8_gemm() -> None:
     quantize, multiply, weight = expert_gemm(sizes, 10, 16, 32)
     assert quantize.forward == Load(0, 2 * (10 * 16 + 3 * 16 * 32) + operands.forward)
     assert multiply.backward[:2] == (2 * 10 * 16 * 32, operands.backward + 2 * 10 * 16)
-    assert (multiply.backward.dtype, weight.forward, weight.backward.dtype) == ("fp8", Load(), "")
+    assert (multiply.forward.dtype, multiply.backward.dtype) == ("fp8", "fp8")
+    assert (weight.forward, weight.backward.dtype) == (Load(), "")
+    # The kernels have all of the FLOPs, and the shapes of the GEMM and its two gradients.
+    kernels = [part.kernels for part in (multiply.forward, multiply.backward, weight.backward)]
+    gemms = [kernel for (kernel,) in kernels if isinstance(kernel, Gemm)]
+    assert [(kernel.k, kernel.n, kernel.kind) for kernel in gemms] == [
+        (16, 32, "output"), (32, 16, "output"), (16, 32, "weight"),
+    ]  # fmt: skip
+    assert [round(kernel.flops) for kernel in gemms] == [2 * 10 * 16 * 32] * 3
     (gemm,) = expert_gemm(Sizes(config(f"{bfloat16} fp8=off")), 10, 16, 32)
     for phase in ("forward", "backward"):
         in_parts = sum(getattr(part, phase).flops for part in (quantize, multiply, weight))
@@ -58,9 +68,23 @@ def test_loads_of_an_fp8_gemm() -> None:
 
 
 def test_the_rate_is_that_of_fp8() -> None:
-    timer = Timer(config("dtype=bfloat16 main_params=false"), H200, Machine(matrix_efficiency=0.5))
+    machine = replace(ROOFLINE, matrix_efficiency=0.5)
+    timer = Timer(config("dtype=bfloat16 main_params=false"), H200, machine)
     assert timer.nanoseconds(Load(10**12, 0, dtype="fp8")) == pytest.approx(1e21 / (1979e12 / 2))
     assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e21 / (989.4e12 / 2))
+
+
+def test_large_gemms_in_fp8_are_faster_by_size_too() -> None:
+    large = "dtype=bfloat16 hidden=4096 expert_ffn=4096 seq=4096 micro_batch=4"
+    share = Timer(config(large), H200, Machine()).share
+    times = {}
+    for value in ("off", "experts"):
+        timer = Timer(config(f"{large} fp8={value}"), H200, Machine())
+        times[value] = sum(
+            timer.nanoseconds(part.forward)
+            for part in expert_gemm(timer.share, 4 * share.tokens, 4096, 8192, 8)
+        )
+    assert 0.5 < times["experts"] / times["off"] < 0.9
 
 
 def test_operands_in_fp8_are_gone_when_their_gemm_is() -> None:

@@ -102,7 +102,7 @@ def _memory(values: dict[str, Any]) -> tuple[Result, str]:
 def _title(model: str, result: Result) -> str:
     """The peak; in decimal GB as well beside devices and charts, which use these."""
     most, tables = result.meta["worst_bytes"], result.tables
-    in_gb = "fits" in tables or result.meta["convention"] == "brief"
+    in_gb = "fits" in tables or result.meta["convention"] == "amd-guide"
     title = f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
     title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:

@@ -17,7 +17,7 @@ from typing import Any
 from tracelens.devices import Device
 from tracelens.planner.config import OPTIMISED, Config
 from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.brief import brief_stage
+from tracelens.planner.memory.amd_guide import guide_stage
 from tracelens.planner.memory.fits import Room, room
 from tracelens.planner.memory.stage import Stage, Stages
 from tracelens.planner.memory.tables import fits_table, memory_table, ranks_table
@@ -39,7 +39,7 @@ def memory(
         configs: one run, or several layouts by name.
         assumptions: beyond the configurations.
         devices: to check the fit on.
-        reserve: bytes of each device to keep free; None for 4 GiB, or with convention=brief for everything
+        reserve: bytes of each device to keep free; None for 4 GiB, or with framework=amd-guide for everything
             above the nameplate.
 
     Returns:
@@ -55,7 +55,7 @@ def memory(
     """
     named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
-    rooms = [(device, room(device, assumptions.convention, reserve)) for device in devices]
+    rooms = [(device, room(device, assumptions.framework, reserve)) for device in devices]
     tables = {"fits": fits_table(stages_of, rooms)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
     return Result(
@@ -66,7 +66,7 @@ def memory(
         skips=tuple(_skips(named.values(), assumptions, rooms)),
         meta={
             "layouts": list(stages_of),
-            "convention": assumptions.convention,
+            "framework": assumptions.framework,
             "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
             **_toggles(named.values(), assumptions),
         },
@@ -76,8 +76,8 @@ def memory(
 
 def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stage]:
     """Memory by pipeline rank, fullest first."""
-    if assumptions.convention == "brief":
-        return {0: brief_stage(config, assumptions)}
+    if assumptions.framework == "amd-guide":
+        return {0: guide_stage(config, assumptions)}
     ranks = Stages(config, assumptions)
     by_rank = {pp_rank: ranks.stage(pp_rank) for pp_rank in range(config.layout.pp)}
     return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
@@ -90,7 +90,7 @@ def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
 
 def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
     """Entries of meta on OPTIMISED toggles and what they would save."""
-    if assumptions.convention == "brief":
+    if assumptions.framework == "amd-guide":
         return {}
     plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
     first = next(iter(configs)).toggles
@@ -112,8 +112,8 @@ def _describe(config: Config) -> str:
 def _skips(
     configs: Collection[Config], assumptions: Assumptions, rooms: Sequence[tuple[Device, Room]]
 ) -> Iterator[Skip]:
-    if assumptions.convention == "brief":
-        yield Skip("pipeline ranks from 1 on", "convention=brief covers the first rank only")
+    if assumptions.framework == "amd-guide":
+        yield Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only")
     elif any(config.model.moe_layers for config in configs):
         yield Skip(
             "memory of other frameworks",

@@ -15,6 +15,7 @@ from tracelens.planner.memory import dense, layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight
 from tracelens.planner.memory.layer import Cost
+from tracelens.planner.memory.megatron import chunk_costs
 from tracelens.planner.memory.overlap import together
 from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.static import Static, static
@@ -172,6 +173,8 @@ class Stages:
         """The blocks of a chunk in order; blocks that are recomputed together count as one."""
         config, imbalance = self._layer_config, self.assumptions.imbalance
         is_first, is_last, layers = kind
+        if self.assumptions.framework == "megatron":
+            return chunk_costs(config, self.assumptions, kind)
         attention = layer.attention_block(config, self._kernel)
         costs = [layer.plain(layer.embedding_block(config))] if is_first else []
         for moe, recompute in layers:

@@ -106,7 +106,7 @@ class Tape:
 
     def __init__(self, component: str) -> None:
         self.component = component
-        self._ops: list[_Op] = []
+        self.ops: list[_Op] = []
 
     @contextmanager
     def part(self, component: str) -> Iterator[None]:
@@ -153,7 +153,7 @@ class Tape:
             of: tensor that the output is a view of.
             waits: whether it waits for other ranks, in forward and backward.
         """
-        now = len(self._ops)
+        now = len(self.ops)
         storage = Storage(size, self.component, now) if of is None else of.storage
         output = Value(size, storage)
         saved = [value.storage for value in saves]
@@ -169,7 +169,7 @@ class Tape:
         storage.last = now
         for kept_storage in saved:
             kept_storage.saved += 1
-        self._ops.append(
+        self.ops.append(
             _Op(
                 tuple(made), (output,), tuple(saved), scratch, tuple(inputs), gradient, weights,
                 backward_scratch, waits,
@@ -186,24 +186,24 @@ class Tape:
     def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
         """Parts of a tensor as views; their gradients are concatenated to a new tensor."""
         parts = [Value(size, x.storage) for size in sizes]
-        x.storage.last = len(self._ops)
-        self._ops.append(_Op((), tuple(parts), (), 0, (x,), "new", 0, 0))
+        x.storage.last = len(self.ops)
+        self.ops.append(_Op((), tuple(parts), (), 0, (x,), "new", 0, 0))
         return parts
 
     def unbind(self, sizes: Sequence[int]) -> list[Value]:
         """A parameter in parts, whose gradients are collected and stacked before they accumulate."""
         parts = [Value(size, Storage(0, self.component, -1)) for size in sizes]
-        self._ops.append(_Op((), tuple(parts), (), 0, (), "none", sum(sizes), 0))
+        self.ops.append(_Op((), tuple(parts), (), 0, (), "none", sum(sizes), 0))
         return parts
 
     def touch(self, *values: Value) -> None:
         """Keep these alive until the latest op has run."""
         for value in values:
-            value.storage.last = len(self._ops) - 1
+            value.storage.last = len(self.ops) - 1
 
     def block(self, x: Value, y: Value) -> Block:
         """Replay the ops from input to output."""
-        y.storage.last = len(self._ops)
+        y.storage.last = len(self.ops)
         kept: Held = {}
         for storage in self._kept(x):
             kept[storage.component] = kept.get(storage.component, 0) + storage.bytes
@@ -212,7 +212,7 @@ class Tape:
 
     def _kept(self, x: Value) -> list[Storage]:
         storages = {id(x.storage): x.storage}
-        for op in self._ops:
+        for op in self.ops:
             storages.update((id(storage), storage) for storage in op.saves)
         return list(storages.values())
 
@@ -220,7 +220,7 @@ class Tape:
         """Tensors are freed after their last reader, unless they are saved."""
         run = _Run({x.storage.component: x.bytes})
         ends: dict[int, list[Storage]] = {}
-        for number, op in enumerate(self._ops):
+        for number, op in enumerate(self.ops):
             for storage in op.made:
                 run.live += storage.bytes
                 if save and storage.saved:
@@ -238,7 +238,7 @@ class Tape:
         run = _Backward(kept)
         run.give(y, run.grant(y.bytes))
         run.note()
-        for op in reversed(self._ops):
+        for op in reversed(self.ops):
             run.op(op)
         return run.done()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tracelens.planner.config import Config, Layout, Model, Training
-from tracelens.planner.memory import Assumptions, Stages, brief_stage, static
+from tracelens.planner.memory import Assumptions, Stages, guide_stage, static
 
 
 def footprint(config: Config, assumptions: Assumptions) -> int:
@@ -14,8 +14,8 @@ def footprint(config: Config, assumptions: Assumptions) -> int:
 
     The first of several stages with equal layers has most in flight, so one of each kind is enough.
     """
-    if assumptions.convention == "brief":
-        return brief_stage(config, assumptions).total
+    if assumptions.framework == "amd-guide":
+        return guide_stage(config, assumptions).total
     stages = Stages(config, assumptions)
     return max(stages.stage(pp_rank).total for pp_rank in _first_of_each_kind(config))
 
@@ -28,7 +28,7 @@ def _static(model: Model, layout: Layout, training: Training, assumptions: Assum
 
 def at_least(config: Config, assumptions: Assumptions) -> int:
     """A cheap lower bound of `footprint`, which many runs share; 0 for none."""
-    if assumptions.convention == "brief":
+    if assumptions.framework == "amd-guide":
         return 0
     # Data- and context-parallel ranks hold the same parameters.
     layout = replace(config.layout, cp=1)

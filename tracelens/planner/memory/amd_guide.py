@@ -21,7 +21,7 @@ LOGIT = 6
 """Bytes per element."""
 
 
-def brief_stage(config: Config, assumptions: Assumptions) -> Stage:
+def guide_stage(config: Config, assumptions: Assumptions) -> Stage:
     """The first pipeline rank by this convention; raises TracelensError for what the charts do not cover."""
     _check(config, assumptions)
     layout = config.layout
@@ -36,8 +36,8 @@ def _check(config: Config, assumptions: Assumptions) -> None:
     model, training, defaults = config.model, config.training, Assumptions()
     if model.attention != "gqa" or model.dense_layers:
         raise TracelensError(
-            "convention=brief supports only models with grouped-query attention and without dense layers: "
-            "use convention=exact"
+            "framework=amd-guide supports only models with grouped-query attention and without dense layers: "
+            "use framework=workload"
         )
     unsupported = {
         "tensor parallelism": config.layout.tp > 1,
@@ -51,7 +51,7 @@ def _check(config: Config, assumptions: Assumptions) -> None:
     }
     if present := [name for name, is_set in unsupported.items() if is_set]:
         raise TracelensError(
-            f"convention=brief does not support {present[0]}: leave it out, or use convention=exact"
+            f"framework=amd-guide does not support {present[0]}: leave it out, or use framework=workload"
         )
 
 

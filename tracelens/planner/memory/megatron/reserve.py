@@ -1,0 +1,60 @@
+"""Bytes that the allocator of a pipeline rank reserves, by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tracelens.planner.config import Config
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.flight import round_size, warm_up
+from tracelens.planner.memory.megatron.allocator import Allocator
+from tracelens.planner.memory.megatron.chunks import ChunkKind, chunk_segments
+from tracelens.planner.memory.megatron.steps import run, schedule
+
+STATE_PIECES = 8
+"""Tensors of optimizer states and main parameters per layer."""
+TURNS = 3
+"""Turns of a rank with all its chunks in flight, after which every turn is alike."""
+
+
+def simulated(
+    config: Config,
+    layer_config: Config,
+    assumptions: Assumptions,
+    pp_rank: int,
+    kinds: Sequence[ChunkKind],
+    permanent: Mapping[str, int],
+    stream_bytes: int,
+    capacity: int | None = None,
+) -> Allocator:
+    """The allocator after two steps; raises OutOfMemory if it does not get by with the capacity.
+
+    Args:
+        config: of the run.
+        layer_config: reduced to what its layers depend on.
+        assumptions: beyond the configuration.
+        pp_rank: pipeline rank.
+        kinds: its chunks.
+        permanent: its model state and other memory between steps, by component.
+        stream_bytes: of an activation between stages.
+        capacity: bytes that the allocator may reserve; None for any number.
+    """
+    allocator = Allocator(capacity)
+    chunks = [chunk_segments(layer_config, assumptions, kind) for kind in kinds]
+    group, first = round_size(config), warm_up(config, pp_rank, assumptions.overlap)
+    layers = sum(len(kind[2]) for kind in kinds)
+    forwards = min(config.training.micro_batches * len(kinds), first + TURNS * group * len(kinds))
+    forwards -= forwards % (group * len(kinds))
+    main, states = permanent.get("main_parameters", 0), permanent["optimizer"]
+    whole = [size for name, size in permanent.items() if name not in ("main_parameters", "optimizer")]
+    run(
+        allocator, chunks, list(schedule(forwards, min(first, forwards), len(kinds), group)),
+        [*whole, *_pieces(main, layers)], _pieces(states, 2 * layers), stream_bytes,
+        (kinds[0][0], kinds[-1][1]),
+    )  # fmt: skip
+    return allocator
+
+
+def _pieces(size: int, layers: int) -> list[int]:
+    count = STATE_PIECES * max(1, layers)
+    return [size // count] * count

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.session.memory import (
-    Convention,
+    Accumulation,
+    Framework,
+    Layers,
+    States,
     Devices,
     Optimizer,
     Precision,
@@ -53,7 +56,9 @@ def search_layouts(
     seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
     optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
     imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
-    convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10,
+    framework: Framework = "megatron", layers: Layers = "transformer-engine",
+    gradient_accumulation: Accumulation = "fused", states: States = "float32", main: States = "float32",
+    reserve_gib: float | None = None, top: int = 10,
 ) -> Result:  # fmt: skip
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 
@@ -79,7 +84,11 @@ def search_layouts(
         imbalance: see there, a ratio.
         overlap: see there.
         stage_buffers: see there.
-        convention: see there.
+        framework: see there.
+        layers: see there.
+        gradient_accumulation: see there.
+        states: see there.
+        main: see there.
         reserve_gib: see there.
         top: layouts to show per device.
 
@@ -93,8 +102,9 @@ def search_layouts(
     from tracelens.planner.search import search
 
     assumptions = Assumptions(
-        convention, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
-        stage_buffers=stage_buffers,
+        framework, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
+        stage_buffers=stage_buffers, layers=layers, gradient_accumulation=gradient_accumulation,
+        states=states, main=main,
     )  # fmt: skip
     settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}

@@ -20,6 +20,7 @@ GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
 _SEARCH_ONLY = ("global_batch", "assume", "top")
+_MEGATRON_ONLY = ("layers", "gradient_accumulation", "states", "main")
 
 
 def memory(
@@ -45,7 +46,11 @@ def memory(
     device: options.Devices = None,
     device_file: options.DeviceFiles = None,
     reserve: options.Reserve = None,
-    convention: options.Convention = options.ConventionChoice.exact,
+    framework: options.Framework = options.FrameworkChoice.megatron,
+    layers: options.Layers = options.LayersChoice.transformer_engine,
+    gradient_accumulation: options.Accumulation = options.AccumulationChoice.fused,
+    states: options.States = options.StatesChoice.float32,
+    main: options.Main = options.StatesChoice.float32,
     assignments: options.Assignments = None,
     search: options.Search = False,
     global_batch: options.GlobalBatch = None,
@@ -56,13 +61,13 @@ def memory(
 ) -> None:
     """Peak memory per GPU in a training step, by component and pipeline rank.
 
-    Activations are those of torch's ops, unless --optimised or --set select fused kernels.
+    Expert by expert and without fused permutation, router and loss, unless --optimised or --set select them.
 
     Examples:
         tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
         tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
             --device mi300x --device mi355x
-        tracelens project memory --model moe_1t --gpus 768 --convention brief --device mi300x
+        tracelens project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x
             --layout 'pp=24 ep=8 vpp=4' --layout 'pp=48 ep=8 vpp=2' -o memory.html
         tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
@@ -102,7 +107,7 @@ def _memory(values: dict[str, Any]) -> tuple[Result, str]:
 def _title(model: str, result: Result) -> str:
     """The peak; in decimal GB as well beside devices and charts, which use these."""
     most, tables = result.meta["worst_bytes"], result.tables
-    in_gb = "fits" in tables or result.meta["convention"] == "amd-guide"
+    in_gb = "fits" in tables or result.meta["framework"] == "amd-guide"
     title = f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
     title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:
@@ -144,7 +149,7 @@ def _search(values: dict[str, Any]) -> tuple[Result, str]:
 
 def _shared(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of both a projection and a search."""
-    choices = ("precision", "optimizer", "stage_buffers", "convention")
+    choices = ("precision", "optimizer", "stage_buffers", "framework", *_MEGATRON_ONLY)
     return {
         **{name: values[name] for name in ("optimised", "imbalance", "overlap", "seq")},
         **{name: values[name] and values[name].value for name in choices},

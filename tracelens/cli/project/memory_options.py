@@ -34,14 +34,36 @@ class StageBuffersChoice(StrEnum):
     all = "all"
 
 
-class ConventionChoice(StrEnum):
-    """Values of --convention."""
+class FrameworkChoice(StrEnum):
+    """Values of --framework."""
 
-    exact = "exact"
-    brief = "brief"
+    megatron = "megatron"
+    workload = "workload"
+    amd_guide = "amd-guide"
 
 
-LAYOUT, TRAINING, FIT, SEARCH = "Layout", "Training", "Fit", "Search"
+class LayersChoice(StrEnum):
+    """Values of --layers."""
+
+    transformer_engine = "transformer-engine"
+    local = "local"
+
+
+class AccumulationChoice(StrEnum):
+    """Values of --gradient-accumulation."""
+
+    fused = "fused"
+    separate = "separate"
+
+
+class StatesChoice(StrEnum):
+    """Values of --states and --main."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+LAYOUT, TRAINING, MEGATRON, FIT, SEARCH = "Layout", "Training", "Megatron-core", "Fit", "Search"
 FILE_OR_1 = "as in the model file, or 1"
 
 
@@ -112,7 +134,7 @@ Recompute = Annotated[
     str | None,
     _option(
         "Recompute in the backward pass: none, attention (of each layer), full (each layer), or layers as in "
-        "0,1,2. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
+        "0,1,2; in Megatron-core also moe, moe_act or mla_up_proj. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
         TRAINING,
         metavar="LAYERS",
     ),
@@ -127,7 +149,7 @@ PrecisionOption = Annotated[
         "bf16 keeps main parameters and optimizer states in float32, bf16-fp32-gradients gradients as well; "
         "bf16-no-main keeps all in bfloat16.",
         TRAINING,
-        show_default="as in the model",
+        show_default="as in the model; in Megatron-core bf16-fp32-gradients",
     ),
 ]
 Optimised = Annotated[
@@ -173,17 +195,42 @@ Reserve = Annotated[
         "GiB of each device to keep free for the driver and communication contexts.",
         FIT,
         metavar="GIB",
-        show_default="4; with --convention brief, all above the nameplate",
+        show_default="4; with --framework amd-guide, all above the nameplate",
     ),
 ]
-Convention = Annotated[
-    ConventionChoice,
+Framework = Annotated[
+    FrameworkChoice,
     _option(
-        "Count every tensor of the reference workload (exact), or as the two memory charts of AMD's MoE "
-        "training guide do (brief).",
+        "What to count: Megatron-core's tensors and what its allocator reserves (megatron), the tensors of the "
+        "reference workload (workload), or as the two memory charts of AMD's MoE training guide do (amd-guide).",
         TRAINING,
         show_default=True,
     ),
+]
+Layers = Annotated[
+    LayersChoice,
+    _option("Transformer Engine's layers, or Megatron-core's own (local).", MEGATRON, show_default=True),
+]
+Accumulation = Annotated[
+    AccumulationChoice,
+    _option(
+        "Accumulate weight gradients in their GEMM (fused), or from a tensor of their own (separate), as without "
+        "--gradient-accumulation-fusion and in local layers.",
+        MEGATRON,
+        show_default=True,
+    ),
+]
+States = Annotated[
+    StatesChoice,
+    _option(
+        "Type of the optimizer states; bfloat16 as with --use-precision-aware-optimizer.",
+        MEGATRON,
+        show_default=True,
+    ),
+]
+Main = Annotated[
+    StatesChoice,
+    _option("Type of the main parameters, likewise.", MEGATRON, show_default=True),
 ]
 Assignments = Annotated[
     list[str] | None,

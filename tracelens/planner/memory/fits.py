@@ -40,7 +40,7 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
 
     Args:
         device: with its nameplate memory.
-        convention: "brief" compares with the nameplate: by default everything above it is reserve.
+        framework: "amd-guide" compares with the nameplate: by default everything above it is reserve.
         reserve: bytes to keep free instead of the default.
 
     Raises:

@@ -148,7 +148,7 @@ def _sizes(question: Question, config: Config, space: Space, rooms: Collection[i
     sizes: Sizes = []
     bound = at_least(config, question.memory)
     if question.memory.framework == "amd-guide" and not space.recompute:
-        # The convention does not cover recomputation.
+        # The guide does not cover recomputation.
         space = replace(space, recompute=(NONE,))
     for candidate in variants(config, space):
         if bound > max(rooms):

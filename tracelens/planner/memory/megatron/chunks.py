@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracelens.planner.config import Config
@@ -32,14 +33,23 @@ def chunk_costs(config: Config, assumptions: Assumptions, kind: ChunkKind) -> li
     return costs
 
 
-def chunk_segments(config: Config, assumptions: Assumptions, kind: ChunkKind) -> list[Segment]:
-    """Their allocations, in order."""
-    return [
-        Segment(
-            tuple(block_program(name, config, settings, assumptions.imbalance) for name in names), bool(component)
+def chunk_segments(
+    config: Config, assumptions: Assumptions, kind: ChunkKind, ratios: Sequence[float] = (1.0,)
+) -> list[list[Segment]]:
+    """Their allocations, in order; of each the variants in which its experts get these ratios of their rows."""
+    made = []
+    for names, settings, component in _parts(config, assumptions, kind):
+        routed = any(name.startswith("moe") for name in names)
+        made.append(
+            [
+                Segment(
+                    tuple(block_program(name, config, settings, assumptions.imbalance * ratio) for name in names),
+                    bool(component),
+                )
+                for ratio in (ratios if routed else (1.0,))
+            ]
         )
-        for names, settings, component in _parts(config, assumptions, kind)
-    ]
+    return made
 
 
 def _parts(config: Config, assumptions: Assumptions, kind: ChunkKind) -> list[_Part]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracelens.planner.config import Config
+from tracelens.errors import TracelensError
+from tracelens.planner.config import STATIC, Config
 from tracelens.planner.memory.assumptions import Assumptions
 
 
@@ -35,6 +36,20 @@ class Settings:
     loss: bool = False
     shared_overlap: bool = False
     recompute: str = ""
+
+
+def check(config: Config) -> None:
+    """Raises TracelensError for toggles that Megatron-core does not have."""
+    toggles = config.toggles
+    absent = {
+        f"dispatch={toggles.dispatch}": toggles.dispatch in ("allgather", "dedup"),
+        "experts=multistream": toggles.experts == "multistream",
+        "sync_free=3": toggles.sync_free == STATIC,
+    }
+    if missing := [name for name, is_set in absent.items() if is_set]:
+        raise TracelensError(
+            f"framework=megatron does not support {missing[0]}: leave it out, or use framework=workload"
+        )
 
 
 def settings_of(config: Config, assumptions: Assumptions, recompute: str = "") -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import NamedTuple
 
 from tracelens.planner.memory.megatron.allocator import Allocator, Block
@@ -87,7 +88,7 @@ def _started(tensor: int, block: Block | None) -> dict[int, Block]:
 
 def run(
     allocator: Allocator,
-    chunks: Sequence[Sequence[Segment]],
+    chunks: Sequence[Sequence[Sequence[Segment]]],
     order: Sequence[tuple[bool, int]],
     model_state: Sequence[int],
     states: Sequence[int],
@@ -99,13 +100,14 @@ def run(
 
     Args:
         allocator: to run on.
-        chunks: of this rank, in order.
+        chunks: of this rank, in order: the variants of each of their segments.
         order: forwards (True) and backwards (False) of a step, with their chunk.
         model_state: bytes of parameters, gradients and main parameters, by tensor.
         states: bytes of optimizer states, by tensor.
         stream_bytes: of an activation between stages.
         ends: whether the first chunk has no sender, and the last no receiver.
     """
+    pick = Random(0).randrange
     for size in model_state:
         allocator.malloc(size)
     for step in range(steps):
@@ -113,7 +115,7 @@ def run(
         for is_forward, chunk in order:
             if is_forward:
                 is_first = ends[0] and chunk == 0
-                made = Pass(allocator, chunks[chunk])
+                made = Pass(allocator, [variants[pick(len(variants))] for variants in chunks[chunk]])
                 output = made.forward(None if is_first else allocator.malloc(stream_bytes))
                 waiting[chunk].append(made)
             else:

@@ -25,7 +25,7 @@ def test_the_published_choices_come_out(capfd: pytest.CaptureFixture[str]) -> No
     }
     for model, expected in best.items():
         asked = ["--model", model, "--gpus", "768", "--device", "mi300x", "--device", "mi355x"]
-        assert run_cli([*SEARCH, *asked, "--convention", "brief", *SIX, "--json"]) == 0
+        assert run_cli([*SEARCH, *asked, "--framework", "amd-guide", *SIX, "--json"]) == 0
         out, err = capfd.readouterr()
         assert err == ""
         assert json.loads(out)["meta"]["best"] == expected
@@ -76,7 +76,7 @@ def test_assumptions_can_be_changed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_fields_of_the_run_count(capfd: pytest.CaptureFixture[str]) -> None:
     narrow = ["--pp", "1", "--ep", "8", "--tp", "1", "--cp", "1", "--json"]
     found = []
-    for more in ([], ["--set", "dispatch=dedup", "--set", "loss=fused", "--precision", "bf16-no-main"]):
+    for more in ([], ["--set", "dispatch=deepep", "--set", "loss=fused", "--precision", "bf16-no-main"]):
         assert run_cli([*SMALL, *narrow, *more]) == 0
         found.append(json.loads(capfd.readouterr().out)["tables"]["layouts"][0])
     assert found[1]["step_ns"] < found[0]["step_ns"]

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.session.memory import (
-    Accumulation,
-    Framework,
-    Layers,
-    States,
     Devices,
+    Framework,
     Optimizer,
     Precision,
     StageBuffers,
     assignments,
     gradients,
+    megatron_options,
     reserved,
     resolved,
     texts,
@@ -56,9 +54,8 @@ def search_layouts(
     seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
     optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
     imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
-    framework: Framework = "megatron", layers: Layers = "transformer-engine",
-    gradient_accumulation: Accumulation = "fused", states: States = "float32", main: States = "float32",
-    reserve_gib: float | None = None, top: int = 10,
+    framework: Framework = "megatron", megatron: str | Sequence[str] = (), reserve_gib: float | None = None,
+    top: int = 10,
 ) -> Result:  # fmt: skip
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 
@@ -85,10 +82,7 @@ def search_layouts(
         overlap: see there.
         stage_buffers: see there.
         framework: see there.
-        layers: see there.
-        gradient_accumulation: see there.
-        states: see there.
-        main: see there.
+        megatron: see there.
         reserve_gib: see there.
         top: layouts to show per device.
 
@@ -103,8 +97,7 @@ def search_layouts(
 
     assumptions = Assumptions(
         framework, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
-        stage_buffers=stage_buffers, layers=layers, gradient_accumulation=gradient_accumulation,
-        states=states, main=main,
+        stage_buffers=stage_buffers, **megatron_options(megatron),
     )  # fmt: skip
     settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}

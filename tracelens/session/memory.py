@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Options to fields of a configuration, where they differ."""
 
+MEGATRON = {
+    "layers": "transformer-engine, or local (Megatron-core's own)",
+    "gradient_accumulation": "of weight gradients: fused into their GEMM, or separate",
+    "states": "type of the optimizer states: float32, or bfloat16",
+    "main": "type of the main parameters: float32, or bfloat16",
+}
+"""Options of Megatron-core, and their values; the first is the default."""
+
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Precision = Literal["bf16", "bf16-fp32-gradients", "bf16-no-main", "fp32"]
 Optimizer = Literal["adamw", "momentum", "sgd"]
 StageBuffers = Literal["all", "in_flight"]
 Framework = Literal["megatron", "workload", "amd-guide"]
-Layers = Literal["transformer-engine", "local"]
-Accumulation = Literal["fused", "separate"]
-States = Literal["float32", "bfloat16"]
 
 
 def project_memory(
@@ -34,8 +39,7 @@ def project_memory(
     settings: str | Sequence[str] = (), recompute: str | None = None, optimised: bool = False,
     precision: Precision | None = None, optimizer: Optimizer = "adamw", imbalance: float = 1.0,
     overlap: bool = False, stage_buffers: StageBuffers = "in_flight", framework: Framework = "megatron",
-    layers: Layers = "transformer-engine", gradient_accumulation: Accumulation = "fused",
-    states: States = "float32", main: States = "float32",
+    megatron: str | Sequence[str] = (),
     devices: Devices = (), reserve_gib: float | None = None,
 ) -> Result:  # fmt: skip
     """Memory per GPU at the peak of a training step, by component and pipeline rank.
@@ -64,10 +68,7 @@ def project_memory(
             "all" micro-batches of a step.
         framework: "megatron", Megatron-core with the memory that its allocator reserves; "workload", the
             reference workload; "amd-guide", as in the memory charts of AMD's MoE training guide.
-        layers: of Megatron-core: "transformer-engine", or its own ("local").
-        gradient_accumulation: of weight gradients in Megatron-core: "fused" into their GEMM, or "separate".
-        states: type of the optimizer states in Megatron-core.
-        main: type of its main parameters.
+        megatron: options of Megatron-core, each like "states=bfloat16"; see MEGATRON.
         devices: to check the fit on: names, TOML files (.toml or a Path) or devices.
         reserve_gib: to keep free on each device; 4 by default.
 
@@ -84,11 +85,18 @@ def project_memory(
     policy, recomputed = recomputation(recompute)
     assumptions = Assumptions(
         framework, optimizer, gradients(precision), recompute=policy, imbalance=imbalance, overlap=overlap,
-        stage_buffers=stage_buffers, layers=layers, gradient_accumulation=gradient_accumulation,
-        states=states, main=main,
+        stage_buffers=stage_buffers, **megatron_options(megatron),
     )  # fmt: skip
     runs = configs(model, [*fields, *recomputed, *texts(settings)], texts(layouts))
     return memory(runs, assumptions, resolved(devices), reserved(reserve_gib))
+
+
+def megatron_options(options: str | Sequence[str]) -> dict[str, Any]:
+    """Texts `name=value` as fields of the assumptions; raises TracelensError for an unknown name."""
+    pairs = [text.partition("=")[::2] for text in texts(options)]
+    if unknown := [name for name, _ in pairs if name not in MEGATRON]:
+        raise TracelensError(f"--megatron takes {', '.join(MEGATRON)}, not {unknown[0]!r}")
+    return dict(pairs)
 
 
 def texts(values: str | Sequence[str]) -> list[str]:
@@ -133,7 +141,10 @@ def recomputation(text: str | None) -> tuple[Any, list[str]]:
         return text, []
     if all(part.strip().isdigit() for part in text.split(",")):
         return "layers", [f"recompute_layer_ids={text}"]
-    raise TracelensError(f"--recompute is none, attention, full, moe, moe_act, mla_up_proj, or layers as in 0,1,2, not {text!r}")
+    raise TracelensError(
+        "--recompute is none, attention, full, moe, moe_act, mla_up_proj, or layers as in 0,1,2, "
+        f"not {text!r}"
+    )
 
 
 def configs(model: str | Config, fields: Sequence[str], layouts: Sequence[str]) -> Config | dict[str, Config]:

@@ -1,4 +1,4 @@
-"""The projection of Megatron-core against its peaks on a GPU, and what it predicted before they were measured."""
+"""The projection of Megatron-core against its peaks on a GPU, which it predicted."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ GB = 1e9
 
 _SIZES = ("pp", "vpp", "ep", "cp", "tp")
 _SEARCH_ONLY = ("global_batch", "assume", "top")
-_MEGATRON_ONLY = ("layers", "gradient_accumulation", "states", "main")
 
 
 def memory(
@@ -47,10 +46,7 @@ def memory(
     device_file: options.DeviceFiles = None,
     reserve: options.Reserve = None,
     framework: options.Framework = options.FrameworkChoice.megatron,
-    layers: options.Layers = options.LayersChoice.transformer_engine,
-    gradient_accumulation: options.Accumulation = options.AccumulationChoice.fused,
-    states: options.States = options.StatesChoice.float32,
-    main: options.Main = options.StatesChoice.float32,
+    megatron: options.Megatron = None,
     assignments: options.Assignments = None,
     search: options.Search = False,
     global_batch: options.GlobalBatch = None,
@@ -149,11 +145,12 @@ def _search(values: dict[str, Any]) -> tuple[Result, str]:
 
 def _shared(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of both a projection and a search."""
-    choices = ("precision", "optimizer", "stage_buffers", "framework", *_MEGATRON_ONLY)
+    choices = ("precision", "optimizer", "stage_buffers", "framework")
     return {
         **{name: values[name] for name in ("optimised", "imbalance", "overlap", "seq")},
         **{name: values[name] and values[name].value for name in choices},
         "devices": [*(values["device"] or ()), *map(Path, values["device_file"] or ())],
         "layouts": values["layout"] or (),
+        "megatron": values["megatron"] or (),
         "reserve_gib": values["reserve"],
     }

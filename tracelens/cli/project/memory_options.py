@@ -42,28 +42,7 @@ class FrameworkChoice(StrEnum):
     amd_guide = "amd-guide"
 
 
-class LayersChoice(StrEnum):
-    """Values of --layers."""
-
-    transformer_engine = "transformer-engine"
-    local = "local"
-
-
-class AccumulationChoice(StrEnum):
-    """Values of --gradient-accumulation."""
-
-    fused = "fused"
-    separate = "separate"
-
-
-class StatesChoice(StrEnum):
-    """Values of --states and --main."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-LAYOUT, TRAINING, MEGATRON, FIT, SEARCH = "Layout", "Training", "Megatron-core", "Fit", "Search"
+LAYOUT, TRAINING, FIT, SEARCH = "Layout", "Training", "Fit", "Search"
 FILE_OR_1 = "as in the model file, or 1"
 
 
@@ -134,7 +113,8 @@ Recompute = Annotated[
     str | None,
     _option(
         "Recompute in the backward pass: none, attention (of each layer), full (each layer), or layers as in "
-        "0,1,2; in Megatron-core also moe, moe_act or mla_up_proj. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
+        "0,1,2; in Megatron-core also moe, moe_act or mla_up_proj. With --search, what to try: none, full, "
+        "or a number of layers per chunk, as in none,2,full.",
         TRAINING,
         metavar="LAYERS",
     ),
@@ -201,36 +181,22 @@ Reserve = Annotated[
 Framework = Annotated[
     FrameworkChoice,
     _option(
-        "What to count: Megatron-core's tensors and what its allocator reserves (megatron), the tensors of the "
-        "reference workload (workload), or as the two memory charts of AMD's MoE training guide do (amd-guide).",
+        "What to count: Megatron-core's tensors and what its allocator reserves (megatron), the tensors of "
+        "the reference workload (workload), or as the two memory charts of AMD's MoE training guide do "
+        "(amd-guide).",
         TRAINING,
         show_default=True,
     ),
 ]
-Layers = Annotated[
-    LayersChoice,
-    _option("Transformer Engine's layers, or Megatron-core's own (local).", MEGATRON, show_default=True),
-]
-Accumulation = Annotated[
-    AccumulationChoice,
+Megatron = Annotated[
+    list[str] | None,
     _option(
-        "Accumulate weight gradients in their GEMM (fused), or from a tensor of their own (separate), as without "
-        "--gradient-accumulation-fusion and in local layers.",
-        MEGATRON,
-        show_default=True,
+        "An option of Megatron-core: layers=local (without Transformer Engine), "
+        "gradient_accumulation=separate, states=bfloat16 or main=bfloat16 (precision-aware optimizer). "
+        "Repeatable.",
+        TRAINING,
+        metavar="NAME=VALUE",
     ),
-]
-States = Annotated[
-    StatesChoice,
-    _option(
-        "Type of the optimizer states; bfloat16 as with --use-precision-aware-optimizer.",
-        MEGATRON,
-        show_default=True,
-    ),
-]
-Main = Annotated[
-    StatesChoice,
-    _option("Type of the main parameters, likewise.", MEGATRON, show_default=True),
 ]
 Assignments = Annotated[
     list[str] | None,

@@ -4,12 +4,18 @@ They show the first pipeline rank of models with grouped-query attention and no 
 only its key and value parameters, the router none; optimizer states are sharded over the ranks with the same
 experts; main parameters take 2 bytes. Activations exclude the shared expert and those saved by the experts'
 activation function; logits count on the first rank, 6 bytes each.
+
+Other models by the same rules. Latent attention: the parameters from the stream to keys and values count;
+activations are queries, keys and values of all heads, and the input of the output projection. A dense layer
+is an expert of its own width that every token goes to.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config
+from tracelens.planner.config import Config, Model
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import warm_up
 from tracelens.planner.memory.stage import Stage
@@ -22,23 +28,20 @@ LOGIT = 6
 
 
 def guide_stage(config: Config, assumptions: Assumptions) -> Stage:
-    """The first pipeline rank by this convention; raises TracelensError for what the charts do not cover."""
+    """The first pipeline rank by these rules; raises TracelensError for what the charts do not cover."""
     _check(config, assumptions)
     layout = config.layout
     chunks = layout.chunks(config.model.layers)[:: layout.pp]
     in_flight = warm_up(config, 0, assumptions.overlap)
-    held = _static(config, sum(map(len, chunks))) | _activations(config, in_flight, max(map(len, chunks)))
+    held = _static(config, [layer for chunk in chunks for layer in chunk]) | _activations(
+        config, in_flight, chunks
+    )
     total_bytes = sum(held.values())
     return Stage(0, held, "all", {"all": total_bytes}, in_flight)
 
 
 def _check(config: Config, assumptions: Assumptions) -> None:
-    model, training, defaults = config.model, config.training, Assumptions()
-    if model.attention != "gqa" or model.dense_layers:
-        raise TracelensError(
-            "framework=amd-guide supports only models with grouped-query attention and without dense layers: "
-            "use framework=workload"
-        )
+    training, defaults = config.training, Assumptions()
     unsupported = {
         "tensor parallelism": config.layout.tp > 1,
         "recomputation": assumptions.recompute not in ("layers", "none")
@@ -46,21 +49,27 @@ def _check(config: Config, assumptions: Assumptions) -> None:
         "another precision": training.dtype != "bfloat16" or not training.main_params,
         **{
             f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(defaults, name)
-            for name in ("optimizer", "gradients", "sharding", "imbalance")
+            for name in ("optimizer", "sharding", "imbalance")
         },
+        "gradients=float32": assumptions.gradients == "float32",
     }
     if present := [name for name, is_set in unsupported.items() if is_set]:
         raise TracelensError(
-            f"framework=amd-guide does not support {present[0]}: leave it out, or use framework=workload"
+            f"framework=amd-guide does not support {present[0]}: leave it out, or use framework=megatron"
         )
 
 
-def _static(config: Config, layers: int) -> Held:
+def _static(config: Config, layers: Sequence[int]) -> Held:
     model, layout = config.model, config.layout
     H, ranks = model.hidden, layout.experts_over
-    attention = 2 * H * model.kv_groups * model.head_dim
+    moe = sum(layer >= model.dense_layers for layer in layers)
     experts = 3 * H * model.expert_ffn * model.experts_count // ranks
-    count = layers * (attention + experts + 3 * H * model.shared_ffn) + model.vocab * H
+    count = (
+        len(layers) * _key_value_parameters(model)
+        + moe * (experts + 3 * H * model.shared_ffn)
+        + (len(layers) - moe) * 3 * H * model.dense_ffn
+        + model.vocab * H
+    )
     replicas = layout.stage_ranks // ranks
     return {
         "parameters": WEIGHT * count,
@@ -70,15 +79,28 @@ def _static(config: Config, layers: int) -> Held:
     }
 
 
-def _activations(config: Config, in_flight: int, layers: int) -> Held:
+def _key_value_parameters(model: Model) -> int:
+    if model.attention == "gqa":
+        return 2 * model.hidden * model.kv_groups * model.head_dim
+    down = model.hidden * (model.kv_lora + model.rope_dim)
+    return down + model.kv_lora * model.heads * (model.qk_dim + model.v_dim)
+
+
+def _activations(config: Config, in_flight: int, chunks: Sequence[range]) -> Held:
     model, T, H = config.model, config.tokens, config.model.hidden
-    per_width = in_flight * layers * ACTIVATION * T
-    heads = (model.heads + 2 * model.kv_groups) * model.head_dim
-    return {
-        "activations.attention": per_width * (heads + H),
-        "activations.norms": per_width * 2 * H,
-        "activations.router": per_width * H,
-        "activations.experts": per_width * model.top_k * (H + 3 * model.expert_ffn),
+    # As if every chunk in flight were the largest.
+    layers = max(chunks, key=len)
+    per_width = in_flight * ACTIVATION * T
+    keys = model.kv_groups if model.attention == "gqa" else model.heads
+    heads = model.heads * model.query_dim + keys * (model.query_dim + model.value_dim)
+    moe = sum(layer >= model.dense_layers for layer in layers)
+    held = {
+        "activations.attention": per_width * len(layers) * (heads + H),
+        "activations.norms": per_width * len(layers) * 2 * H,
+        "activations.router": per_width * moe * H,
+        "activations.experts": per_width * moe * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.mlp": per_width * (len(layers) - moe) * (H + 3 * model.dense_ffn),
         "activations.embedding": ACTIVATION * T * H,
         "loss": LOGIT * T * model.vocab,
     }
+    return {name: size for name, size in held.items() if size}

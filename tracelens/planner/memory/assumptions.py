@@ -34,8 +34,8 @@ class Assumptions:
     """The defaults describe the reference workload, except for `stage_buffers`.
 
     Attributes:
-        framework: "workload", every tensor of the reference workload; "megatron", of Megatron-core; "amd-guide",
-            as in the two memory charts of AMD's MoE training guide.
+        framework: "workload", every tensor of the reference workload; "megatron", those of Megatron-core;
+            "amd-guide", as in the two memory charts of AMD's MoE training guide.
         optimizer: determines the states per parameter, see STATES.
         gradients: type in which gradients accumulate: that of the parameters, or float32; "auto" is float32
             in Megatron-core, else that of the parameters.

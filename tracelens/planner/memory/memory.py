@@ -16,8 +16,8 @@ from typing import Any
 
 from tracelens.devices import Device
 from tracelens.planner.config import OPTIMISED, Config
-from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.amd_guide import guide_stage
+from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.fits import Room, room
 from tracelens.planner.memory.megatron import OutOfMemory
 from tracelens.planner.memory.stage import Stage, Stages
@@ -89,7 +89,7 @@ def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stag
         return {0: guide_stage(config, assumptions)}
     ranks = Stages(config, assumptions)
     by_rank = {pp_rank: ranks.stage(pp_rank) for pp_rank in range(config.layout.pp)}
-    by_rank = dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
+    by_rank = _fullest_first(by_rank)
     if assumptions.framework != "megatron" or config.toggles.overlap_exchange != "off":
         return by_rank
     fullest, *others = by_rank.values()
@@ -97,11 +97,15 @@ def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stag
     share = (simulated.total - fullest.total) / max(1, fullest.total - fullest.moments["between"])
     idle = [round(share * (stage.total - stage.moments["between"])) for stage in others]
     reserved = [simulated, *(stage.with_idle(size) for stage, size in zip(others, idle, strict=True))]
-    return dict(zip(by_rank, reserved, strict=True))
+    return _fullest_first(dict(zip(by_rank, reserved, strict=True)))
+
+
+def _fullest_first(by_rank: Mapping[int, Stage]) -> dict[int, Stage]:
+    return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
 
 
 def _needed(config: Config, assumptions: Assumptions, stage: Stage, usable: int) -> int:
-    """Bytes of the fullest rank on a device; an allocator without room returns idle segments before it fails."""
+    """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
     if assumptions.framework != "megatron" or stage.total <= usable:
         return stage.total
     try:
@@ -149,7 +153,7 @@ def _skips(
     elif assumptions.framework == "workload" and any(config.model.moe_layers for config in configs):
         yield Skip(
             "memory of other frameworks",
-            "counts what the reference workload's ops save; --framework megatron counts those of Megatron-core",
+            "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
         )
     if any(config.toggles.dispatch == "deepep" for config in configs):
         yield Skip("buffers of DeepEP", "not counted: the library allocates them from the driver")

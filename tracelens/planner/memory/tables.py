@@ -126,7 +126,7 @@ def fits_table(
     rooms: Sequence[tuple[Device, Room]],
     needed_of: Callable[[str, int], int],
 ) -> Table:
-    """FITS of all layouts on all devices; `needed_of` tells the bytes of a layout where so many are usable."""
+    """FITS of all layouts on all devices; `needed_of`: bytes of a layout where so many are usable."""
     rows = []
     for layout in stages_of:
         for device, room in rooms:

@@ -9,12 +9,11 @@ from operator import attrgetter
 from tracelens.planner.config import Config, Layout, Model, Training
 from tracelens.planner.memory import Assumptions, Stages, guide_stage, static
 
-
 IDLE_SHARE = 0.1
 """What Megatron-core's allocator reserves beyond its tensors / activations and temporary tensors.
 
-The simulation gives 4% to 14% for the layouts of tests/planner/memory/megatron_peaks.toml; it would take a tenth
-of a second for each of the hundreds of layouts of a search.
+The simulation gives 4% to 14% for the layouts of tests/planner/memory/megatron_peaks.toml; it would take a
+tenth of a second for each of the hundreds of layouts of a search.
 """
 
 

@@ -1,10 +1,11 @@
 """torch's caching allocator, simulated: what a monitor sees is what it has reserved, not what tensors use.
 
-Rules of c10/cuda/CUDACachingAllocator.cpp (https://github.com/pytorch/pytorch, v2.11.0, also built for ROCm),
-with default settings and one stream: sizes round up to 512 bytes; tensors of up to 1 MiB come from segments of
-2 MiB, those below 10 MiB from segments of 20 MiB, others from a segment of their own, rounded up to 2 MiB; a
-request takes the smallest free block that is large enough, and splits it if more than 1 MiB (small: 512 bytes)
-is left; freed neighbors merge; without room, segments that are free as a whole return to the device.
+Rules of c10/cuda/CUDACachingAllocator.cpp (https://github.com/pytorch/pytorch, v2.11.0, also built for
+ROCm), with default settings and one stream: sizes round up to 512 bytes; tensors of up to 1 MiB come from
+segments of 2 MiB, those below 10 MiB from segments of 20 MiB, others from a segment of their own, rounded up
+to 2 MiB; a request takes the smallest free block that is large enough, and splits it if more than 1 MiB (small:
+512 bytes) is left; freed neighbors merge; without room, segments that are free as a whole return to the
+device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Block:
 
     __slots__ = ("address", "after", "before", "free", "pool", "size")
 
-    def __init__(self, address: int, size: int, pool: list[tuple[int, int]], before: Block | None, after: Block | None):
+    def __init__(
+        self, address: int, size: int, pool: list[tuple[int, int]], before: Block | None, after: Block | None
+    ) -> None:
         self.address, self.size, self.pool = address, size, pool
         self.before, self.after, self.free = before, after, False
 
@@ -53,11 +56,9 @@ class Allocator:
         """A block of at least this size; raises OutOfMemory."""
         rounded = max(ROUND, -(-size // ROUND) * ROUND)
         pool, least = (self._small, ROUND) if rounded <= SMALL else (self._large, SMALL + 1)
-        place = bisect_left(pool, (rounded, 0))
-        if place < len(pool):
-            block = self._free.pop(pool.pop(place)[1])
-        else:
-            block = self._segment(rounded, pool)
+        position = bisect_left(pool, (rounded, 0))
+        fits = position < len(pool)
+        block = self._free.pop(pool.pop(position)[1]) if fits else self._segment(rounded, pool)
         if block.size - rounded >= least:
             rest = Block(block.address + rounded, block.size - rounded, pool, block, block.after)
             if block.after is not None:

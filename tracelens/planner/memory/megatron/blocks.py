@@ -19,36 +19,36 @@ def _begun(s: Sizes, component: str) -> tuple[Tape, Value]:
         return t, t.input(s.T * s.row)
 
 
-def _normed(t: Tape, s: Sizes, k: Settings, x: Value) -> Value:
+def _normed(t: Tape, s: Sizes, x: Value) -> Value:
     with t.part("activations.norms"):
-        return dense.norm(t, s, k, x, s.model.hidden, s.T)
+        return dense.norm(t, s, x, s.model.hidden, s.T)
 
 
 def attention_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
     """Norm and attention, added to the residual stream."""
     t, x = _begun(s, "activations.attention")
-    y = dense.attention(t, s, settings, _normed(t, s, settings, x))
+    y = dense.attention(t, s, settings, _normed(t, s, x))
     return t, x, t.op([x, y], s.T * s.row, gradient="same")
 
 
 def mlp_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
     """Norm and MLP, added to the residual stream."""
     t, x = _begun(s, "activations.mlp")
-    y = dense.mlp(t, s, settings, _normed(t, s, settings, x), s.model.dense_ffn)
+    y = dense.mlp(t, s, settings, _normed(t, s, x), s.model.dense_ffn)
     return t, x, t.op([x, y], s.T * s.row, gradient="same")
 
 
 def moe_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
     """Norm and MoE layer, added to the residual stream."""
     t, x = _begun(s, "activations.dispatch")
-    y = moe.moe(t, s, settings, _normed(t, s, settings, x))
+    y = moe.moe(t, s, settings, _normed(t, s, x))
     return t, x, t.op([x, y], s.T * s.row, gradient="same")
 
 
-def norm_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
+def norm_tape(s: Sizes, _: Settings) -> tuple[Tape, Value, Value]:
     """The norm before an MoE layer that is recomputed as a whole."""
     t, x = _begun(s, "activations.norms")
-    return t, x, _normed(t, s, settings, x)
+    return t, x, _normed(t, s, x)
 
 
 def moe_only_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
@@ -58,11 +58,11 @@ def moe_only_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
     return t, x, t.op([y], s.T * s.row, gradient="new")
 
 
-def embedding_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:
+def embedding_tape(s: Sizes, _: Settings) -> tuple[Tape, Value, Value]:
     """The embedding, which saves nothing."""
     t = Tape("activations.embedding")
     token = t.input(0)
-    return t, token, dense.embed(t, s, settings, token)
+    return t, token, dense.embed(t, s, token)
 
 
 def head_tape(s: Sizes, settings: Settings) -> tuple[Tape, Value, Value]:

@@ -13,7 +13,7 @@ from tracelens.planner.memory.megatron.settings import Settings, settings_of
 from tracelens.planner.memory.megatron.steps import Segment
 
 ChunkKind = tuple[bool, bool, tuple[tuple[bool, str], ...]]
-"""Whether a chunk is the first, whether it is the last, and its layers: with experts?, their recomputation."""
+"""Whether a chunk is first and last; of each layer, whether it has experts, and its recomputation."""
 
 
 class _Part(NamedTuple):
@@ -36,14 +36,16 @@ def chunk_costs(config: Config, assumptions: Assumptions, kind: ChunkKind) -> li
 def chunk_segments(
     config: Config, assumptions: Assumptions, kind: ChunkKind, ratios: Sequence[float] = (1.0,)
 ) -> list[list[Segment]]:
-    """Their allocations, in order; of each the variants in which its experts get these ratios of their rows."""
+    """Allocations of each part, in variants in which its experts get these ratios of their rows."""
     made = []
     for names, settings, component in _parts(config, assumptions, kind):
         routed = any(name.startswith("moe") for name in names)
         made.append(
             [
                 Segment(
-                    tuple(block_program(name, config, settings, assumptions.imbalance * ratio) for name in names),
+                    tuple(
+                        block_program(name, config, settings, assumptions.imbalance * ratio) for name in names
+                    ),
                     bool(component),
                 )
                 for ratio in (ratios if routed else (1.0,))

@@ -1,70 +1,65 @@
 """Tapes of Megatron-core's dense parts: norms, attention, MLPs, embedding, output layer and loss.
 
-Read from Megatron-core 0.16.0 (https://github.com/NVIDIA/Megatron-LM, core_v0.16.0): transformer/attention.py,
-multi_latent_attention.py, mlp.py, fusions/fused_bias_swiglu.py, tensor_parallel/{layers,cross_entropy}.py, and
-from Transformer Engine's documentation of LayerNormLinear, DotProductAttention and its cross-entropy.
+Read from Megatron-core 0.16.0 (https://github.com/NVIDIA/Megatron-LM, core_v0.16.0):
+transformer/{attention,multi_latent_attention,mlp}.py, fusions/fused_bias_swiglu.py and
+tensor_parallel/{layers,cross_entropy}.py; and from the documentation of Transformer Engine's LayerNormLinear,
+DotProductAttention and cross-entropy
+(https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html).
 """
 
 from __future__ import annotations
 
-from tracelens.planner.expected import FLOAT32, INT64
+from tracelens.planner.expected import FLOAT32
 from tracelens.planner.memory.megatron.settings import Settings
 from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.tape import Tape, Value
 
 
-def norm(t: Tape, s: Sizes, k: Settings, x: Value, width: int, rows: int) -> Value:
+def norm(t: Tape, s: Sizes, x: Value, width: int, rows: int) -> Value:
     """RMS norm: saves its input and one float32 per row. Its output is the next layer's to save."""
     return t.op([x], rows * width * s.a, saves=[x], extra=rows * FLOAT32, weights=width * s.a)
 
 
-def linear(t: Tape, s: Sizes, k: Settings, x: Value, rows: int, inside: int, outside: int, *, save: bool = True) -> Value:
+def linear(t: Tape, s: Sizes, k: Settings, x: Value, rows: int, inside: int, outside: int) -> Value:
     """A GEMM with a weight: saves its input; without fused accumulation the weight gradient is a tensor."""
     weights = 0 if k.accumulate else inside * outside * s.a
-    again = 0 if save else x.bytes
-    return t.op(
-        [x], rows * outside * s.a, saves=[x] if save else [], weights=weights, backward_scratch=again
-    )
+    return t.op([x], rows * outside * s.a, saves=[x], weights=weights)
 
 
-def column(t: Tape, s: Sizes, k: Settings, x: Value, inside: int, outside: int, *, save: bool = True) -> Value:
+def column(t: Tape, s: Sizes, k: Settings, x: Value, inside: int, outside: int) -> Value:
     """Column-parallel: saves the rank's own positions; all of them are gathered again in the backward."""
-    tp = s.config.layout.tp
-    weights = 0 if k.accumulate else inside * outside * s.a
-    # The local layers gather into a buffer that stays (`stage_buffers`), Transformer Engine into a new one.
-    gathered = s.A * inside * s.a if tp > 1 and k.engine else 0
-    # The gradient of all positions, before its reduce-scatter.
-    scratch = s.A * inside * s.a if tp > 1 else 0
+    is_split = s.config.layout.tp > 1
+    whole = s.A * inside * s.a if is_split else 0
+    # The local layers gather into a buffer that stays, Transformer Engine's into a new tensor.
+    gathered = whole if k.engine else 0
     return t.op(
-        [x], s.A * outside * s.a, saves=[x] if save else [], weights=weights, scratch=gathered,
-        backward_scratch=gathered + scratch + (0 if save else x.bytes),
+        [x], s.A * outside * s.a, saves=[x], weights=0 if k.accumulate else inside * outside * s.a,
+        scratch=gathered, backward_scratch=gathered + whole,
     )  # fmt: skip
 
 
-def row(t: Tape, s: Sizes, k: Settings, x: Value, inside: int, *, save: bool = True) -> Value:
+def row(t: Tape, s: Sizes, k: Settings, x: Value, inside: int) -> Value:
     """Row-parallel: saves its input, and scatters the sum over the ranks to their positions."""
-    D, tp = s.model.hidden, s.config.layout.tp
-    y = linear(t, s, k, x, s.A, inside, D, save=save)
-    return y if tp == 1 else t.op([y], s.T * s.row, waits=True)
+    y = linear(t, s, k, x, s.A, inside, s.model.hidden)
+    return y if s.config.layout.tp == 1 else t.op([y], s.T * s.row, waits=True)
 
 
-def swiglu(t: Tape, k: Settings, up: Value, *, weighted: Value | None = None, unsaved: bool = False) -> Value:
-    """silu(gate) * up of both side by side: saves its input only.
+def swiglu(t: Tape, k: Settings, up: Value, weight: Value | None = None) -> Value:
+    """silu(gate) * up of both side by side, times a weight of each row: saves its inputs only.
 
-    A compiled kernel makes nothing else; torch's ops hold up to five halves at once in the backward, in
-    float32 if the weights of the routed tokens are.
+    A compiled kernel makes nothing else; torch's ops hold four halves in the backward, in float32 if the
+    weights of the routed rows are.
     """
     half = up.bytes // 2
-    wide = 2 if weighted is not None else 1
-    eager = 0 if k.engine else wide * half
-    inputs = [up] if weighted is None else [up, weighted]
+    eager = 0 if k.engine else half if weight is None else 2 * half
+    inputs = [up] if weight is None else [up, weight]
     return t.op(inputs, half, saves=inputs, scratch=2 * eager, backward_scratch=4 * eager)
 
 
-def mlp(t: Tape, s: Sizes, k: Settings, x: Value, ffn: int, recompute: bool = False) -> Value:
+def mlp(t: Tape, s: Sizes, k: Settings, x: Value, ffn: int) -> Value:
     """fc2(swiglu(fc1(x))), of a dense layer or the shared expert."""
-    F, D = ffn // s.config.layout.tp, s.model.hidden
-    return row(t, s, k, swiglu(t, k, column(t, s, k, x, D, 2 * F)), F)
+    F = ffn // s.config.layout.tp
+    return row(t, s, k, swiglu(t, k, column(t, s, k, x, s.model.hidden, 2 * F)), F)
 
 
 def attention(t: Tape, s: Sizes, k: Settings, x: Value) -> Value:
@@ -98,16 +93,15 @@ def _grouped(t: Tape, s: Sizes, k: Settings, x: Value) -> tuple[Value, Value, Va
 def _latent(t: Tape, s: Sizes, k: Settings, x: Value) -> tuple[Value, Value, Value]:
     """Queries, keys and values of multi-head latent attention."""
     m, D, n, tp = s.model, s.model.hidden, s.heads, s.config.layout.tp
-    save = k.recompute != "mla_up_proj"
     q_bytes = s.A * n * m.query_dim * s.a
     if m.q_lora:
         down = linear(t, s, k, x, s.T, D, m.q_lora)
-        q = column(t, s, k, norm(t, s, k, down, m.q_lora, s.T), m.q_lora, n * m.query_dim)
+        q = column(t, s, k, norm(t, s, down, m.q_lora, s.T), m.q_lora, n * m.query_dim)
     else:
         q = column(t, s, k, x, D, n * m.query_dim)
     joint = linear(t, s, k, x, s.T, D, m.kv_lora + m.rope_dim)
     latent, rotary = t.split(joint, [s.T * m.kv_lora * s.a, s.T * m.rope_dim * s.a])
-    latent = norm(t, s, k, latent, m.kv_lora, s.T)
+    latent = norm(t, s, latent, m.kv_lora, s.T)
     if tp > 1:
         rotary = t.op([rotary], s.A * m.rope_dim * s.a, waits=True)
     kv = column(t, s, k, latent, m.kv_lora, n * (m.qk_dim + m.v_dim))
@@ -129,16 +123,14 @@ def _attend(t: Tape, s: Sizes, k: Settings, q: Value, key: Value, value: Value) 
     unsaved = k.recompute == "mla_up_proj" and m.attention == "mla"
     saves = [] if unsaved else [q, key, value]
     again = q.bytes + key.bytes + value.bytes if unsaved else 0
-    y = t.op(
-        [q, key, value], size, saves=saves, extra=lse, backward_scratch=scratch + again, keep=True
-    )
+    y = t.op([q, key, value], size, saves=saves, extra=lse, backward_scratch=scratch + again, keep=True)
     if not k.engine and m.attention == "mla" and s.config.training.micro_batch > 1:
         # torch's attention for heads of two widths returns [batch, sequence]; Megatron-core wants the other.
         y = t.op([y], size)
     return y
 
 
-def embed(t: Tape, s: Sizes, k: Settings, token: Value) -> Value:
+def embed(t: Tape, s: Sizes, token: Value) -> Value:
     """Embedding lookup and its transpose; the gradient is as large as the whole weight."""
     y = t.op([token], s.A * s.row, gradient="none", weights=s.model.vocab // s.config.layout.tp * s.row)
     return t.op([y], s.T * s.row, gradient="new")
@@ -151,7 +143,7 @@ def head(t: Tape, s: Sizes, k: Settings, x: Value) -> Value:
     saves; its "native" fusion keeps it. Transformer Engine's overwrites the logits with their gradient.
     """
     V, D = s.model.vocab // s.config.layout.tp, s.model.hidden
-    logits = column(t, s, k, norm(t, s, k, x, D, s.T), D, V)
+    logits = column(t, s, k, norm(t, s, x, D, s.T), D, V)
     size = s.A * V
     if k.loss and k.engine:
         return t.op([logits], FLOAT32 * s.A, saves=[logits], gradient="saved")

@@ -1,8 +1,7 @@
 """Tapes of Megatron-core's MoE layer: router, dispatcher, experts, shared expert.
 
-Read from Megatron-core 0.16.0, transformer/moe/: router.py, moe_utils.py, token_dispatcher.py, experts.py,
-shared_experts.py, fused_a2a.py. The routed weights multiply inside the experts, between the two GEMMs, so that
-the combine saves no rows.
+Read from Megatron-core 0.16.0, transformer/moe/{router,moe_utils,token_dispatcher,experts,fused_a2a}.py. The
+routed weights multiply inside the experts, between the two GEMMs, so that the combine saves no rows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Dispatched(NamedTuple):
 
     x: Value
     weight: Value
-    index: Value
+    row_map: Value
     alive: tuple[Value, ...]
 
 
@@ -43,10 +42,10 @@ def moe(t: Tape, s: Sizes, k: Settings, x: Value) -> Value:
     with t.part("activations.router"):
         routing = router(t, s, k, x)
     with t.part("activations.dispatch"):
-        rows = _dispatch_deepep(t, s, k, x, routing) if k.deepep else _dispatch(t, s, k, x, routing)
+        rows = _dispatch_deepep(t, s, x, routing) if k.deepep else _dispatch(t, s, k, x, routing)
     with t.part("activations.experts"):
         y = experts(t, s, k, rows)
-    y = _combine_deepep(t, s, k, y) if k.deepep else _combine(t, s, k, y, rows)
+    y = _combine_deepep(t, s, y) if k.deepep else _combine(t, s, y, rows)
     t.touch(*rows.alive)
     return y if shared is None else t.op([y, shared], s.T * s.row, gradient="same")
 
@@ -75,7 +74,8 @@ def router(t: Tape, s: Sizes, k: Settings, x: Value) -> Routing:
 def _dispatch(t: Tape, s: Sizes, k: Settings, x: Value, routing: Routing) -> Dispatched:
     """Permute, all-to-all, and sort by expert if the rank has several."""
     T, E, C = s.T, s.model.experts_count, s.C
-    sent, alive = C * s.row, []
+    sent = C * s.row
+    alive: list[Value] = []
     if k.permute:
         # A map from tokens to rows: positions and experts of each token, and their number.
         index = t.op([], T * (2 * s.model.top_k + 1) * INT32)
@@ -99,18 +99,18 @@ def _dispatch(t: Tape, s: Sizes, k: Settings, x: Value, routing: Routing) -> Dis
     return Dispatched(rows, weight, index, tuple(alive))
 
 
-def _combine(t: Tape, s: Sizes, k: Settings, y: Value, rows: Dispatched) -> Value:
+def _combine(t: Tape, s: Sizes, y: Value, rows: Dispatched) -> Value:
     """The way back; a sum without weights saves only its index."""
-    alive = [y]
+    output = y
     if s.e > 1:
-        y = t.op([y], y.bytes)
-    t.touch(*alive)
+        y = t.op([output], output.bytes)
+    t.touch(output)
     if s.P > 1:
         y = t.op([y], s.C * s.row, waits=True)
-    return t.op([y], s.T * s.row, saves=[rows.index])
+    return t.op([y], s.T * s.row, saves=[rows.row_map])
 
 
-def _dispatch_deepep(t: Tape, s: Sizes, k: Settings, x: Value, routing: Routing) -> Dispatched:
+def _dispatch_deepep(t: Tape, s: Sizes, x: Value, routing: Routing) -> Dispatched:
     """DeepEP sends a token once to each rank; rows are made of it on arrival."""
     K, arrived = s.model.top_k, round(s.T * s.copies) if s.P > 1 else s.T
     top = t.op([routing.weight], s.T * K * FLOAT32, extra=s.T * K * INT64)
@@ -122,7 +122,7 @@ def _dispatch_deepep(t: Tape, s: Sizes, k: Settings, x: Value, routing: Routing)
     return Dispatched(rows, weight, index, (received, rows))
 
 
-def _combine_deepep(t: Tape, s: Sizes, k: Settings, y: Value) -> Value:
+def _combine_deepep(t: Tape, s: Sizes, y: Value) -> Value:
     arrived = round(s.T * s.copies) if s.P > 1 else s.T
     summed = t.op([y], arrived * s.row)
     return t.op([summed], s.T * s.row, waits=True)
@@ -149,7 +149,7 @@ def _expert(t: Tape, s: Sizes, k: Settings, x: Value, weight: Value, rows: int, 
     D, F = s.model.hidden, s.model.expert_ffn
     save = k.recompute != "moe_act"
     up = dense.linear(t, s, k, x, rows, count * D, 2 * F)
-    h = dense.swiglu(t, k, up, weighted=weight)
+    h = dense.swiglu(t, k, up, weight)
     weights = 0 if k.accumulate else count * F * D * s.a
     return t.op(
         [h], rows * s.row, saves=[h] if save else [], weights=weights,

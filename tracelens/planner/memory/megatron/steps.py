@@ -48,8 +48,8 @@ class Pass:
         """Frees what the forward left; returns the gradient of the input."""
         for segment in reversed(self.segments):
             kept = self._again(segment) if segment.recompute else self._kept(segment)
-            for program, tensors in zip(reversed(segment.programs), reversed(kept), strict=True):
-                tensors |= _started(OUTPUT_GRADIENT, gradient)
+            for program, held in zip(reversed(segment.programs), reversed(kept), strict=True):
+                tensors = held | _started(OUTPUT_GRADIENT, gradient)
                 self._run(program.backward, tensors)
                 gradient = tensors.pop(program.gradient, None)
                 for left in tensors.values():
@@ -106,6 +106,7 @@ def run(
         states: bytes of optimizer states, by tensor.
         stream_bytes: of an activation between stages.
         ends: whether the first chunk has no sender, and the last no receiver.
+        steps: to run.
     """
     pick = Random(0).randrange
     for size in model_state:

@@ -51,7 +51,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     lines = out.splitlines()
     assert lines[0] == (
         "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; "
-        "with torch's ops, without --optimised"
+        "without --optimised"
     )
     for text in ("Layouts that fit, fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out

@@ -14,8 +14,8 @@ from tracelens.planner.memory.memory import memory, worst
 from tracelens.planner.memory.stage import Stages
 
 # AMD, MoE training best practices on AMD GPUs: DeepSeek-V2-Lite on a node of MI355X, 288 GB each, sequences of
-# 4096. Settings of examples/moe_package/run_deepseek_v2_lite_pretrain_mi355x.sh and of the YAML files it reads
-# (https://github.com/AMD-AGI/Primus): 64 sequences per GPU and step, gradients in float32, no fused gradient
+# 4096. Settings of examples/moe_package/run_deepseek_v2_lite_pretrain_mi355x.sh and the YAML files it reads
+# (https://github.com/AMD-AGI/Primus): 8 micro-batches per GPU and step, gradients in float32, no fused gradient
 # accumulation, no recomputation, grouped GEMMs. Features 3, 4 and 5 are the optimizations.
 NAMEPLATE = 288e9
 PRIMUS = Assumptions(framework="megatron", gradient_accumulation="separate")
@@ -85,8 +85,8 @@ def test_megatron_own_estimate_of_a_dense_model(seq: int) -> None:
     config = override(preset("moe_1t"), f"{fields} {gqa}".split())
     held: dict[str, Any] = Stages(config, Assumptions(framework="megatron")).stage(0).held
     layers = sum(size for name, size in held.items() if name.startswith("activations"))
-    # Its MLP is not gated: the gate adds ffn values, of 2 bytes, before the activation function; and its 18 bytes
-    # have a byte of mask for each of two dropouts, which are off here.
+    # Its MLP is not gated: the gate adds ffn values, of 2 bytes, before the activation function; and its 18
+    # bytes have a byte of mask for each of two dropouts, which are off here.
     gate, masks = 2 * config.model.dense_ffn, 2 * config.model.hidden
     assert layers == pytest.approx(
         estimate(config) + config.tokens * config.model.layers * (gate - masks), rel=0.1

@@ -139,7 +139,7 @@ def _search(values: dict[str, Any]) -> tuple[Result, str]:
     title = f"project memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
     changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
     if not OPTIMISED.keys() <= changed:
-        title += "; with torch's ops, without --optimised"
+        title += "; without --optimised"
     return result, title
 
 

@@ -13,10 +13,10 @@ from tracelens.planner.memory.fits import RESERVE_BYTES
 from tracelens.planner.memory.memory import memory, worst
 from tracelens.planner.memory.stage import Stages
 
-# AMD, MoE training best practices on AMD GPUs: DeepSeek-V2-Lite on a node of MI355X, 288 GB each, sequences of
-# 4096. Settings of examples/moe_package/run_deepseek_v2_lite_pretrain_mi355x.sh and the YAML files it reads
-# (https://github.com/AMD-AGI/Primus): 8 micro-batches per GPU and step, gradients in float32, no fused gradient
-# accumulation, no recomputation, grouped GEMMs. Features 3, 4 and 5 are the optimizations.
+# AMD, MoE training best practices on AMD GPUs: DeepSeek-V2-Lite on a node of MI355X, 288 GB each, sequences
+# of 4096. Settings of examples/moe_package/run_deepseek_v2_lite_pretrain_mi355x.sh and its YAML files
+# (https://github.com/AMD-AGI/Primus): 8 micro-batches per GPU and step, gradients in float32, no fused
+# gradient accumulation, no recomputation, grouped GEMMs. Features 3, 4 and 5 are the optimizations.
 NAMEPLATE = 288e9
 PRIMUS = Assumptions(framework="megatron", gradient_accumulation="separate")
 BEFORE = "experts=grouped overlap_shared=true"

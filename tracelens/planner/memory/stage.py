@@ -15,7 +15,7 @@ from tracelens.planner.memory import dense, layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight
 from tracelens.planner.memory.layer import Cost
-from tracelens.planner.memory.megatron import check, chunk_costs, simulated
+from tracelens.planner.memory.megatron import Allocator, check, chunk_costs, simulated
 from tracelens.planner.memory.overlap import together
 from tracelens.planner.memory.sizes import Sizes
 from tracelens.planner.memory.static import Static, static
@@ -137,15 +137,18 @@ class Stages:
         Raises:
             OutOfMemory: the allocator does not get by with `capacity` bytes.
         """
+        return stage.with_idle(max(0, self.simulated(stage, capacity).most_reserved - stage.total))
+
+    def simulated(self, stage: Stage, capacity: int | None = None) -> Allocator:
+        """The allocator of a stage after two steps, see `reserved`."""
         pp_rank = stage.rank // self.config.layout.stage_ranks
         numbers = range(pp_rank, len(self.parts), self.config.layout.pp)
         kinds = tuple(self._chunk_kind(number) for number in numbers)
         permanent = added(self._static[kinds].held, self._buffers(numbers))
         row = self.sizes.T * self.sizes.row
-        allocator = simulated(
+        return simulated(
             self.config, self._layer_config, self.assumptions, pp_rank, kinds, permanent, row, capacity
         )
-        return stage.with_idle(max(0, allocator.most_reserved - stage.total))
 
     def kept(self) -> Kept:
         """What each part of the model keeps, for any partition into chunks."""

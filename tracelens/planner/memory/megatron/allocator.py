@@ -4,8 +4,8 @@ Rules of c10/cuda/CUDACachingAllocator.cpp (https://github.com/pytorch/pytorch, 
 ROCm), with default settings and one stream: sizes round up to 512 bytes; tensors of up to 1 MiB come from
 segments of 2 MiB, those below 10 MiB from segments of 20 MiB, others from a segment of their own, rounded up
 to 2 MiB; a request takes the smallest free block that is large enough, and splits it if more than 1 MiB
-(small: 512 bytes) is left; freed neighbors merge; without room, segments that are free as a whole return to the
-device.
+(small: 512 bytes) is left; freed neighbors merge; without room, segments that are free as a whole return to
+the device.
 """
 
 from __future__ import annotations

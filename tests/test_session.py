@@ -206,7 +206,7 @@ def test_memory_in_words() -> None:
     layouts = ("pp=24 ep=8 vpp=4", "pp=48 ep=8 vpp=2")
     wanted = memory(
         {text: override(preset("moe_1t"), [*common, *text.split()]) for text in layouts},
-        Assumptions(convention="brief"),
+        Assumptions(framework="amd-guide"),
         [device("mi300x")],
         8 << 30,
     )
@@ -215,7 +215,7 @@ def test_memory_in_words() -> None:
         gpus=768,
         micro_batches=96,
         layouts=layouts,
-        convention="brief",
+        framework="amd-guide",
         devices="mi300x",
         reserve_gib=8,
     )
@@ -224,9 +224,10 @@ def test_memory_in_words() -> None:
         preset("deepseek_v2_lite"), ["ranks=8", "ep=8", "micro_batch=2", "recompute_layer_ids=0,1"]
     )
     words = tracelens.project_memory("deepseek_v2_lite", gpus=8, ep=8, mbs=2, recompute="0,1")
-    assert same(words, memory(small))
+    assert same(words, memory(small, Assumptions(framework="megatron")))
     assert same(
-        tracelens.project_memory(small, devices=device("h200")), memory(small, devices=[device("h200")])
+        tracelens.project_memory(small, framework="workload", devices=device("h200")),
+        memory(small, devices=[device("h200")]),
     )
     with pytest.raises(TracelensError, match="unknown device 'mi30x'"):
         tracelens.project_memory("moe_1t", devices="mi30x")

@@ -25,7 +25,7 @@ def test_the_published_choices_come_out(capfd: pytest.CaptureFixture[str]) -> No
     }
     for model, expected in best.items():
         asked = ["--model", model, "--gpus", "768", "--device", "mi300x", "--device", "mi355x"]
-        assert run_cli([*SEARCH, *asked, "--convention", "brief", *SIX, "--json"]) == 0
+        assert run_cli([*SEARCH, *asked, "--framework", "amd-guide", *SIX, "--json"]) == 0
         out, err = capfd.readouterr()
         assert err == ""
         assert json.loads(out)["meta"]["best"] == expected
@@ -50,8 +50,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     lines = out.splitlines()
     assert lines[0] == (
-        "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; "
-        "with torch's ops, without --optimised"
+        "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; without --optimised"
     )
     for text in ("Layouts that fit, fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out
@@ -91,7 +90,7 @@ def test_network_and_overlap_count_in_the_step_time(capfd: pytest.CaptureFixture
 def test_fields_of_the_run_count(capfd: pytest.CaptureFixture[str]) -> None:
     narrow = ["--pp", "1", "--ep", "8", "--tp", "1", "--cp", "1", "--json"]
     found = []
-    for more in ([], ["--set", "dispatch=dedup", "--set", "loss=fused", "--precision", "bf16-no-main"]):
+    for more in ([], ["--set", "dispatch=deepep", "--set", "loss=fused", "--precision", "bf16-no-main"]):
         assert run_cli([*SMALL, *narrow, *more]) == 0
         found.append(json.loads(capfd.readouterr().out)["tables"]["layouts"][0])
     assert found[1]["step_ns"] < found[0]["step_ns"]

@@ -41,7 +41,7 @@ def test_lines_are_at_what_devices_leave_for_training() -> None:
 
 
 def test_sums_are_in_decimal_gb_too_where_published_charts_count_so() -> None:
-    (found,) = figures(replace(memory(stages=1), meta={"convention": "brief"}))
+    (found,) = figures(replace(memory(stages=1), meta={"framework": "amd-guide"}))
     assert found["data"][-1]["text"] == ["100.0 (107.4 GB)"]
     assert found["layout"]["yaxis"]["title"]["text"] == "GiB"
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.session.memory import (
-    Convention,
     Devices,
+    Framework,
     Optimizer,
     Precision,
     StageBuffers,
     assignments,
     gradients,
+    megatron_options,
     reserved,
     resolved,
     texts,
@@ -53,7 +54,8 @@ def search_layouts(
     seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
     optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
     imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
-    convention: Convention = "exact", reserve_gib: float | None = None, top: int = 10, network: str = "",
+    framework: Framework = "megatron", megatron: str | Sequence[str] = (), reserve_gib: float | None = None,
+    top: int = 10, network: str = "",
 ) -> Result:  # fmt: skip
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 
@@ -80,7 +82,8 @@ def search_layouts(
         imbalance: see there, a ratio.
         overlap: see there; the step time overlaps them as well.
         stage_buffers: see there.
-        convention: see there.
+        framework: see there.
+        megatron: see there.
         reserve_gib: see there.
         top: layouts to show per device.
 
@@ -94,8 +97,8 @@ def search_layouts(
     from tracelens.planner.search import search
 
     assumptions = Assumptions(
-        convention, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
-        stage_buffers=stage_buffers,
+        framework, optimizer, gradients(precision), imbalance=imbalance, overlap=overlap,
+        stage_buffers=stage_buffers, **megatron_options(megatron),
     )  # fmt: skip
     settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}

@@ -17,11 +17,19 @@ if TYPE_CHECKING:
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Options to fields of a configuration, where they differ."""
 
+MEGATRON = {
+    "layers": "transformer-engine, or local (Megatron-core's own)",
+    "gradient_accumulation": "of weight gradients: fused into their GEMM, or separate",
+    "states": "type of the optimizer states: float32, or bfloat16",
+    "main": "type of the main parameters: float32, or bfloat16",
+}
+"""Options of Megatron-core, and their values; the first is the default."""
+
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Precision = Literal["bf16", "bf16-fp32-gradients", "bf16-no-main", "fp32"]
 Optimizer = Literal["adamw", "momentum", "sgd"]
 StageBuffers = Literal["all", "in_flight"]
-Convention = Literal["exact", "brief"]
+Framework = Literal["megatron", "workload", "amd-guide"]
 
 
 def project_memory(
@@ -30,7 +38,8 @@ def project_memory(
     seq: int | None = None, micro_batches: int | None = None, layouts: str | Sequence[str] = (),
     settings: str | Sequence[str] = (), recompute: str | None = None, optimised: bool = False,
     precision: Precision | None = None, optimizer: Optimizer = "adamw", imbalance: float = 1.0,
-    overlap: bool = False, stage_buffers: StageBuffers = "in_flight", convention: Convention = "exact",
+    overlap: bool = False, stage_buffers: StageBuffers = "in_flight", framework: Framework = "megatron",
+    megatron: str | Sequence[str] = (),
     devices: Devices = (), reserve_gib: float | None = None,
 ) -> Result:  # fmt: skip
     """Memory per GPU at the peak of a training step, by component and pipeline rank.
@@ -48,7 +57,8 @@ def project_memory(
         micro_batches: per step on each data-parallel rank; in a pipeline 2 x pp by default.
         layouts: to compare, each like "pp=24 ep=8 vpp=4".
         settings: other fields of model, layout, toggles or training, each like "sync_free=2".
-        recompute: in the backward: "none", "attention" (of each layer), "full", or layers as in "0,1,2".
+        recompute: in the backward: "none", "attention" (of each layer), "full", or layers as in "0,1,2"; in
+            Megatron-core also "moe", "moe_act" or "mla_up_proj".
         optimised: use the fused kernels of the workload.
         precision: None for that of the model.
         optimizer: "adamw", "momentum" or "sgd": 2, 1 or 0 states per parameter.
@@ -56,7 +66,9 @@ def project_memory(
         overlap: 1F1B with overlapped all-to-alls: one more forward in flight.
         stage_buffers: hold activations from other stages while needed ("in_flight"), or in buffers for
             "all" micro-batches of a step.
-        convention: "exact", or "brief" as in the memory charts of AMD's MoE training guide.
+        framework: "megatron", Megatron-core with the memory that its allocator reserves; "workload", the
+            reference workload; "amd-guide", as in the memory charts of AMD's MoE training guide.
+        megatron: options of Megatron-core, each like "states=bfloat16"; see MEGATRON.
         devices: to check the fit on: names, TOML files (.toml or a Path) or devices.
         reserve_gib: to keep free on each device; 4 by default.
 
@@ -70,13 +82,21 @@ def project_memory(
 
     sizes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "gpus": gpus, "mbs": mbs}
     fields = assignments({**sizes, "micro_batches": micro_batches, "seq": seq}, optimised, precision)
-    policy, layers = recomputation(recompute)
+    policy, recomputed = recomputation(recompute)
     assumptions = Assumptions(
-        convention, optimizer, gradients(precision), recompute=policy, imbalance=imbalance, overlap=overlap,
-        stage_buffers=stage_buffers,
+        framework, optimizer, gradients(precision), recompute=policy, imbalance=imbalance, overlap=overlap,
+        stage_buffers=stage_buffers, **megatron_options(megatron),
     )  # fmt: skip
-    runs = configs(model, [*fields, *layers, *texts(settings)], texts(layouts))
+    runs = configs(model, [*fields, *recomputed, *texts(settings)], texts(layouts))
     return memory(runs, assumptions, resolved(devices), reserved(reserve_gib))
+
+
+def megatron_options(options: str | Sequence[str]) -> dict[str, Any]:
+    """Texts `name=value` as fields of the assumptions; raises TracelensError for an unknown name."""
+    pairs = [text.partition("=")[::2] for text in texts(options)]
+    if unknown := [name for name, _ in pairs if name not in MEGATRON]:
+        raise TracelensError(f"--megatron takes {', '.join(MEGATRON)}, not {unknown[0]!r}")
+    return dict(pairs)
 
 
 def texts(values: str | Sequence[str]) -> list[str]:
@@ -106,8 +126,10 @@ def assignments(
     return [*fields, f"dtype={dtype}", f"main_params={str(main).lower()}"]
 
 
-def gradients(precision: Precision | None) -> Literal["float32", "parameters"]:
-    """The type in which gradients accumulate."""
+def gradients(precision: Precision | None) -> Literal["auto", "float32", "parameters"]:
+    """The type in which gradients accumulate; "auto" for that of the framework."""
+    if precision is None:
+        return "auto"
     return "float32" if precision == "bf16-fp32-gradients" else "parameters"
 
 
@@ -115,11 +137,14 @@ def recomputation(text: str | None) -> tuple[Any, list[str]]:
     """--recompute as the assumption, and as fields of the configuration."""
     if text is None:
         return "layers", []
-    if text in ("none", "attention", "full"):
+    if text in ("none", "attention", "full", "moe", "moe_act", "mla_up_proj"):
         return text, []
     if all(part.strip().isdigit() for part in text.split(",")):
         return "layers", [f"recompute_layer_ids={text}"]
-    raise TracelensError(f"--recompute is none, attention, full, or layers as in 0,1,2, not {text!r}")
+    raise TracelensError(
+        "--recompute is none, attention, full, moe, moe_act, mla_up_proj, or layers as in 0,1,2, "
+        f"not {text!r}"
+    )
 
 
 def configs(model: str | Config, fields: Sequence[str], layouts: Sequence[str]) -> Config | dict[str, Config]:

@@ -225,7 +225,7 @@ def test_meta_says_how_the_model_computes() -> None:
     streams = memory(config("small", "experts=multistream permute=fused router=fused loss=fused")).meta
     assert streams["toggles"] == "experts=multistream permute=fused router=fused loss=fused"
     charts = memory(
-        config("moe_1t", "ranks=768 pp=24 ep=8 micro_batches=48"), Assumptions(convention="brief")
+        config("moe_1t", "ranks=768 pp=24 ep=8 micro_batches=48"), Assumptions(framework="amd-guide")
     )
     assert "toggles" not in charts.meta
 

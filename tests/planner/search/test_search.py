@@ -28,7 +28,7 @@ SIX = [
     Space(pp=(24,), vpp=(4,), ep=(8, 16), cp=(1, 2), tp=(1,), recompute=("none",)),
     Space(pp=(48,), vpp=(2,), ep=(8,), cp=(1, 2), tp=(1,), recompute=("none",)),
 ]
-BRIEF = Assumptions(convention="brief")
+BRIEF = Assumptions(framework="amd-guide")
 
 
 def first(result: Result, name: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_the_charts_know_no_recomputation() -> None:
     assert result["layouts"]["recompute"].tolist() == ["none"]
     assert set(result["refused"]["reason"]) == {
         "does not fit",
-        "convention=brief does not support tensor parallelism: leave it out, or use convention=exact",
+        "framework=amd-guide does not support tensor parallelism: leave it out, or use framework=megatron",
     }
 
 
@@ -302,8 +302,8 @@ def test_searches_that_cannot_be() -> None:
     with pytest.raises(TracelensError, match="reserve must be 0 bytes or more, not -1"):
         search(small(reserve=-1), [H200])
     # What the charts cannot tell is refused, and not guessed.
-    with pytest.raises(TracelensError, match="models with grouped-query attention"):
-        search(small(memory=BRIEF), [H200])
+    with pytest.raises(TracelensError, match="framework=amd-guide does not support tensor"):
+        search(small(memory=BRIEF), [H200], [Space(tp=(2,))])
 
 
 def test_assumptions_are_told_with_their_source() -> None:

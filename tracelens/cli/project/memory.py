@@ -45,7 +45,8 @@ def memory(
     device: options.Devices = None,
     device_file: options.DeviceFiles = None,
     reserve: options.Reserve = None,
-    convention: options.Convention = options.ConventionChoice.exact,
+    framework: options.Framework = options.FrameworkChoice.megatron,
+    megatron: options.Megatron = None,
     assignments: options.Assignments = None,
     search: options.Search = False,
     global_batch: options.GlobalBatch = None,
@@ -57,13 +58,13 @@ def memory(
 ) -> None:
     """Peak memory per GPU in a training step, by component and pipeline rank.
 
-    Activations are those of torch's ops, unless --optimised or --set select fused kernels.
+    Expert by expert and without fused permutation, router and loss, unless --optimised or --set select them.
 
     Examples:
         tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
         tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
             --device mi300x --device mi355x
-        tracelens project memory --model moe_1t --gpus 768 --convention brief --device mi300x
+        tracelens project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x
             --layout 'pp=24 ep=8 vpp=4' --layout 'pp=48 ep=8 vpp=2' -o memory.html
         tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
@@ -103,7 +104,7 @@ def _memory(values: dict[str, Any]) -> tuple[Result, str]:
 def _title(model: str, result: Result) -> str:
     """The peak; in decimal GB as well beside devices and charts, which use these."""
     most, tables = result.meta["worst_bytes"], result.tables
-    in_gb = "fits" in tables or result.meta["convention"] == "brief"
+    in_gb = "fits" in tables or result.meta["framework"] == "amd-guide"
     title = f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
     title += " on the worst GPU"
     if "fits" in tables and len(result.meta["layouts"]) == 1:
@@ -139,17 +140,18 @@ def _search(values: dict[str, Any]) -> tuple[Result, str]:
     title = f"project memory --search: {model} on {gpus:,} GPU{'s' * (gpus > 1)}; {best}"
     changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
     if not OPTIMISED.keys() <= changed:
-        title += "; with torch's ops, without --optimised"
+        title += "; without --optimised"
     return result, title
 
 
 def _shared(values: dict[str, Any]) -> dict[str, Any]:
     """Arguments of both a projection and a search."""
-    choices = ("precision", "optimizer", "stage_buffers", "convention")
+    choices = ("precision", "optimizer", "stage_buffers", "framework")
     return {
         **{name: values[name] for name in ("optimised", "imbalance", "overlap", "seq")},
         **{name: values[name] and values[name].value for name in choices},
         "devices": [*(values["device"] or ()), *map(Path, values["device_file"] or ())],
         "layouts": values["layout"] or (),
+        "megatron": values["megatron"] or (),
         "reserve_gib": values["reserve"],
     }

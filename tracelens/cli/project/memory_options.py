@@ -34,11 +34,12 @@ class StageBuffersChoice(StrEnum):
     all = "all"
 
 
-class ConventionChoice(StrEnum):
-    """Values of --convention."""
+class FrameworkChoice(StrEnum):
+    """Values of --framework."""
 
-    exact = "exact"
-    brief = "brief"
+    megatron = "megatron"
+    workload = "workload"
+    amd_guide = "amd-guide"
 
 
 LAYOUT, TRAINING, FIT, SEARCH = "Layout", "Training", "Fit", "Search"
@@ -112,7 +113,8 @@ Recompute = Annotated[
     str | None,
     _option(
         "Recompute in the backward pass: none, attention (of each layer), full (each layer), or layers as in "
-        "0,1,2. With --search, what to try: none, full, or a number of layers per chunk, as in none,2,full.",
+        "0,1,2; in Megatron-core also moe, moe_act or mla_up_proj. With --search, what to try: none, full, "
+        "or a number of layers per chunk, as in none,2,full.",
         TRAINING,
         metavar="LAYERS",
     ),
@@ -127,7 +129,7 @@ PrecisionOption = Annotated[
         "bf16 keeps main parameters and optimizer states in float32, bf16-fp32-gradients gradients as well; "
         "bf16-no-main keeps all in bfloat16.",
         TRAINING,
-        show_default="as in the model",
+        show_default="as in the model; in Megatron-core bf16-fp32-gradients",
     ),
 ]
 Optimised = Annotated[
@@ -177,16 +179,27 @@ Reserve = Annotated[
         "GiB of each device to keep free for the driver and communication contexts.",
         FIT,
         metavar="GIB",
-        show_default="4; with --convention brief, all above the nameplate",
+        show_default="4; with --framework amd-guide, all above the nameplate",
     ),
 ]
-Convention = Annotated[
-    ConventionChoice,
+Framework = Annotated[
+    FrameworkChoice,
     _option(
-        "Count every tensor of the reference workload (exact), or as the two memory charts of AMD's MoE "
-        "training guide do (brief).",
+        "What to count: Megatron-core's tensors and what its allocator reserves (megatron), the tensors of "
+        "the reference workload (workload), or as the two memory charts of AMD's MoE training guide do "
+        "(amd-guide).",
         TRAINING,
         show_default=True,
+    ),
+]
+Megatron = Annotated[
+    list[str] | None,
+    _option(
+        "An option of Megatron-core: layers=local (without Transformer Engine), "
+        "gradient_accumulation=separate, states=bfloat16 or main=bfloat16 (precision-aware optimizer). "
+        "Repeatable.",
+        TRAINING,
+        metavar="NAME=VALUE",
     ),
 ]
 Assignments = Annotated[

@@ -9,11 +9,14 @@ from typing import Literal
 from tracelens.errors import TracelensError
 from tracelens.planner.config import one_of
 
-ConventionName = Literal["exact", "brief"]
+FrameworkName = Literal["megatron", "workload", "amd-guide"]
 OptimizerName = Literal["adamw", "momentum", "sgd"]
-GradientName = Literal["parameters", "float32"]
+GradientName = Literal["auto", "parameters", "float32"]
 ShardingName = Literal["replicas", "none"]
-RecomputeName = Literal["layers", "none", "attention", "full"]
+RecomputeName = Literal["layers", "none", "attention", "full", "moe", "moe_act", "mla_up_proj"]
+LayersName = Literal["transformer-engine", "local"]
+AccumulationName = Literal["fused", "separate"]
+StatesName = Literal["float32", "bfloat16"]
 AttentionName = Literal["auto", "flash", "math"]
 StageBuffersName = Literal["all", "in_flight"]
 
@@ -31,14 +34,16 @@ class Assumptions:
     """The defaults describe the reference workload, except for `stage_buffers`.
 
     Attributes:
-        convention: "exact", every tensor of the reference workload; "brief", as in the two memory charts of
-            AMD's MoE training guide.
+        framework: "workload", every tensor of the reference workload; "megatron", those of Megatron-core;
+            "amd-guide", as in the two memory charts of AMD's MoE training guide.
         optimizer: determines the states per parameter, see STATES.
-        gradients: type in which gradients accumulate: that of the parameters, or float32.
+        gradients: type in which gradients accumulate: that of the parameters, or float32; "auto" is float32
+            in Megatron-core, else that of the parameters.
         sharding: of main parameters and optimizer states over the ranks with the same parameters
             ("replicas"), or "none".
         recompute: in the backward: "layers" (those of `recompute_layer_ids`), "none", "attention" (of each
-            layer, with its norm) or "full" (each layer).
+            layer, with its norm) or "full" (each layer); in Megatron-core also the modules "moe", "moe_act"
+            and "mla_up_proj" of its selective recomputation.
         attention: "flash" saves no scores, "math" saves them, "auto" is torch's choice on a GPU.
         overlap: 1F1B with all-to-alls overlapped by computation: one more forward in flight.
         imbalance: tokens of the experts of a rank / mean over ranks.
@@ -46,14 +51,19 @@ class Assumptions:
             buffers for all micro-batches of a step, and outputs kept to their backward, as torch's schedules
             (and so the workload) do.
         library_bytes: workspaces that libraries take from the allocator.
+        layers: of Megatron-core: Transformer Engine's, or its own ("local").
+        gradient_accumulation: of weight gradients in Megatron-core: by their GEMM ("fused"), or from a tensor
+            of their own ("separate"), as without --gradient-accumulation-fusion and in local layers.
+        states: type of the optimizer states; "bfloat16" as with --use-precision-aware-optimizer.
+        main: type of the main parameters, likewise.
 
     Raises:
         TracelensError: an unknown value, or a number out of range.
     """
 
-    convention: ConventionName = "exact"
+    framework: FrameworkName = "workload"
     optimizer: OptimizerName = "adamw"
-    gradients: GradientName = "parameters"
+    gradients: GradientName = "auto"
     sharding: ShardingName = "replicas"
     recompute: RecomputeName = "layers"
     attention: AttentionName = "auto"
@@ -61,6 +71,15 @@ class Assumptions:
     imbalance: float = 1.0
     stage_buffers: StageBuffersName = "in_flight"
     library_bytes: int = CUBLAS_BYTES * THREADS
+    layers: LayersName = "transformer-engine"
+    gradient_accumulation: AccumulationName = "fused"
+    states: StatesName = "float32"
+    main: StatesName = "float32"
+
+    @property
+    def wide_gradients(self) -> bool:
+        """Whether gradients accumulate in float32."""
+        return self.gradients == "float32" or (self.gradients == "auto" and self.framework == "megatron")
 
     def __post_init__(self) -> None:
         one_of(self)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tracelens.devices import Device
 from tracelens.devices import device as bundled
 from tracelens.errors import TracelensError
-from tracelens.planner.memory.assumptions import ConventionName
+from tracelens.planner.memory.assumptions import FrameworkName
 
 # Driver and communication contexts outside of torch's allocator took 0.8 GB on one H200 and 2.3 to 4.1 GB on
 # each of two (tests/planner/memory/measured_memory.toml).
@@ -35,12 +35,12 @@ class Room(NamedTuple):
         return self.bytes - self.reserve
 
 
-def room(device: Device, convention: ConventionName, reserve: int | None) -> Room:
+def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
     """Memory of a device for training.
 
     Args:
         device: with its nameplate memory.
-        convention: "brief" compares with the nameplate: by default everything above it is reserve.
+        framework: "amd-guide" compares with the nameplate: by default everything above it is reserve.
         reserve: bytes to keep free instead of the default.
 
     Raises:
@@ -55,7 +55,7 @@ def room(device: Device, convention: ConventionName, reserve: int | None) -> Roo
         # A device file of the user with another memory size.
         reported = 0
     device_bytes = reported or device.hbm_bytes
-    default_reserve = device_bytes - device.hbm_bytes if convention == "brief" else RESERVE_BYTES
+    default_reserve = device_bytes - device.hbm_bytes if framework == "amd-guide" else RESERVE_BYTES
     device_room = Room(device_bytes, bool(reported), default_reserve if reserve is None else reserve)
     if device_room.usable <= 0:
         raise TracelensError(

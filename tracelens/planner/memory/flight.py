@@ -40,10 +40,10 @@ class Flight(NamedTuple):
 def warm_up(config: Config, stage: int, overlap: bool = False) -> int:
     """Forwards of a pipeline rank before its first backward; see `bubble.in_flight` for `overlap`."""
     layout, batches = config.layout, config.training.micro_batches
-    return in_flight(layout.pp, stage, batches, layout.vpp, _round(config), overlap)
+    return in_flight(layout.pp, stage, batches, layout.vpp, round_size(config), overlap)
 
 
-def _round(config: Config) -> int:
+def round_size(config: Config) -> int:
     """Micro-batches that go through a chunk before it is the next chunk's turn."""
     batches = config.training.micro_batches
     return batches // max(1, batches // config.layout.pp)
@@ -51,7 +51,7 @@ def _round(config: Config) -> int:
 
 def flight(config: Config, stage: int, overlap: bool = False) -> Flight:
     """The moments of one period of a pipeline rank: no other moment has more in flight."""
-    chunks, size = config.layout.vpp, _round(config)
+    chunks, size = config.layout.vpp, round_size(config)
     count, first = config.training.micro_batches * chunks, warm_up(config, stage, overlap)
     period = size * chunks
     # At moment i, i backwards are done, and i forwards beyond those before the first backward.

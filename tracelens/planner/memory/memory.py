@@ -16,9 +16,10 @@ from typing import Any
 
 from tracelens.devices import Device
 from tracelens.planner.config import OPTIMISED, Config
+from tracelens.planner.memory.amd_guide import guide_stage
 from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.brief import brief_stage
 from tracelens.planner.memory.fits import Room, room
+from tracelens.planner.memory.megatron import OutOfMemory
 from tracelens.planner.memory.stage import Stage, Stages
 from tracelens.planner.memory.tables import fits_table, memory_table, ranks_table
 from tracelens.registry import purpose
@@ -39,24 +40,28 @@ def memory(
         configs: one run, or several layouts by name.
         assumptions: beyond the configurations.
         devices: to check the fit on.
-        reserve: bytes of each device to keep free; None for 4 GiB, or with convention=brief for everything
+        reserve: bytes of each device to keep free; None for 4 GiB, or with framework=amd-guide for everything
             above the nameplate.
 
     Returns:
         tables `fits` (one row per layout and device), `memory` (one row per layout, pipeline rank and
         component, worst rank first) and `ranks` (one row per pipeline rank: its peak and when it occurs).
-        meta: layouts, convention, worst_bytes (of the worst layout), toggles (those of OPTIMISED that some
+        meta: layouts, framework, worst_bytes (of the worst layout), toggles (those of OPTIMISED that some
         layout has at their baseline, or else all), optimised_bytes (if some are at their baseline:
         worst_bytes with all of them optimized).
 
     Raises:
-        TracelensError: a layout that the convention does not support; a device of unknown memory, or
+        TracelensError: a layout that the framework does not support; a device of unknown memory, or
             without memory beyond the reserve.
     """
     named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
-    rooms = [(device, room(device, assumptions.convention, reserve)) for device in devices]
-    tables = {"fits": fits_table(stages_of, rooms)} if rooms else {}
+    rooms = [(device, room(device, assumptions.framework, reserve)) for device in devices]
+
+    def needed(layout: str, usable: int) -> int:
+        return _needed(named[layout], assumptions, next(iter(stages_of[layout].values())), usable)
+
+    tables = {"fits": fits_table(stages_of, rooms, needed)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
     return Result(
         "memory",
@@ -66,7 +71,7 @@ def memory(
         skips=tuple(_skips(named.values(), assumptions, rooms)),
         meta={
             "layouts": list(stages_of),
-            "convention": assumptions.convention,
+            "framework": assumptions.framework,
             "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
             **_toggles(named.values(), assumptions),
         },
@@ -75,12 +80,39 @@ def memory(
 
 
 def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stage]:
-    """Memory by pipeline rank, fullest first."""
-    if assumptions.convention == "brief":
-        return {0: brief_stage(config, assumptions)}
+    """Memory by pipeline rank, fullest first.
+
+    In Megatron-core with what the allocator reserves: simulated for the fullest rank, in proportion to their
+    activations for the others.
+    """
+    if assumptions.framework == "amd-guide":
+        return {0: guide_stage(config, assumptions)}
     ranks = Stages(config, assumptions)
     by_rank = {pp_rank: ranks.stage(pp_rank) for pp_rank in range(config.layout.pp)}
+    by_rank = _fullest_first(by_rank)
+    if assumptions.framework != "megatron" or config.toggles.overlap_exchange != "off":
+        return by_rank
+    fullest, *others = by_rank.values()
+    simulated = ranks.reserved(fullest)
+    share = (simulated.total - fullest.total) / max(1, fullest.total - fullest.moments["between"])
+    idle = [round(share * (stage.total - stage.moments["between"])) for stage in others]
+    reserved = [simulated, *(stage.with_idle(size) for stage, size in zip(others, idle, strict=True))]
+    return _fullest_first(dict(zip(by_rank, reserved, strict=True)))
+
+
+def _fullest_first(by_rank: Mapping[int, Stage]) -> dict[int, Stage]:
     return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
+
+
+def _needed(config: Config, assumptions: Assumptions, stage: Stage, usable: int) -> int:
+    """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
+    if assumptions.framework != "megatron" or stage.total <= usable:
+        return stage.total
+    try:
+        ranks = Stages(config, assumptions)
+        return ranks.reserved(ranks.stage(stage.rank // config.layout.stage_ranks), usable).total
+    except OutOfMemory:
+        return stage.total
 
 
 def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
@@ -90,7 +122,7 @@ def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
 
 def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
     """Entries of meta on OPTIMISED toggles and what they would save."""
-    if assumptions.convention == "brief":
+    if assumptions.framework == "amd-guide":
         return {}
     plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
     first = next(iter(configs)).toggles
@@ -112,13 +144,16 @@ def _describe(config: Config) -> str:
 def _skips(
     configs: Collection[Config], assumptions: Assumptions, rooms: Sequence[tuple[Device, Room]]
 ) -> Iterator[Skip]:
-    if assumptions.convention == "brief":
-        yield Skip("pipeline ranks from 1 on", "convention=brief covers the first rank only")
-    elif any(config.model.moe_layers for config in configs):
+    if assumptions.framework == "amd-guide":
+        yield Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only")
+    elif assumptions.framework == "megatron" and any(
+        config.toggles.overlap_exchange != "off" for config in configs
+    ):
+        yield Skip("memory that the allocator reserves", "not simulated with overlap_exchange=1f1b")
+    elif assumptions.framework == "workload" and any(config.model.moe_layers for config in configs):
         yield Skip(
             "memory of other frameworks",
-            "counts what the reference workload's ops save, including token rows before and after the "
-            "experts; a framework that weights tokens inside the experts saves less",
+            "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
         )
     if any(config.toggles.dispatch == "deepep" for config in configs):
         yield Skip("buffers of DeepEP", "not counted: the library allocates them from the driver")

@@ -29,10 +29,12 @@ from tracelens.planner.memory import layer
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.flight import Flight, flight
 from tracelens.planner.memory.layer import Cost
+from tracelens.planner.memory.megatron import Allocator, check, chunk_costs, simulated
 from tracelens.planner.memory.overlap import together
 from tracelens.planner.memory.static import Static, static
 
 PIPELINE = "buffers.pipeline"
+IDLE = "allocator"
 
 
 class Chunk(NamedTuple):
@@ -84,6 +86,10 @@ class Stage(NamedTuple):
     def total(self) -> int:
         return total(self.held)
 
+    def with_idle(self, size: int) -> Stage:
+        """The same with bytes that the allocator reserves without a tensor in them."""
+        return self._replace(held=self.held | {IDLE: size}) if size else self
+
 
 class Stages:
     """The pipeline ranks of a run; equal chunks are computed once.
@@ -96,6 +102,12 @@ class Stages:
         if assumptions.recompute != "layers" and config.toggles.recompute_layer_ids:
             raise TracelensError(
                 f"recompute={assumptions.recompute} and recompute_layer_ids exclude each other: set only one"
+            )
+        if assumptions.framework == "megatron":
+            check(config)
+        elif assumptions.recompute in ("moe", "moe_act", "mla_up_proj"):
+            raise TracelensError(
+                f"recompute={assumptions.recompute} is a module of Megatron-core: it needs framework=megatron"
             )
         self.config, self.assumptions = config, assumptions
         self.parts = config.layout.chunks(config.model.layers)
@@ -130,6 +142,25 @@ class Stages:
         sizes = {name: between + total(held) for name, held in moments.items()} | {"between": between}
         held = {name: size for name, size in added(permanent, moments[worst]).items() if size}
         return Stage(rank, held, worst, sizes, in_flight)
+
+    def reserved(self, stage: Stage, capacity: int | None = None) -> Stage:
+        """The stage with what Megatron-core's allocator reserves beyond its tensors.
+
+        Raises:
+            OutOfMemory: the allocator does not get by with `capacity` bytes.
+        """
+        return stage.with_idle(max(0, self.simulated(stage, capacity).most_reserved - stage.total))
+
+    def simulated(self, stage: Stage, capacity: int | None = None) -> Allocator:
+        """The allocator of a stage after two steps, see `reserved`."""
+        pp_rank = stage.rank // self.config.layout.stage_ranks
+        numbers = range(pp_rank, len(self.parts), self.config.layout.pp)
+        kinds = tuple(self._chunk_kind(number) for number in numbers)
+        permanent = added(self._static[kinds].held, self._buffers(numbers))
+        row = self.sizes.T * self.sizes.row
+        return simulated(
+            self.config, self._layer_config, self.assumptions, pp_rank, kinds, permanent, row, capacity
+        )
 
     def kept(self) -> Kept:
         """What each part of the model keeps, for any partition into chunks."""
@@ -182,6 +213,8 @@ class Stages:
 
     def _costs(self, kind: _ChunkKind) -> list[Cost]:
         """The blocks of a chunk in order; blocks that are recomputed together count as one."""
+        if self.assumptions.framework == "megatron":
+            return chunk_costs(self._layer_config, self.assumptions, kind)
         s, is_first, is_last, layers = Sizes(self._layer_config), *kind
         attention = attention_section(s, self._kernel).memory
         costs = [layer.plain(embedding_section(s).memory)] if is_first else []

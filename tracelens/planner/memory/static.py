@@ -34,12 +34,14 @@ def static(config: Config, rank: int, assumptions: Assumptions) -> Static:
         )
         elements += size // a
         sharded += size // a // ranks
-    wide = assumptions.gradients == "float32"
-    state = FLOAT32 if has_main_params else a
+    wide = assumptions.wide_gradients
+    narrow = 2 if has_main_params else a
+    state = FLOAT32 if has_main_params and assumptions.states == "float32" else narrow
+    main = FLOAT32 if assumptions.main == "float32" else narrow
     held = {
         "parameters": elements * a,
         "gradients": elements * (FLOAT32 if wide else a),
-        "main_parameters": sharded * FLOAT32 if has_main_params else 0,
+        "main_parameters": sharded * main if has_main_params else 0,
         "optimizer": sharded * state * STATES[assumptions.optimizer],
     }
     return Static(held, sharded * FLOAT32 if has_main_params and not wide else 0)

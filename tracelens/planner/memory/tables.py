@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tracelens.devices import Device
 from tracelens.planner.config import Config
@@ -30,6 +30,7 @@ COMPONENTS = {
     "buffers.tokens": "token ids of a step",
     "temporary": "gradients in flight, and scratch of the op at the peak",
     "libraries": "library workspaces",
+    "allocator": "reserved by the allocator, in no tensor",
 }
 """Component to its content, in display order."""
 
@@ -61,7 +62,7 @@ RANKS = Schema(
         Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step"),
         Column("between_bytes", "int64", "bytes", "held between steps"),
     ),
-    doc="-1: the convention does not distinguish it.",
+    doc="-1: the framework's rules do not distinguish it.",
 )
 FITS = Schema(
     "Does it fit",
@@ -120,12 +121,16 @@ def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[i
     )
 
 
-def fits_table(stages_of: Mapping[str, Mapping[int, Stage]], rooms: Sequence[tuple[Device, Room]]) -> Table:
-    """FITS of all layouts on all devices."""
+def fits_table(
+    stages_of: Mapping[str, Mapping[int, Stage]],
+    rooms: Sequence[tuple[Device, Room]],
+    needed_of: Callable[[str, int], int],
+) -> Table:
+    """FITS of all layouts on all devices; `needed_of`: bytes of a layout where so many are usable."""
     rows = []
-    for layout, ranks in stages_of.items():
-        needed = next(iter(ranks.values())).total
+    for layout in stages_of:
         for device, room in rooms:
+            needed = needed_of(layout, room.usable)
             rows.append(
                 {
                     "layout": layout,

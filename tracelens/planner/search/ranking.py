@@ -147,8 +147,8 @@ def _sizes(question: Question, config: Config, space: Space, rooms: Collection[i
     """A layout with the least recomputation that fits, for each of the rooms."""
     sizes: Sizes = []
     bound = at_least(config, question.memory)
-    if question.memory.convention == "brief" and not space.recompute:
-        # The convention does not cover recomputation.
+    if question.memory.framework == "amd-guide" and not space.recompute:
+        # The guide does not cover recomputation.
         space = replace(space, recompute=(NONE,))
     for candidate in variants(config, space):
         if bound > max(rooms):
@@ -199,4 +199,4 @@ def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterat
 
 def room(question: Question, device: Device) -> int:
     """Bytes of the device for training."""
-    return room_of(device, question.memory.convention, question.reserve).usable
+    return room_of(device, question.memory.framework, question.reserve).usable

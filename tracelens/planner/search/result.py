@@ -77,7 +77,7 @@ def search(
             "gpus": question.gpus,
             "global_batch": question.global_batch,
             "seq": question.training.seq,
-            "convention": question.memory.convention,
+            "framework": question.memory.framework,
             "toggles": " ".join(f"{name}={value}" for name, value in question.toggles.changed().items())
             or "baseline",
             "tried": len(sized) + len(refusals),

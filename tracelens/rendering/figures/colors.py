@@ -142,6 +142,7 @@ MEMORY = {
     "buffers.tokens": "#8f8a78",
     "temporary": GREY,
     "libraries": "#5c6470",
+    "allocator": IDLE,
 }
 """Components of a GPU's memory: static ones in blues, activations warm and green, all else pale."""
 

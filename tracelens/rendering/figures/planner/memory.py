@@ -58,7 +58,7 @@ def _drawn(title: str, across: str, labels: Sequence[str], sizes: dict[str, Floa
     color = colors(components, MEMORY)
     traces = [_part(name, color[name], sizes[name], least) for name in components]
     if is_labelled:
-        traces.append(_sums(totals, in_gb=result.meta.get("convention") == "brief"))
+        traces.append(_sums(totals, in_gb=result.meta.get("framework") == "amd-guide"))
     return chart(
         traces,
         title,

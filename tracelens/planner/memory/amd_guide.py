@@ -1,0 +1,106 @@
+"""Memory as in two published charts: AMD, MoE training best practices on AMD GPUs, figures 8 and 9.
+
+They show the first pipeline rank of models with grouped-query attention and no dense layers. Attention counts
+only its key and value parameters, the router none; optimizer states are sharded over the ranks with the same
+experts; main parameters take 2 bytes. Activations exclude the shared expert and those saved by the experts'
+activation function; logits count on the first rank, 6 bytes each.
+
+Other models by the same rules. Latent attention: the parameters from the stream to keys and values count;
+activations are queries, keys and values of all heads, and the input of the output projection. A dense layer
+is an expert of its own width that every token goes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracelens.errors import TracelensError
+from tracelens.planner.block import Held
+from tracelens.planner.config import Config, Model
+from tracelens.planner.memory.assumptions import Assumptions
+from tracelens.planner.memory.flight import warm_up
+from tracelens.planner.memory.stage import Stage
+
+WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
+ADAM = 8
+LOGIT = 6
+"""Bytes per element."""
+
+
+def guide_stage(config: Config, assumptions: Assumptions) -> Stage:
+    """The first pipeline rank by these rules; raises TracelensError for what the charts do not cover."""
+    _check(config, assumptions)
+    layout = config.layout
+    chunks = layout.chunks(config.model.layers)[:: layout.pp]
+    in_flight = warm_up(config, 0, assumptions.overlap)
+    held = _static(config, [layer for chunk in chunks for layer in chunk]) | _activations(
+        config, in_flight, chunks
+    )
+    total_bytes = sum(held.values())
+    return Stage(0, held, "all", {"all": total_bytes}, in_flight)
+
+
+def _check(config: Config, assumptions: Assumptions) -> None:
+    training, defaults = config.training, Assumptions()
+    unsupported = {
+        "tensor parallelism": config.layout.tp > 1,
+        "recomputation": assumptions.recompute not in ("layers", "none")
+        or bool(config.toggles.recompute_layer_ids),
+        "another precision": training.dtype != "bfloat16" or not training.main_params,
+        **{
+            f"{name}={getattr(assumptions, name)}": getattr(assumptions, name) != getattr(defaults, name)
+            for name in ("optimizer", "sharding", "imbalance")
+        },
+        "gradients=float32": assumptions.gradients == "float32",
+    }
+    if present := [name for name, is_set in unsupported.items() if is_set]:
+        raise TracelensError(
+            f"framework=amd-guide does not support {present[0]}: leave it out, or use framework=megatron"
+        )
+
+
+def _static(config: Config, layers: Sequence[int]) -> Held:
+    model, layout = config.model, config.layout
+    H, ranks = model.hidden, layout.experts_over
+    moe = sum(layer >= model.dense_layers for layer in layers)
+    experts = 3 * H * model.expert_ffn * model.experts_count // ranks
+    count = (
+        len(layers) * _key_value_parameters(model)
+        + moe * (experts + 3 * H * model.shared_ffn)
+        + (len(layers) - moe) * 3 * H * model.dense_ffn
+        + model.vocab * H
+    )
+    replicas = layout.stage_ranks // ranks
+    return {
+        "parameters": WEIGHT * count,
+        "gradients": GRADIENT * count,
+        "main_parameters": MAIN * count // replicas,
+        "optimizer": ADAM * count // replicas,
+    }
+
+
+def _key_value_parameters(model: Model) -> int:
+    if model.attention == "gqa":
+        return 2 * model.hidden * model.kv_groups * model.head_dim
+    down = model.hidden * (model.kv_lora + model.rope_dim)
+    return down + model.kv_lora * model.heads * (model.qk_dim + model.v_dim)
+
+
+def _activations(config: Config, in_flight: int, chunks: Sequence[range]) -> Held:
+    model, T, H = config.model, config.tokens, config.model.hidden
+    # As if every chunk in flight were the largest.
+    layers = max(chunks, key=len)
+    per_width = in_flight * ACTIVATION * T
+    keys = model.kv_groups if model.attention == "gqa" else model.heads
+    heads = model.heads * model.query_dim + keys * (model.query_dim + model.value_dim)
+    moe = sum(layer >= model.dense_layers for layer in layers)
+    held = {
+        "activations.attention": per_width * len(layers) * (heads + H),
+        "activations.norms": per_width * len(layers) * 2 * H,
+        "activations.router": per_width * moe * H,
+        "activations.experts": per_width * moe * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.mlp": per_width * (len(layers) - moe) * (H + 3 * model.dense_ffn),
+        "activations.embedding": ACTIVATION * T * H,
+        "loss": LOGIT * T * model.vocab,
+    }
+    return {name: size for name, size in held.items() if size}

@@ -69,6 +69,19 @@ def test_few_ranks_of_a_mesh_use_few_of_its_links() -> None:
     assert MESH.among(16) == MESH.links
 
 
+@pytest.mark.parametrize(("near", "nodes"), [(8, 1), (8, 4), (4, 2), (1, 4)])
+def test_bus_bandwidths_are_those_of_nccl_tests(near: int, nodes: int) -> None:
+    """Factors of doc/PERFORMANCE.md: what a rank sends is (n-1)/n of the buffer, twice for an all-reduce."""
+    ranks, size = near * nodes, 8e9
+    busbw = size / all_to_all_seconds(size, ranks, near, SWITCH) * (ranks - 1) / ranks
+    # Across nodes the NIC carries (n-m)/n of it, so that the bus is that much faster than the NIC.
+    limit = SWITCH.links if nodes == 1 else SWITCH.nic * (ranks - 1) / (ranks - near)
+    assert busbw == pytest.approx(limit)
+    ring = size / ring_seconds(size, ranks, near, SWITCH) * (ranks - 1) / ranks
+    through_nics = SWITCH.nic * near * (ranks - 1) / (ranks - near) if nodes > 1 else SWITCH.links
+    assert ring == pytest.approx(min(through_nics, SWITCH.links if near > 1 else through_nics))
+
+
 def test_a_pair_takes_one_link_or_the_nic() -> None:
     assert pair_seconds(64e9, True, MESH) == 1
     assert pair_seconds(450e9, True, SWITCH) == 1

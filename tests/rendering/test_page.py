@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import aligned, draw
-from tests.rendering import sample
+from tests.rendering import sample, sample_search
 from tracelens import analyze
 from tracelens.rendering.formats.html import files
 from tracelens.rendering.tables import finding_cards, headline
@@ -134,6 +134,7 @@ def test_a_card_leads_nowhere_where_the_report_has_no_such_tables() -> None:
         (sample.findings(4, ("a", "b")), "4 entries, first: a"),
         (sample.breakdown(), "gemm "),
         (sample.diff(3), "-"),
+        (sample_search.scaling(), " with EP 8: 1,000 tokens/s per GPU"),
     ],
 )
 def test_a_folded_section_says_its_most_telling_fact(result: Result, fact: str) -> None:

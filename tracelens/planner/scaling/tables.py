@@ -48,7 +48,7 @@ EXCHANGE = Schema(
         Column("link_bytes", "int64", "bytes", "that a rank sends over the links of its node"),
         Column("dur_ns", "int64", "ns", "of the dispatch of a micro-batch in one layer, hidden or not"),
     ),
-    doc="Balanced routing. A combine sends as much in the other direction, and each has a backward.",
+    doc="A combine sends as much in the other direction, and each has a backward.",
 )
 PUBLISHED = Schema(
     "Time of a step as published",

@@ -243,6 +243,17 @@ def _diff(result: Result) -> str:
     return f"{duration(base)} to {duration(cand)}, {cand / base - 1:+.1%}"
 
 
+def _scaling(result: Result) -> str:
+    """The fastest run."""
+    table = result.data.get("scaling")
+    if table is None or not len(table):
+        return ""
+    rate = table.array("tokens_per_s")
+    best = int(rate.argmax())
+    run = f"{table.texts('dispatch')[best]} with EP {table.array('ep')[best]}"
+    return f"{run}: {rate[best]:,.0f} tokens/s per GPU"
+
+
 _SPECIAL: Mapping[str, Callable[[Result], str]] = {
     "collectives": _collectives,
     "diff": _diff,
@@ -252,6 +263,7 @@ _SPECIAL: Mapping[str, Callable[[Result], str]] = {
     "overlap": _overlap,
     "pipeline": _pipeline,
     "roofline": _roofline,
+    "scaling": _scaling,
     "serving": _serving,
     "steps": _steps,
     "stragglers": _stragglers,

@@ -60,7 +60,7 @@ ALL_GATHER_GEMM = (
 
 
 class Published(NamedTuple):
-    """A published time of a problem, taken for the geometric mean over its shapes, as leaderboards rank."""
+    """A published time of a problem, taken for the geometric mean over its shapes."""
 
     operation: str
     implementation: str

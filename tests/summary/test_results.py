@@ -132,7 +132,7 @@ def test_an_untimed_ladder_has_the_recorded_steps() -> None:
 
 
 def test_memory_fits_or_not_by_how_much() -> None:
-    sizes = {"gpus": 768, "pp": 24, "ep": 8, "cp": 2, "vpp": 4}
+    sizes = {"gpus": 768, "pp": 24, "ep": 8, "vpp": 4}
     projected = project_memory("moe_1t", devices=["mi300x", "mi355x"], **sizes)  # type: ignore[arg-type]
     made = summed_up(projected)
     fits = projected.tables["fits"].set_index("device")

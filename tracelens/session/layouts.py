@@ -48,14 +48,13 @@ _SEARCHED = {name: f"give --{name}" for name in ("pp", "vpp", "cp", "tp", "ep")}
 
 
 def search_layouts(
-    model: str, gpus: int, devices: Devices, *, pp: Numbers = (),
-    ep: Numbers = (), cp: Numbers = (), tp: Numbers = (), vpp: Numbers = (), mbs: Numbers = (),
-    recompute: str | Sequence[str] = (), layouts: str | Sequence[str] = (), global_batch: int | None = None,
-    seq: int | None = None, settings: str | Sequence[str] = (), assume: str | Sequence[str] = (),
-    optimised: bool = False, precision: Precision | None = None, optimizer: Optimizer = "adamw",
-    imbalance: float = 1.0, overlap: bool = False, stage_buffers: StageBuffers = "in_flight",
-    framework: Framework = "megatron", megatron: str | Sequence[str] = (), reserve_gib: float | None = None,
-    top: int = 10, network: str = "",
+    model: str, gpus: int, devices: Devices, *, pp: Numbers = (), ep: Numbers = (), cp: Numbers = (),
+    tp: Numbers = (), vpp: Numbers = (), mbs: Numbers = (), recompute: str | Sequence[str] = (),
+    layouts: str | Sequence[str] = (), global_batch: int | None = None, seq: int | None = None,
+    settings: str | Sequence[str] = (), assume: str | Sequence[str] = (), optimised: bool = False,
+    precision: Precision | None = None, optimizer: Optimizer = "adamw", imbalance: float = 1.0,
+    overlap: bool = False, stage_buffers: StageBuffers = "in_flight", framework: Framework = "megatron",
+    megatron: str | Sequence[str] = (), reserve_gib: float | None = None, top: int = 10, network: str = "",
 ) -> Result:  # fmt: skip
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 

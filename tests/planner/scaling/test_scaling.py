@@ -28,7 +28,7 @@ LAYOUT = {"pp": 16, "vpp": 6, "cp": 2, "micro_batches": 32}
 def guide(**options: object) -> Result:
     """The experiment of AMD's guide with the settings of docs/how-to/plan.md."""
     return project_scaling(
-        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g", assume=["matrix_efficiency=0.68"],
+        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g", assume=["matrix_efficiency=0.87"],
         **(LAYOUT | options),  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -39,10 +39,16 @@ def column(result: Result, dispatch: str, name: str, table: str = "scaling") -> 
     return values
 
 
+def flatness(result: Result) -> list[float]:
+    """Tokens/s of DeepEP over their mean."""
+    rates = column(result, "deepep", "tokens_per_s")
+    return [rate * len(rates) / sum(rates) for rate in rates]
+
+
 def test_the_published_experiment() -> None:
     result = guide()
     # DeepEP is nearly flat, all-to-all degrades at each doubling.
-    assert column(result, "deepep", "relative") == pytest.approx([1, 1, 1, 1], abs=0.1)
+    assert flatness(result) == pytest.approx([1, 1, 1, 1], abs=0.1)
     rates = column(result, "alltoall", "tokens_per_s")
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 0.65 * rates[0]
@@ -54,7 +60,7 @@ def test_the_published_experiment() -> None:
 )
 def test_it_does_not_hang_on_one_schedule(vpp: int, cp: int, batches: int) -> None:
     result = guide(vpp=vpp, cp=cp, micro_batches=batches)
-    assert column(result, "deepep", "relative") == pytest.approx([1, 1, 1, 1], abs=0.1)
+    assert flatness(result) == pytest.approx([1, 1, 1, 1], abs=0.1)
     assert all(GUIDE[0] <= ratio <= GUIDE[1] for ratio in column(result, "deepep", "speedup"))
 
 

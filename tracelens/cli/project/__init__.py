@@ -19,7 +19,7 @@ app = typer.Typer(cls=Group, name="project", rich_markup_mode=None, add_completi
 
 @app.callback(invoke_without_command=True)
 def project(context: typer.Context) -> None:
-    """Predict memory, scaling, schedules, bounds, and effects of changes.
+    """Predict memory, scaling, schedules, bounds, and changes.
 
     Examples:
         tracelens project whatif traces/

@@ -103,4 +103,6 @@ def test_the_picture_has_a_box_a_room_and_an_arrow_an_import(drawing: Drawing) -
 def test_the_table_has_the_first_line_of_each_docstring(drawing: Drawing) -> None:
     cells = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", rooms.table(), re.MULTILINE))
     assert cells.keys() == drawing.arrows.keys()
-    assert cells["devices"] == "Devices: what a GPU can do at most, and what was measured on it, one TOML file each."
+    assert cells["devices"] == (
+        "Devices: what a GPU can do at most, and what was measured on it, one TOML file each."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,8 +140,14 @@ def test_a_search_names_the_fastest_layout_or_that_none_fits() -> None:
     found = search_layouts("deepseek_v2_lite", 8, devices=["mi300x"])
     best = found.tables["layouts"].iloc[0]
     made = summed_up(found)
-    assert made.verdict.startswith(f"Fastest on 8 x mi300x: {found.meta['best']['mi300x']}, at least ")
+    best_layout = f"Fastest on 8 x mi300x: {found.meta['best']['mi300x']}, "
+    assert re.match(rf"{re.escape(best_layout)}[\d,]+ s a step, [\d,]+ tokens/s", made.verdict)
     assert tile(made, "step_time_mi300x").value == best["step_ns"]
+    assert tile(made, "step_time_mi300x").note == "projected"
+    roofline = ["matrix=achievable", "launches=none"]
+    bound = summed_up(search_layouts("deepseek_v2_lite", 8, devices=["mi300x"], assume=roofline))
+    assert re.match(r"Fastest on 8 x mi300x: \S+, at least [\d,]+ s a step, at most [\d,]+", bound.verdict)
+    assert tile(bound, "step_time_mi300x").note == "lower bound"
 
 
 def test_schedules_are_compared_with_the_first() -> None:

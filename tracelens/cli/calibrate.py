@@ -26,15 +26,14 @@ On = Annotated[str, typer.Option("--device", hidden=True, help="cuda, or cpu to 
 
 
 def calibrate(output: Output, device: On = "cuda") -> None:
-    """Measure what this GPU achieves, by size, and write a device file.
+    """Measure a GPU, and write the results as a device file.
 
     GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the
-    host's cost per launch: under a minute on an idle GPU. Under torchrun also messages among all ranks, by
-    size. It needs torch (extra `workload`).
+    host's cost per launch: under a minute on an idle GPU. Under `torchrun --nproc-per-node N -m tracelens
+    calibrate` also messages among the ranks, by size. It needs torch (extra `workload`).
 
     Examples:
         tracelens calibrate -o mygpu.toml
-        torchrun --nproc-per-node 8 -m tracelens calibrate -o mynode.toml
         tracelens report trace.json.gz --device-file mygpu.toml
     """
     from tracelens.devices import device_toml

@@ -38,8 +38,8 @@ def run(name: str, batches: int, **layout: int) -> Config:
 
 
 def phase(estimated: Estimate) -> float:
-    """All but what is done once a step."""
-    return estimated.step_ns - estimated.parts["gradients"] - estimated.parts["optimizer"]
+    """The pipeline: all but launches, and what is done once a step."""
+    return estimated.step_ns - sum(estimated.parts[name] for name in ("launch", "gradients", "optimizer"))
 
 
 def test_without_a_pipeline_a_step_is_its_layers() -> None:
@@ -263,16 +263,21 @@ def read_config(content: dict[str, Any]) -> Config:
 
 
 def test_measured_steps_take_longer_and_not_without_bounds() -> None:
-    """Nine rungs on four H200 GPUs: hosts that launch too late make them 2 to 5 times as long."""
+    """Nine rungs on four H200 GPUs: hosts that launch too late make them 2 to 5 times as long.
+
+    With the cost of a launch, which was measured on another host, the projection comes within a factor of 2.
+    """
     content = json.loads((SAMPLES / "ladder/ep4/ladder.json").read_text())
     base = read_config(content["config"])
-    ratios = {}
+    ratios, projected = {}, {}
     for rung in content["rungs"]:
         changes = {name: tuple(v) if isinstance(v, list) else v for name, v in rung["toggles"].items()}
         config = replace(base, toggles=replace(base.toggles, **changes))
-        ratios[rung["name"]] = rung["typical_ms"] * 1e6 / estimate(config, H200).step_ns
+        ratios[rung["name"]] = rung["typical_ms"] * 1e6 / estimate(config, H200, ROOFLINE).step_ns
+        projected[rung["name"]] = rung["typical_ms"] * 1e6 / estimate(config, H200).step_ns
     assert len(ratios) == 9
     assert all(1 < ratio < 5 for ratio in ratios.values()), ratios
+    assert all(1 < ratio < 2 for ratio in projected.values()), projected
     # With the host out of the way, in one graph, it is nearest.
     assert min(ratios, key=ratios.__getitem__) == "graph"
 

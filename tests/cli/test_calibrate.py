@@ -1,12 +1,19 @@
-"""`tracelens calibrate` where it cannot run; tests/calibrate runs it."""
+"""`tracelens calibrate` where it cannot run, and what takes its files; tests/calibrate runs it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+
+from tracelens.cli import run
+from tracelens.devices import device, device_toml
 
 
 def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
@@ -28,3 +35,15 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
 
 def test_an_output_that_cannot_be_written_is_one_line(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "is a directory" in refused("calibrate", "-o", str(tmp_path)).lower()
+
+
+def test_a_projection_takes_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(device_toml(replace(device("h200"), name="mine")))
+    layout = ["--search", "--model", "deepseek_v2_lite", "--gpus", "8", "--pp", "1", "--ep", "8", "--tp", "1"]
+    steps = []
+    for name in ("h200", str(path)):
+        assert run(["project", "memory", *layout, "--cp", "1", "--device", name, "--json"]) == 0
+        steps.append(json.loads(capfd.readouterr().out)["tables"]["layouts"][0])
+    assert [step.pop("device") for step in steps] == ["h200", "mine"]
+    assert steps[0]["step_ns"] == steps[1]["step_ns"]

@@ -155,3 +155,11 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path: Path, text: str, 
         read_device(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_a_device_wherever_a_name_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(device_toml(replace(device("h100"), name="mine", measured=everything())))
+    assert device(str(path)) == read_device(path)
+    with pytest.raises(TracelensError, match=r"nowhere\.toml: no such file"):
+        device(str(tmp_path / "nowhere.toml"))

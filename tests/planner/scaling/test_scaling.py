@@ -28,8 +28,8 @@ LAYOUT = {"pp": 16, "vpp": 6, "cp": 2, "micro_batches": 32}
 def guide(**options: object) -> Result:
     """The experiment of AMD's guide with the settings of docs/how-to/plan.md."""
     return project_scaling(
-        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g", assume=["matrix_efficiency=0.68"],
-        **(LAYOUT | options),  # type: ignore[arg-type]
+        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g",
+        **(LAYOUT | {"assume": ["matrix_efficiency=0.68"]} | options),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -72,6 +72,9 @@ def test_figures_of_the_page() -> None:
         assert f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |" in page
     kept = column(guide(recompute="full"), "deepep", "relative")[-1]
     assert f"DeepEP then keeps {kept:.0%} at EP 64" in page.replace("\n", " ")
+    fast = column(guide(assume=[]), "deepep", "relative")
+    assert fast == pytest.approx([1, 1, 1, 1], abs=0.1)
+    assert f"{fast[-1]:.0%} of the tokens/s remain at EP 64" in page.replace("\n", " ")
     other = column(result, "deepep", "other", "breakdown")
     assert f"{other[0]:.1%} at EP 8, {other[-1]:.1%} at EP 64; published 13.6% and 1.2%" in page.replace(
         "\n", " "

@@ -28,8 +28,8 @@ LAYOUT = {"pp": 16, "vpp": 6, "cp": 2, "micro_batches": 32}
 def guide(**options: object) -> Result:
     """The experiment of AMD's guide with the settings of docs/how-to/plan.md."""
     return project_scaling(
-        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g", assume=["matrix_efficiency=0.87"],
-        **(LAYOUT | options),  # type: ignore[arg-type]
+        "moe_2t", 1024, "mi300x", ep=EPS, network="mi300x-8x400g",
+        **(LAYOUT | {"assume": ["matrix_efficiency=0.87"]} | options),  # type: ignore[arg-type]
     )  # fmt: skip
 
 

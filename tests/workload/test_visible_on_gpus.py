@@ -19,7 +19,7 @@ from tracelens.analysis.moe.stages import EXPERTS as EXPERTS_STAGE
 from tracelens.analysis.moe.stages import STAGES
 from tracelens.devices.catalogue import device as bundled
 from tracelens.planner.config import override, preset
-from tracelens.planner.expected import fp8_flops
+from tracelens.planner.expected import flops
 from tracelens.table.result import Result
 from tracelens.trace.run import Run
 
@@ -136,7 +136,7 @@ def test_experts_in_fp8_run_at_its_rate() -> None:
     """The FLOPs of the closed form, which the roofline holds against the FP8 peak."""
     table = found("fp8", "roofline")["roofline"]
     in_fp8 = table[table["dtype"].eq("fp8e4m3")]
-    expected = fp8_flops(override(preset("small"), [*fields("fp8"), "routing=balanced"]), 0)
+    expected = flops(override(preset("small"), [*fields("fp8"), "routing=balanced"]), 0, dtype="fp8")
     assert (in_fp8["flops"] * in_fp8["count"]).sum() == sum(work.total for work in expected.values())
     assert set(in_fp8["name"]) == {"aten::_scaled_grouped_mm"}
     device = bundled("h200")

@@ -102,8 +102,7 @@ def search_layouts(
     settings_texts = [*assignments({"seq": seq}, optimised, precision), *texts(settings)]
     axes = {"pp": pp, "vpp": vpp, "ep": ep, "cp": cp, "tp": tp, "mbs": mbs, "recompute": recompute}
     spaces = [_space(axes, text) for text in texts(layouts)] or [_space(axes)]
-    targets = resolved(devices)
-    if not targets:
+    if not (targets := resolved(devices)):
         raise TracelensError("--search needs a device to fit: give --device; see `tracelens list devices`")
     machine = step_machine(texts(assume), imbalance, network, overlap)
     question = _question(model, gpus, global_batch, settings_texts, assumptions, machine, reserve_gib)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import comb
 from typing import NamedTuple
 
 from tracelens.planner.block.op import Gemm, Kernel, Load
 from tracelens.planner.config import STATIC, Config, Layout, Model
+from tracelens.planner.distinct import balanced_spread
 
 
 def layer_config(config: Config) -> Config:
@@ -147,16 +147,8 @@ class Sizes:
 
     @cached_property
     def copies(self) -> float:
-        """Mean number of ranks with an expert of a token.
-
-        P * (1 - C(E - e, K) / C(E, K)) if its K experts are any of E, e per rank; with expert groups, any of
-        those in `top_groups`.
-        """
-        model = self.model
-        share = model.top_groups / model.expert_groups
-        ranks, experts = max(1.0, self.P * share), round(model.experts_count * share)
-        e = min(experts, round(experts / ranks))
-        return ranks * (1 - comb(experts - e, model.top_k) / comb(experts, model.top_k))
+        """Mean number of ranks with an expert of a token, of a router without preference."""
+        return balanced_spread(self.model, self.P, self.P).ranks
 
     def gemm(self, m: int, k: int, n: int, matrices: int = 1) -> tuple[Kernel]:
         """A GEMM of m rows in all with (k, n) weight matrices.

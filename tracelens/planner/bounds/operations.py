@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
 from typing import Literal, NamedTuple
 
 from tracelens.dtypes import element_bytes, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.bounds.platform import Platform
 from tracelens.planner.collectives import Rates, all_to_all_seconds, ring_seconds
+from tracelens.planner.distinct import Pool, distinct_blocks
 
 Copies = Literal["expert", "GPU"]
 """An MoE dispatch sends a token once to each of its experts, or once to each GPU that has some of them."""
@@ -147,17 +147,15 @@ def moe_all_to_all(
 
     A token has topk distinct experts, all sets equally likely. With a copy per expert, a rank sends
     tokens x topk rows, 1/p of them to itself. With a copy per GPU, a token goes once to each rank with one
-    of its experts, which is a rank of E/p experts with probability 1 - C(E - E/p, topk) / C(E, topk); the
-    rank combines the rows of its experts before it sends them back. Memory holds the rows that arrive in
-    dispatch, gives them back in combine, and has the tokens read and written once.
+    of its experts (see `planner.distinct`); the rank combines the rows of its experts before it sends them
+    back. Memory holds the rows that arrive in dispatch, gives them back in combine, and has the tokens read
+    and written once.
     """
     _divisible("experts", experts, ranks)
     if not 1 <= topk <= experts:
         raise TracelensError(f"topk must be 1 to the {experts} experts, not {topk}")
     item = element_bytes(dtype)
-    local = experts // ranks
-    hit = 1 - comb(experts - local, topk) / comb(experts, topk)
-    rows = tokens * (topk if copies == "expert" else ranks * hit)
+    rows = tokens * (topk if copies == "expert" else distinct_blocks(Pool(experts, topk, 1, 1), ranks))
     size = rows * hidden * item
     moved = 2 * (tokens * hidden * item + size)
     sizes = {"experts": experts, "topk": topk, "hidden": hidden, "tokens": tokens}

@@ -100,8 +100,12 @@ def _work(ops: Sequence[Op], runs_again: int, times: int, dtype: str | None) -> 
     for number, op in enumerate(ops):
         for kernel in op.kernels:
             loads = kernel.forward, kernel.backward
-            forward, backward = (load.flops * times if dtype in (None, load.dtype) else 0 for load in loads)
-            if forward or backward:
+            if kernel.kind in ("gemm", "attention") and (
+                dtype is None or dtype in (load.dtype for load in loads)
+            ):
+                forward, backward = (
+                    load.flops * times if dtype in (None, load.dtype) else 0 for load in loads
+                )
                 yield op.scope, Work(forward, backward, forward if number < runs_again else 0)
 
 

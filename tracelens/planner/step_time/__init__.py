@@ -15,14 +15,14 @@ loading and pauses are in neither, stragglers only as the stated spread `jitter`
 - `assumed`: these as a table.
 - `rates`: time of a kernel on the GPU.
 - `launches`: time of the host.
-- `network`: time of a message; `distinct`: where DeepEP's copies go.
+- `network`: time of a message; `planner.distinct`: where DeepEP's copies go.
 - `network_file`: nodes, links and NICs of a cluster.
 - `layers`: a layer's forward and backward, communication hidden or exposed; `overlap`: what 1F1B hides.
 - `step`: stages, bubble, gradients, optimizer.
 """
 
+from tracelens.planner.distinct import check_routing, routed_imbalance
 from tracelens.planner.step_time.assumed import ASSUMED, assumed
-from tracelens.planner.step_time.distinct import check_routing, routed_imbalance
 from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
 from tracelens.planner.step_time.machine import HELP, ROOFLINE, Machine, OverlapName
 from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network

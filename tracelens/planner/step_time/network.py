@@ -20,8 +20,8 @@ from tracelens.planner.collectives import (
     ring_seconds,
 )
 from tracelens.planner.config import Layout, Model
+from tracelens.planner.distinct import Spread, balanced_spread, routed_spread
 from tracelens.planner.expected import Collective
-from tracelens.planner.step_time.distinct import Spread, balanced_spread, routed_spread
 from tracelens.planner.step_time.machine import Machine
 
 _REDUCTIONS = ("all_gather", "reduce_scatter")

@@ -56,7 +56,7 @@ def balanced_spread(model: Model, ranks: int, near: int) -> Spread:
         near: of these, ranks that share a node.
     """
     pool = Pool(model.experts_count, model.top_k, model.expert_groups, model.top_groups)
-    return Spread(pool.top_k, _distinct(pool, ranks), _distinct(pool, max(ranks // near, 1)))
+    return Spread(pool.top_k, distinct_blocks(pool, ranks), distinct_blocks(pool, max(ranks // near, 1)))
 
 
 def routed_spread(expert_ids_TK: Int, model: Model, ranks: int, near: int) -> Spread:
@@ -111,7 +111,7 @@ def _mean_distinct(values_TK: Int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _distinct(pool: Pool, blocks: int) -> float:
+def distinct_blocks(pool: Pool, blocks: int) -> float:
     """Expected number of `blocks` equal ranges of experts that a token's experts lie in."""
     size, group = pool.experts // blocks, pool.experts // pool.groups
     # Blocks that cut the groups alike are hit alike.

@@ -60,8 +60,8 @@ def search_summary(result: Result) -> Summary | None:
     step, rate, mfu, needed, free = (
         layouts.array(name).tolist() for name in ("step_ns", "tokens_per_s", "mfu", "bytes", "free_bytes")
     )
-    is_bound = result.meta["is_bound"]
-    least, most, kind = ("at least ", "at most ", "lower bound") if is_bound else ("", "", "projected")
+    kind = result.meta["step_times"]
+    least, most = ("", "") if kind == "projected" else ("at least ", "at most ")
     first: dict[str, int] = {}
     for row, device in enumerate(layouts.texts("device")):
         first.setdefault(device, row)
@@ -109,8 +109,9 @@ def scaling_summary(result: Result) -> Summary | None:
         verdicts.append(f"{name} is {low if low == high else f'{low} to {high}'} times as fast as {first}")
     best = max(range(len(rate)), key=rate.__getitem__)
     fastest = f"{table.texts('dispatch')[best]} with EP {ranks[best]}"
+    most = "" if result.meta["step_times"] == "projected" else "at most "
     tiles = [
-        Tile("best", "Fastest", None, "", note=f"at most {three_digits(rate[best])} tokens/s per GPU",
+        Tile("best", "Fastest", None, "", note=f"{most}{three_digits(rate[best])} tokens/s per GPU",
              section="scaling", text=fastest),
         *(
             Tile(f"kept_{name}", f"{name}, EP {ranks[rows[-1]]}", relative[rows[-1]], "fraction",
@@ -119,7 +120,7 @@ def scaling_summary(result: Result) -> Summary | None:
             if len(rows) > 1
         ),
     ]  # fmt: skip
-    text = "; ".join(verdicts) or f"{fastest}: at most {three_digits(rate[best])} tokens/s per GPU"
+    text = "; ".join(verdicts) or f"{fastest}: {most}{three_digits(rate[best])} tokens/s per GPU"
     return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles))
 
 

@@ -76,7 +76,7 @@ FITS = Schema(
         Column("reserve_bytes", "int64", "bytes", "part of the memory not for training"),
         Column("nameplate_bytes", "int64", "bytes", "nominal memory of the device"),
     ),
-    doc="Leave headroom for fragmentation.",
+    doc="What the allocator reserves counts with framework=megatron; otherwise leave headroom for it.",
 )
 
 TABLES = {"fits": FITS, "memory": MEMORY, "ranks": RANKS}

@@ -155,6 +155,7 @@ def _meta(request: Request, device: Device, runs: list[Run]) -> dict[str, Any]:
         "network": request.network,
         "routing": "balanced" if request.expert_ids_TK is None else "recorded",
         "tokens_per_step": runs[0].time.tokens,
+        "step_times": request.machine.step_times,
     }
 
 

@@ -23,17 +23,17 @@ SCALING = Schema(
     (
         _DISPATCH,
         _EP,
-        Column("step_ns", "int64", "ns", "lower bound of the step time"),
+        Column("step_ns", "int64", "ns", "step time"),
         Column("tokens_per_s", "float64", doc="per GPU"),
         Column("relative", "float64", "fraction", "tokens/s / those with the fewest ranks, same dispatch"),
         Column("speedup", "float64", doc="tokens/s / those of the first dispatch, same ranks"),
         Column("mfu", "float64", "fraction", "model FLOPs / the data-sheet peak"),
     ),
-    doc="Step times are lower bounds (roofline) from FLOPs, bytes and messages; see the assumptions.",
+    doc="Step times follow from FLOPs, bytes, messages and launches; see the assumptions.",
 )
 BREAKDOWN = Schema(
     "Time of a step",
-    (_DISPATCH, _EP, Column("step_ns", "int64", "ns", "lower bound of the step time"), *_PARTS),
+    (_DISPATCH, _EP, Column("step_ns", "int64", "ns", "step time"), *_PARTS),
     doc="Parts of the slowest stage's step.",
 )
 EXCHANGE = Schema(
@@ -59,8 +59,7 @@ PUBLISHED = Schema(
         *_PARTS,
         Column("source", "str", doc="where it was published", folded=True),
     ),
-    doc="The published layout and batch are unknown. Congestion and fluctuation of the network, host "
-    "overhead and small kernels are not modeled.",
+    doc="The published layout and batch are unknown; congestion of the network is not modeled.",
 )
 TABLES = {
     "scaling": SCALING,

@@ -84,7 +84,7 @@ def search(
             "possible": len(sized),
             "fits": {ranking.device.name: len(ranking.fitting) for ranking in rankings},
             "best": best,
-            "is_bound": question.machine.is_bound,
+            "step_times": question.machine.step_times,
         },
         command="tracelens project memory --search",
     )

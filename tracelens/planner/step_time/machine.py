@@ -129,9 +129,9 @@ class Machine:
             raise TracelensError(f"imbalance must be at least 1 (balanced), not {self.imbalance}")
 
     @property
-    def is_bound(self) -> bool:
-        """Whether step times are lower bounds: a roofline without launches."""
-        return self.matrix != "by-size" and self.launches == "none"
+    def step_times(self) -> str:
+        """What step times are: "lower bound", of a roofline without launches, or "projected"."""
+        return "lower bound" if self.matrix != "by-size" and self.launches == "none" else "projected"
 
     def matrix_rate(self, device: Device, dtype: str) -> float:
         """FLOP/s of GEMMs of any size; raises TracelensError if the device has no rate for the type."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tracelens.rendering.tables.rows import readable, skipped
 from tracelens.rendering.tables.values import one_line, shorten
 from tracelens.table import Column, Result, Table
-from tracelens.units import duration
+from tracelens.units import duration, size_text
 
 _FEW = 16
 """A table with at most so many different names is a division of a whole, a longer one a ranking."""
@@ -254,11 +254,18 @@ def _scaling(result: Result) -> str:
     return f"{run}: {rate[best]:,.0f} tokens/s per GPU"
 
 
+def _memory(result: Result) -> str:
+    """The peak of a projection."""
+    worst = result.meta.get("worst_bytes")
+    return f"{size_text(worst)} on the fullest GPU" if worst else ""
+
+
 _SPECIAL: Mapping[str, Callable[[Result], str]] = {
     "collectives": _collectives,
     "diff": _diff,
     "input": _input,
     "launches": _launches,
+    "memory": _memory,
     "moe": _moe,
     "overlap": _overlap,
     "pipeline": _pipeline,

@@ -291,3 +291,12 @@ def test_a_gate_without_figures_is_no_verdict(
     put(monkeypatch, ANALYZERS, "steps", function=stop)
     assert run_cli(["gate", str(ranks), str(ranks)]) == 2
     assert "analyzer steps" in capfd.readouterr().err
+
+
+def test_a_missing_package_is_named() -> None:
+    def call() -> None:
+        raise ModuleNotFoundError("No module named 'absent'", name="absent")
+
+    failure = guard("the command", call)
+    assert isinstance(failure, Failure)
+    assert "No module named 'absent'" in failure

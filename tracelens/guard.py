@@ -39,7 +39,7 @@ class Failure(str):
     def of(cls, part: str, error: BaseException) -> Failure:
         """The failure of a part that raised `error`."""
         kind = type(error).__name__
-        text = f": {error}" if isinstance(error, SchemaError) else ""
+        text = f": {error}" if isinstance(error, SchemaError | ModuleNotFoundError) else ""
         failure = cls(
             f"{part} failed with {kind} in {_location(error)}{text}. This is a bug: please report it with "
             "the output of the same command with --debug"

@@ -33,6 +33,7 @@ class Commands(Group):
         """Accept --debug in any position."""
         own_options = args[: args.index("--")] if "--" in args else args
         if _DEBUG in own_options:
+            _debug(True)  # parsing may fail, too
             args = [_DEBUG, *(text for text in own_options if text != _DEBUG), *args[len(own_options) :]]
         for number, text in enumerate(args[:2]):  # a command of two words; `gate` itself takes paths
             if (

@@ -86,7 +86,7 @@ def _routing(path: str) -> Int:
     except OSError as error:
         raise TracelensError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise TracelensError(f"{path}: not a NumPy array (.npy): {error}") from error
+        raise TracelensError(f"{path}: not a NumPy array: save the routing with numpy.save") from error
     if not isinstance(ids, np.ndarray):
         raise TracelensError(f"{path}: holds several arrays; save the routing alone as .npy")
     return ids

@@ -112,6 +112,7 @@ def test_every_bundled_model_is_accepted(model: str) -> None:
         ({}, "tp=2", "tensor parallelism"),
         ({}, "dtype=float32", "another precision"),
         ({}, "main_params=false", "another precision"),
+        ({}, "fp8=experts experts=grouped", "fp8=experts"),
     ],
 )
 def test_what_the_charts_do_not_tell_is_refused(assumed: dict[str, Any], fields: str, what: str) -> None:

@@ -52,6 +52,7 @@ def _check(config: Config, assumptions: Assumptions) -> None:
             for name in ("optimizer", "sharding", "imbalance")
         },
         "gradients=float32": assumptions.gradients == "float32",
+        f"fp8={config.toggles.fp8}": config.toggles.fp8 != "off",
     }
     if present := [name for name, is_set in unsupported.items() if is_set]:
         raise TracelensError(

@@ -39,12 +39,13 @@ class Settings:
 
 
 def check(config: Config) -> None:
-    """Raises TracelensError for toggles that Megatron-core does not have."""
+    """Raises TracelensError for toggles that Megatron-core does not have, or has in another way."""
     toggles = config.toggles
     absent = {
         f"dispatch={toggles.dispatch}": toggles.dispatch in ("allgather", "dedup"),
         "experts=multistream": toggles.experts == "multistream",
         "sync_free=3": toggles.sync_free == STATIC,
+        f"fp8={toggles.fp8}": toggles.fp8 != "off",
     }
     if missing := [name for name, is_set in absent.items() if is_set]:
         raise TracelensError(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from tracelens.errors import TracelensError, UnknownName
-from tracelens.session.memory import resolved, texts
+from tracelens.errors import TracelensError
+from tracelens.session.memory import assumed_values, resolved, texts
 from tracelens.session.reading import Progress, Source, at_step, loaded, quiet
 
 if TYPE_CHECKING:
@@ -81,17 +81,9 @@ def _platform(device: Device, nodes: int, gpus_per_node: int, assume: Sequence[s
         TracelensError: malformed text, or unknown name or value.
     """
     from tracelens.planner.bounds import HELP, Platform
-    from tracelens.planner.config import parse_value
 
     defaults = {item.name: item.default for item in fields(Platform) if item.name in HELP}
-    changes: dict[str, object] = {}
-    for text in assume:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise TracelensError(f"--assume: {text!r} is not of the form name=value")
-        if name not in defaults:
-            raise UnknownName("assumption", name, defaults)
-        changes[name] = parse_value(name, value, defaults[name])
+    changes = assumed_values(assume, defaults)
     return Platform(device, nodes, gpus_per_node, **changes)  # type: ignore[arg-type]  # of their defaults' kinds
 
 

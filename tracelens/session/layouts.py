@@ -14,6 +14,7 @@ from tracelens.session.memory import (
     Precision,
     StageBuffers,
     assignments,
+    assumed_values,
     gradients,
     megatron_options,
     reserved,
@@ -186,19 +187,11 @@ def step_machine(
     Raises:
         TracelensError: unknown network, malformed text, or unknown name or value.
     """
-    from tracelens.planner.config import parse_value
     from tracelens.planner.step_time import HELP, Machine, read_network
 
     base = Machine(imbalance=imbalance, exchange_overlap="1f1b" if overlap else "toggle")
     base = read_network(network).applied(base) if network else base
     known = {item.name: item.default for item in fields(Machine) if item.name in HELP.keys() - {"imbalance"}}
-    changes: dict[str, object] = {}
-    for text in assume:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise TracelensError(f"--assume: {text!r} is not of the form name=value")
-        if name not in known:
-            raise UnknownName("assumption", name, known)
-        changes[name] = parse_value(name, value, known[name])
+    changes = assumed_values(assume, known)
     sources = tuple((name, source) for name, source in base.sources if name not in changes)
     return replace(base, **changes, sources=sources)  # type: ignore[arg-type]  # of the kinds of its defaults

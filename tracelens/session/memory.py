@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tracelens.errors import TracelensError
+from tracelens.errors import TracelensError, UnknownName
 from tracelens.units import GIB
 
 if TYPE_CHECKING:
@@ -102,6 +102,25 @@ def megatron_options(options: str | Sequence[str]) -> dict[str, Any]:
 def texts(values: str | Sequence[str]) -> list[str]:
     """One text or several, as a list."""
     return [values] if isinstance(values, str) else list(values)
+
+
+def assumed_values(assume: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
+    """Values of texts `name=value`, each of the type of its default.
+
+    Raises:
+        TracelensError: malformed text, or unknown name or value.
+    """
+    from tracelens.planner.config import parse_value
+
+    values: dict[str, object] = {}
+    for text in assume:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise TracelensError(f"--assume: {text!r} is not of the form name=value")
+        if name not in defaults:
+            raise UnknownName("assumption", name, defaults)
+        values[name] = parse_value(name, value, defaults[name])
+    return values
 
 
 def field_text(text: str) -> str:

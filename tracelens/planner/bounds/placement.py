@@ -86,8 +86,7 @@ def link_bound(
 ) -> LinkBound | None:
     """The least time of a collective on its links; None where its kind or size is not recorded.
 
-    An all-to-all with recorded split
-    sizes takes those; one without is taken as even.
+    An all-to-all with recorded split sizes takes those; one without is taken as even.
     """
     size, kind = collective.bytes, collective_of(collective.collective)
     group = place(collective, node_of)

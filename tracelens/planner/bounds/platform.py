@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.collectives import Rates, Steps
 from tracelens.planner.config import at_least_one, one_of
-from tracelens.planner.step_time import Machine
+from tracelens.planner.step_time import HELP as STEP_TIME_HELP
+from tracelens.planner.step_time import SOURCES as STEP_TIME_SOURCES
+from tracelens.planner.step_time import Assumption, LinksName, Machine
 
 RateName = Literal["peak", "achievable"]
-LinksName = Literal["auto", "mesh", "switch"]
 
 HELP = {
     "matrix": "GEMM rate: the data-sheet peak, or achievable (as published by the vendor, else the peak)",
-    "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
+    "links": STEP_TIME_HELP["links"],
     "link_bytes_per_s": "from one GPU to all others of its node, one direction; 0: as in the device file",
-    "nic_bytes_per_s": "network bandwidth per GPU, one direction",
+    "nic_bytes_per_s": STEP_TIME_HELP["nic_bytes_per_s"],
     "link_step_ns": "latency of one step of a collective inside a node",
     "nic_step_ns": "latency of one step of a collective between nodes",
 }
@@ -27,20 +28,11 @@ HELP = {
 _NCCL = "NCCL 2.28.7, src/graph/tuning.cc, ncclTunerConstantsDefaults.hwLatencies: a ring step with LL128"
 _SOURCES = {
     "matrix": "speed of light: no GEMM is faster",
-    "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
-    "nic_bytes_per_s": "one 400 Gb/s NIC per GPU, as in reference clusters of eight-GPU nodes",
+    "links": STEP_TIME_SOURCES["links"],
+    "nic_bytes_per_s": STEP_TIME_SOURCES["nic_bytes_per_s"],
     "link_step_ns": f"{_NCCL} over NVLink",
     "nic_step_ns": f"{_NCCL} over the network",
 }
-
-
-class Assumption(NamedTuple):
-    """A figure behind the bounds: its value as text, meaning and source."""
-
-    name: str
-    value: str
-    meaning: str
-    source: str
 
 
 @dataclass(frozen=True)

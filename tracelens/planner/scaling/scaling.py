@@ -10,6 +10,7 @@ from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
+from tracelens.planner.distinct import check_routing, routed_imbalance
 from tracelens.planner.scaling.dispatch import dispatch_row
 from tracelens.planner.scaling.published import is_published, published_rows
 from tracelens.planner.scaling.tables import BREAKDOWN, EXCHANGE, PARTS, PUBLISHED, SCALING
@@ -19,9 +20,7 @@ from tracelens.planner.step_time import (
     OverlapName,
     Timer,
     assumed,
-    check_routing,
     estimate,
-    routed_imbalance,
 )
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table

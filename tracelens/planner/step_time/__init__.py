@@ -21,10 +21,17 @@ loading and pauses are in neither, stragglers only as the stated spread `jitter`
 - `step`: stages, bubble, gradients, optimizer.
 """
 
-from tracelens.planner.distinct import check_routing, routed_imbalance
 from tracelens.planner.step_time.assumed import ASSUMED, assumed
 from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
-from tracelens.planner.step_time.machine import HELP, ROOFLINE, Machine, OverlapName
+from tracelens.planner.step_time.machine import (
+    HELP,
+    ROOFLINE,
+    SOURCES,
+    Assumption,
+    LinksName,
+    Machine,
+    OverlapName,
+)
 from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
 from tracelens.planner.step_time.step import PARTS, Estimate, estimate
 
@@ -33,17 +40,18 @@ __all__ = [
     "HELP",
     "PARTS",
     "ROOFLINE",
+    "SOURCES",
+    "Assumption",
     "ClusterNetwork",
     "Estimate",
     "LayerTimes",
+    "LinksName",
     "Machine",
     "OverlapName",
     "Timer",
     "assumed",
     "bundled_networks",
-    "check_routing",
     "estimate",
     "layer_times",
     "read_network",
-    "routed_imbalance",
 ]

@@ -111,7 +111,7 @@ def _combine(t: Tape, s: Sizes, y: Value, rows: Dispatched) -> Value:
 
 def _dispatch_deepep(t: Tape, s: Sizes, x: Value, routing: Routing) -> Dispatched:
     """DeepEP sends a token once to each rank; rows are made of it on arrival."""
-    K, arrived = s.model.top_k, round(s.T * s.copies) if s.P > 1 else s.T
+    K, arrived = s.model.top_k, s.copies_sent
     top = t.op([routing.weight], s.T * K * FLOAT32, extra=s.T * K * INT64)
     received = t.op([x, top], arrived * s.row, extra=arrived * K * (INT64 + FLOAT32), waits=True)
     probs = t.op([top], arrived * s.e * FLOAT32, extra=arrived * s.e)
@@ -122,8 +122,7 @@ def _dispatch_deepep(t: Tape, s: Sizes, x: Value, routing: Routing) -> Dispatche
 
 
 def _combine_deepep(t: Tape, s: Sizes, y: Value) -> Value:
-    arrived = round(s.T * s.copies) if s.P > 1 else s.T
-    summed = t.op([y], arrived * s.row)
+    summed = t.op([y], s.copies_sent * s.row)
     return t.op([summed], s.T * s.row, waits=True)
 
 

@@ -123,8 +123,7 @@ class Stages:
         config, layout = self.config, self.config.layout
         # The last context-parallel rank attends to most keys; data- and tensor-parallel ranks are alike.
         rank = pp_rank * layout.stage_ranks + (layout.cp - 1) * layout.tp
-        numbers = range(pp_rank, len(self.parts), layout.pp)
-        kinds = tuple(self._chunk_kind(number) for number in numbers)
+        numbers, kinds = self._chunks_of(pp_rank)
         if kinds not in self._static:
             self._static[kinds] = static(config, rank, self.assumptions)
         permanent, step = self._static[kinds]
@@ -154,8 +153,7 @@ class Stages:
     def simulated(self, stage: Stage, capacity: int | None = None) -> Allocator:
         """The allocator of a stage after two steps, see `reserved`."""
         pp_rank = stage.rank // self.config.layout.stage_ranks
-        numbers = range(pp_rank, len(self.parts), self.config.layout.pp)
-        kinds = tuple(self._chunk_kind(number) for number in numbers)
+        numbers, kinds = self._chunks_of(pp_rank)
         permanent = added(self._static[kinds].held, self._buffers(numbers))
         row = self.sizes.T * self.sizes.row
         return simulated(
@@ -177,6 +175,11 @@ class Stages:
         if recompute == "layers":
             recompute = "full" if layer in self.config.toggles.recompute_layer_ids else "none"
         return layer >= self.config.model.dense_layers, recompute
+
+    def _chunks_of(self, pp_rank: int) -> tuple[range, tuple[_ChunkKind, ...]]:
+        """Positions in the model of a rank's chunks, and their kinds."""
+        numbers = range(pp_rank, len(self.parts), self.config.layout.pp)
+        return numbers, tuple(map(self._chunk_kind, numbers))
 
     def _chunk_kind(self, number: int) -> _ChunkKind:
         layers = self.parts[number]

@@ -20,7 +20,7 @@ from tracelens.planner.step_time import (
     OverlapName,
     Timer,
     assumed,
-    estimate,
+    timed_step,
 )
 from tracelens.registry import purpose
 from tracelens.table import Result, Skip, Table
@@ -123,10 +123,8 @@ def scaling(request: Request, device: Device) -> Result:
             except TracelensError as error:
                 skips.append(Skip(f"{dispatch} with EP {ep}", str(error)))
                 continue
-            routing = request.expert_ids_TK
-            timer = Timer(config, device, machine, routing)
-            time = estimate(config, device, machine, routing)
-            runs.append(Run(dispatch, ep, time, dispatch_row(timer)))
+            timer = Timer(config, device, machine, request.expert_ids_TK)
+            runs.append(Run(dispatch, ep, timed_step(timer), dispatch_row(timer)))
     if not runs:
         raise TracelensError(f"no layout is valid: {skips[0].reason}")
     return Result(

@@ -33,7 +33,7 @@ from tracelens.planner.step_time.machine import (
     OverlapName,
 )
 from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
-from tracelens.planner.step_time.step import PARTS, Estimate, estimate
+from tracelens.planner.step_time.step import PARTS, Estimate, estimate, timed_step
 
 __all__ = [
     "ASSUMED",
@@ -54,4 +54,5 @@ __all__ = [
     "estimate",
     "layer_times",
     "read_network",
+    "timed_step",
 ]

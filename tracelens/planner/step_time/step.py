@@ -95,8 +95,12 @@ def estimate(
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
     """
-    timer = Timer(config, device, machine or Machine(), expert_ids_TK)
-    kinds = _kinds(timer)
+    return timed_step(Timer(config, device, machine or Machine(), expert_ids_TK))
+
+
+def timed_step(timer: Timer) -> Estimate:
+    """The step of `estimate`, where its layers are timed already."""
+    config, device, kinds = timer.config, timer.device, _kinds(timer)
     passes = {kind: _stage(timer, kind) for kind in set(kinds)}
     totals = {kind: sum(parts.values()) for kind, parts in passes.items()}
     slowest = max(kinds, key=totals.__getitem__)

@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
@@ -72,10 +71,8 @@ class Estimate:
         return self.tokens / self.ranks / self.step_ns * 1e9
 
 
-def estimate(
-    config: Config, device: Device, machine: Machine | None = None, expert_ids_TK: Int | None = None
-) -> Estimate:
-    """Project the step time; see `Timer` for `expert_ids_TK`.
+def estimate(config: Config, device: Device, machine: Machine | None = None) -> Estimate:
+    """Project the step time.
 
     Two assumptions of `Machine` make it a projection: kernels run at the rates of their sizes, and a host
     launches them. With `ROOFLINE` it is a lower bound: one rate for all GEMMs, and a host that keeps up.
@@ -95,7 +92,7 @@ def estimate(
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
     """
-    return timed_step(Timer(config, device, machine or Machine(), expert_ids_TK))
+    return timed_step(Timer(config, device, machine or Machine()))
 
 
 def timed_step(timer: Timer) -> Estimate:

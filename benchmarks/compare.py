@@ -10,7 +10,7 @@ import time
 def main() -> int:
     """Load and compare the runs of the two paths on the command line."""
     import tracelens
-    from tracelens.compare.diff.diff import diff
+    from tracelens.compare.diff import diff
 
     begin = time.perf_counter()
     base, cand = (tracelens.load(path) for path in sys.argv[1:3])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.parallel.groups import Groups
+from tracelens.workload.parallel.collectives import Groups
 from tracelens.workload.train import Trainer
 
 ROUNDS, STEPS, WARMUP = 5, 6, 4

@@ -35,9 +35,8 @@ from typing import Any
 
 import pandas as pd
 
-from tracelens.read.parser import parse
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.trace import Trace
+from tracelens.read import parse
+from tracelens.trace import Run, Trace, make_run
 
 ARGUMENTS = {
     "seq": "Sequence number",

@@ -17,7 +17,6 @@ REREADERS = (
     "conformance/test_actions.py",
     "docs/",
     "summary/",
-    "test_english.py",
     "test_readme.py",
     "test_reports.py",
 )
@@ -28,13 +27,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # So would a second process for each trace that a test reads. Tests of several processes say how many.
 os.environ.setdefault("TRACELENS_JOBS", "1")
 
-# No deadlines: a shared machine is slow at times. In CI the examples are the same every time, so that a red
-# run is about the change; HYPOTHESIS_PROFILE=thorough looks further.
+# No deadlines: a shared machine is slow at times. The examples are the same every time, so that a red run is
+# about the change; HYPOTHESIS_PROFILE=thorough looks further.
 settings.register_profile(
     "default",
     deadline=None,
     max_examples=30,
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(

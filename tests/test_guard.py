@@ -13,19 +13,18 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, events, write
-from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis import ANALYZERS
 from tracelens.cli import run as run_cli
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import COSTS
+from tracelens.costs import COSTS, OpCall, Uncounted
 from tracelens.errors import SchemaError, TracelensError
-from tracelens.findings.detectors.detector import DETECTORS
+from tracelens.findings.detectors import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
-from tracelens.rendering.figures.figure import FIGURES
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.fragment import fragment
-from tracelens.rendering.renderer import RENDERERS
-from tracelens.table.result import Report
-from tracelens.what_if.scenario import SCENARIOS
+from tracelens.rendering import RENDERERS
+from tracelens.rendering.figures import FIGURES
+from tracelens.rendering.formats import console
+from tracelens.rendering.formats.notebook import fragment
+from tracelens.table import Report
+from tracelens.what_if import SCENARIOS
 
 STEP = aligned("""
     step 0   | --------------------
@@ -170,7 +169,8 @@ def test_a_detector_is_not_blamed_for_an_analyzer(ranks: Path, monkeypatch: pyte
 def test_a_cost_model(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = next(name for name, _ in COSTS.items() if name == "aten::mm")
     put(monkeypatch, COSTS, model, function=stop)
-    from tracelens.costs.model import _models, find
+    from tracelens.costs import find
+    from tracelens.costs.model import _models
 
     for cache in (_models, find):
         cache.cache_clear()

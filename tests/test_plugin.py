@@ -117,7 +117,7 @@ def test_one_file_counts_an_op_of_ones_own(tmp_path: Path) -> None:
     [
         (
             ANALYZER.replace('"headcount"', '"kernels"', 1),
-            ["analyzer 'kernels' is defined in", "kernels and in"],
+            ["analyzer 'kernels' is defined in", " and in"],
         ),
         ("import no_such_library", ["extra.py", "does not import", "no_such_library"]),
         ("def broken(:", ["extra.py", "does not import", "SyntaxError"]),

@@ -14,9 +14,9 @@ import pytest
 
 import tracelens
 from tests.planner.memory import test_memory_measured as memory
-from tracelens.analysis.analyzer import in_order
+from tracelens.analysis import in_order
 from tracelens.cli import run
-from tracelens.planner.memory.memory import stages
+from tracelens.planner.memory import stages
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "sample_traces"

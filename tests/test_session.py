@@ -15,7 +15,7 @@ from tests.builders import aligned, events, write
 from tracelens.cli import run as run_cli
 from tracelens.devices import device
 from tracelens.errors import ParseError, TracelensError
-from tracelens.planner import Batch, bubble
+from tracelens.planner import PipelineSizes, bubble
 from tracelens.planner.config import MODELS, override, preset
 from tracelens.planner.memory import Assumptions, memory
 from tracelens.planner.pipeline import Setting, Uniform, pipeline
@@ -252,7 +252,7 @@ def test_layouts_in_words() -> None:
 
 
 def test_pipelines_in_words() -> None:
-    batch = Batch(pp=16, global_tokens=2**21, seq=4096, nodes=64)
+    batch = PipelineSizes(pp=16, global_tokens=2**21, seq=4096, nodes=64)
     assert same(tracelens.project_bubble(16, 2**21, 64, vpp=6), bubble(batch, 6))
     found = tracelens.project_pipeline(schedules=["gpipe", "1f1b"], pp=4, micro_batches=8, forward_ms=2)
     assert same(found, pipeline(Setting(["gpipe", "1f1b"], 4, 8), Uniform(2_000_000, 4_000_000)))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from markdown_pages import code, page, section, table
+from markdown_pages import arguments, code, docstring, page, section, table
 from typer.main import get_command
 
 import tracelens
@@ -43,10 +43,22 @@ def python() -> str:
 def _entry(name: str) -> str:
     """The docstring of a public name; the anchor is there even if a module has the same name."""
     value = getattr(tracelens, name, None)
+    anchor = f'<a id="tracelens.{name}"></a>'
+    if hasattr(value, "request"):  # made from a request: its text is not in a source file
+        doc = docstring(value)
+        rows = [(f"`{argument}`", meaning) for argument, meaning in arguments(value).items()]
+        return section(
+            f"`{name}`",
+            anchor,
+            code("python", f"{name}{inspect.signature(value)}"),
+            doc[""],
+            table(("argument", "meaning"), rows),
+            *(f"**{title}:** {doc[title]}" for title in ("Returns", "Raises") if title in doc),
+        )
     path = (
         f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else f"tracelens.{name}"
     )
-    return f'<a id="tracelens.{name}"></a>\n\n::: {path}'
+    return f"{anchor}\n\n::: {path}"
 
 
 def _purpose(value: object) -> str:

@@ -16,15 +16,15 @@ from tracelens import planner, reproducers, what_if
 from tracelens.analysis import Analyzer, in_order
 from tracelens.compare import diff, gate, ladder
 from tracelens.devices import Device, devices
-from tracelens.devices.read import numbers
+from tracelens.devices.files import numbers
 from tracelens.findings.detectors import DETECTORS, Detector
-from tracelens.findings.remedies import Platform, entries
+from tracelens.findings.remedies import TracePlatform, entries
 from tracelens.planner import bounds as planner_bounds
 from tracelens.planner import memory, pipeline, scaling, search
 from tracelens.reproducers import verify
 from tracelens.session import wide
 from tracelens.table import Schema
-from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
+from tracelens.trace.trace import COLLECTIVES, EVENTS, LINKS, OPS
 from tracelens.units import largest_scale
 from tracelens.what_if import SCENARIOS
 
@@ -145,7 +145,7 @@ def _remedies(item: Detector) -> str:
     rows = [
         (entry.text, _LAUNCHED[entry.in_graphs], ", ".join(entry.vendor), ", ".join(entry.framework),
          ", ".join(f"{name} {bound}" for name, bound in entry.versions.items()))
-        for entry in entries(item.name, Platform())
+        for entry in entries(item.name, TracePlatform())
     ]  # fmt: skip
     return table(("what to do", "launched", "vendor", "framework", "versions"), rows) or item.remedy
 

@@ -22,7 +22,7 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Interface": ("#757de8", ("cli", "session")),
     "Answers": (
         "#dd7747",
-        ("analysis", "findings", "compare", "summary", "what_if", "planner", "reproducers"),
+        ("analysis", "findings", "compare", "what_if", "planner", "reproducers"),
     ),
     "Traces and tables": ("#2b9db3", ("read", "trace", "table", "workers", "costs", "devices", BASICS)),
     "Outputs": ("#55a457", ("rendering", "outputs", "merge")),

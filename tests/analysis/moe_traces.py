@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.builders import read
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.trace import Trace
+from tracelens.trace import Run, Trace, make_run
 
 Event = dict[str, Any]
 Key = tuple[int, int, int, str, str]

@@ -16,8 +16,7 @@ from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple
 
 from tests.builders import read
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.trace import Trace
+from tracelens.trace import Run, Trace, make_run
 
 Event = dict[str, Any]
 _OPS = 3

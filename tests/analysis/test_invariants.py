@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.analysis.drawings import KINDS, Drawing, drawings
 from tests.builders import draw, records
 from tracelens import analyze
-from tracelens.trace.run import Run, make_run
+from tracelens.trace import Run, make_run
 
 # At 300 ns a column gaps are short and children overrun within the tolerance; at 10 us nothing is small.
 units = st.sampled_from([300, 10_000])

@@ -28,6 +28,11 @@ class Module:
         return _parse(self.path, self.text)
 
     @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return _walk(self.path, self.text)
+
+    @property
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
 
@@ -41,14 +46,20 @@ def _parse(path: Path, text: str) -> ast.Module:
     return ast.parse(text, filename=str(path))
 
 
-def modules(folder: str = PACKAGE) -> list[Module]:
-    """All modules below a folder of the repository, in order of name."""
+@cache
+def _walk(path: Path, text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parse(path, text)))
+
+
+@cache
+def modules(folder: str = PACKAGE) -> tuple[Module, ...]:
+    """All modules below a folder of the repository, in order of name; read and parsed once for all tests."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Module(name, path, path.read_text(encoding="utf-8")))
-    return found
+    return tuple(found)
 
 
 def definitions(tree: ast.Module) -> list[tuple[str, Definition]]:

@@ -35,7 +35,7 @@ HEAVY = ("numpy", "pandas", "plotly", "torch")
 
 
 def broad_excepts(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -51,7 +51,7 @@ def test_no_broad_except() -> None:
 
 def calls(module: Module, names: set[str]) -> Iterator[str]:
     """`file:line: name` of every call of, and bare `raise` of, one of the names."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         called = (
             node.func if isinstance(node, ast.Call) else node.exc if isinstance(node, ast.Raise) else None
         )

@@ -13,8 +13,8 @@ import pytest
 from tests.browser.chromium import WAIT_S, chromium, errors
 from tests.browser.pages import Run, fill, open_sections
 from tests.rendering import sample
-from tracelens.rendering.figures.figure import figures
-from tracelens.rendering.renderer import write
+from tracelens.rendering import write
+from tracelens.rendering.figures import figures
 
 WIDEST = "return Math.max(...[...document.querySelectorAll('.main-svg')].map(svg => svg.clientWidth))"
 

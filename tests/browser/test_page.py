@@ -16,7 +16,7 @@ from tests.browser.chromium import WAIT_S, chromium, errors
 from tests.browser.pages import Run
 from tests.rendering import sample
 from tests.rendering.test_page import findings
-from tracelens.rendering.renderer import write
+from tracelens.rendering import write
 from tracelens.table import Report, Summary, Tile
 
 keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is not installed").Keys

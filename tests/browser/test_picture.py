@@ -13,7 +13,7 @@ from tests.browser.chromium import chromium, errors, prefer, requests, resize, u
 from tests.rendering import sample_picture
 from tests.rendering.sample import IMAGE, SCRIPT
 from tests.rendering.sample_picture import MS, STEP_NS
-from tracelens.rendering.renderer import write
+from tracelens.rendering import write
 
 HOME = [0, 1.01 * STEP_NS]
 

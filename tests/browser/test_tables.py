@@ -14,10 +14,9 @@ import pytest
 from tests.browser.chromium import becomes, chromium, errors, until
 from tests.browser.pages import Run, click, column, fill, open_sections, sort_by, wait_alive
 from tests.rendering import sample
-from tracelens.rendering.renderer import write
+from tracelens.rendering import write
 from tracelens.rendering.tables import cut
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Coded, Column, Schema
+from tracelens.table import Coded, Column, Report, Result, Schema
 
 BIG = 50_000
 RANKS = 8

@@ -20,7 +20,7 @@ from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes  # n
 from tracelens.calibrate.timing import Stopwatch  # noqa: E402
 from tracelens.cli import run  # noqa: E402
 from tracelens.devices import read_device  # noqa: E402
-from tracelens.devices.measured import is_grid  # noqa: E402
+from tracelens.devices.spec import is_grid  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 
 CPU = Stopwatch(torch.device("cpu"), 1 << 20, is_quick=True)

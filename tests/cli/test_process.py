@@ -42,12 +42,14 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/
         ["report", FAST, "--only", "input"],
         ["analyze", "input", FAST, "--json"],
         ["gate", FAST, FAST],
+        ["list", "devices"],
         ["--help"],
     ],
     ids=lambda arguments: str(arguments[0]),
 )
-def test_a_full_disk(arguments: list[str | Path]) -> None:
-    code, _, errors = ended(*arguments, shell=">/dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk(arguments: list[str | Path], unbuffered: str) -> None:
+    code, _, errors = ended(*arguments, shell=">/dev/full", env={"PYTHONUNBUFFERED": unbuffered})
     assert code == 2
     assert errors.count("No space left on device") == 1
     assert "Traceback" not in errors

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tracelens.cli import run as run_cli
-from tracelens.planner.config.toggles import OPTIMISED
-from tracelens.workload.ladder import bundled
+from tracelens.planner.config import OPTIMISED
+from tracelens.workload import bundled
 
 TRILLION = ["project", "memory", "--model", "moe_1t", "--gpus", "768"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tracelens.cli import run as run_cli
-from tracelens.planner.pipeline.schedules import SCHEDULES
+from tracelens.planner.pipeline import SCHEDULES
 
 PLAIN = str(Path(__file__).parents[2] / "sample_traces" / "pipeline" / "plain")
 PIPELINE = ["project", "pipeline"]

@@ -14,8 +14,8 @@ import pytest
 import tracelens
 from tests.builders import aligned, events, write
 from tracelens.cli import run as run_cli
+from tracelens.reproducers import replay
 from tracelens.reproducers.folder import read
-from tracelens.reproducers.make import replay
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_gpu/grouped/rank0.json.gz")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.cli import run
-from tracelens.planner.config.config import HELP
+from tracelens.planner.config import HELP
 
 
 def test_without_a_command_its_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

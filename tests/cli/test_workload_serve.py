@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.cli import run
-from tracelens.workload.serving.settings import HELP
+from tracelens.workload.serving import HELP
 
 ROOT = Path(__file__).parents[2]
 

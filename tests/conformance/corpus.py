@@ -14,11 +14,9 @@ import pytest
 import tracelens
 from tests.reference.traces import FOLDERS
 from tracelens.analysis import ANALYZERS
-from tracelens.table.result import Result
-from tracelens.trace.activities import Scope, Work, gpu_work
+from tracelens.table import Result
+from tracelens.trace import Run, Scope, Trace, Work, gpu_work
 from tracelens.trace.intervals import subtract
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
 
 SUFFIXES = (".json", ".json.gz")
 REPORT = "_perf_report_csvs"

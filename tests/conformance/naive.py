@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 COMM = re.compile("rccl|nccl|cross_device_reduce", re.IGNORECASE)
 COPY = re.compile("^MEMORY_COPY_|^__amd_rocclr_copyBuffer")

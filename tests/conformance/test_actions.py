@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import tracelens
 from tracelens.cli.app import app
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 SAMPLE_TRACES = Path(__file__).parents[2] / "sample_traces"
 SAMPLES = (

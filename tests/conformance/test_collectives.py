@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.conformance.corpus import Case, Reference, collective_params
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import FOREIGN, Case, everywhere
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 DAMAGED = {
     # Graph replays of 20 activities, most of them memsets; the host waits for the GPU for 158 ms in

@@ -13,9 +13,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case
-from tracelens.findings.detectors.detector import DETECTORS
+from tracelens.findings.detectors import DETECTORS
 from tracelens.findings.findings import SHOWN
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 GOLD = Path(__file__).with_name("detectors.md")
 ROOT = Path(__file__).parents[2]

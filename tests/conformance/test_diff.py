@@ -8,9 +8,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case
-from tracelens.compare.diff.cuts import GROUPED
-from tracelens.compare.diff.diff import diff
-from tracelens.table.result import Result
+from tracelens.compare.diff import diff
+from tracelens.compare.diff.breakdown import GROUPED
+from tracelens.table import Result
 
 
 def compared(corpus: Path, base: str, cand: str) -> Result:

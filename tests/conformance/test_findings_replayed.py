@@ -10,8 +10,8 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case, everywhere
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
+from tracelens.table import Result
+from tracelens.trace import Run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import tracelens
 from tests.builders import records
 from tests.conformance.test_graph_truth import FOLDER
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="no recordings of graphs: set TRACELENS_GRAPHS")
 

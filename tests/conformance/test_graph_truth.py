@@ -16,8 +16,7 @@ import pytest
 
 from tests.reference.traces import ROOT
 from tracelens.read import GraphSources, parse
-from tracelens.trace import Work, gpu_work
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work, gpu_work
 
 FOLDER = Path(os.environ.get("TRACELENS_GRAPHS", ROOT.parent / "shared" / "graphs"))
 

@@ -13,10 +13,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import part_metrics
-from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.names import STEP_MARK
-from tracelens.trace.steps import steps_of
-from tracelens.trace.trace import Trace
+from tracelens.trace import STEP_MARK, Trace, Work, gpu_work, steps_of
 
 EXACT_US = {
     "misc/hta_control.json.gz": {

@@ -8,11 +8,10 @@ import pytest
 
 from tests.conformance import naive
 from tests.conformance.corpus import Case
-from tracelens.analysis.analyzer import in_order
-from tracelens.table.schema import Schema
-from tracelens.trace.activities import SCOPES, Scope, gpu_work
-from tracelens.trace.steps import steps_of
-from tracelens.trace.tables import COLLECTIVES, EVENTS, LINKS, OPS
+from tracelens.analysis import in_order
+from tracelens.table import Schema
+from tracelens.trace import COLLECTIVES, EVENTS, LINKS, OPS, Scope, gpu_work, steps_of
+from tracelens.trace.activities import SCOPES
 
 LEVELS = ("step", "category", "op", "shape", "kernel")
 

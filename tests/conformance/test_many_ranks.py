@@ -15,8 +15,8 @@ import zstandard
 
 import tracelens
 from tests.conformance.corpus import Case, collective_params
-from tracelens.table.result import Report
-from tracelens.trace.classify import WORK_KINDS
+from tracelens.table import Report
+from tracelens.trace import WORK_KINDS
 
 NOISE_NS = 2
 EP4 = Path(__file__).parents[2] / "sample_traces/ladder/ep4/00_baseline"

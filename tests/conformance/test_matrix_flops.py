@@ -4,8 +4,7 @@ import numpy as np
 
 from tests.conformance.corpus import Case
 from tracelens.analysis.roofline.costing import costing
-from tracelens.trace.activities import Work
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work
 
 
 def counted(trace: Trace, work: Work) -> int:

@@ -18,9 +18,9 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.table.result import Result
-from tracelens.trace.steps import steps_of
+from tracelens.analysis.moe import STAGES
+from tracelens.table import Result
+from tracelens.trace import steps_of
 
 MEGATRON, HUGGING_FACE = "nvidia-h200-megatron", "nvidia-h100-hf"
 EP8, PP2EP4 = f"{MEGATRON}/ep8", f"{MEGATRON}/pp2ep4"

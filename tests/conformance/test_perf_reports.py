@@ -20,8 +20,7 @@ import pandas as pd
 
 from tests.conformance.corpus import Reference, part_metrics
 from tests.conformance.naive import OpTime, ancestors, is_recompute_frame, op_times
-from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace import WORK_KINDS, Work, gpu_work
 
 METRICS = {
     "total_time": "total",

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import pytest
 
 import tracelens
-from tracelens.reproducers.make import replay
+from tracelens.reproducers import replay
 from tracelens.reproducers.verify.verify import BROKEN, verify
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.table import Result
+from tracelens.trace import Run, Trace
 
 
 class Known(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case, Reference
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 COVERED = (
     "mi300x/Falconsai",

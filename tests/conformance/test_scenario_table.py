@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tracelens.findings.detectors import DETECTORS
-from tracelens.planner.config.config import override, preset
-from tracelens.what_if.scenario import SCENARIOS, parse_request
+from tracelens.planner.config import override, preset
+from tracelens.what_if import SCENARIOS, parse_request
 
 GOLD = Path(__file__).resolve().parents[2] / "docs" / "scenarios.md"
 

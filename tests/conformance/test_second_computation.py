@@ -7,9 +7,7 @@ import pandas as pd
 
 from tests.conformance import naive
 from tests.conformance.corpus import Case
-from tracelens.trace.activities import Work, gpu_work
-from tracelens.trace.steps import steps_of
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace, Work, gpu_work, steps_of
 
 
 def test_timeline_from_the_file_itself(case: Case) -> None:

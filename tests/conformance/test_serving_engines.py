@@ -9,8 +9,7 @@ import pytest
 
 import tracelens
 from tests.reference.traces import FOLDERS
-from tracelens.trace import gpu_work
-from tracelens.trace.run import Run
+from tracelens.trace import Run, gpu_work
 
 FOLDER = FOLDERS["foreign"] / "mi300x-serving"
 SGLANG = FOLDER / "sglang_decode" / "sglang_Qwen3-8B_decode.json.gz"

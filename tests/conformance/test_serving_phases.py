@@ -10,8 +10,8 @@ import pytest
 import tracelens
 from tests.conformance.test_serving_engines import FOLDER, SGLANG, VLLM
 from tests.reference.raw import text_of
+from tracelens import Run
 from tracelens.errors import TracelensError
-from tracelens.session.run import Run
 
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="no foreign traces")
 

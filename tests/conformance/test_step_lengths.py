@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from tests.conformance.corpus import Case, everywhere
-from tracelens.analysis.pipeline.microbatches import passes
-from tracelens.compare.diff.sides import Side
+from tracelens.analysis.pipeline import passes
+from tracelens.compare.diff.sides import RankSide
 from tracelens.errors import TracelensError
-from tracelens.findings.rank_context import RankContext
+from tracelens.findings.detectors import RankContext
 from tracelens.trace import Run, select_step, steps_of
-from tracelens.what_if.graph.build import build
+from tracelens.what_if.graph import build
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_step_lengths(case: Case) -> None:
         if metrics is not None:
             gated = metrics.frame
             assert lengths(gated[gated["metric"] == "step.time"], rank, ns="value") == whole
-        side, context = Side(trace), RankContext(trace, None)
+        side, context = RankSide(trace), RankContext(trace, None)
         assert dict(zip(side.labels, side.step_ns.tolist(), strict=True)) == whole
         assert context.step_ns == sum(whole.values()) / len(whole)
         if spans := passes(trace).spans:

@@ -7,9 +7,8 @@ import pytest
 import tracelens
 from tests.conformance.corpus import Case
 from tests.reference.traces import FOLDERS
-from tracelens.trace.activities import gpu_work
+from tracelens.trace import gpu_work, steps_of
 from tracelens.trace.classify import kind_of
-from tracelens.trace.steps import steps_of
 
 
 def by(table: pd.DataFrame, *columns: str) -> dict[object, int]:

@@ -9,7 +9,7 @@ import pytest
 from tests.builders import records
 from tests.reference.traces import FOLDERS
 from tracelens import analyze, load
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 FOLDER = FOLDERS["foreign"] / "nvidia-h200-megatron" / "faults"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no foreign traces")

@@ -8,13 +8,18 @@ import pytest
 from tests.conformance.corpus import Case, every_run, everywhere
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
-from tracelens.trace.intervals import union
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import Edge, Node
-from tracelens.what_if.replay.projector import Projector
-from tracelens.what_if.replay.replay import Replay
-from tracelens.what_if.scenario import NotApplicable, ScenarioContext, parse_request
+from tracelens.trace import union
+from tracelens.what_if import (
+    Edge,
+    Edit,
+    Node,
+    NotApplicable,
+    Projector,
+    ReplayedStep,
+    ScenarioContext,
+    parse_request,
+)
+from tracelens.what_if.graph import build
 
 FACTORS = [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0]
 
@@ -23,12 +28,12 @@ KERNEL_NS, WAIT_NS = 10_000, 100_000
 
 
 @pytest.fixture(scope="module")
-def replay(case: Case) -> Replay:
+def replay(case: Case) -> ReplayedStep:
     try:
         recorded = build(case.run)
     except TracelensError as error:
         pytest.skip(str(error))
-    return Replay(Projector(recorded, ScenarioContext(recorded, case.run.traces)))
+    return ReplayedStep(Projector(recorded, ScenarioContext(recorded, case.run.traces)))
 
 
 def test_there_are_thirty_traces() -> None:
@@ -36,7 +41,7 @@ def test_there_are_thirty_traces() -> None:
 
 
 @everywhere
-def test_less_gpu_work_is_no_longer_step(replay: Replay) -> None:
+def test_less_gpu_work_is_no_longer_step(replay: ReplayedStep) -> None:
     """On each rank, with unexplained delays kept, typical, and removed."""
     for delays in ("low", "typical", "high"):
         durs = []
@@ -49,7 +54,7 @@ def test_less_gpu_work_is_no_longer_step(replay: Replay) -> None:
 
 
 @everywhere
-def test_the_scenario_is_monotone(replay: Replay) -> None:
+def test_the_scenario_is_monotone(replay: ReplayedStep) -> None:
     try:
         steps = [replay.scenario(parse_request(f"scale:*={factor:g}")).projected_ns for factor in FACTORS]
     except NotApplicable as reason:
@@ -58,7 +63,7 @@ def test_the_scenario_is_monotone(replay: Replay) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-def one_rank(replay: Replay) -> Replay:
+def one_rank(replay: ReplayedStep) -> ReplayedStep:
     """Of several ranks, one also waits for the others; without marks nobody knows the host's part."""
     (rank, *others) = replay.graph.ranks
     if others or rank.cpu_only or replay.projector.window.begin[0].mark < 0:
@@ -67,7 +72,7 @@ def one_rank(replay: Replay) -> Replay:
 
 
 @everywhere
-def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
+def test_without_gpu_work_the_host_alone_is_left(replay: ReplayedStep) -> None:
     """From mark to mark without waiting, or from the begin of the step if the host ran ahead until then."""
     graph, window = one_rank(replay).graph, replay.projector.window
     begin, end = window.borders(graph.start, graph.end)[0]
@@ -93,7 +98,7 @@ def test_without_gpu_work_the_host_alone_is_left(replay: Replay) -> None:
 
 
 @everywhere
-def test_without_host_time_the_gpu_alone_is_left(replay: Replay) -> None:
+def test_without_host_time_the_gpu_alone_is_left(replay: ReplayedStep) -> None:
     """No longer than all GPU work one after the other, and no shorter than that of the busiest stream."""
     graph, window = one_rank(replay).graph, replay.projector.window
     work = replay.projector.context.traces[0].work

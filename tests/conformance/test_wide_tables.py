@@ -10,7 +10,7 @@ import tracelens
 from tests.conformance.corpus import Case
 from tests.session import totals
 from tracelens.session import wide
-from tracelens.session.wide.frames import ALWAYS_KNOWN
+from tracelens.session.wide import ALWAYS_KNOWN
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import tracelens
 from tests.conformance.corpus import folder
 from tracelens.errors import TracelensError
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.replay.projector import Projector
-from tracelens.what_if.scenario import ScenarioContext, parse_request
+from tracelens.what_if import Projector, ScenarioContext, parse_request
+from tracelens.what_if.graph import build
 
 HERE = Path(__file__).parent / "truth"
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

@@ -15,14 +15,13 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze, report
-from tracelens.analysis.analyzer import ANALYZERS, SHARED, in_order
-from tracelens.analysis.common.cpu_only import noted
+from tracelens.analysis import ANALYZERS, SHARED, in_order
+from tracelens.analysis.common import noted
 from tracelens.errors import WrongOption
-from tracelens.rendering.renderer import RENDERERS
-from tracelens.table.result import Result
-from tracelens.table.schema import Coded, Table
+from tracelens.rendering import RENDERERS
+from tracelens.table import Coded, Result, Table
+from tracelens.trace import Run, make_run
 from tracelens.trace.activities import SCOPES
-from tracelens.trace.run import Run, make_run
 
 ORDINARY = """
                                                              | 0    5    10   15   20   25   30   35   40

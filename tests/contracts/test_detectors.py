@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tracelens
-from tracelens.findings.detectors.detector import DETECTORS, Detector
-from tracelens.what_if.scenario import SCENARIOS
+from tracelens.findings.detectors import DETECTORS, Detector
+from tracelens.what_if import SCENARIOS
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 FOLDERS = ("faults/gc", "ladder/ep4/00_baseline", "pipeline/plain", "serving/tbo_token", "toggles/tensor")

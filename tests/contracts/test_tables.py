@@ -14,14 +14,12 @@ import tracelens
 from tests.builders import aligned, draw
 from tests.contracts.test_analyzers import CASES, NAMES, ORDINARY, result_of
 from tracelens import reproducers, what_if
-from tracelens.analysis.analyzer import ANALYZERS, in_order
+from tracelens.analysis import ANALYZERS, in_order
 from tracelens.compare import diff, gate, ladder
 from tracelens.planner import BUBBLE_TABLES, memory, pipeline, scaling, search
 from tracelens.planner import bounds as planner_bounds
-from tracelens.table.result import Result
-from tracelens.table.schema import Schema, Table
-from tracelens.trace.pace import PacePart
-from tracelens.trace.run import Run, make_run
+from tracelens.table import Result, Schema, Table
+from tracelens.trace import PacePart, Run, make_run
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 FOLDERS = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tracelens.costs.call import Batch, OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import BITS
 
 
@@ -34,7 +33,7 @@ def costed(name: str, *arguments: object, forward: OpCall | None = None, kernel:
     return model.function(recorded(name, *arguments, forward=forward, kernel=kernel))
 
 
-def at_step(call: OpCall, batch: Batch | None = None) -> OpCost:
+def at_step(call: OpCall, batch: ServingBatch | None = None) -> OpCost:
     """The cost of a call that needs the lengths of the serving step around it."""
     model = find(call.name)
     assert model is not None

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.call import LONG_LIST, NO_SHAPES, OpCall, Tensor, Uncounted, size
+from tracelens.costs import NO_SHAPES, OpCall, Tensor, Uncounted, size
+from tracelens.costs.model import LONG_LIST
 from tracelens.dtypes import BITS
 
 CALL = OpCall(

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.costs.recorded import only_uncounted
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import COSTS
+from tracelens.costs import COSTS, OpCall, Uncounted
 
 MODELS = [model for _, model in COSTS.items()]
 NAMES = sorted(model.name.replace("*", "") for model in MODELS)

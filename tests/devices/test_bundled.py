@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import tracelens.devices.catalogue
-from tracelens.devices.catalogue import device, devices
-from tracelens.devices.names import words
-from tracelens.devices.read import SECONDARY, numbers
-from tracelens.devices.spec import DTYPES, Device
+from tracelens.devices import SECONDARY, Device, device, devices
+from tracelens.devices.catalogue import words
+from tracelens.devices.files import numbers
+from tracelens.devices.spec import DTYPES
 
 FILES = sorted(Path(tracelens.devices.catalogue.__file__).parent.glob("*.toml"))
 DEVICES = devices()

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.devices import AttentionCurve, Bandwidth, GemmCurve, LaunchCost, Measured, device, read_device
-from tracelens.devices.measured import interpolate
-from tracelens.devices.write import device_toml
+from tracelens.devices import (
+    AttentionCurve,
+    Bandwidth,
+    GemmCurve,
+    LaunchCost,
+    Measured,
+    device,
+    device_toml,
+    read_device,
+)
+from tracelens.devices.spec import interpolate
 from tracelens.errors import TracelensError
 
 SIZES, RATES = (16, 64, 256), (1e12, 4e12, 6e12)

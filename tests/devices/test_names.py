@@ -2,8 +2,8 @@
 
 import pytest
 
-from tracelens.devices.catalogue import device, devices, match
-from tracelens.devices.names import best
+from tracelens.devices import device, devices, match
+from tracelens.devices.catalogue import best
 from tracelens.errors import UnknownName
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.devices.test_bundled import each_device
-from tracelens.devices.catalogue import device
-from tracelens.devices.spec import DTYPES, Device
+from tracelens.devices import Device, device
+from tracelens.devices.spec import DTYPES
 from tracelens.dtypes import BITS
 
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracelens.devices.catalogue
-from tracelens.devices.catalogue import devices
-from tracelens.devices.read import read_bundled, read_device
-from tracelens.devices.spec import Device
+from tracelens.devices import Device, devices, read_device
+from tracelens.devices.files import read_bundled
 from tracelens.errors import TracelensError
 
 SMALLEST = 'name = "Mine"\nhbm_bytes_per_s = 1e12\n[matrix]\nbf16 = 100e12\n'

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import tracelens
-from tracelens.analysis.host.causes import CAUSES
+from tracelens.analysis.host import CAUSES
 
 ROOT = Path(__file__).parents[2]
 EP4 = "sample_traces/ladder/ep4/00_baseline"

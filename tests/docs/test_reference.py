@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tracelens
-from tests.test_english import complaints, prose
 from tracelens.analysis import in_order
 from tracelens.devices import devices
 from tracelens.findings.detectors import DETECTORS
@@ -135,12 +134,6 @@ def test_the_keys_of_the_json_are_those_described(modules: Any) -> None:
     assert set(result) == set(interfaces.RESULT_KEYS)
     for row in result["tables"]["input"]:
         assert row["events_kept"] > 0
-
-
-def test_the_texts_are_idiomatic(pages: dict[str, str]) -> None:
-    for path, page in pages.items():
-        text = re.sub(r"\{ #\w+ \}|\(#\w+\)", "", prose(page))
-        assert not complaints(text), path
 
 
 def test_the_frames_of_a_run_are_described(modules: Any, pages: dict[str, str]) -> None:

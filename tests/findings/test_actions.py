@@ -13,12 +13,9 @@ import pytest
 
 import tracelens
 from tests.builders import draw, events, write
-from tracelens.findings.actions import EVIDENCE, Commands, Recording, arguments
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection
-from tracelens.trace.intervals import Union, union
-from tracelens.trace.run import make_run
-from tracelens.trace.steps import select_step
-from tracelens.trace.trace import Trace
+from tracelens.findings.actions import EVIDENCE, Commands, CommandSource, arguments
+from tracelens.findings.detectors import DETECTORS, JOB, Detection
+from tracelens.trace import Trace, Union, make_run, select_step, union
 
 STEPS = """
                                      | 0         1         2         3
@@ -40,18 +37,18 @@ def lost(*windows: tuple[int, int]) -> Detection:
     return Detection((), 1.0, during(*windows), "seen", "high")
 
 
-def recording(trace: Trace, **outcomes: Detection) -> Recording:
-    return Recording.of(trace, outcomes)
+def recording(trace: Trace, **outcomes: Detection) -> CommandSource:
+    return CommandSource.of(trace, outcomes)
 
 
-def commands(*recordings: Recording) -> Commands:
+def commands(*recordings: CommandSource) -> Commands:
     return Commands(dict(enumerate(recordings)))
 
 
 def columns(
     trace: Trace, detections: Mapping[int, Detection], scenario: str = "", **options: Any
 ) -> dict[str, str]:
-    return commands(Recording.of(trace, {}, **options)).of(
+    return commands(CommandSource.of(trace, {}, **options)).of(
         "launch_bound", detections, max(detections), scenario
     )
 

@@ -17,16 +17,16 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
-from tracelens.findings.actions import Recording
-from tracelens.findings.detectors.detector import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
+from tracelens.findings.actions import CommandSource
+from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
-from tracelens.findings.remedies.platform import Platform
-from tracelens.findings.remedies.remedies import remedy
-from tracelens.table.result import Result, Skip, result
-from tracelens.trace.intervals import union
+from tracelens.findings.remedies import TracePlatform, remedy
+from tracelens.table import Result, Skip
+from tracelens.table.result import result
+from tracelens.trace import union
 
 MODULE = importlib.import_module("tracelens.findings.findings")
-MODULE_REPLAYS = importlib.import_module("tracelens.findings.replays")
+MODULE_REPLAYS = importlib.import_module("tracelens.findings.findings")
 STEP_NS = 1000
 NO_GRAPH = Skip("savings by replay", "no graph")
 
@@ -37,10 +37,12 @@ def detection(saving: float, *where: tuple[int, int], confidence: Any = "high") 
     return Detection((Quantity("so many", 3.0, "count"),), saving, union(starts, ends), "seen", confidence)
 
 
-def recording(rank: int) -> Recording:
+def recording(rank: int) -> CommandSource:
     """A trace without steps and calls."""
     none = np.zeros(0, dtype=np.int64)
-    return Recording(f"rank{rank}.json", 0, -1, (), none, False, union(none, none), (), {}, Platform())
+    return CommandSource(
+        f"rank{rank}.json", 0, -1, (), none, False, union(none, none), (), {}, TracePlatform()
+    )
 
 
 def of_rank(name: str) -> Detector:
@@ -279,7 +281,7 @@ def test_findings_make_the_results_that_detectors_need() -> None:
 def test_every_detector_says_what_it_looks_for_and_what_to_do() -> None:
     for name, item in DETECTORS.items():
         assert item.title, name
-        assert remedy(name, Platform()).endswith("."), name
+        assert remedy(name, TracePlatform()).endswith("."), name
         assert item.doc.endswith("."), name
 
 

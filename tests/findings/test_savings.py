@@ -12,12 +12,10 @@ import pytest
 from tests.builders import records
 from tests.what_if.replays import projected, run_of
 from tracelens import analyze
-from tracelens.findings.candidates import Candidate, Saving
-from tracelens.findings.detectors.detector import Detection, Detector, Quantity
-from tracelens.findings.ranking import ranked
-from tracelens.findings.replays import Replays
-from tracelens.table.result import Result, Skip
-from tracelens.trace.intervals import union
+from tracelens.findings.detectors import Detection, Detector, Quantity
+from tracelens.findings.findings import Replays, Saving, SizedFinding, ranked
+from tracelens.table import Result, Skip
+from tracelens.trace import union
 
 MODULE = importlib.import_module("tracelens.findings.findings")
 US = 1000
@@ -179,7 +177,7 @@ def test_a_scenario_that_others_leave_nothing_of_does_not_hide_what_comes_after(
     replays._step_ns |= {"loop": 40.0}  # alone, as `sized` leaves it
     where = union(np.array([0]), np.array([90]))
     candidates = [
-        Candidate(
+        SizedFinding(
             Detector(name, name, "", "", (), lambda context: "", symptom=name == "graph", scenario=name),
             {0: Detection((), saving, where, "seen", "high")},
             {0: saving}, {0: 90.0}, saving, Saving(saving, saving, saving, name),

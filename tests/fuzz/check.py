@@ -24,22 +24,19 @@ import tracelens
 from tests.fuzz import invariants
 from tests.fuzz.mutate import dumps
 from tests.fuzz.sources import Document, documents, uncollected
-from tracelens.analysis.analyzer import ANALYZERS, in_order
+from tracelens.analysis import ANALYZERS, in_order
 from tracelens.analysis.comm import align_run
-from tracelens.compare.gate.ci import commands, junit
-from tracelens.compare.gate.gate import gate
-from tracelens.compare.gate.samples import Samples, from_result
-from tracelens.compare.gate.verdict import report as verdict_report
-from tracelens.devices.catalogue import device as known_device
+from tracelens.compare.gate import Samples, commands, from_result, gate, junit
+from tracelens.compare.gate import report as verdict_report
+from tracelens.devices import device as known_device
 from tracelens.errors import SchemaError, TracelensError, UnknownName
-from tracelens.merge.merge import fuse
-from tracelens.rendering.renderer import RENDERERS
-from tracelens.reproducers.make import replay, replay_layers
-from tracelens.reproducers.scripts import outline
+from tracelens.merge import fuse
+from tracelens.rendering import RENDERERS
+from tracelens.reproducers import replay, replay_layers, scripts
 from tracelens.session.reports import assembled
-from tracelens.table.result import Report
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
+from tracelens.table import Report
+from tracelens.trace import Run
+from tracelens.what_if import whatif
 
 OPEN = {"TRACELENS_DEBUG": "1", "TRACELENS_JOBS": "1"}
 """Environment of a check: no guard makes a skip of an exception, and no other process hides one."""
@@ -247,14 +244,14 @@ def _fuse(checker: Checker, run: Run, folder: Path) -> None:
 
 def _replay(checker: Checker, stage: str, run: Run, folder: Path) -> None:
     path = folder / stage.replace(" ", "_")
-    with patch("tracelens.reproducers.scripts.render.difference", _difference):
+    with patch("tracelens.reproducers.scripts.difference", _difference):
         result = checker.attempt(stage, lambda: REPLAYS[stage](run, path))
     if result is not None:
         checker.hold(stage, invariants.of_report(Report((result,))))
         checker.hold(f"{stage}, compiled", _compiled(path))
 
 
-_difference = lru_cache(maxsize=4096)(outline.difference)
+_difference = lru_cache(maxsize=4096)(scripts.difference)
 """Mutants of one source have many scripts in common."""
 
 

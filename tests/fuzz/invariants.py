@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Table
-from tracelens.trace.run import Run
+from tracelens.table import Report, Result, Table
+from tracelens.trace import Run
 
 _SIGNED = re.compile(
     r"delta|change|diff|offset|skew|share|low|high|^value$|^base$|^cand$|difference|saving|slack|ts_ns|at_ns|lag|drift|"

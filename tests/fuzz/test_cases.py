@@ -16,15 +16,12 @@ from tests.analysis.schedules import stage, stages
 from tests.builders import aligned, draw, draw_run, records
 from tests.fuzz.check import REPLAYS, STAGES, Checker, check, write_and_load
 from tests.fuzz.sources import Document, documents
-from tracelens.analysis.comm.matching import MatchedCollective, Participant
-from tracelens.analysis.comm.messages import fit
-from tracelens.analysis.comm.records import Record
+from tracelens.analysis.comm import MatchedCollective, Participant, Record, fit
 from tracelens.errors import TracelensError
-from tracelens.merge.merge import fuse
-from tracelens.reproducers.inputs.arguments import Tensor
-from tracelens.reproducers.inputs.scale import scaled
-from tracelens.reproducers.make import replay
-from tracelens.trace.run import Run, make_run
+from tracelens.merge import fuse
+from tracelens.reproducers import replay
+from tracelens.reproducers.arguments import TensorArgument, scaled
+from tracelens.trace import Run, make_run
 
 LARGEST = 2**63 - 1
 NAME = "Collective name"
@@ -234,8 +231,8 @@ def test_arguments_of_gloo_are_replaced(key: str, first: int) -> None:
 
 
 def test_a_tensor_without_elements_is_scaled_down() -> None:
-    empty, full = (Tensor("torch.bfloat16", (rows, 4096), (4096, 1), "dense") for rows in (0, 4096))
-    small = [item for item in scaled("aten::add", [empty, full], 1 << 20) if isinstance(item, Tensor)]
+    empty, full = (TensorArgument("torch.bfloat16", (rows, 4096), (4096, 1), "dense") for rows in (0, 4096))
+    small = [item for item in scaled("aten::add", [empty, full], 1 << 20) if isinstance(item, TensorArgument)]
     assert [item.shape for item in small] == [(0, 1024), (1024, 1024)]
     assert [item.stride for item in small] == [(1024, 1), (1024, 1)]
 

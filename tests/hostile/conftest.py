@@ -13,7 +13,7 @@ from tests.hostile import reports
 from tests.hostile.payloads import LONG, PAYLOADS
 from tests.hostile.traces import write_run
 from tracelens.cli import run
-from tracelens.table.result import Report
+from tracelens.table import Report
 
 SUFFIXES = ("html", "md", "json", "xlsx", "txt")
 

@@ -23,8 +23,7 @@ from tests.rendering import (
     sample_search,
     sample_whatif,
 )
-from tracelens.table.result import Report, Result, Skip
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Report, Result, Schema, Skip, Table
 
 WITH_TABLES = ("analysis", "findings", "compare", "what_if", "planner", "reproducers")
 # What figures look for; replaced as well, they draw nothing.

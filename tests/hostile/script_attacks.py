@@ -15,7 +15,7 @@ from typing import Any
 from tests.analysis.moe_traces import Model, record
 from tests.builders import aligned, events, read
 from tests.reproducers.calls import MI300X, called, trace_of
-from tracelens.trace.run import Run, make_run
+from tracelens.trace import Run, make_run
 
 Event = dict[str, Any]
 Place = Callable[[str], Run]

@@ -32,10 +32,8 @@ import zstandard
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.limits import VARIABLE, Limits, limits, parse_limits
-from tracelens.read.files import TraceFiles
-from tracelens.read.json.split import Splitter
-from tracelens.read.open import open_source
-from tracelens.read.parser import parse
+from tracelens.read import TraceFiles, open_source, parse
+from tracelens.read.json import Splitter
 from tracelens.read.source import BLOCK
 
 KERNEL: dict[str, Any] = {

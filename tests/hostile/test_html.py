@@ -16,10 +16,10 @@ import pytest
 from tests.browser.chromium import chromium
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
-from tracelens.rendering.figures.figure import figures
-from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.figures import figures
 from tracelens.rendering.formats.html import files
-from tracelens.table.result import Report
+from tracelens.rendering.formats.notebook import fragment
+from tracelens.table import Report
 
 WAIT_S = 60
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')

@@ -12,10 +12,9 @@ from markdown_it.token import Token
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.printable import without_commands
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.rendering.formats.markdown_text import escaped
-from tracelens.rendering.tables.values import one_line
-from tracelens.table.result import Report
+from tracelens.rendering.formats import escaped, markdown
+from tracelens.rendering.tables import one_line
+from tracelens.table import Report
 
 # https://github.github.com/gfm/#autolinks-extension- and GitHub's references, in text that is no code.
 LIVE = {

@@ -26,11 +26,10 @@ from tests.hostile.script_attacks import (
 )
 from tests.hostile.script_forms import form
 from tracelens.errors import TracelensError
-from tracelens.reproducers.folder import LIST
-from tracelens.reproducers.make import replay, replay_layers
-from tracelens.reproducers.scripts.render import UNFAITHFUL
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
+from tracelens.reproducers import LIST, replay, replay_layers
+from tracelens.reproducers.scripts import UNFAITHFUL
+from tracelens.table import Result
+from tracelens.trace import Run
 
 COUNTS = {"ops": 650, "collectives": 250, "sequences": 100}
 FIRST = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n# Written by tracelens "

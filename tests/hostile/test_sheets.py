@@ -17,11 +17,11 @@ import pytest
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.outputs import write_folder
+from tracelens.rendering import renderer
 from tracelens.rendering.formats.csv import files as csv_files
-from tracelens.rendering.formats.sheet_text import safe
+from tracelens.rendering.formats.csv import safe
 from tracelens.rendering.formats.xlsx import files as xlsx_files
-from tracelens.rendering.renderer import renderer
-from tracelens.table.result import Report
+from tracelens.table import Report
 
 assert renderer  # the format registers itself
 
@@ -95,7 +95,7 @@ def test_names_of_files_stay_in_their_folder(tables: Report, tmp_path: Path) -> 
     hostile = Report((type(first)(names[0], "x", dict.fromkeys(names, table)),))
     contents = csv_files(hostile)
     assert len(contents) == len(names) + 2
-    from tracelens.rendering.renderer import RENDERERS
+    from tracelens.rendering import RENDERERS
 
     kind = RENDERERS.get("csv").folder
     assert kind is not None
@@ -129,7 +129,7 @@ def test_a_workbook_has_no_formula_and_no_link(tables: Report) -> None:
     book = check_book(xlsx_files(part)["report.xlsx"])
     sheets = iter(book.worksheets[1:])
     for result in part.results:
-        for table in result.data.values():
+        for table in result.exported.values():
             sheet = next(sheets)
             assert (sheet.max_row, sheet.max_column) == (len(table) + 1, len(table.schema.columns))
 

@@ -16,15 +16,13 @@ import pytest
 from tests.compare.gate.gate_sides import side
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS, RICH
-from tracelens.cli import common, run
-from tracelens.compare.gate.ci import commands, junit
-from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.verdict import report as verdict_report
+from tracelens.cli import output, run
+from tracelens.compare.gate import Verdict, commands, gate, junit, read_rule
+from tracelens.compare.gate import report as verdict_report
 from tracelens.errors import ParseError, TracelensError, UnknownName
-from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats import console
 from tracelens.rendering.formats.json import files as json_files
-from tracelens.table.result import Report, Skip
+from tracelens.table import Report, Skip
 
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 EACH = pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
@@ -101,9 +99,9 @@ class Terminal(io.StringIO):
 def test_progress_shows_paths_as_they_are(payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(common, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(output, "PATIENCE_S", -1.0)
     monkeypatch.setenv("TERM", "xterm")
-    with common.progress() as line:
+    with output.progress() as line:
         line(f"reading {payload}")
         line(f"reading {payload}.json")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())

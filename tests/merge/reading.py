@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tracelens
-from tracelens.read.json.times import exact_ns
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
+from tracelens.read.json.events import exact_ns
+from tracelens.trace import Run, Trace
 
 Event = dict[str, Any]
 Seen = tuple[Any, ...]

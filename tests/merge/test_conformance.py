@@ -6,7 +6,7 @@ import pytest
 
 import tracelens
 from tests.merge.reading import check_for_viewer, check_same, load_json
-from tracelens.merge.merge import fuse
+from tracelens.merge import fuse
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import tracelens
 from tests.builders import draw, draw_run, events, read
 from tests.merge.reading import check_for_viewer, check_same, load_json, process_names, read_back, slices
 from tracelens.errors import TracelensError
-from tracelens.merge.merge import fuse
-from tracelens.merge.tracks import Slice, Track
-from tracelens.trace.run import Run
+from tracelens.merge import fuse
+from tracelens.merge.merge import Slice, Track
+from tracelens.trace import Run
 
 RANK0 = """
     step 1                                            | -------------------

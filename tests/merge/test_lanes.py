@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.merge.reading import crossings
-from tracelens.merge.lanes import cut_overruns, has_crossings, lanes
-from tracelens.trace.callstack import TOLERANCE_NS, nest
+from tracelens.merge.merge import cut_overruns, has_crossings, lanes
+from tracelens.trace import nest
+from tracelens.trace.links import TOLERANCE_NS
 
 Interval = tuple[int, int]
 

@@ -14,7 +14,6 @@ import plotly.io  # noqa: E402
 
 from tests.browser.chromium import chromium, errors  # noqa: E402
 from tests.rendering import sample  # noqa: E402
-from tracelens.rendering.formats import notebook  # noqa: E402
 
 ROWS = """
     const grid = document.querySelectorAll(".grid")[arguments[0]];
@@ -37,7 +36,7 @@ def page(browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         display, "display", lambda content, **raw: None if raw else outputs.append(content.data)
     )
     monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
-    monkeypatch.setattr(notebook, "png", lambda figure: b"")
+    monkeypatch.setattr("tracelens.rendering.image.png", lambda figure: b"")
 
     def show(*results: Any) -> Any:
         for result in results:

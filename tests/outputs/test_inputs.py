@@ -13,8 +13,9 @@ from tests.builders import aligned, events
 from tests.builders import write as write_trace
 from tracelens.cli import run
 from tracelens.errors import TracelensError
-from tracelens.outputs.inputs import Output, check_outputs, takes
-from tracelens.read.files import TraceFiles
+from tracelens.outputs import Output, check_outputs
+from tracelens.outputs.inputs import takes
+from tracelens.read import TraceFiles
 
 TRACE = aligned(
     """

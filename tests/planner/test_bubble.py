@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.planner.bubble import Batch, bubble
-from tracelens.rendering.formats.json import one_result
+from tracelens.planner import PipelineSizes, bubble
+from tracelens.rendering.formats import one_result
 
-BATCH = Batch(pp=16, global_tokens=2**21, seq=4096, nodes=64)
+BATCH = PipelineSizes(pp=16, global_tokens=2**21, seq=4096, nodes=64)
 
 
 @pytest.mark.parametrize(("vpp", "whole", "ideal"), [(1, 48.39, 93.75), (6, 13.51, 15.62)])
@@ -31,7 +31,7 @@ def test_json_holds_convention_and_fraction() -> None:
 
 
 def test_more_chunks_shrink_the_bubble_and_hold_more() -> None:
-    batch = Batch(pp=8, global_tokens=2**22, seq=4096, nodes=16)
+    batch = PipelineSizes(pp=8, global_tokens=2**22, seq=4096, nodes=16)
     table = bubble(batch, 12)["by_vpp"]
     assert table["vpp"].tolist() == list(range(1, 13))
     assert table["whole_fraction"].is_monotonic_decreasing
@@ -42,24 +42,24 @@ def test_more_chunks_shrink_the_bubble_and_hold_more() -> None:
 
 def test_what_was_published_stands_beside_its_own_numbers_only() -> None:
     assert bubble(BATCH)["published"]["measured_fraction"].tolist() == [0.544, 0.244, 0.145]
-    assert "published" not in bubble(Batch(pp=16, global_tokens=2**22, seq=4096, nodes=64)).data
-    assert "published" not in bubble(Batch(pp=16, global_tokens=2**20, seq=2048, nodes=64)).data
-    assert "published" not in bubble(Batch(pp=8, global_tokens=2**20, seq=4096, nodes=64)).data
+    assert "published" not in bubble(PipelineSizes(pp=16, global_tokens=2**22, seq=4096, nodes=64)).data
+    assert "published" not in bubble(PipelineSizes(pp=16, global_tokens=2**20, seq=2048, nodes=64)).data
+    assert "published" not in bubble(PipelineSizes(pp=8, global_tokens=2**20, seq=4096, nodes=64)).data
 
 
 def test_no_pipeline_has_no_bubble() -> None:
-    result = bubble(Batch(pp=1, global_tokens=2**21, seq=4096, nodes=1))
+    result = bubble(PipelineSizes(pp=1, global_tokens=2**21, seq=4096, nodes=1))
     assert result["bubble"]["fraction"].tolist() == [0, 0]
     assert result["by_vpp"]["vpp"].tolist() == [1]
 
 
 def test_context_and_tensor_parallel_ranks_share_a_micro_batch() -> None:
-    batch = Batch(pp=4, global_tokens=2**21, seq=8192, nodes=8, mbs=2, cp=2, tp=2)
+    batch = PipelineSizes(pp=4, global_tokens=2**21, seq=8192, nodes=8, mbs=2, cp=2, tp=2)
     assert (batch.dp, batch.microbatches) == (4, 32)
 
 
 def test_turns_that_do_not_fit_are_told() -> None:
-    batch = Batch(pp=16, global_tokens=4096 * 32 * 18, seq=4096, nodes=64)
+    batch = PipelineSizes(pp=16, global_tokens=4096 * 32 * 18, seq=4096, nodes=64)
     assert batch.microbatches == 18
     assert bubble(batch, 1).skips == ()
     (skip,) = bubble(batch, 2).skips
@@ -80,4 +80,4 @@ def test_turns_that_do_not_fit_are_told() -> None:
 def test_numbers_that_do_not_fit(changes: dict[str, int], vpp: int, problem: str) -> None:
     numbers = {"pp": 16, "global_tokens": 2**21, "seq": 4096, "nodes": 64} | changes
     with pytest.raises(TracelensError, match=problem):
-        bubble(Batch(**numbers), vpp)
+        bubble(PipelineSizes(**numbers), vpp)

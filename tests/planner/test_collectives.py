@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.planner.collectives import (
+from tracelens.planner import (
     DEEPEP_CHUNK,
-    Rates,
-    Steps,
+    LinkRates,
+    StepLatency,
     all_reduce_seconds,
     all_to_all_seconds,
     broadcast_seconds,
@@ -27,12 +27,12 @@ from tracelens.planner.collectives import (
     two_shot_all_reduce,
 )
 
-SWITCH = Rates(links=450e9, nic=50e9, is_mesh=False)
-MESH = Rates(links=448e9, nic=50e9, is_mesh=True)
+SWITCH = LinkRates(links=450e9, nic=50e9, is_mesh=False)
+MESH = LinkRates(links=448e9, nic=50e9, is_mesh=True)
 
 
 @given(st.integers(1, 8), st.integers(1, 6), st.sampled_from([SWITCH, MESH]))
-def test_all_to_all_is_the_fullest_link(near: int, nodes: int, rates: Rates) -> None:
+def test_all_to_all_is_the_fullest_link(near: int, nodes: int, rates: LinkRates) -> None:
     ranks, size = near * nodes, 840e6
     wires: Counter[tuple[str, int, int]] = Counter()
     for source in range(ranks):
@@ -88,13 +88,13 @@ def test_a_pair_takes_one_link_or_the_nic() -> None:
     assert pair_seconds(50e9, False, MESH) == 1
 
 
-def seconds_of(wires: Counter[tuple[str, int, int]], rates: Rates) -> float:
+def seconds_of(wires: Counter[tuple[str, int, int]], rates: LinkRates) -> float:
     """Time of the fullest wire: a link per pair of ranks in a mesh, one to the switch otherwise, a NIC."""
     rate = {"nic": rates.nic, "link": rates.links / 7 if rates.is_mesh else rates.links}
     return max((count / rate[kind] for (kind, _, _), count in wires.items()), default=0.0)
 
 
-def direct(nodes: int, near: int, size: float, rates: Rates) -> Counter[tuple[str, int, int]]:
+def direct(nodes: int, near: int, size: float, rates: LinkRates) -> Counter[tuple[str, int, int]]:
     """Bytes on each wire when every rank sends `size` bytes to every other."""
     wires: Counter[tuple[str, int, int]] = Counter()
     for source in range(nodes * near):
@@ -107,11 +107,11 @@ def direct(nodes: int, near: int, size: float, rates: Rates) -> Counter[tuple[st
 
 
 PLACES = given(st.integers(1, 4), st.integers(1, 8), st.sampled_from([SWITCH, MESH]))
-STEPS = Steps(link_s=2e-6, nic_s=5e-6)
+STEPS = StepLatency(link_s=2e-6, nic_s=5e-6)
 
 
 @PLACES
-def test_one_shot_and_two_shot_send_to_all_ranks(nodes: int, near: int, rates: Rates) -> None:
+def test_one_shot_and_two_shot_send_to_all_ranks(nodes: int, near: int, rates: LinkRates) -> None:
     size, ranks = 1e6, nodes * near
     for algorithm, message, steps in (
         (one_shot_all_reduce, size, 1),
@@ -124,7 +124,7 @@ def test_one_shot_and_two_shot_send_to_all_ranks(nodes: int, near: int, rates: R
 
 
 @PLACES
-def test_a_ring_is_walked_twice_less_two_steps(nodes: int, near: int, rates: Rates) -> None:
+def test_a_ring_is_walked_twice_less_two_steps(nodes: int, near: int, rates: LinkRates) -> None:
     """Each chunk is followed from hop to hop: the slowest one is the latency, the bytes fill the wires."""
     ranks, size = nodes * near, 1e6
     hops = ["nic" if rank // near != (rank + 1) % ranks // near else "link" for rank in range(ranks)]
@@ -141,7 +141,7 @@ def test_a_ring_is_walked_twice_less_two_steps(nodes: int, near: int, rates: Rat
 
 
 @PLACES
-def test_a_hierarchy_is_two_shots_inside_and_two_between(nodes: int, near: int, rates: Rates) -> None:
+def test_a_hierarchy_is_two_shots_inside_and_two_between(nodes: int, near: int, rates: LinkRates) -> None:
     size = 1e6
     inside = 2 * seconds_of(direct(1, near, size / near, rates), rates)
     between = 2 * seconds_of(direct(nodes, 1, size / near / nodes, rates), rates)
@@ -152,7 +152,7 @@ def test_a_hierarchy_is_two_shots_inside_and_two_between(nodes: int, near: int, 
 
 
 @PLACES
-def test_no_algorithm_beats_the_least_time(nodes: int, near: int, rates: Rates) -> None:
+def test_no_algorithm_beats_the_least_time(nodes: int, near: int, rates: LinkRates) -> None:
     least = all_reduce_seconds(1e6, nodes, near, rates)
     for algorithm in (ring_all_reduce, one_shot_all_reduce, two_shot_all_reduce, hierarchical_all_reduce):
         assert least <= algorithm(nodes, near, rates, STEPS).beta_s * 1e6 + 1e-15
@@ -177,7 +177,7 @@ def test_an_all_reduce_by_hand() -> None:
 
 
 @PLACES
-def test_even_traffic_is_an_all_to_all(nodes: int, near: int, rates: Rates) -> None:
+def test_even_traffic_is_an_all_to_all(nodes: int, near: int, rates: LinkRates) -> None:
     ranks, size = nodes * near, 1e6
     even = [[size / ranks] * ranks for _ in range(ranks)]
     time = traffic_seconds(even, [rank // near for rank in range(ranks)], rates)
@@ -203,7 +203,7 @@ def test_a_broadcast_brings_all_bytes_to_every_rank() -> None:
 
 @pytest.mark.parametrize(("nodes", "near"), [(1, 4), (2, 2), (3, 4), (4, 1)])
 @pytest.mark.parametrize("rates", [SWITCH, MESH._replace(messages=2e6)])
-def test_deepep_is_the_fullest_link_of_drawn_tokens(nodes: int, near: int, rates: Rates) -> None:
+def test_deepep_is_the_fullest_link_of_drawn_tokens(nodes: int, near: int, rates: LinkRates) -> None:
     """Every rank sends tokens to three random experts, one expert per rank; bytes counted link by link."""
     rng, ranks, tokens, row = np.random.default_rng(0), nodes * near, 4000, 16_384
     wires: Counter[tuple[str, int, int]] = Counter()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
+from tracelens.planner import balanced_spread, routed_imbalance, routed_spread
 from tracelens.planner.config import MODELS, Model
-from tracelens.planner.distinct import balanced_spread, routed_imbalance, routed_spread
 
 TOKENS = 20_000
 

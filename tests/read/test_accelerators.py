@@ -11,7 +11,7 @@ import pytest
 from tests.builders import records
 from tracelens.cli import run as run_cli
 from tracelens.errors import ParseError
-from tracelens.read.parser import parse
+from tracelens.read import parse
 from tracelens.trace import Trace
 
 Event = dict[str, Any]

@@ -22,10 +22,8 @@ import zstandard
 import tracelens
 from tests.builders import events, write
 from tracelens.errors import MissingExtra, ParseError, TracelensError
-from tracelens.read.files import TraceFiles
-from tracelens.read.open import open_source
-from tracelens.read.parser import parse
-from tracelens.read.remote import is_url, shown_url
+from tracelens.read import TraceFiles, is_url, open_source, parse
+from tracelens.read.files import shown_url
 from tracelens.workers import children
 
 DRAWING = events("s7 k | === ==")

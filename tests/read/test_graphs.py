@@ -8,7 +8,7 @@ import tracelens
 from tests.builders import aligned, events, kernel_names, write
 from tracelens.errors import ParseError
 from tracelens.read import GraphSources, parse, parser
-from tracelens.read.graphs import capture_files
+from tracelens.read.parser import capture_files
 
 CAPTURE = """
     launch hipStreamBeginCapture   | b

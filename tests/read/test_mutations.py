@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tracelens.errors import ParseError
-from tracelens.read import source
-from tracelens.read.json.repair import repair_text
-from tracelens.read.json.times import exact_ns
-from tracelens.read.parser import parse
-from tracelens.trace.trace import Trace
+from tracelens.read import parse, source
+from tracelens.read.json.events import exact_ns
+from tracelens.read.json.text import repair_text
+from tracelens.trace import Trace
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/loop/rank0.json.gz"
 CORPUS = ("misc/backward_thread.json", "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz")

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 import tracelens
 from tracelens.errors import ParseError
-from tracelens.read import source
-from tracelens.read.json.repair import repair_text
-from tracelens.read.json.times import exact_ns
-from tracelens.read.parser import parse
-from tracelens.trace.trace import Trace
+from tracelens.read import parse, source
+from tracelens.read.json.events import exact_ns
+from tracelens.read.json.text import repair_text
+from tracelens.trace import Trace
 
 Json = dict[str, Any]
 

@@ -13,9 +13,8 @@ import pytest
 import tracelens
 from tests.builders import records
 from tracelens.errors import ParseError
-from tracelens.read.parser import parse
-from tracelens.trace.steps import steps_of
-from tracelens.trace.trace import Trace
+from tracelens.read import parse
+from tracelens.trace import Trace, steps_of
 
 Read = Callable[..., Trace]
 

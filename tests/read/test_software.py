@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracelens.read.build.software import SERVING, TRAINING, software_of
+from tracelens.read.header import SERVING, TRAINING, software_of
 
 
 @pytest.mark.parametrize(

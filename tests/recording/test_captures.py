@@ -22,7 +22,7 @@ import tracelens
 from tests.builders import aligned, events, kernel_names, write
 from tests.recording.traces import only, read, scopes
 from tracelens.errors import TracelensError
-from tracelens.read.parser import parse
+from tracelens.read import parse
 from tracelens.recording import recorder as recorder_module
 from tracelens.recording import twin
 from tracelens.recording.scopes import recording

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import tracelens
 from tests.recording.traces import Scope, names, only, read, scopes
-from tracelens.recording.scopes import scoped
+from tracelens import Run
+from tracelens.recording import scoped
 from tracelens.recording.window import RecordingWarning
-from tracelens.session.run import Run
 
 STEPS = 2
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.recording.job_rank import JobRank, Ranks, find_job_rank
+from tracelens.recording.sidecar import JobRank, Ranks, find_job_rank
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 OPEN_MPI = {"RANK": "2", "SIZE": "8", "LOCAL_RANK": "2", "LOCAL_SIZE": "4"}

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.recording.traces import names, only, profiled
 from tracelens.errors import TracelensError
-from tracelens.recording.modules import Hooks, Names, choose
+from tracelens.recording.scopes import Hooks, Names, choose
 
 
 def tree(*paths: str) -> nn.Module:

@@ -20,10 +20,11 @@ import tracelens
 from tests.recording.traces import read
 from tests.workload.ranks import run_ranks
 from tracelens.errors import TracelensError
+from tracelens.recording import LEFT_OUT, RecordingWindow
 from tracelens.recording import pace as pace_module
-from tracelens.recording.pace import Pace
+from tracelens.recording.pace import PaceTimer
 from tracelens.recording.scopes import recording
-from tracelens.recording.window import LEFT_OUT, RecordingWarning, RecordingWindow
+from tracelens.recording.window import RecordingWarning
 from tracelens.trace import PacePart
 
 # torch warns of its own deprecations.
@@ -198,7 +199,7 @@ def test_a_device_that_fails_leaves_no_part(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(_: object) -> None:
         raise RuntimeError("device-side assert")
 
-    pace = Pace(RecordingWindow(4, 0, 1), 4)
+    pace = PaceTimer(RecordingWindow(4, 0, 1), 4)
     pace.step(2)
     pace.step(3)
     monkeypatch.setattr(pace_module, "_synchronize", fail)

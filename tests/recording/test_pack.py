@@ -12,8 +12,7 @@ import pytest
 
 import tracelens
 from tracelens.errors import TracelensError
-from tracelens.recording.events import split
-from tracelens.recording.pack import TooLarge, pack
+from tracelens.recording.pack import TooLarge, pack, split
 
 STEPS = range(7, 10)
 STEP_US = 1000.0

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import tracelens
 from tests.recording.traces import names, read, scopes
 from tests.workload.ranks import run_ranks
-from tracelens.recording.describe import gloo_threads
+from tracelens.recording.sidecar import gloo_threads
 
 
 def record_some_steps(rank: int, folder: str, ranks: Sequence[int] | str) -> tuple[str | None, list[str]]:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.recording.traces import Scope, events_of, names, only, profiled
-from tracelens.recording.scopes import Region, _Backward, _Open, recording, region, scoped, span
+from tracelens.recording import region, scoped, span
+from tracelens.recording.scopes import Region, _BackwardScope, _Open, recording
 
 
 def leaf(*shape: int) -> Tensor:
@@ -317,7 +318,7 @@ def test_an_outer_scope_does_not_end_before_an_inner_one() -> None:
     """Should autograd run their ends in the wrong order, the inner scope ends early."""
 
     def work() -> None:
-        owners = [_Backward(name) for name in ("outer", "inner")]
+        owners = [_BackwardScope(name) for name in ("outer", "inner")]
         outer, inner = (_Open(owner, task=0) for owner in owners)
         outer.end()
         with span("next"):

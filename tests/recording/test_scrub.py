@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.recording.scrub import import_path, scrub
+from tracelens.recording.pack import import_path, scrub
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.recording.sidecar import SCHEMA, plain, write
+from tracelens.recording import plain
+from tracelens.recording.sidecar import SCHEMA, write
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates(),

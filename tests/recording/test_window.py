@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.errors import TracelensError
-from tracelens.recording.window import WARMUP, RecordingWindow
+from tracelens.recording import WARMUP, RecordingWindow
 
 WINDOWS = st.builds(
     RecordingWindow, wait=st.integers(0, 6), warmup=st.integers(0, 4), steps=st.integers(1, 5)

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import tracelens
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 
 @cache

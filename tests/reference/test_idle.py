@@ -14,8 +14,7 @@ from tests.reference.idle import REFILL, Gap, Piece, gaps_of
 from tests.reference.raw import clipped, length, union
 from tests.reference.traces import GROUPED_COMPILE, path_of
 from tracelens.analysis.host import CODE, find_gaps, idle_pieces
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.steps import steps_of
+from tracelens.trace import gpu_work, steps_of
 
 FAULTS = "foreign/nvidia-h200-megatron/faults"
 TRACES = [

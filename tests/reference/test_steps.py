@@ -17,8 +17,7 @@ from tests.reference.traces import (
     PP2VPP2EP4,
     path_of,
 )
-from tracelens.trace.run import Run
-from tracelens.trace.steps import select_step
+from tracelens.trace import Run, select_step
 
 MS = 1_000_000
 # The parameter all-gather that ends a step runs behind the last kernel of the busiest stream.

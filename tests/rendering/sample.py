@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.table.result import Report, Result, Skip
-from tracelens.table.schema import Coded, Column, Schema, Table
-from tracelens.table.summary import Summary, Tile
+from tracelens.table import Coded, Column, Report, Result, Schema, Skip, Summary, Table, Tile
 
 SCRIPT = "<script>window.__pwned=1;alert(1)</script>"
 IMAGE = "</script><img src=x onerror=window.__pwned=1>"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.rendering.sample import NASTY, result, table
-from tracelens.table.result import Result
-from tracelens.table.schema import Column
+from tracelens.table import Column, Result
 
 TEXT = ("operation", "collective", "group", "shape", "limited_by")
 

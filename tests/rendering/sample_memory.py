@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.rendering.sample import NASTY, result, table
-from tracelens.table.result import Result
-from tracelens.table.schema import Column, Table
+from tracelens.table import Column, Result, Table
 
 PARTS = ("parameters", "activations.experts", "temporary", NASTY[0])
 

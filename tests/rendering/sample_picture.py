@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.rendering.sample import IMAGE, NS, RANK, SCRIPT, coded, table
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Table
+from tracelens.table import Column, Report, Result, Table
 
 MS = 1_000_000
 STEP_NS = 100 * MS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.rendering.sample import NASTY, NS, RANK, result, table
-from tracelens.table.result import Result
-from tracelens.table.schema import Column
+from tracelens.table import Column, Result
 
 
 def bubble(most: int = 8, published: bool = True) -> Result:

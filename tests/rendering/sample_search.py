@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.rendering.sample import NASTY, NS, result, table
-from tracelens.table.result import Result
-from tracelens.table.schema import Column
+from tracelens.table import Column, Result
 
 PARTS = ("forward", "backward", "bubble")
 

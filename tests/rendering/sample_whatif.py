@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.rendering.sample import NASTY, NS, result, table
-from tracelens.table.result import Result
-from tracelens.table.schema import Column
+from tracelens.table import Column, Result
 
 
 def whatif(scenarios: int = 4, parts: int = 6) -> Result:

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.formats import console, markdown
 from tracelens.rendering.formats.html import files
-from tracelens.rendering.formats.markdown import markdown
+from tracelens.rendering.formats.notebook import fragment
 from tracelens.rendering.tables import across_ranks, compared, cut, more, readable
 from tracelens.table import Column, Report, Result, Schema, Table
 

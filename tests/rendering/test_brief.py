@@ -9,7 +9,7 @@ import pytest
 from tests.rendering import sample
 from tracelens.guard import Failure
 from tracelens.rendering.formats import brief, console, markdown
-from tracelens.rendering.formats.brief import LINES
+from tracelens.rendering.formats.console import LINES
 from tracelens.rendering.tables import tile_range
 from tracelens.table import Report, Result, Skip, Summary, Tile
 

@@ -14,8 +14,8 @@ import tracelens.rendering
 from tests.rendering.sample import ranking
 from tracelens.analysis.host import CAUSES as IDLE_CAUSES
 from tracelens.analysis.moe import STAGES as MOE_STAGES
-from tracelens.rendering.figures.figure import figures
-from tracelens.trace.classify import classes
+from tracelens.rendering.figures import figures
+from tracelens.trace import classes
 
 palette = import_module("tracelens.rendering.figures.colors")  # the room exports a function of that name
 

@@ -9,9 +9,9 @@ import zipfile
 import pytest
 
 from tests.rendering import sample
-from tracelens.rendering.renderer import RENDERERS, Renderer
-from tracelens.rendering.tables.values import one_line
-from tracelens.table.result import Report
+from tracelens.rendering import RENDERERS, Renderer
+from tracelens.rendering.tables import one_line
+from tracelens.table import Report
 
 EVERY = pytest.mark.parametrize(
     "renderer", [item for _, item in RENDERERS.items()], ids=lambda item: item.name

@@ -11,8 +11,8 @@ import zipfile
 import pytest
 
 from tests.rendering import sample
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.renderer import RENDERERS
+from tracelens.rendering import RENDERERS
+from tracelens.rendering.formats import console
 from tracelens.table import Column, Report, Result, Schema
 
 CACHED = "cached input: <all> of it fits in the 50 MiB cache"

@@ -13,19 +13,15 @@ from rich.cells import cell_len
 
 from tests.rendering import sample
 from tests.rendering.test_human_formats import page, tags
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.fragment import fragment
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.rendering.formats.markdown_text import code
-from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.rows import cut
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Schema
+from tracelens.rendering.formats import code, console, markdown
+from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.tables import ProseRow, cut, entries
+from tracelens.table import Column, Report, Result, Schema
 
 PLAIN = ("Expert loop", "Blocking calls", "Small kernels", "A rest")
 
 
-def told(result: Result, limit: int = 100) -> list[Entry]:
+def told(result: Result, limit: int = 100) -> list[ProseRow]:
     """The entries of its table."""
     return entries(cut(result.data["findings"], limit))
 

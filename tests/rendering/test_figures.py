@@ -20,9 +20,8 @@ from tests.rendering import (
     sample_search,
     sample_whatif,
 )
-from tracelens.rendering.figures.figure import FIGURES, Figure, figures
-from tracelens.table.result import Result
-from tracelens.table.schema import Table
+from tracelens.rendering.figures import FIGURES, Figure, figures
+from tracelens.table import Result, Table
 
 RESULTS = {
     "timeline": (sample.timeline, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rendering import sample_bounds
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 
 
 def test_each_resource_of_an_operation_is_a_bar() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.rendering.sample_ladder import ladder
-from tracelens.rendering.figures.figure import Figure, figures
+from tracelens.rendering.figures import Figure, figures
 
 
 def segments(figure: Figure, level: int) -> list[tuple[float, float, float]]:

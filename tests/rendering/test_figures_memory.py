@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.rendering.sample_memory import PARTS, memory
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 
 
 def test_one_layout_is_drawn_by_pipeline_rank() -> None:

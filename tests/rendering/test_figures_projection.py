@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rendering.sample_projection import bubble, pipeline_schedule
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 
 
 def test_the_bubble_has_a_line_a_convention_and_points_beside_them() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.rendering.sample_search import search
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 
 
 def test_each_device_has_a_bar_a_layout() -> None:

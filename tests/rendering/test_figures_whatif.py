@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rendering.sample_whatif import whatif
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 
 
 def test_bars_and_whiskers() -> None:

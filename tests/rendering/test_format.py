@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.rendering.tables.values import (
+from tracelens.rendering.tables import (
     ABSENT,
     column_format,
     format_for,
@@ -17,7 +17,8 @@ from tracelens.rendering.tables.values import (
     rounded,
     shorten,
 )
-from tracelens.table.schema import Column, Dtype, Schema
+from tracelens.table import Column, Schema
+from tracelens.table.schema import Dtype
 from tracelens.units import Unit
 
 

@@ -6,14 +6,12 @@ import re
 
 from tests.rendering import sample
 from tests.rendering.gold import check
-from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats import console, markdown, one_result
 from tracelens.rendering.formats.csv import files as csv_files
-from tracelens.rendering.formats.fragment import fragment
 from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.json import files as json_files
-from tracelens.rendering.formats.json import one_result
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.table.result import Report
+from tracelens.rendering.formats.notebook import fragment
+from tracelens.table import Report
 
 
 def without_assets(page: str) -> str:

@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rendering import sample
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.formats.fragment import fragment
+from tracelens.rendering.formats import console, escaped, markdown
 from tracelens.rendering.formats.html import STATIC_ROWS
 from tracelens.rendering.formats.html import files as html_files
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.rendering.formats.markdown_text import escaped
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Schema
+from tracelens.rendering.formats.notebook import fragment
+from tracelens.table import Column, Report, Result, Schema
 
 
 def page(*results: Result) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.browser.chromium import CHROMIUM
 from tests.rendering import sample
 from tracelens.rendering import image
-from tracelens.rendering.figures.figure import figures
+from tracelens.rendering.figures import figures
 from tracelens.rendering.image import NoImages, indexed, png
 
 

@@ -21,8 +21,7 @@ from tracelens.rendering.interactive import (
     specification,
     views,
 )
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.table import Column, Report, Result, Schema, Table
 
 
 def grids(result: Result) -> list[Interactive]:

@@ -13,11 +13,9 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.errors import MissingExtra
-from tracelens.rendering.formats import csv, xlsx
+from tracelens.rendering.formats import csv, one_result, xlsx
 from tracelens.rendering.formats.json import files as json_files
-from tracelens.rendering.formats.json import one_result
-from tracelens.table.result import Report, Result
-from tracelens.table.schema import Column, Schema
+from tracelens.table import Column, Report, Result, Schema
 
 
 def test_one_result_is_the_contract_of_the_command_line() -> None:

@@ -16,13 +16,12 @@ import plotly.io  # noqa: E402
 from IPython.core.formatters import IPythonDisplayFormatter  # noqa: E402
 
 from tests.rendering import sample  # noqa: E402
-from tracelens.rendering.figures.base import menu  # noqa: E402
-from tracelens.rendering.figures.figure import figures  # noqa: E402
+from tracelens.rendering.figures import figures  # noqa: E402
 from tracelens.rendering.formats import notebook  # noqa: E402
-from tracelens.rendering.formats.fragment import FIRST_ROWS, choices, fragment  # noqa: E402
+from tracelens.rendering.formats.notebook import FIRST_ROWS, choices, fragment  # noqa: E402
 from tracelens.rendering.image import NoImages  # noqa: E402
 from tracelens.rendering.tables import readable  # noqa: E402
-from tracelens.table.result import Report, Result  # noqa: E402
+from tracelens.table import Report, Result  # noqa: E402
 
 PLOTLY = "application/vnd.plotly.v1+json"
 IMAGE = b"\x89PNG of a figure"
@@ -38,7 +37,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(display, "display", record)
     monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
-    monkeypatch.setattr(notebook, "png", lambda figure: IMAGE)
+    monkeypatch.setattr("tracelens.rendering.image.png", lambda figure: IMAGE)
     monkeypatch.setattr(notebook, "_WARNED", [])
     return calls
 
@@ -84,14 +83,12 @@ def test_a_figure_has_an_interactive_form_and_an_image(shown: list[Any]) -> None
 
 
 def test_buttons_stand_above_the_legend(shown: list[Any]) -> None:
-    figure = figures(sample.timeline())[0]
-    plain = notebook._interactive(figure)[PLOTLY]["layout"]
-    buttons = menu("restyle", {"all": [{"visible": True}]})
-    layout = {**figure["layout"], "updatemenus": buttons}
-    moved = notebook._interactive({**figure, "layout": layout})[PLOTLY]["layout"]
+    plain = figures(sample.diff())[0]["layout"]
+    sample.diff()._ipython_display_()
+    moved = of_figures(shown)[0][0][PLOTLY]["layout"]
     assert (moved["updatemenus"][0]["x"], moved["updatemenus"][0]["yanchor"]) == (0, "bottom")
     assert moved["height"] - plain["height"] == moved["margin"]["t"] - plain["margin"]["t"] > 30
-    assert buttons == menu("restyle", {"all": [{"visible": True}]})
+    assert "x" not in plain["updatemenus"][0]
 
 
 def test_metadata_tell_figures_apart(shown: list[Any]) -> None:
@@ -117,8 +114,8 @@ def test_without_images_figures_are_interactive_and_one_warning_says_why(
     def missing(_: Any) -> bytes:
         raise NoImages("no Chrome")
 
-    monkeypatch.setattr(notebook, "png", missing)
-    monkeypatch.setattr(notebook, "_interactive", lambda figure: {PLOTLY: figure})
+    monkeypatch.setattr("tracelens.rendering.image.png", missing)
+    monkeypatch.setattr("plotly.graph_objects.Figure._repr_mimebundle_", lambda _: {PLOTLY: {}})
     monkeypatch.setattr(plotly.io.renderers, "default", renderer)
     with pytest.warns(UserWarning, match="no Chrome"):
         sample.timeline()._ipython_display_()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rendering import sample
-from tracelens.rendering.payload import packed
+from tracelens.rendering.interactive import packed
 from tracelens.table import Coded, Column, Schema, Table
 
 

@@ -7,12 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from tests.rendering import sample
-from tracelens.rendering.formats.console import console
-from tracelens.rendering.tables.reading import by_level, with_places
-from tracelens.rendering.tables.rows import cut, more, readable
-from tracelens.rendering.tables.values import column_format, meta_items
-from tracelens.table.result import Report
-from tracelens.table.schema import Column, Schema, Table
+from tracelens.rendering.formats import console
+from tracelens.rendering.tables import by_level, column_format, cut, meta_items, more, readable, with_places
+from tracelens.table import Column, Report, Schema, Table
 
 LEVELS = Schema(
     "Time",

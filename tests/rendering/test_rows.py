@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rendering import sample
-from tracelens.rendering.tables.rows import Tree, cut, details, for_people, more, readable, select
-from tracelens.table.result import Report, Result, Skip
-from tracelens.table.schema import Column, Schema
+from tracelens.rendering.tables import Tree, cut, details, for_people, more, readable, select
+from tracelens.table import Column, Report, Result, Schema, Skip
 
 SCHEMA = Schema(
     "Tree",

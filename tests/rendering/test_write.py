@@ -11,7 +11,7 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.errors import TracelensError
-from tracelens.rendering.renderer import by_path, write
+from tracelens.rendering import by_path, write
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"pandas", "jinja2", "rich", "xlsxwriter", "plotly"}
@@ -83,12 +83,12 @@ def loaded(statements: str) -> set[str]:
 
 
 def test_choosing_a_format_imports_no_heavy_library() -> None:
-    assert loaded("from tracelens.rendering.renderer import by_path; by_path('x.html')") == set()
+    assert loaded("from tracelens.rendering import by_path; by_path('x.html')") == set()
 
 
 def test_writing_html_imports_only_what_it_needs(tmp_path: Path) -> None:
     code = (
-        "from tests.rendering import sample; from tracelens.rendering.renderer import write; "
+        "from tests.rendering import sample; from tracelens.rendering import write; "
         f"write(sample.report(), {str(tmp_path / 'x.html')!r})"
     )
     assert loaded(code) == {"jinja2"}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.builders import events, read
+from tracelens.reproducers.arguments import dense
+from tracelens.reproducers.calls import OpCase, cases
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import dense
-from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.select.cases import Case, cases
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.scripts import script
+from tracelens.trace import Trace
 
 MI300X, H100 = "AMD Instinct MI300X", "NVIDIA H100 80GB HBM3"
 
@@ -113,7 +113,7 @@ def trace_of(*calls: Called, rank: int = -1, device: str = MI300X, more: Sequenc
     return read(found, rank=rank, **header)
 
 
-def case_of(call: Called, device: str = MI300X) -> Case:
+def case_of(call: Called, device: str = MI300X) -> OpCase:
     """The one case of a trace of this call."""
     trace = trace_of(call, device=device)
     (case,) = cases(trace, trace.work)

@@ -10,25 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.reproducers.inputs.arguments import (
+from tracelens.reproducers.arguments import (
     LONG_LIST,
     NO_SHAPES,
     OP,
     Argument,
-    Tensor,
+    TensorArgument,
     Unreplayable,
     dense,
-    read,
+    read_arguments,
     tensors,
 )
 
-ONE = Tensor("float32", (2, 3), (3, 1))
+ONE = TensorArgument("float32", (2, 3), (3, 1))
 
 
 def read_all(*given: tuple[Any, Any, Any, Any], of_lists: str = "float32") -> list[Argument]:
     """Arguments given as (type, sizes, strides, value), in the columns of the ops table."""
     types, dims, steps, values = ([one[at] for one in given] for at in range(4))
-    return read(*map(json.dumps, (dims, types, steps, values)), of_lists=of_lists)
+    return read_arguments(*map(json.dumps, (dims, types, steps, values)), of_lists=of_lists)
 
 
 def beside(*argument: Any) -> Argument:
@@ -46,7 +46,11 @@ def test_a_product() -> None:
     found = read_all(
         ("c10::BFloat16", [4, 8], [1, 4], ""), ("c10::BFloat16", [8, 2], [2, 1], ""), ("Scalar", [], [], "1")
     )
-    assert found == [Tensor("bfloat16", (4, 8), (1, 4)), Tensor("bfloat16", (8, 2), (2, 1)), 1]
+    assert found == [
+        TensorArgument("bfloat16", (4, 8), (1, 4)),
+        TensorArgument("bfloat16", (8, 2), (2, 1)),
+        1,
+    ]
     assert [one.numel for one in tensors(found)] == [32, 16]
 
 
@@ -74,7 +78,7 @@ def test_a_product() -> None:
     ],
 )
 def test_element_types(name: str, dtype: str) -> None:
-    assert beside(name, [7], [1], "") == Tensor(dtype, (7,), (1,))
+    assert beside(name, [7], [1], "") == TensorArgument(dtype, (7,), (1,))
 
 
 @pytest.mark.parametrize(
@@ -165,22 +169,22 @@ def test_what_was_not_recorded_is_none() -> None:
 
 
 def test_a_tensor_without_dimensions() -> None:
-    assert beside("long int", [], [], "") == Tensor("int64", (), ())
-    assert Tensor("int64", (), ()).numel == 1
+    assert beside("long int", [], [], "") == TensorArgument("int64", (), ())
+    assert TensorArgument("int64", (), ()).numel == 1
 
 
 def test_an_empty_tensor() -> None:
-    assert beside("float", [0, 4], [4, 1], "") == Tensor("float32", (0, 4), (4, 1))
-    assert Tensor("float32", (0, 4), (4, 1)).numel == 0
+    assert beside("float", [0, 4], [4, 1], "") == TensorArgument("float32", (0, 4), (4, 1))
+    assert TensorArgument("float32", (0, 4), (4, 1)).numel == 0
 
 
 def test_a_list_of_tensors() -> None:
     lists = ("TensorList", [[2, 3], [4], []], [[1, 2], [], []], "")
     (found,) = read_all(lists, of_lists="bfloat16")
     assert found == [
-        Tensor("bfloat16", (2, 3), (1, 2)),
-        Tensor("bfloat16", (4,), (1,)),
-        Tensor("bfloat16", (), ()),
+        TensorArgument("bfloat16", (2, 3), (1, 2)),
+        TensorArgument("bfloat16", (4,), (1,)),
+        TensorArgument("bfloat16", (), ()),
     ]
     assert tensors([1, found, ONE, [2, None]]) == [*found, ONE]
 
@@ -204,16 +208,16 @@ def test_a_list_of_tensors_without_their_shapes(dims: Any) -> None:
 
 
 def test_missing_strides_are_those_of_a_dense_tensor() -> None:
-    assert beside("float", [2, 3, 4], [], "") == Tensor("float32", (2, 3, 4), (12, 4, 1))
+    assert beside("float", [2, 3, 4], [], "") == TensorArgument("float32", (2, 3, 4), (12, 4, 1))
     dims, types = json.dumps([[2, 3]]), json.dumps(["float"])
-    assert read(dims, types, "", "", of_lists="float32") == [ONE]
+    assert read_arguments(dims, types, "", "", of_lists="float32") == [ONE]
     assert dense((2, 0, 3)) == (3, 3, 1)
     assert dense(()) == ()
 
 
 def test_strides_may_expand_and_overlap() -> None:
-    assert beside("float", [4, 8], [0, 1], "") == Tensor("float32", (4, 8), (0, 1))
-    assert beside("float", [4, 8], [2, 1], "") == Tensor("float32", (4, 8), (2, 1))
+    assert beside("float", [4, 8], [0, 1], "") == TensorArgument("float32", (4, 8), (0, 1))
+    assert beside("float", [4, 8], [2, 1], "") == TensorArgument("float32", (4, 8), (2, 1))
 
 
 def test_sizes_may_be_text() -> None:
@@ -259,7 +263,7 @@ def test_what_is_no_list_is_not_recorded(text: str) -> None:
     kinds = '["float"]'
     for given_dims, given_types in ((text, kinds), ("[[2]]", text)):
         with pytest.raises(Unreplayable) as error:
-            read(given_dims, given_types, "", "", of_lists="float32")
+            read_arguments(given_dims, given_types, "", "", of_lists="float32")
         assert str(error.value) == NO_SHAPES
 
 
@@ -271,9 +275,9 @@ def test_a_call_without_tensors_is_no_use() -> None:
 def test_a_deep_nest_is_refused() -> None:
     deep = "[" * 500 + "1" + "]" * 500
     with pytest.raises(Unreplayable):
-        read(f"[{deep}]", '["float"]', "", "", of_lists="float32")
+        read_arguments(f"[{deep}]", '["float"]', "", "", of_lists="float32")
     with pytest.raises(Unreplayable):
-        read("[[2]]", f'["float", {deep}]', "", "", of_lists="float32")
+        read_arguments("[[2]]", f'["float", {deep}]', "", "", of_lists="float32")
 
 
 def test_made_gives_other_values_only() -> None:
@@ -321,7 +325,7 @@ columns = st.one_of(
 @given(dims=columns, types=columns, steps=columns, values=columns)
 def test_any_text_is_read_or_refused(dims: str, types: str, steps: str, values: str) -> None:
     try:
-        found = read(dims, types, steps, values, of_lists="float32")
+        found = read_arguments(dims, types, steps, values, of_lists="float32")
     except Unreplayable as error:
         reason = str(error)
         assert (len(reason.splitlines()), reason[-1:] != ".") == (1, True)
@@ -331,7 +335,7 @@ def test_any_text_is_read_or_refused(dims: str, types: str, steps: str, values: 
         assert len(one.shape) == len(one.stride)
         assert one.numel <= 1 << 40
     plain = [leaf for one in found for leaf in (one if isinstance(one, list) else [one])]
-    assert {type(one) for one in plain} <= {Tensor, int, float, bool, type(None)}
+    assert {type(one) for one in plain} <= {TensorArgument, int, float, bool, type(None)}
 
 
 @given(st.text() | st.from_regex(r"\[[-+.,eE0-9 infaTrue]*\]", fullmatch=True))

@@ -6,13 +6,13 @@ import numpy as np
 
 from tests.builders import aligned, draw
 from tests.reproducers.calls import H100, MI300X, called, trace_of
-from tracelens.reproducers.select.cases import Case, cases, merged
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.calls import OpCase, cases, merged
+from tracelens.trace import Trace
 
 MM = ("aten::mm", "bf16 64 32", "bf16 32 16")
 
 
-def found(*traces: Trace) -> list[Case]:
+def found(*traces: Trace) -> list[OpCase]:
     return merged([cases(trace, trace.work) for trace in traces])
 
 

@@ -17,13 +17,11 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, draw_run
-from tracelens.reproducers.collectives.collectives import collectives
-from tracelens.reproducers.collectives.messages import Message
+from tracelens.reproducers.collectives import CollectiveMessage, collectives
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.scripts.collective_kinds import COLLECTIVE_KINDS, NAMES
-from tracelens.table.result import Skip
-from tracelens.trace.intervals import union
-from tracelens.trace.run import make_run
+from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
+from tracelens.table import Skip
+from tracelens.trace import make_run, union
 
 HEADER = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}]}
 
@@ -332,13 +330,13 @@ def test_scripts_are_short(name: str) -> None:
 
 def test_bytes_are_what_nccl_tests_counts() -> None:
     sizes = {
-        name: Message(name, kind, 4, "float32", 10).bytes
+        name: CollectiveMessage(name, kind, 4, "float32", 10).bytes
         for name, kind in NAMES.items()
         if kind != "send/recv"
     }
     assert sizes["allreduce"] == sizes["broadcast"] == sizes["reduce"] == 40
     assert sizes["_allgather_base"] == sizes["reduce_scatter"] == sizes["gather"] == sizes["scatter"] == 160
-    assert Message("send/recv", "send/recv", 2, "int64", ((0, 5), (3, 0))).bytes == 40
+    assert CollectiveMessage("send/recv", "send/recv", 2, "int64", ((0, 5), (3, 0))).bytes == 40
 
 
 # Runs scripts one after the other, each in a copy of a process that has torch already.

@@ -12,8 +12,9 @@ import pytest
 
 from tests.reproducers.calls import script_of
 from tracelens.errors import TracelensError
-from tracelens.reproducers.folder import LIST, Script, read, write
-from tracelens.table.result import Skip
+from tracelens.reproducers import LIST
+from tracelens.reproducers.folder import Script, read, write
+from tracelens.table import Skip
 from tracelens.version import __version__
 
 

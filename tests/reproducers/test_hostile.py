@@ -18,12 +18,12 @@ from tests.hostile.script_attacks import ATTACKS
 from tests.hostile.script_forms import form
 from tests.reproducers.calls import MI300X, called, case_of, script_of, trace_of
 from tracelens import load
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.make import replay
-from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.select.cases import cases
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.reproducers import replay
+from tracelens.reproducers.arguments import Unreplayable
+from tracelens.reproducers.calls import cases
+from tracelens.reproducers.scripts import script
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 MM = ("aten::mm", "bf16 64 32", "bf16 32 16")
 TWIN = script_of(*MM).text

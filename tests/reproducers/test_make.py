@@ -12,15 +12,14 @@ from msgspec.structs import asdict
 
 from tests.builders import aligned, draw, draw_run
 from tests.reproducers.calls import H100, called, trace_of
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
+from tracelens.reproducers import ReplaySelection, replay
+from tracelens.reproducers.arguments import INDICES_UNKNOWN, LONG_LIST
 from tracelens.reproducers.folder import read
-from tracelens.reproducers.inputs.arguments import LONG_LIST
-from tracelens.reproducers.inputs.makers import INDICES_UNKNOWN
-from tracelens.reproducers.make import TOP, replay
-from tracelens.reproducers.select.select import Selection
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.reproducers.make import TOP
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 MM = ("aten::mm", "bf16 4096 4096", "bf16 4096 4096")
 RELU = ("aten::relu", f"bf16 {1 << 20}")
@@ -147,7 +146,7 @@ def test_all_time_without_a_script_is_told(tmp_path: Path) -> None:
 def test_of_what_was_asked_for_each_refusal_is_told(tmp_path: Path) -> None:
     more = [called("aten::index", f"fp32 {size} 8", None, us=1) for size in (50, 60)]
     run = run_of(called(*MM, us=90), MANY, INDEX, *more)
-    found = replay(run, tmp_path, Selection(op="aten::index"))
+    found = replay(run, tmp_path, ReplaySelection(op="aten::index"))
     (skip,) = found.skips
     assert skip.subject == "aten::index fp32[100,8] and 2 more of other shapes"
     assert skip.reason == INDICES_UNKNOWN
@@ -158,15 +157,15 @@ def test_of_what_was_asked_for_each_refusal_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [
-        (Selection(op="aten::relu"), ["aten::relu"]),
-        (Selection(op="aten::*", shapes=((4096, 4096),)), ["aten::mm"]),
-        (Selection(module="experts"), ["aten::mm"]),
-        (Selection(rank=0), ["aten::mm", "aten::relu"]),
-        (Selection(at_ns=0), ["aten::mm"]),
-        (Selection(shapes=((1 << 20,),)), ["aten::relu"]),
+        (ReplaySelection(op="aten::relu"), ["aten::relu"]),
+        (ReplaySelection(op="aten::*", shapes=((4096, 4096),)), ["aten::mm"]),
+        (ReplaySelection(module="experts"), ["aten::mm"]),
+        (ReplaySelection(rank=0), ["aten::mm", "aten::relu"]),
+        (ReplaySelection(at_ns=0), ["aten::mm"]),
+        (ReplaySelection(shapes=((1 << 20,),)), ["aten::relu"]),
     ],
 )
-def test_what_is_asked_for(wanted: Selection, left: list[str], tmp_path: Path) -> None:
+def test_what_is_asked_for(wanted: ReplaySelection, left: list[str], tmp_path: Path) -> None:
     run = run_of(called(*MM, us=120, scope="experts"), called(*RELU, us=40), rank=0)
     assert subjects(replay(run, tmp_path, wanted)) == left
 
@@ -174,7 +173,7 @@ def test_what_is_asked_for(wanted: Selection, left: list[str], tmp_path: Path) -
 def test_nothing_is_what_was_asked_for(tmp_path: Path) -> None:
     calls = [called(f"aten::{name}", "fp32 4", us=us) for us, name in enumerate("abcdefg", start=1)]
     with pytest.raises(TracelensError) as error:
-        replay(run_of(*calls), tmp_path / "none", Selection(op="aten::mm"))
+        replay(run_of(*calls), tmp_path / "none", ReplaySelection(op="aten::mm"))
     assert str(error.value) == (
         "no call matches; the largest are aten::g, aten::f, aten::e, aten::d, aten::c"
     )
@@ -231,15 +230,15 @@ def test_collectives_are_among_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "left"),
     [
-        (Selection(op="all*"), {"allreduce"}),
-        (Selection(op="aten::*"), {"aten::mm"}),
-        (Selection(op="*"), {"aten::mm", "allreduce"}),
+        (ReplaySelection(op="all*"), {"allreduce"}),
+        (ReplaySelection(op="aten::*"), {"aten::mm"}),
+        (ReplaySelection(op="*"), {"aten::mm", "allreduce"}),
         # These are about arguments, or one rank's own.
-        (Selection(shapes=((4, 4),)), {"aten::mm"}),
-        (Selection(rank=1), {"aten::mm"}),
+        (ReplaySelection(shapes=((4, 4),)), {"aten::mm"}),
+        (ReplaySelection(rank=1), {"aten::mm"}),
     ],
 )
-def test_collectives_by_name(wanted: Selection, left: set[str], tmp_path: Path) -> None:
+def test_collectives_by_name(wanted: ReplaySelection, left: set[str], tmp_path: Path) -> None:
     assert set(subjects(replay(draw_run(RANK, RANK), tmp_path, wanted))) == left
 
 

@@ -8,21 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelens.reproducers.inputs import makers
-from tracelens.reproducers.inputs.arguments import Tensor, Unreplayable, dense
-from tracelens.reproducers.inputs.makers import INDICES_UNKNOWN, fill
+from tracelens.reproducers import arguments
+from tracelens.reproducers.arguments import INDICES_UNKNOWN, TensorArgument, Unreplayable, dense, fill
 
 
-def fp32(*shape: int) -> Tensor:
-    return Tensor("float32", shape, dense(shape))
+def fp32(*shape: int) -> TensorArgument:
+    return TensorArgument("float32", shape, dense(shape))
 
 
-def i64(*shape: int) -> Tensor:
-    return Tensor("int64", shape, dense(shape))
+def i64(*shape: int) -> TensorArgument:
+    return TensorArgument("int64", shape, dense(shape))
 
 
-def ends(number: int) -> Tensor:
-    return Tensor("int32", (number,), (1,))
+def ends(number: int) -> TensorArgument:
+    return TensorArgument("int32", (number,), (1,))
 
 
 def made(op: str, place: int, *arguments: Any) -> tuple[Any, ...]:
@@ -125,11 +124,11 @@ def test_a_dimension_that_is_not_there(op: str, call: list[Any]) -> None:
 def test_python_numbers_are_on_the_host() -> None:
     # `x * 2` and `x + 0.5` show the number as a tensor without dimensions.
     for dtype in ("float64", "int64", "bool", "complex128"):
-        number = Tensor(dtype, (), ())
+        number = TensorArgument(dtype, (), ())
         assert fill("aten::mul", [fp32(8), number]) == [fp32(8), number.made("number")]
     # Of another type it is a tensor: torch makes numbers of these four only.
     for dtype in ("float32", "bfloat16", "int32"):
-        assert fill("aten::mul", [fp32(8), Tensor(dtype, (), ())])[1].maker == "strided"
+        assert fill("aten::mul", [fp32(8), TensorArgument(dtype, (), ())])[1].maker == "strided"
     # What is written to is one as well.
     assert fill("aten::add_", [i64(), i64(), 1])[0] == i64()
 
@@ -148,7 +147,7 @@ def test_variances_are_positive() -> None:
 
 def test_squares_of_an_optimizer_are_positive() -> None:
     lists = [[fp32(8), fp32(4)] for _ in range(5)]
-    steps = [Tensor("float32", (), ())] * 2
+    steps = [TensorArgument("float32", (), ())] * 2
     found = fill("aten::_fused_adamw_", [*lists, steps, 1e-4, 0.9, 0.999, 0.01, 1e-8, False, False])
     makers = [{one.maker for one in some} for some in found[:6]]
     assert makers == [{"strided"}] * 3 + [{"positive"}, {"strided"}, {"positive"}]
@@ -159,7 +158,7 @@ def test_squares_of_an_optimizer_are_positive() -> None:
 @pytest.mark.parametrize("op", ["index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"])
 def test_indices_to_put_at_follow_from_the_shapes(op: str) -> None:
     found = fill(f"aten::{op}", [fp32(100, 8), None, fp32(24, 8), True, True])
-    assert found[1] == [Tensor("int64", (24,), (1,), "indices", (100,))]
+    assert found[1] == [TensorArgument("int64", (24,), (1,), "indices", (100,))]
     assert [found[0], *found[2:]] == [fp32(100, 8), fp32(24, 8), True, True]
 
 
@@ -213,8 +212,8 @@ def test_groups_of_equal_size_need_no_ends() -> None:
 
 def test_scaled_groups() -> None:
     fp8, weights = (
-        Tensor("float8_e4m3fn", (48, 32), (32, 1)),
-        Tensor("float8_e4m3fn", (4, 32, 16), (512, 1, 32)),
+        TensorArgument("float8_e4m3fn", (48, 32), (32, 1)),
+        TensorArgument("float8_e4m3fn", (4, 32, 16), (512, 1, 32)),
     )
     found = fill("aten::_scaled_grouped_mm", [fp8, weights, fp32(48), fp32(4, 16), ends(4), None])
     assert found[4] == ends(4).made("ends", [12] * 4)
@@ -222,7 +221,7 @@ def test_scaled_groups() -> None:
 
 
 def test_scales_are_positive() -> None:
-    fp8 = Tensor("float8_e4m3fn", (16, 32), (32, 1))
+    fp8 = TensorArgument("float8_e4m3fn", (16, 32), (32, 1))
     found = fill("aten::_scaled_mm", [fp8, fp8, fp32(), fp32(16, 1), None])
     assert [one.maker for one in found[:4]] == ["strided", "strided", "positive", "positive"]
 
@@ -234,7 +233,7 @@ def test_arguments_given_stay_as_they_are() -> None:
 
 
 few_tensors = st.builds(
-    lambda dtype, shape: Tensor(dtype, tuple(shape), dense(shape)),
+    lambda dtype, shape: TensorArgument(dtype, tuple(shape), dense(shape)),
     st.sampled_from(["float32", "int64", "int32", "bool"]),
     st.lists(st.integers(0, 4), max_size=3),
 )
@@ -242,7 +241,7 @@ anything = few_tensors | st.none() | st.integers(-1, 1) | st.booleans() | st.lis
 calls = st.tuples(
     few_tensors, few_tensors | st.integers(-3, 3), few_tensors | st.none(), st.lists(anything, max_size=5)
 ).map(lambda parts: [*parts[:3], *parts[3]])
-names = st.sampled_from(sorted({*makers._RULES, *makers._GROUPED}))
+names = st.sampled_from(sorted({*arguments._RULES, *arguments._GROUPED}))
 
 
 @given(names, calls | st.lists(anything, max_size=7))

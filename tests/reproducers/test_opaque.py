@@ -13,8 +13,8 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.inputs.opaque import (
+from tracelens.reproducers.arguments import Unreplayable
+from tracelens.reproducers.calls import (
     BEFORE,
     BY_GRAPH,
     COLLECTIVE,
@@ -25,11 +25,11 @@ from tracelens.reproducers.inputs.opaque import (
     UNREGISTERED,
     account,
     callable_op,
+    cases,
     unreplayed,
 )
-from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.select.cases import cases
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.scripts import script
+from tracelens.trace import Trace
 
 ONE = 'shapes=[[4,4]] types=["float"] strides=[[4,1]]'
 
@@ -273,7 +273,7 @@ SMALL = [
 @pytest.mark.parametrize("name", SMALL)
 def test_real_shares_add_up(corpus: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # That a script is what its template says takes most of the time, and is tested elsewhere.
-    monkeypatch.setattr(import_module("tracelens.reproducers.scripts.render"), "difference", lambda *_: "")
+    monkeypatch.setattr(import_module("tracelens.reproducers.scripts"), "difference", lambda *_: "")
     (trace,) = tracelens.load(str(corpus / name)).traces
     found = account(trace, trace.work)
     # By the scripts that there are: what their calls took, one by one.

@@ -9,16 +9,12 @@ import pytest
 from jinja2 import DictLoader, Environment, StrictUndefined, UndefinedError
 
 from tests.reproducers.calls import called, case_of, trace_of
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.make import replay
-from tracelens.reproducers.scripts.kits import Kit
-from tracelens.reproducers.scripts.outline import difference, is_outline
-from tracelens.reproducers.scripts.render import UNFAITHFUL, render
-from tracelens.reproducers.scripts.scripts import script
-from tracelens.reproducers.scripts.source import Source
-from tracelens.trace.run import make_run
+from tracelens.reproducers import replay
+from tracelens.reproducers.arguments import Unreplayable
+from tracelens.reproducers.scripts import UNFAITHFUL, Kit, SourceText, difference, is_outline, render, script
+from tracelens.trace import make_run
 
-rendering = import_module("tracelens.reproducers.scripts.render")  # the package exports its function
+rendering = import_module("tracelens.reproducers.scripts")  # the package exports its function
 
 HEAD = "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
 
@@ -116,7 +112,7 @@ def test_a_template_without_the_fixed_first_lines_is_refused(head: str, template
 )
 def test_source_that_is_no_data_is_refused(text: str, template: Any) -> None:
     with pytest.raises(Unreplayable, match=UNFAITHFUL):
-        template(HEAD + "x = {{ source }}\n", source=Source(text))
+        template(HEAD + "x = {{ source }}\n", source=SourceText(text))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +128,11 @@ def test_source_that_is_no_data_is_refused(text: str, template: Any) -> None:
     ],
 )
 def test_source_of_data_is_taken(text: str, template: Any) -> None:
-    assert template(HEAD + "x = {{ source }}\n", source=Source(text)) == f"{HEAD}x = {text}\n"
+    assert template(HEAD + "x = {{ source }}\n", source=SourceText(text)) == f"{HEAD}x = {text}\n"
 
 
 def test_statements_are_those_of_their_outline(template: Any) -> None:
-    good = Source(
+    good = SourceText(
         'for n in [1, 2]:\n    # experts\n    yield "a", n',
         "for n in DATA:\n    # experts\n    yield DATA, DATA",
     )
@@ -156,7 +152,7 @@ def test_statements_are_those_of_their_outline(template: Any) -> None:
 def test_an_outline_holds_no_data(outline: str, template: Any) -> None:
     assert not is_outline(outline)
     with pytest.raises(TypeError, match="the outline of source contains data"):
-        template(HEAD + "{{ source }}\n", source=Source("1", outline))
+        template(HEAD + "{{ source }}\n", source=SourceText("1", outline))
 
 
 @pytest.mark.parametrize("choice", ["text", 7, None, frozenset({"open"}), {"kit": True}])

@@ -9,19 +9,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tracelens.reproducers.inputs.arguments import Tensor, dense, tensors
-from tracelens.reproducers.inputs.scale import SMALL, scaled
+from tracelens.reproducers.arguments import SMALL, TensorArgument, dense, scaled, tensors
 
 
-def bf16(*shape: int, stride: tuple[int, ...] | None = None) -> Tensor:
-    return Tensor("bfloat16", shape, dense(shape) if stride is None else stride)
+def bf16(*shape: int, stride: tuple[int, ...] | None = None) -> TensorArgument:
+    return TensorArgument("bfloat16", shape, dense(shape) if stride is None else stride)
 
 
 def shapes(found: list[Any]) -> list[tuple[int, ...]]:
     return [one.shape for one in tensors(found)]
 
 
-def span(one: Tensor) -> int:
+def span(one: TensorArgument) -> int:
     """Elements from the first to the last."""
     return 1 + sum((size - 1) * step for size, step in zip(one.shape, one.stride, strict=True))
 
@@ -67,7 +66,7 @@ def test_as_small_as_it_gets() -> None:
 
 def test_numbers_follow_their_size() -> None:
     # The number of weights of a gradient; the index of padding is none.
-    call = [bf16(4096, 2048), Tensor("int64", (4096,), (1,)), 32768, -1, False]
+    call = [bf16(4096, 2048), TensorArgument("int64", (4096,), (1,)), 32768, -1, False]
     found = scaled("aten::embedding_dense_backward", call, 1 << 19)
     assert found[0] == bf16(1024, 512)
     assert found[2:] == [32768, -1, False]
@@ -124,8 +123,8 @@ def test_lists_are_scaled_too() -> None:
 
 
 def test_other_values_stay() -> None:
-    index = Tensor("int64", (4096,), (1,), "indices", (7,))
-    assert scaled("aten::gather", [index], 1024) == [Tensor("int64", (1024,), (1,), "indices", (7,))]
+    index = TensorArgument("int64", (4096,), (1,), "indices", (7,))
+    assert scaled("aten::gather", [index], 1024) == [TensorArgument("int64", (1024,), (1,), "indices", (7,))]
 
 
 sizes = st.sampled_from([1, 2, 3, 16, 48, 64, 65, 96, 100, 128, 160, 255, 256, 1000, 4096])
@@ -144,7 +143,7 @@ def arguments(draw: st.DrawFn) -> list[Any]:
         for dim in range(len(shape)):
             if draw(st.integers(0, 5)) == 0:
                 stride[dim] = 0
-        found.append(Tensor("float32", tuple(shape), tuple(stride)))
+        found.append(TensorArgument("float32", tuple(shape), tuple(stride)))
     numbers = draw(st.lists(sizes | st.booleans() | st.floats(0, 1), max_size=3))
     return [*found, *numbers]
 
@@ -155,7 +154,7 @@ def test_what_holds_for_any_arguments(call: list[Any], most: int) -> None:
     pairs: dict[int, int] = {}
     for old, new in zip(call, found, strict=True):
         both = [(old, new)]
-        if isinstance(old, Tensor):
+        if isinstance(old, TensorArgument):
             both = list(zip(old.shape, new.shape, strict=True))
             # What is expanded stays so, and nothing else becomes it.
             assert [step == 0 for step in old.stride] == [step == 0 for step in new.stride]
@@ -184,7 +183,7 @@ def test_dense_stays_dense(call: list[Any], most: int) -> None:
 
 @given(st.integers(65, 4096), st.integers(65, 4096), st.integers(1, 64), st.integers(1, 1 << 16))
 def test_overlapping_stays_overlapping(rows: int, columns: int, step: int, most: int) -> None:
-    one = Tensor("float32", (rows, columns), (step, 1))
+    one = TensorArgument("float32", (rows, columns), (step, 1))
     assert span(one) < one.numel
     (new,) = tensors(scaled("aten::anything", [one], most))
     assume(new.shape[0] > 1)

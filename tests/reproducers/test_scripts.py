@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from tests.reproducers.calls import CATALOG, H100, MI300X, RANDOM, called, case_of, script_of
-from tracelens.costs.model import OpCost
+from tracelens.costs import OpCost
+from tracelens.reproducers import scripts
+from tracelens.reproducers.arguments import Unreplayable
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import Unreplayable
-from tracelens.reproducers.scripts import kits
-from tracelens.reproducers.scripts.scripts import least_us, script
-from tracelens.reproducers.scripts.source import WIDTH
+from tracelens.reproducers.scripts import WIDTH, least_us, script
 from tracelens.version import __version__
 
 LINES = 128
@@ -77,7 +76,7 @@ def options_of(text: str) -> set[str]:
 def test_every_kit_has_a_call_here() -> None:
     names = {name.partition(" (")[0].removesuffix("_") for name in CATALOG}
     # These make their tensors by themselves: what launches kernels is the op inside, such as normal_.
-    assert set(kits._KITS) - names == {"_fused_dropout", "rand", "randn", "randint"}
+    assert set(scripts._KITS) - names == {"_fused_dropout", "rand", "randn", "randint"}
 
 
 @ALL

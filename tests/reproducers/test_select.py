@@ -8,12 +8,9 @@ import pytest
 from tests.builders import aligned, draw
 from tests.reproducers.calls import called, trace_of
 from tracelens.errors import TracelensError
-from tracelens.reproducers.select.cases import cases
-from tracelens.reproducers.select.select import Selection, fits, selected_work, sizes
-from tracelens.trace.intervals import Union
-from tracelens.trace.run import make_run
-from tracelens.trace.steps import select_step
-from tracelens.trace.trace import Trace
+from tracelens.reproducers import ReplaySelection, sizes
+from tracelens.reproducers.calls import cases, fits, selected_work
+from tracelens.trace import Trace, Union, make_run, select_step
 
 SQUARE = 'shapes=[[4,4]] types=["float"] strides=[[4,1]]'
 TRACE = aligned(f"""
@@ -39,7 +36,7 @@ TRACE = aligned(f"""
 """)
 
 
-def kernels(wanted: Selection, trace: Trace | None = None) -> list[str]:
+def kernels(wanted: ReplaySelection, trace: Trace | None = None) -> list[str]:
     """Names of the selected_work kernels with their starts, us."""
     work = selected_work(trace or draw(TRACE), wanted)
     order = np.argsort(work.start)
@@ -50,9 +47,9 @@ ALL = ["forward 5", "add 9", "other 12", "backward 19", "forward 23", "batched 3
 
 
 def test_everything() -> None:
-    assert kernels(Selection()) == ALL
-    assert Selection().selects_all
-    assert not Selection(op="*").selects_all
+    assert kernels(ReplaySelection()) == ALL
+    assert ReplaySelection().selects_all
+    assert not ReplaySelection(op="*").selects_all
 
 
 @pytest.mark.parametrize(
@@ -71,49 +68,53 @@ def test_everything() -> None:
     ],
 )
 def test_by_op(op: str, wanted: list[str]) -> None:
-    assert kernels(Selection(op=op)) == wanted
+    assert kernels(ReplaySelection(op=op)) == wanted
 
 
 @pytest.mark.parametrize("op", ["mm", "::mm", "n::add_"])
 def test_a_pattern_is_of_the_whole_name(op: str) -> None:
     # As fnmatchcase has it, which the names of collectives are held against.
-    assert kernels(Selection(op=op)) == []
+    assert kernels(ReplaySelection(op=op)) == []
 
 
 def test_by_module_with_its_gradients() -> None:
-    assert kernels(Selection(module="nn.Module: MoE_0")) == ["forward 5", "backward 19", "forward 23"]
-    assert kernels(Selection(module="*MoE*")) == ["forward 5", "backward 19", "forward 23"]
+    assert kernels(ReplaySelection(module="nn.Module: MoE_0")) == ["forward 5", "backward 19", "forward 23"]
+    assert kernels(ReplaySelection(module="*MoE*")) == ["forward 5", "backward 19", "forward 23"]
     # The gradient of the first product only: the second one is not followed by any.
-    assert kernels(Selection(module="experts")) == ["forward 5", "backward 19"]
+    assert kernels(ReplaySelection(module="experts")) == ["forward 5", "backward 19"]
 
 
 def test_by_scope() -> None:
-    assert kernels(Selection(module="Experts")) == []
-    assert kernels(Selection(module="ProfilerStep#2")) == ["forward 23", "batched 32"]
+    assert kernels(ReplaySelection(module="Experts")) == []
+    assert kernels(ReplaySelection(module="ProfilerStep#2")) == ["forward 23", "batched 32"]
 
 
 def test_a_module_is_not_the_name_of_an_op() -> None:
-    assert kernels(Selection(module="aten::mm")) == []
+    assert kernels(ReplaySelection(module="aten::mm")) == []
 
 
 def test_all_that_is_asked_for_has_to_hold() -> None:
-    assert kernels(Selection(module="*MoE*", op="aten::mm")) == ["forward 5", "backward 19", "forward 23"]
-    assert kernels(Selection(module="experts", op="aten::add_")) == []
-    assert kernels(Selection(module="*MoE*", op="aten::bmm")) == []
+    assert kernels(ReplaySelection(module="*MoE*", op="aten::mm")) == [
+        "forward 5",
+        "backward 19",
+        "forward 23",
+    ]
+    assert kernels(ReplaySelection(module="experts", op="aten::add_")) == []
+    assert kernels(ReplaySelection(module="*MoE*", op="aten::bmm")) == []
 
 
 def test_by_rank() -> None:
     three = draw(TRACE, rank=3)
-    assert kernels(Selection(rank=3), three) == ALL
-    assert kernels(Selection(rank=0), three) == []
-    assert kernels(Selection(rank=-1), three) == ALL
+    assert kernels(ReplaySelection(rank=3), three) == ALL
+    assert kernels(ReplaySelection(rank=0), three) == []
+    assert kernels(ReplaySelection(rank=-1), three) == ALL
 
 
 def test_by_step() -> None:
     run = select_step(make_run([draw(TRACE)]), "2")
     # Of what still runs when the step begins, the part within it counts.
-    assert kernels(Selection(op="aten::mm"), run.traces[0]) == ["forward 24"]
-    assert kernels(Selection(op="aten::add_"), run.traces[0]) == []
+    assert kernels(ReplaySelection(op="aten::mm"), run.traces[0]) == ["forward 24"]
+    assert kernels(ReplaySelection(op="aten::add_"), run.traces[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,12 @@ def test_by_step() -> None:
     ],
 )
 def test_by_time(at_us: int, wanted: list[str]) -> None:
-    assert kernels(Selection(at_ns=at_us * 1000)) == wanted
+    assert kernels(ReplaySelection(at_ns=at_us * 1000)) == wanted
 
 
 def test_times_are_since_the_first_event() -> None:
     late = draw(TRACE, start_ns=1_712_195_495_519_000_000)
-    (found,) = kernels(Selection(at_ns=19_000), late)
+    (found,) = kernels(ReplaySelection(at_ns=19_000), late)
     assert found == "backward 1712195495519019"
 
 
@@ -149,11 +150,11 @@ def test_by_when_it_runs() -> None:
     # `add` starts at 9 and `backward` at 19: they only touch.
     trace = draw(TRACE, rank=2)
     during = {2: union((7, 9), (13, 19))}
-    assert kernels(Selection(during=during), trace) == ["forward 5", "other 12"]
-    assert kernels(Selection(during=during, op="aten::*"), trace) == ["forward 5"]
+    assert kernels(ReplaySelection(during=during), trace) == ["forward 5", "other 12"]
+    assert kernels(ReplaySelection(during=during, op="aten::*"), trace) == ["forward 5"]
     # No time of this rank.
-    assert kernels(Selection(during={7: union((0, 100))}), trace) == []
-    assert kernels(Selection(during={2: union()}), trace) == []
+    assert kernels(ReplaySelection(during={7: union((0, 100))}), trace) == []
+    assert kernels(ReplaySelection(during={2: union()}), trace) == []
 
 
 def test_by_sizes() -> None:
@@ -162,7 +163,7 @@ def test_by_sizes() -> None:
     cat, mm = sorted(cases(trace, trace.work), key=lambda case: case.call.op)
 
     def fitting(*shapes: tuple[int, ...]) -> list[str]:
-        return [case.call.op for case in (mm, cat) if fits(case, Selection(shapes=shapes))]
+        return [case.call.op for case in (mm, cat) if fits(case, ReplaySelection(shapes=shapes))]
 
     assert fitting() == ["aten::mm", "aten::cat"]
     assert fitting((64, 32)) == ["aten::mm", "aten::cat"]
@@ -177,8 +178,8 @@ def test_a_call_that_cannot_be_read_has_no_sizes() -> None:
     trace = trace_of(called("aten::mm", "bf16 64 32", "bf16 32 16"))
     (case,) = cases(trace, trace.work)
     odd = case._replace(call=case.call._replace(dtypes='["nonsense", "float"]'))
-    assert not fits(odd, Selection(shapes=[(64, 32)]))
-    assert fits(odd, Selection())
+    assert not fits(odd, ReplaySelection(shapes=[(64, 32)]))
+    assert fits(odd, ReplaySelection())
 
 
 @pytest.mark.parametrize(
@@ -202,14 +203,14 @@ def test_text_that_is_no_sizes(text: str) -> None:
 
 
 def test_collectives_have_no_arguments_to_ask_for() -> None:
-    assert not Selection(op="allreduce").ops_only
+    assert not ReplaySelection(op="allreduce").ops_only
     for wanted in (
-        Selection(shapes=[(1,)]),
-        Selection(module="x"),
-        Selection(at_ns=0),
-        Selection(rank=0),
+        ReplaySelection(shapes=[(1,)]),
+        ReplaySelection(module="x"),
+        ReplaySelection(at_ns=0),
+        ReplaySelection(rank=0),
     ):
         assert wanted.ops_only
         assert not wanted.selects_all
-    assert not Selection(during={}).ops_only
-    assert not Selection(during={}).selects_all
+    assert not ReplaySelection(during={}).ops_only
+    assert not ReplaySelection(during={}).selects_all

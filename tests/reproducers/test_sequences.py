@@ -17,17 +17,14 @@ from hypothesis import strategies as st
 import tracelens
 from tests.analysis.moe_traces import Model, recorded
 from tests.builders import draw
-from tracelens.analysis.moe.stages import STAGES
+from tracelens.analysis.moe import STAGES
+from tracelens.reproducers.arguments import Argument, TensorArgument, dense
+from tracelens.reproducers.call_source import PassLine
+from tracelens.reproducers.call_source import source as source_of
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.inputs.arguments import Argument, Tensor, dense
-from tracelens.reproducers.layers.calls import traced
-from tracelens.reproducers.layers.passes import median_pass, passes
-from tracelens.reproducers.layers.sequences import sequences
-from tracelens.reproducers.layers.source import Line
-from tracelens.reproducers.layers.source import source as source_of
-from tracelens.reproducers.scripts.render import render
-from tracelens.reproducers.scripts.source import about
-from tracelens.trace.trace import Trace
+from tracelens.reproducers.layers import median_pass, passes, sequences, traced
+from tracelens.reproducers.scripts import about, render
+from tracelens.trace import Trace
 
 LOOP = Model(exchange="all_to_all", ranks=2, shared="after")
 
@@ -42,21 +39,21 @@ def forward(model: Model, **options: Any) -> Script:
     return script
 
 
-def bf16(*shape: int, stride: tuple[int, ...] = (), dtype: str = "bfloat16") -> Tensor:
-    return Tensor(dtype, shape, stride or dense(shape))
+def bf16(*shape: int, stride: tuple[int, ...] = (), dtype: str = "bfloat16") -> TensorArgument:
+    return TensorArgument(dtype, shape, stride or dense(shape))
 
 
-def call(op: str, *arguments: Argument, us: float = 1.0, stage: str = "experts") -> Line:
-    return Line(stage, f"aten::{op}", us, list(arguments))
+def call(op: str, *arguments: Argument, us: float = 1.0, stage: str = "experts") -> PassLine:
+    return PassLine(stage, f"aten::{op}", us, list(arguments))
 
 
-def left(text: str, us: float = 1.0) -> Line:
-    return Line("experts", text, us, None)
+def left(text: str, us: float = 1.0) -> PassLine:
+    return PassLine("experts", text, us, None)
 
 
-def script_of(*calls: Line, traced_us: float | None = 10.0) -> str:
+def script_of(*calls: PassLine, traced_us: float | None = 10.0) -> str:
     """A script of these calls."""
-    makers = {one.maker for line in calls for one in line.arguments or [] if isinstance(one, Tensor)}
+    makers = {one.maker for line in calls for one in line.arguments or [] if isinstance(one, TensorArgument)}
     leaves_out = any(line.arguments is None for line in calls)
     return render(
         "sequence.py.j2", {"library": False, "leaves_out": leaves_out, "kinds": frozenset(makers)},
@@ -65,7 +62,7 @@ def script_of(*calls: Line, traced_us: float | None = 10.0) -> str:
     )  # fmt: skip
 
 
-def source(calls: Sequence[Line], indent: int) -> list[str]:
+def source(calls: Sequence[PassLine], indent: int) -> list[str]:
     """The lines of calls."""
     return source_of(calls, indent).text.splitlines()
 
@@ -214,16 +211,16 @@ def unrolled(lines: Sequence[str]) -> list[tuple[str, list[Any]]]:
     return [(op, arguments) for op, _, arguments in names["calls"]()]
 
 
-def expected(calls: Sequence[Line]) -> list[tuple[str, list[Any]]]:
+def expected(calls: Sequence[PassLine]) -> list[tuple[str, list[Any]]]:
     """The same, each call by itself."""
     return [found for line in calls if line.arguments is not None for found in unrolled(source([line], 4))]
 
 
-def loops_of(calls: Sequence[Line]) -> list[str]:
+def loops_of(calls: Sequence[PassLine]) -> list[str]:
     return [line.strip() for line in source(calls, 4) if line.lstrip().startswith("for ")]
 
 
-def expert(rows: int, first: str = "mm") -> list[Line]:
+def expert(rows: int, first: str = "mm") -> list[PassLine]:
     return [
         call(first, bf16(rows, 64), bf16(64, 32)),
         call("silu", bf16(rows, 32)),
@@ -264,9 +261,9 @@ def test_strides_that_follow_a_size_do_so_in_each_round() -> None:
         line
         for n in (4, 5, 6)
         for line in (
-            call("add", Tensor("int64", (6, n), (n, 1)), bf16(6, n), bf16(6, n, stride=(1, 6))),
-            call("gather", Tensor("int64", (n,), (1,), "indices", (4096,))),
-            call("grouped", Tensor("int32", (2,), (1,), "ends", ([n, n],))),
+            call("add", TensorArgument("int64", (6, n), (n, 1)), bf16(6, n), bf16(6, n, stride=(1, 6))),
+            call("gather", TensorArgument("int64", (n,), (1,), "indices", (4096,))),
+            call("grouped", TensorArgument("int32", (2,), (1,), "ends", ([n, n],))),
         )
     ]
     assert loops_of(calls) == ["for n in [4, 5, 6]:"]
@@ -296,14 +293,14 @@ def test_equal_calls_need_no_size_and_what_is_left_out_no_loop() -> None:
 SIZES = st.sampled_from([1, 2, 3, 64])
 CALLS = st.one_of(
     st.builds(lambda op, n, m: call(op, bf16(n, m), n), st.sampled_from(["mm", "add"]), SIZES, SIZES),
-    st.builds(lambda n: call("sort", Tensor("int64", (n, 2), (2, 1))), SIZES),
+    st.builds(lambda n: call("sort", TensorArgument("int64", (n, 2), (2, 1))), SIZES),
     st.builds(lambda n: call("mul", bf16(n, 3, stride=(1, n)), [n, 1.5, True]), SIZES),
     st.just(left("communication")),
 )
 
 
 @given(st.lists(st.tuples(st.lists(CALLS, min_size=1, max_size=4), st.integers(1, 6)), max_size=4))
-def test_loops_yield_the_very_calls(parts: list[tuple[list[Line], int]]) -> None:
+def test_loops_yield_the_very_calls(parts: list[tuple[list[PassLine], int]]) -> None:
     calls = [line for some, times in parts for line in some * times]
     assert unrolled(source(calls, 4)) == expected(calls)
 
@@ -419,7 +416,7 @@ def test_no_result_is_two_arguments_of_a_call(run: Any) -> None:
             call("mul", bf16(4, 4, stride=(1, 4), dtype="float32"), bf16(4, 4)),
             call("topk", square, 2, -1, True, True),
             call("neg", bf16(4, 2, dtype="float32")),
-            call("index_select", square, 0, Tensor("int64", (2,), (1,), "indices", (4,))),
+            call("index_select", square, 0, TensorArgument("int64", (2,), (1,), "indices", (4,))),
         )
     )
     assert ran.flow() == [
@@ -459,13 +456,14 @@ def test_numbers_that_are_not_finite_are_wrong(run: Any) -> None:
     assert re.fullmatch(r"wrong: line \d+: aten::log returns non-finite numbers", ran.result["check"])
     # Routers mask with minus infinity.
     ran = run(
-        script_of(call("masked_fill", bf16(8, 8), Tensor("bool", (8, 8), (8, 1)), float("-inf"))), "--json"
+        script_of(call("masked_fill", bf16(8, 8), TensorArgument("bool", (8, 8), (8, 1)), float("-inf"))),
+        "--json",
     )
     assert (ran.code, ran.result["check"][:4]) == (False, "none")
 
 
 def test_what_a_cpu_lacks_is_left_out_and_said(run: Any) -> None:
-    histogram = call("histc", Tensor("int32", (64,), (1,)), 8, 0, 63)
+    histogram = call("histc", TensorArgument("int32", (64,), (1,)), 8, 0, 63)
     ran = run(script_of(histogram, call("silu", bf16(4, 4))), "--json")
     assert ran.code is False
     assert re.search(r"; line \d+: aten::histc: .*not implemented for 'Int'$", ran.result["check"])

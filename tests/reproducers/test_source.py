@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.reproducers.inputs.arguments import Tensor
-from tracelens.reproducers.scripts.source import (
+from tracelens.reproducers.arguments import TensorArgument
+from tracelens.reproducers.scripts import (
     WIDTH,
     about,
     call_arguments,
@@ -92,7 +92,9 @@ class Text:
         return "os.system('x')"
 
 
-@pytest.mark.parametrize("value", [b"x", {"a": 1}, {1}, 1j, Text(), [Text()], Tensor("int64", (), ()), print])
+@pytest.mark.parametrize(
+    "value", [b"x", {"a": 1}, {1}, 1j, Text(), [Text()], TensorArgument("int64", (), ()), print]
+)
 def test_there_is_no_source_for_anything_else(value: Any) -> None:
     with pytest.raises(TypeError, match="no source for"):
         literal(value)
@@ -125,23 +127,25 @@ def test_what_a_script_is_about_fits_its_width() -> None:
 
 
 def test_source_of_tensors() -> None:
-    tensor = Tensor("bfloat16", (2, 3), (3, 1))
+    tensor = TensorArgument("bfloat16", (2, 3), (3, 1))
     assert code(tensor) == 'strided("bfloat16", (2, 3), (3, 1))'
-    assert code(Tensor("int64", (5,), (1,), "indices", (7,))) == 'indices("int64", (5,), (1,), 7)'
-    assert code(Tensor("int64", (5,), (1,), "distinct", (7, 0))) == 'distinct("int64", (5,), (1,), 7, 0)'
-    assert code(Tensor("float32", (), ())) == 'strided("float32", (), ())'
-    assert code(Tensor("float64", (), (), "number")) == 'number("float64")'
-    assert code(Tensor("int32", (3,), (1,), "ends", ([1, 2, 3],))) == 'ends("int32", [1, 2, 3])'
-    assert code(Tensor("int32", (4,), (1,), "ends", ([8] * 4,))) == 'ends("int32", [8] * 4)'
+    assert code(TensorArgument("int64", (5,), (1,), "indices", (7,))) == 'indices("int64", (5,), (1,), 7)'
+    assert (
+        code(TensorArgument("int64", (5,), (1,), "distinct", (7, 0))) == 'distinct("int64", (5,), (1,), 7, 0)'
+    )
+    assert code(TensorArgument("float32", (), ())) == 'strided("float32", (), ())'
+    assert code(TensorArgument("float64", (), (), "number")) == 'number("float64")'
+    assert code(TensorArgument("int32", (3,), (1,), "ends", ([1, 2, 3],))) == 'ends("int32", [1, 2, 3])'
+    assert code(TensorArgument("int32", (4,), (1,), "ends", ([8] * 4,))) == 'ends("int32", [8] * 4)'
 
 
 def test_source_of_lists() -> None:
-    tensor = Tensor("float32", (2,), (1,))
+    tensor = TensorArgument("float32", (2,), (1,))
     one = 'strided("float32", (2,), (1,))'
     assert code([tensor]) == f"[{one}]"
     # New values for each: one tensor several times would be one in the caches.
     assert code([tensor] * 3) == f"[{one} for _ in range(3)]"
-    assert code([tensor, Tensor("float32", (3,), (1,))]) == f'[{one}, strided("float32", (3,), (1,))]'
+    assert code([tensor, TensorArgument("float32", (3,), (1,))]) == f'[{one}, strided("float32", (3,), (1,))]'
     assert code([]) == "[]"
     assert code([1, 1]) == "[1, 1]"
     assert code([True, 0.5, None]) == "[True, 0.5, None]"
@@ -176,7 +180,7 @@ def test_lines_hold_the_items_in_order(items: list[str]) -> None:
 
 
 def test_a_long_list_is_wrapped() -> None:
-    tensors: list[Any] = [Tensor("float32", (size, 1000), (1000, 1)) for size in range(20)]
+    tensors: list[Any] = [TensorArgument("float32", (size, 1000), (1000, 1)) for size in range(20)]
     (item,) = [code(tensors)]
     found = lines([item, "1"], 8)
     assert len(found) > 10
@@ -203,6 +207,6 @@ def test_a_long_mapping_is_wrapped(values: dict[str, float], taken: int) -> None
 
 
 def test_arguments_of_a_call_stand_in_a_statement() -> None:
-    assert call_arguments([Tensor("float32", (2,), (1,)), 3]).text == (
+    assert call_arguments([TensorArgument("float32", (2,), (1,)), 3]).text == (
         '[\n        strided("float32", (2,), (1,)),\n        3,\n    ]'
     )

@@ -17,14 +17,15 @@ import pytest
 
 from tests.builders import aligned, draw, records
 from tracelens.errors import TracelensError
-from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats import console
 from tracelens.reproducers import folder as folders
+from tracelens.reproducers.calls import cases
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.scripts.scripts import script as made_of
-from tracelens.reproducers.select.cases import cases
-from tracelens.reproducers.verify.verify import failed, verify
-from tracelens.table.result import Report, Result
-from tracelens.trace.activities import gpu_work
+from tracelens.reproducers.scripts import script as made_of
+from tracelens.reproducers.verify import failed
+from tracelens.reproducers.verify.verify import verify
+from tracelens.table import Report, Result
+from tracelens.trace import gpu_work
 
 H100 = "NVIDIA H100 80GB HBM3"
 MI300X = "AMD Instinct MI300X"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tests.builders import CPU_PID, GPU_PID, MAIN_TID, read
-from tracelens.trace.run import Run, make_run
+from tracelens.trace import Run, make_run
 
 Event = dict[str, Any]
 Recording = list[list[Event]]

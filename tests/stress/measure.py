@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tracelens
 from tests.stress.inputs import INPUTS, Recording, edited, loaded
-from tracelens.trace.run import Run
+from tracelens.trace import Run
 
 LIMIT_S, LIMIT_BYTES = 60, 8 << 30
 
@@ -61,9 +61,7 @@ def _whatif(scenario: str) -> Callable[[Sides, Path], Any]:
 
 
 def _gate(both: Sides, folder: Path) -> None:
-    from tracelens.compare.gate.gate import gate
-    from tracelens.compare.gate.rules import read_rule
-    from tracelens.compare.gate.samples import from_result
+    from tracelens.compare.gate import from_result, gate, read_rule
 
     samples = [from_result(tracelens.analyze(run, "steps"), "run", "0") for run in both]
     gate(*samples, [read_rule("step.time<=1.03"), read_rule("kernel.count<=1.0")])
@@ -71,22 +69,21 @@ def _gate(both: Sides, folder: Path) -> None:
 
 def _fuse(both: Sides, folder: Path) -> None:
     from tracelens.analysis.comm import align_run
-    from tracelens.merge.merge import fuse
+    from tracelens.merge import fuse
 
     aligned = align_run(both.run)
     fuse(both.run, folder / "fused.json", offsets=aligned.shift, waits=aligned.waits())
 
 
 def _replay(both: Sides, folder: Path) -> None:
-    from tracelens.reproducers.make import replay
-    from tracelens.reproducers.select.select import Selection
+    from tracelens.reproducers import ReplaySelection, replay
 
-    replay(both.run, folder / "replay", Selection(), top=10)
+    replay(both.run, folder / "replay", ReplaySelection(), top=10)
 
 
 def commands() -> dict[str, Callable[[Sides, Path], Any]]:
     """All commands by name."""
-    from tracelens.analysis.analyzer import in_order
+    from tracelens.analysis import in_order
 
     found: dict[str, Callable[[Sides, Path], Any]] = {
         item.name: _analyze(item.name) for item in in_order() if item.name != "findings"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracelens.summary import run_summary
+from tracelens.analysis.host import HOST_CAUSES
+from tracelens.rendering.summary import run_summary
 from tracelens.table import Column, Result, Schema, Skip, Summary, Tile
 from tracelens.units import Unit
 
@@ -129,7 +130,8 @@ def serving(*kinds: tuple[int, str, int, float, int], engine: str = "vLLM") -> R
 
 def summary(*results: Result, devices: Sequence[str] = (H200,), **meta: Any) -> Summary:
     """The summary of a report with these results; `meta` adds to that of the report."""
-    made = run_summary(results, {"devices": list(devices), "ranks": [0], "trust": COMPLETE, **meta})
+    report_meta = {"devices": list(devices), "ranks": [0], "trust": COMPLETE, **meta}
+    made = run_summary(results, report_meta, HOST_CAUSES)
     assert made is not None
     return made
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.summary.sample import MS, names, result, tile
+from tracelens.rendering.summary import result_summary
 from tracelens.session import (
     project_bounds,
     project_bubble,
@@ -18,7 +19,6 @@ from tracelens.session import (
     project_scaling,
     search_layouts,
 )
-from tracelens.summary import result_summary
 from tracelens.table import Result, Summary
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

@@ -9,8 +9,7 @@ from tests.summary import sample
 from tests.summary.sample import MS, names, summary, tile
 from tracelens import report
 from tracelens.analysis.common import HOST
-from tracelens.summary import run_summary
-from tracelens.summary.tiles import NO_MEMORY, NO_TOKENS, ONE_RANK, UNMATCHED
+from tracelens.rendering.summary import run_summary
 from tracelens.table import Report, Skip, Summary
 from tracelens.trace import make_run
 
@@ -128,8 +127,9 @@ def test_sections_that_a_report_lacks_have_neither_tiles_nor_links() -> None:
 def test_what_is_unknown_has_a_reason_and_no_value() -> None:
     skips = [Skip("rank 0: MFU of ProfilerStep#0", "no cost model for 90% of the time: graph replay; more")]
     made = summary(sample.steps([100]), sample.utilisation(-1.0, skips=skips))
-    for name, note in (("tokens_per_s", NO_TOKENS), ("peak_memory", NO_MEMORY)):
-        assert (tile(made, name).value, tile(made, name).note) == (None, note)
+    for name, note in (("tokens_per_s", "tokens="), ("peak_memory", "profile_memory")):
+        assert tile(made, name).value is None
+        assert note in tile(made, name).note
     assert tile(made, "mfu").value is None
     assert tile(made, "mfu").note == "no cost model for 90% of the time: graph replay"
     assert not {"MFU", "tokens"} & set(made.verdict.split())
@@ -156,14 +156,16 @@ def test_no_flops_are_no_utilisation_of_zero() -> None:
 
 def test_one_rank_of_several_knows_no_waiting() -> None:
     made = summary(sample.steps([100], comm=0.3), *sample.communication((30, 0, 30)), setup={"ranks": 8})
-    assert (tile(made, "waiting_for_ranks").value, tile(made, "waiting_for_ranks").note) == (None, ONE_RANK)
+    assert tile(made, "waiting_for_ranks").value is None
+    assert "all ranks" in tile(made, "waiting_for_ranks").note
     assert clauses(made)[0] == "100 ms a step on 8 x H200 (1 rank read)"
 
 
 def test_unmatched_collectives_are_no_waiting_of_zero() -> None:
     ranks = [(30, 0, 30), (30, 0, 30)]
     made = summary(sample.steps([100], [100], comm=0.3), *sample.communication(*ranks))
-    assert (tile(made, "waiting_for_ranks").value, tile(made, "waiting_for_ranks").note) == (None, UNMATCHED)
+    assert tile(made, "waiting_for_ranks").value is None
+    assert "not matched" in tile(made, "waiting_for_ranks").note
 
 
 def test_a_single_gpu_without_communication_has_no_tiles_of_it() -> None:
@@ -282,15 +284,15 @@ def test_doubts_come_first() -> None:
 
 def test_a_report_without_steps_has_no_summary() -> None:
     meta = {"devices": [], "ranks": [0]}
-    assert run_summary([sample.utilisation(0.3)], meta) is None
-    assert run_summary([sample.result("steps")], meta) is None
+    assert run_summary([sample.utilisation(0.3)], meta, ()) is None
+    assert run_summary([sample.result("steps")], meta, ()) is None
 
 
 def test_a_bug_in_the_summary_is_named_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tracelens.summary.run.run_verdict", broken)
+    monkeypatch.setattr("tracelens.rendering.summary.run.run_verdict", broken)
     made = summary(sample.steps([100], [100]))
     assert "ZeroDivisionError" in made.verdict
     assert [failure.part for failure in Report((), summary=made).failures] == ["the summary"]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.summary.wording import about, hardware, percent, short_device, short_reason, three_digits
+from tracelens.rendering.summary import (
+    about,
+    hardware,
+    percent,
+    short_device,
+    short_reason,
+    three_digits,
+)
 
 
 @pytest.mark.parametrize(

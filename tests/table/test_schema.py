@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tracelens.errors import SchemaError
-from tracelens.table.result import Report, Result, Skip
-from tracelens.table.schema import Coded, Column, Schema
+from tracelens.table import Coded, Column, Report, Result, Schema, Skip
 
 SCHEMA = Schema(
     "numbers",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from tests.builders import draw, events, read
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Trace, gpu_work
 
 
 def described(trace: Trace) -> dict[str, tuple[str, str]]:

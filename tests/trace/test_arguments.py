@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.trace.arguments import describe
+from tracelens.trace import describe
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import draw
-from tracelens.table.forest import nearest, subtree_sums
-from tracelens.trace.callstack import TOLERANCE_NS, nest
+from tracelens.table import nearest, subtree_sums
+from tracelens.trace import nest
+from tracelens.trace.links import TOLERANCE_NS
 
 # (thread, start, length, rank); in units of half the tolerance, so that some overruns are within it.
 UNIT = TOLERANCE_NS // 2

@@ -17,15 +17,10 @@ from typing import Any
 import pytest
 
 from tracelens.errors import SchemaError, UnknownName
-from tracelens.trace import classify
+from tracelens.trace import OPAQUE, WORK_KINDS, classes, classify, collective_of, collectives
 from tracelens.trace.classify import (
-    OPAQUE,
-    WORK_KINDS,
-    classes,
     classify_kernels,
     classify_op,
-    collective_of,
-    collectives,
     kind_of,
     matching_classes,
     matching_op_classes,

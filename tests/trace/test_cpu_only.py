@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import draw
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import Trace
+from tracelens.trace import WORK_KINDS, Trace, gpu_work
 
 
 def worked(trace: Trace) -> list[tuple[str, int, int]]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.trace.intervals import Union, both, cut, difference, intersection, union
+from tracelens.trace import Union, both, cut, difference, intersection, union
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6)
 

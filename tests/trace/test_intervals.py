@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.trace import intervals
-from tracelens.trace.intervals import (
-    Union,
-    clip,
-    exclusive,
-    exclusive_pieces,
-    interval_of,
-    shares,
-    subtract,
-    union,
-)
+from tracelens.trace import Union, clip, exclusive, exclusive_pieces, interval_of, intervals, shares, union
+from tracelens.trace.intervals import subtract
 
 Pairs = list[tuple[int, int]]
 Int = np.ndarray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.builders import draw, events, kernel_names, read
-from tracelens.trace.trace import Trace
+from tracelens.trace import Trace
 
 
 def linked(trace: Trace) -> list[bool]:

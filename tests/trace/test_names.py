@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.trace.names import matching
+from tracelens.trace import matching
 
 PATTERNS = [re.compile(text) for text in (r"^a", r"b$", r"[0-9]", r"A")]
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.builders import draw, draw_run, events, read
 from tracelens.errors import ParseError
-from tracelens.trace.run import check_ranks, make_run
-from tracelens.trace.trace import TraceMeta
+from tracelens.trace import TraceMeta, check_ranks, make_run
 
 KERNEL = "s7 k | ==="
 S = 10**9

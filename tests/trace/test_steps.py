@@ -7,8 +7,8 @@ import pytest
 
 from tests.builders import draw, draw_run
 from tracelens.errors import TracelensError
-from tracelens.trace.activities import gpu_work
-from tracelens.trace.steps import AFTER, BEFORE, WHOLE, Steps, select_step, steps_of
+from tracelens.trace import WHOLE, Steps, gpu_work, select_step, steps_of
+from tracelens.trace.run import AFTER, BEFORE
 
 STEPS = """
            | 0    5    10   15

@@ -96,9 +96,12 @@ def test_an_editor_completes_and_explains_every_name(tmp_path: Path) -> None:
         for line, name in enumerate(FUNCTIONS, start=1):
             shown = opened.hover(line, len(lines[line]) - 1)
             function = attrgetter(name)(tracelens)
-            assert f"def {function.__name__}(" in shown
+            assert f"{function.__name__}(" in shown
             assert " -> " in shown
             assert not re.search(r"\bUnknown\b", shown), shown
+            if hasattr(function, "request"):  # the text of its arguments is made from the options at run time
+                assert all(f"{parameter}:" in shown for parameter in _parameters(function)), shown
+                continue
             assert all(f"    {parameter}: " in shown for parameter in _parameters(function)), shown
             assert ("Returns:" in shown) == _returns(function)
 

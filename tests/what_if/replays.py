@@ -6,13 +6,11 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw_run
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import Recorded, build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import Edge, Node
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.replay.schedule import Times, schedule
+from tracelens.table import Result
+from tracelens.trace import Run
+from tracelens.what_if import Edge, Edit, Node, whatif
+from tracelens.what_if.graph import Recorded, build
+from tracelens.what_if.replay.schedule import NodeTimes, schedule
 
 Interval = tuple[float, float, float]
 
@@ -66,7 +64,7 @@ def check_identity(run: Run) -> None:
     steps = tracelens.analyze(run, "steps")["steps"]
     measured = steps.pivot(index="step", columns="rank", values="dur_ns")
     graph = recorded.graph
-    times = Times(graph.start, graph.end, graph.start, graph.first[:-1])
+    times = NodeTimes(graph.start, graph.end, graph.start, graph.first[:-1])
     assert recorded.windows
     for window in recorded.windows:
         assert window.spans(times.start, times.end).tolist() == measured.loc[window.label].tolist()

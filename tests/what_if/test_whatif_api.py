@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tracelens
 from tests.what_if.replays import interval, run_of
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 
 def test_the_function_is_part_of_the_package() -> None:

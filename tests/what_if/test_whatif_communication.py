@@ -8,8 +8,8 @@ from tests.builders import aligned, draw, draw_run
 from tests.findings.detectors.test_hierarchical_all_reduce import HOSTS, rank
 from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run, make_run
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run, make_run
+from tracelens.what_if import whatif
 
 
 def reason(run: Run, scenario: str) -> str:

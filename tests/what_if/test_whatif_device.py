@@ -8,9 +8,9 @@ import pytest
 
 import tracelens
 from tests.what_if.replays import interval, projected, run_of
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import UnknownName
-from tracelens.what_if.projection import whatif
+from tracelens.what_if import whatif
 
 BF16 = 'types=["c10::BFloat16","c10::BFloat16"]'
 # 10 us each: a product that computes, a copy that moves 32 MiB, a kernel of which nothing is known.

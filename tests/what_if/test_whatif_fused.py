@@ -12,16 +12,13 @@ from tests.analysis.moe_traces import Model, recorded
 from tests.builders import draw_run
 from tests.findings.detectors.test_loss import COLUMN, TORCH, drawing
 from tests.what_if.replays import assert_identity, projected, run_of
-from tracelens.analysis.fusable.chains import Chains
-from tracelens.analysis.fusable.moe_stages import permutation_chains, router_chains
-from tracelens.analysis.moe.regions import regions
-from tracelens.analysis.moe.stages import PERMUTATION, ROUTER
-from tracelens.devices.catalogue import device
+from tracelens.analysis.fusable import Chains, permutation_chains, router_chains
+from tracelens.analysis.moe import PERMUTATION, ROUTER, regions
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.scenarios.kernels.recompute import recompute_work
+from tracelens.trace import Run, Trace
+from tracelens.what_if import whatif
+from tracelens.what_if.scenarios.kernels import recompute_work
 
 H100 = device("h100")
 

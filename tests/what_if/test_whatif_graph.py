@@ -8,10 +8,9 @@ from tests.builders import MAIN_TID
 from tests.stress.inputs import call, host, loaded, step
 from tests.what_if.replays import assert_identity, edges, interval, projected, run_of
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.graph import Edge, Node
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run
+from tracelens.what_if import Edge, Node, whatif
+from tracelens.what_if.graph import build
 
 QUEUED = """
     step 0    | ---------

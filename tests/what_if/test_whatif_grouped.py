@@ -14,20 +14,14 @@ from numpy.typing import NDArray
 import tracelens
 from tests.analysis.moe_traces import HIDDEN, INNER, Model, Recorder, recorded
 from tests.what_if.replays import run_of
-from tracelens.analysis.moe.regions import BACKWARD, FORWARD, LayerPass, regions
-from tracelens.analysis.moe.windows import GemmSize
+from tracelens.analysis.moe import BACKWARD, FORWARD, LayerPass, regions
+from tracelens.analysis.moe.layers import GemmSize
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.trace.trace import Trace
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import Edge, Graph, Node
-from tracelens.what_if.graph.windows import StepSpan
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run, Trace
+from tracelens.what_if import Edge, Edit, Node, ScenarioContext, parse_request, whatif
+from tracelens.what_if.graph import RunGraph, StepSpan, build
 from tracelens.what_if.replay.schedule import schedule
-from tracelens.what_if.scenario import ScenarioContext, parse_request
-from tracelens.what_if.scenarios.kernels.grouped_gemm import grouped_gemm_ns
-from tracelens.what_if.scenarios.kernels.loops import _Reader, iterations, loops
+from tracelens.what_if.scenarios.experts import _LoopReader, grouped_gemm_ns, iterations, loops
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 LADDER = SAMPLES / "ladder" / "ep4"
@@ -256,7 +250,7 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     assert window.spans(times.start, times.end).mean() / step == pytest.approx(1, abs=0.1)
 
 
-def inside(graph: Graph, rank_index: int, window: StepSpan) -> NDArray[np.bool_]:
+def inside(graph: RunGraph, rank_index: int, window: StepSpan) -> NDArray[np.bool_]:
     """A rank's GPU work in a step."""
     begin, end = window.borders(graph.start, graph.end)[rank_index]
     mine: NDArray[np.bool_] = (
@@ -265,7 +259,7 @@ def inside(graph: Graph, rank_index: int, window: StepSpan) -> NDArray[np.bool_]
     return mine
 
 
-def outside_ns(graph: Graph, rank_index: int, trace: Trace, window: StepSpan) -> int:
+def outside_ns(graph: RunGraph, rank_index: int, trace: Trace, window: StepSpan) -> int:
     """A host's own time between launches of work that is in no MoE layer."""
     begin, end = window.borders(graph.start, graph.end)[rank_index]
     launched = np.full(len(graph), -1, dtype=np.int64)
@@ -292,7 +286,7 @@ def test_an_op_in_two_forms_is_repeated_as_one() -> None:
     name = np.array(
         [0] * 5 + [1] * 3 + [2] * 8 + [3] * 3 + [2] * 3
     )  # of ops: two forms, around them, another
-    reader = object.__new__(_Reader)
+    reader = object.__new__(_LoopReader)
     work: Any = SimpleNamespace(op=np.array([*range(8), *range(16, 19)]), forward=np.full(11, -1))
     reader.work, reader.name = work, np.where(np.arange(22) >= 19, 4, name)
     reader.outermost = np.array([*range(8, 16), *range(19, 22)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.builders import aligned, draw
 from tests.what_if.replays import assert_identity, edges, interval, projected
-from tracelens.trace.run import Run, make_run
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run, make_run
+from tracelens.what_if import whatif
 
 GROUPS = {
     "backend": "gloo",

@@ -8,9 +8,9 @@ from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw_run
 from tests.what_if.replays import assert_identity, projected, run_of
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.scenarios.launches.launching import has_queued_work
+from tracelens.trace import Run
+from tracelens.what_if import whatif
+from tracelens.what_if.scenarios.launches import has_queued_work
 
 # The calls a and b take 1 column and c takes 5; a kernel starts 1 column behind its call.
 UNEVEN = """

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw_run
 from tests.what_if.replays import projected, run_of
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import Graph
-from tracelens.what_if.replay.step import StepReplay
+from tracelens.trace import Run
+from tracelens.what_if import Edit
+from tracelens.what_if.graph import RunGraph, build
+from tracelens.what_if.replay.schedule import StepReplay
 
 RUNS_AHEAD = """
     step 0  | ------
@@ -83,7 +82,7 @@ def test_without_host_time_the_gpu_alone_is_left() -> None:
 _FACTORS = [1, 0.9, 0.75, 0.5, 0.25, 0.1, 0]
 
 
-def _replays(run: Run) -> tuple[Graph, list[StepReplay]]:
+def _replays(run: Run) -> tuple[RunGraph, list[StepReplay]]:
     recorded = build(run)
     return recorded.graph, [StepReplay(recorded.graph, window) for window in recorded.windows]
 

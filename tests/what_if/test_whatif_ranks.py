@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from tests.what_if.replays import interval, run_of
-from tracelens.analysis.comm.matching import MatchedCollective, Participant
-from tracelens.analysis.comm.records import Record
-from tracelens.devices.catalogue import device
+from tracelens.analysis.comm import MatchedCollective, Participant, Record
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.planner.step_time.machine import Machine
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.scenario import NotApplicable
-from tracelens.what_if.scenarios.device.ranks import transfer_ratio
+from tracelens.planner.step_time import Machine
+from tracelens.table import Result
+from tracelens.trace import Run
+from tracelens.what_if import NotApplicable, whatif
+from tracelens.what_if.scenarios.scaling import transfer_ratio
 
 
 def collective(

@@ -8,8 +8,8 @@ import pytest
 
 import tracelens
 from tests.what_if.replays import check_explained, check_identity
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run
+from tracelens.what_if import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 FOLDERS = sorted({path.parent for path in SAMPLES.rglob("rank*.json.*")})

@@ -11,9 +11,8 @@ from tests.analysis.drawings import Drawing, drawings
 from tests.builders import aligned, draw_run, events, records, write
 from tests.what_if.replays import interval, run_of
 from tracelens import load
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.projection import whatif
+from tracelens.what_if import Edit, whatif
+from tracelens.what_if.graph import build
 from tracelens.what_if.replay.schedule import schedule
 
 WAITS = """

@@ -11,13 +11,11 @@ from tests.analysis import moe_traces
 from tests.analysis.moe_traces import Model, Recorder, recorded
 from tests.what_if.replays import assert_identity, interval, projected, run_of
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.replay.labels import labels
-from tracelens.what_if.scenario import SCENARIOS, ScenarioContext, parse_request
-from tracelens.what_if.scenarios.kernels.work import balanced
+from tracelens.trace import Run
+from tracelens.what_if import SCENARIOS, Edit, ScenarioContext, parse_request, whatif
+from tracelens.what_if.graph import build
+from tracelens.what_if.replay import labels
+from tracelens.what_if.scenarios.experts import balanced
 
 CALL_NS = 1_000
 

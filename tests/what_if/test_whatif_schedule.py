@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw_run
 from tests.what_if.replays import assert_identity
-from tracelens.what_if.graph.edit import Edit
+from tracelens.what_if import Edit
 from tracelens.what_if.replay.schedule import schedule
 
 

@@ -9,13 +9,13 @@ import pytest
 import tracelens
 from tests.what_if.replays import interval, run_of
 from tracelens.analysis.common import Label
-from tracelens.analysis.serving.global_steps import GlobalStep, RankStep
-from tracelens.analysis.serving.steps import Step
+from tracelens.analysis.serving import GlobalStep
+from tracelens.analysis.serving.steps import RankStep, Step
 from tracelens.errors import TracelensError
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.scenarios.serving.prefill_delayer import StepOutcome, delayed
+from tracelens.table import Result
+from tracelens.trace import Run
+from tracelens.what_if import whatif
+from tracelens.what_if.scenarios.serving import StepOutcome, delayed
 
 SERVING = Path(__file__).resolve().parents[2] / "sample_traces" / "serving"
 PREFILL, DECODE = "prefill[bs=1 tok=1024 ctx=1024]", "decode[bs=16 tok=16 d=16]"

@@ -15,11 +15,10 @@ from tracelens.analysis import SHARED
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure
 from tracelens.table import Skip
-from tracelens.trace.run import Run
-from tracelens.trace.steps import select_step
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run, select_step
+from tracelens.what_if import SCENARIOS, NotApplicable, parse_request, whatif
 from tracelens.what_if.replay import Projector
-from tracelens.what_if.scenario import SCENARIOS, NotApplicable, default_requests, parse_request
+from tracelens.what_if.scenario import default_requests
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RUNS = ["one_gpu/loop", "ladder/ep4/00_baseline", "pipeline/plain", "serving/delayer_off", "cpu/tiny"]
@@ -89,7 +88,7 @@ def test_a_bug_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tracelens.what_if.shared.rank_part", broken)
+    monkeypatch.setattr("tracelens.what_if.projection.rank_part", broken)
     made = projector(tracelens.load(SAMPLES / "one_gpu/loop"))
     assert isinstance(made, Skip)
     assert isinstance(made.reason, Failure)

@@ -9,12 +9,9 @@ import pytest
 from tests.analysis.moe_traces import Model, recorded
 from tests.what_if.replays import assert_identity, run_of
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.what_if.graph.build import build
-from tracelens.what_if.graph.edit import Edit
-from tracelens.what_if.graph.graph import Node
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.scenario import ScenarioContext, parse_request
+from tracelens.trace import Run
+from tracelens.what_if import Edit, Node, ScenarioContext, parse_request, whatif
+from tracelens.what_if.graph import build
 
 EP2 = Model(ranks=2, exchange="all_to_all")
 EXCHANGE_NS = 2_000

@@ -9,8 +9,8 @@ import pytest
 import tracelens
 from tests.what_if.replays import assert_identity, run_of
 from tracelens.errors import TracelensError
-from tracelens.trace.run import Run
-from tracelens.what_if.projection import whatif
+from tracelens.trace import Run
+from tracelens.what_if import whatif
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 

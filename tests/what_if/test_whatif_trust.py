@@ -13,12 +13,9 @@ from tests.builders import records
 from tests.what_if.replays import run_of
 from tracelens.analysis.comm import SEND_RECV
 from tracelens.arrays import Bool
-from tracelens.what_if.graph.build import Recorded, build
-from tracelens.what_if.graph.graph import Edge, unexplained_delays
-from tracelens.what_if.projection import whatif
-from tracelens.what_if.replay.projector import Projector
-from tracelens.what_if.replay.replay import Replay
-from tracelens.what_if.scenario import ScenarioContext
+from tracelens.what_if import Edge, Projector, ReplayedStep, ScenarioContext, whatif
+from tracelens.what_if.graph import Recorded, build
+from tracelens.what_if.graph.graph import unexplained_delays
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 
@@ -93,7 +90,7 @@ def every_second(rows: Bool) -> Bool:
 
 
 def unexplained(recorded: Recorded) -> float:
-    table = Replay(Projector(recorded, ScenarioContext(recorded))).explained()
+    table = ReplayedStep(Projector(recorded, ScenarioContext(recorded))).explained()
     return float(table.array("unexplained_fraction").max())
 
 

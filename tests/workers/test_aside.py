@@ -10,10 +10,10 @@ import pytest
 
 import tracelens
 from tests.workers.test_local import contents
-from tracelens.analysis.analyzer import in_order
+from tracelens.analysis import in_order
 from tracelens.errors import TracelensError
-from tracelens.workers import aside
-from tracelens.workers.aside import ForkedWork, beside
+from tracelens.workers import aside, beside
+from tracelens.workers.aside import ForkedWork
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "one_gpu/grouped/rank0.json.gz"
 

@@ -13,7 +13,7 @@ import tracelens
 from tests.builders import events, write
 from tests.workers.test_local import RANK, contents
 from tracelens.errors import MissingExtra, TracelensError
-from tracelens.workers import dask
+from tracelens.workers import tasks
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +51,14 @@ def test_errors_come_back_as_one_line(address: str, ranks: Path) -> None:
 
 
 def test_nobody_at_that_address(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(tasks, "_CONNECT_S", 0.2)
     with pytest.raises(TracelensError, match=r"tcp://127\.0\.0\.1:1: no Dask scheduler answers"):
         tracelens.report_files(ranks, dask="tcp://127.0.0.1:1")
 
 
 def test_a_cluster_without_workers(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
-    monkeypatch.setattr(dask, "_WORKERS_S", 0.5)
+    monkeypatch.setattr(tasks, "_WORKERS_S", 0.5)
     with (
         distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty,
         pytest.raises(TracelensError, match=r"has had no worker for 0\.5 s"),
@@ -69,7 +69,7 @@ def test_a_cluster_without_workers(ranks: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_kills_its_workers(
     address: str, ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask, "_answer", _die)
+    monkeypatch.setattr(tasks, "_answer", _die)
     with pytest.raises(TracelensError, match=r"rank\d\.json: every Dask worker that read this file died"):
         tracelens.report_files(ranks, dask=address)
 

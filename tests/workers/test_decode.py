@@ -9,12 +9,11 @@ import pytest
 
 import tracelens
 from tracelens.errors import TracelensError
+from tracelens.read import open_source
+from tracelens.read.json import Splitter, decode_all
 from tracelens.read.json.columns import Part, merge
-from tracelens.read.json.pool import decode_all
-from tracelens.read.json.split import Splitter
-from tracelens.read.json.worker import encode
-from tracelens.read.open import open_source
-from tracelens.workers.children import Children, jobs
+from tracelens.read.json.pool import encode
+from tracelens.workers import Children, jobs
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import pytest
 import tracelens
 from tests.builders import aligned, events, write
 from tracelens.errors import TracelensError
-from tracelens.table.result import Report
-from tracelens.workers import children
-from tracelens.workers.children import start
-from tracelens.workers.local import Local
-from tracelens.workers.task import Task
+from tracelens.table import Report
+from tracelens.workers import children, start
+from tracelens.workers.tasks import Local, Task
 
 RECORD = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=5 out=5 dtype=Half"
 RANK = aligned(f"""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 
 FLOAT32 = 1e-5
 """Relative errors up to which results in float32 agree: sums are taken in another order."""

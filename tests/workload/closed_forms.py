@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import tracelens
-from tracelens.planner.config.config import Config
+from tracelens.planner.config import Config
 from tracelens.planner.expected import flops
-from tracelens.trace.run import Run
+from tracelens.trace import Run
 
 # tracelens' names of all-to-all collectives, which are NCCL's.
 _ALL_TO_ALL = ("all_to_all", "all_to_allv")

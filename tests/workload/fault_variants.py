@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.faults.faults import KINDS, Fault
+from tracelens.planner.config import Config, override, preset
+from tracelens.workload.faults import Fault
+from tracelens.workload.faults.faults import KINDS
 
 CONTROL = "control"
 

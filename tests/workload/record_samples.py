@@ -27,7 +27,7 @@ from tests.workload import fault_variants, sample_runs, serving_variants, toggle
 from tests.workload.sample_runs import Sample
 from tracelens.cli import run as command
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import override, preset
+from tracelens.planner.config import override, preset
 from tracelens.recording.software import device_name, software_versions
 from tracelens.workload.launch import Job, run_job
 

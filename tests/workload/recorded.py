@@ -15,11 +15,11 @@ import torch
 
 from tests.workload.ranks import run_ranks
 from tracelens import analyze, load
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
+from tracelens.planner.config import Config, override, preset
+from tracelens.table import Result
+from tracelens.trace import Run
 from tracelens.workload.launch import Job, measure
-from tracelens.workload.parallel.groups import make_groups
+from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
 
 # Messages that take longer than a thread takes to wake up.

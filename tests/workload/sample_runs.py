@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 
 
 class Sample(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from zstandard import ZstdDecompressor
 
-from tracelens.recording.scrub import scrub
+from tracelens.recording.pack import scrub
 
 FOLDER = Path(__file__).parents[2] / "sample_traces"
 

@@ -18,10 +18,9 @@ from tests.workload.whole import (
     train_once,
     whole_gradients,
 )
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.layout import Layout
-from tracelens.workload.parallel.groups import Groups, initialise, make_groups
-from tracelens.workload.pipeline import Schedule, make_schedule
+from tracelens.planner.config import Config, Layout
+from tracelens.workload.parallel import Groups, initialise, make_groups
+from tracelens.workload.pipeline import MicroBatchSchedule, make_schedule
 
 SMALL = (
     "seq=8", "micro_batch=1", "micro_batches=4", "hidden=16", "heads=2", "kv_lora=8", "dense_ffn=16",
@@ -30,7 +29,7 @@ SMALL = (
 STEPS = 2
 
 
-def filled_schedule(config: Config, groups: Groups, seed: int) -> Schedule:
+def filled_schedule(config: Config, groups: Groups, seed: int) -> MicroBatchSchedule:
     """A schedule with the weights of `make_model`, and gradients of zero that are there from the start."""
     schedule = make_schedule(config, groups, torch.device("cpu"))
     norms = dict(make_model(one_rank(config), Groups(Layout()), seed).named_parameters())

@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 from torch import Tensor  # noqa: E402
 
 from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
-from tracelens.planner.config.config import Config, override, preset  # noqa: E402
-from tracelens.workload.model.attention import ROTARY_BASE, Attention, make_attention  # noqa: E402
-from tracelens.workload.parallel.groups import Groups  # noqa: E402
+from tracelens.planner.config import Config, override, preset  # noqa: E402
+from tracelens.workload.model import Attention  # noqa: E402
+from tracelens.workload.model.attention import ROTARY_BASE, make_attention  # noqa: E402
+from tracelens.workload.parallel import Groups  # noqa: E402
 
 S, B, D, H = 24, 2, 32, 4
 SIZES = (f"seq={S}", f"hidden={D}", f"heads={H}", "kv_lora=12", "qk_dim=6", "rope_dim=10")

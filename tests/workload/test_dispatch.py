@@ -20,13 +20,16 @@ from tests.workload import fake_deep_ep  # noqa: E402
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config  # noqa: E402
-from tracelens.planner.config.layout import Layout  # noqa: E402
+from tracelens.planner.config import Config, Layout  # noqa: E402
 from tracelens.workload.dispatch import make_dispatcher  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
 from tracelens.workload.model.model import MoE  # noqa: E402
-from tracelens.workload.parallel import collectives  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, initialise, make_groups  # noqa: E402
+from tracelens.workload.parallel import (  # noqa: E402
+    Groups,
+    collectives,
+    initialise,
+    make_groups,
+)
 
 BFLOAT16 = 1e-2
 """Relative errors up to which results in bfloat16 agree."""

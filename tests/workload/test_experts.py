@@ -12,7 +12,7 @@ from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E4
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.workload.model import gemm  # noqa: E402
 from tracelens.workload.model.experts import EXPERTS  # noqa: E402
-from tracelens.workload.parallel.groups import Groups  # noqa: E402
+from tracelens.workload.parallel import Groups  # noqa: E402
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]

@@ -17,12 +17,13 @@ from tests.workload.fault_variants import CONTROL, FIRST, NAMES, STEPS, config_o
 from tests.workload.ranks import run_ranks
 from tracelens import analyze, load
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import override, preset
-from tracelens.trace.run import Run
-from tracelens.workload.faults.fault_injection import inject_faults, sleeping
-from tracelens.workload.faults.faults import KINDS, Fault
+from tracelens.planner.config import override, preset
+from tracelens.trace import Run
+from tracelens.workload.faults import Fault, inject_faults
+from tracelens.workload.faults.fault_injection import sleeping
+from tracelens.workload.faults.faults import KINDS
 from tracelens.workload.launch import Job, measure
-from tracelens.workload.parallel.groups import Groups, make_groups
+from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.train import Trainer
 
 RANKS = 2

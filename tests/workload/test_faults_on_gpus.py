@@ -13,8 +13,9 @@ from tests.builders import records
 from tests.workload.fault_variants import CONTROL, LARGEST_BYTES, NAMES
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tracelens import analyze, load
-from tracelens.table.result import Result
-from tracelens.workload.faults.faults import KINDS, Fault
+from tracelens.table import Result
+from tracelens.workload.faults import Fault
+from tracelens.workload.faults.faults import KINDS
 
 GROUP = "faults"
 there = needs(GROUP)

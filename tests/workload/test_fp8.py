@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import moe_config, relative_error  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import override, preset  # noqa: E402
+from tracelens.planner.config import override, preset  # noqa: E402
 from tracelens.workload.launch import Job, run_job  # noqa: E402
 from tracelens.workload.model import fp8, gemm  # noqa: E402
 

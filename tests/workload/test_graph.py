@@ -24,12 +24,15 @@ import tracelens  # noqa: E402
 from tests.workload.agree import BFLOAT16, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config, override, preset  # noqa: E402
+from tracelens.planner.config import Config, override, preset  # noqa: E402
 from tracelens.workload import pipeline  # noqa: E402
-from tracelens.workload.graph import StepGraph, require  # noqa: E402
 from tracelens.workload.launch import Job, run_job  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
-from tracelens.workload.pipeline import Schedule  # noqa: E402
+from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
+from tracelens.workload.pipeline import (  # noqa: E402
+    MicroBatchSchedule,
+    StepGraph,
+    require,
+)
 from tracelens.workload.routing_log import RoutingLog  # noqa: E402
 from tracelens.workload.train import Trainer  # noqa: E402
 
@@ -107,7 +110,7 @@ def step_without_memory(*fields: str) -> set[str]:
     """A whole step on a device that has no memory, so no value can be read; ops with tensors of the host."""
     config = override(preset("tiny"), ["ranks=4", "dtype=bfloat16", *fields])
     training, device = config.training, torch.device("meta")
-    schedule = Schedule(config, make_groups(config.layout, 0), device)
+    schedule = MicroBatchSchedule(config, make_groups(config.layout, 0), device)
     positions = training.seq // (config.layout.cp * config.layout.tp)
     shape = (training.micro_batches, positions, training.micro_batch)
     token_MSB = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -140,12 +143,12 @@ def test_with_messages_of_the_right_size_the_host_reads() -> None:
 
 @pytest.mark.usefixtures("four_ranks")
 def test_a_tensor_of_the_host_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = Schedule.backward
+    loss = MicroBatchSchedule.backward
 
-    def careless(self: Schedule, number: int, of_batch: torch.Tensor) -> None:
+    def careless(self: MicroBatchSchedule, number: int, of_batch: torch.Tensor) -> None:
         loss(self, number, of_batch * torch.tensor([1.0]).to(of_batch.device).sum())
 
-    monkeypatch.setattr(Schedule, "backward", careless)
+    monkeypatch.setattr(MicroBatchSchedule, "backward", careless)
     assert any("_to_copy" in name for name in step_without_memory(*STATIC))
 
 

@@ -17,8 +17,8 @@ from tests.builders import records
 from tracelens import diff, load
 from tracelens.cli import run
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.ladder import Rung, bundled, from_file, from_texts, plan_ladder
+from tracelens.planner.config import Config, override, preset
+from tracelens.workload import LadderRung, bundled, from_file, from_texts, plan_ladder
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,9 @@ def test_ones_own_rungs_must_fit() -> None:
 
 def test_rungs_as_text_begin_with_a_baseline() -> None:
     assert from_texts(["grouped: experts=grouped sync_free=2", "gc:gc=manual"]) == (
-        Rung("baseline"), Rung("grouped", ("experts=grouped", "sync_free=2")), Rung("gc", ("gc=manual",)),
+        LadderRung("baseline"),
+        LadderRung("grouped", ("experts=grouped", "sync_free=2")),
+        LadderRung("gc", ("gc=manual",)),
     )  # fmt: skip
     assert [rung.name for rung in from_texts(["plain:", "gc: gc=manual"])] == ["plain", "gc"]
 
@@ -188,14 +190,14 @@ def test_an_older_ladder_and_a_launcher_are_refused(tmp_path: Path, monkeypatch:
 
 def test_what_a_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the workload needs torch")
-    from tracelens.workload import binding
+    from tracelens.workload import launch
     from tracelens.workload.ladder_runner import lacking
 
     lacks = lacking("cpu")
     assert lacks(tiny("experts=grouped", "sync_free=2")) == ""
     assert "graph=step needs a GPU" in lacks(tiny("experts=grouped", "sync_free=3", "graph=step"))
     assert "needs an AMD GPU" in lacks(tiny("kernarg_pool=on"))
-    monkeypatch.setattr(binding, "SYSTEM", tmp_path)
+    monkeypatch.setattr(launch, "SYSTEM", tmp_path)
     nodes = tmp_path / "devices" / "system" / "node"
     for number in (0, 1):
         (nodes / f"node{number}").mkdir(parents=True)

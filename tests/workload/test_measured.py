@@ -16,10 +16,10 @@ import torch
 import tracelens
 from tests.workload.closed_forms import closed_forms, compare_bytes, compare_flops
 from tests.workload.ranks import run_ranks
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 from tracelens.planner.expected import Routing
 from tracelens.workload.launch import Job, measure
-from tracelens.workload.parallel.groups import make_groups
+from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
 
 CASES = {

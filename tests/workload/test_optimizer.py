@@ -18,13 +18,22 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config, preset  # noqa: E402
-from tracelens.planner.config.layout import Layout  # noqa: E402
-from tracelens.planner.config.toggles import CHOICES  # noqa: E402
-from tracelens.workload.model.model import Transformer  # noqa: E402
-from tracelens.workload.parallel.groups import GROUPS, Groups, initialise, make_groups, shard  # noqa: E402
-from tracelens.workload.parallel.optimizer import ALIGNMENT_BYTES, ShardedAdamW  # noqa: E402
-from tracelens.workload.parallel.reduction import REPLICAS, by_node, make_reductions  # noqa: E402
+from tracelens.planner.config import (  # noqa: E402
+    CHOICES,
+    Config,
+    Layout,
+    preset,
+)
+from tracelens.workload.model import Transformer  # noqa: E402
+from tracelens.workload.parallel import (  # noqa: E402
+    Groups,
+    ShardedAdamW,
+    initialise,
+    make_groups,
+    shard,
+)
+from tracelens.workload.parallel.collectives import GROUPS  # noqa: E402
+from tracelens.workload.parallel.optimizer import ALIGNMENT_BYTES, REPLICAS, by_node, make_reductions  # noqa: E402
 
 KINDS = CHOICES["grad_reduce"]
 STEPS = 3

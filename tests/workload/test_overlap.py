@@ -21,11 +21,8 @@ import tracelens
 from tests.workload.ranks import TIMEOUT_S, run_ranks
 from tests.workload.schedules import SMALL, batch, beside_one_rank, filled_schedule
 from tests.workload.whole import Result, assert_same
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.parallel import collectives
-from tracelens.workload.parallel.collectives import Waiting
-from tracelens.workload.parallel.groups import Groups, make_groups
-from tracelens.workload.parallel.overlap import interleave
+from tracelens.planner.config import Config, override, preset
+from tracelens.workload.parallel import Groups, Waiting, collectives, interleave, make_groups
 
 TOGETHER = {
     "alone": (),

@@ -22,8 +22,8 @@ from tests.workload.schedules import (
 )
 from tests.workload.whole import Result, assert_same, clear_seed
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.workload.parallel.groups import Groups, make_groups
+from tracelens.planner.config import Config, override, preset
+from tracelens.workload.parallel import Groups, make_groups
 from tracelens.workload.pipeline import make_schedule
 
 PIPELINES = {

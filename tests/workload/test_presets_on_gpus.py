@@ -12,9 +12,9 @@ import torch
 
 from tests.workload.closed_forms import compare_bytes, compare_flops
 from tests.workload.ranks import run_ranks
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 from tracelens.workload.launch import Job, measure
-from tracelens.workload.parallel.groups import make_groups
+from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
 
 pytestmark = [

@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import FLOAT32, moe_config, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
-from tracelens.planner.config.config import Config  # noqa: E402
-from tracelens.planner.config.layout import Layout  # noqa: E402
-from tracelens.workload.model.router import Router  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
+from tracelens.planner.config import Config, Layout  # noqa: E402
+from tracelens.workload.model import Router  # noqa: E402
+from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
 
 GROUPED = ["experts_count=16", "expert_groups=4", "top_groups=2", "top_k=3"]
 KINDS = [

@@ -17,7 +17,7 @@ from tests.workload.sample_runs import CPU, LARGEST_BYTES, ONE_GPU, PIPELINE, Sa
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tracelens import analyze, load
 from tracelens.planner.config import Toggles
-from tracelens.trace.run import Run
+from tracelens.trace import Run
 
 GROUPS = {"cpu": CPU, "one_gpu": ONE_GPU, "pipeline": PIPELINE}
 LARGEST_TOTAL = 20_000_000

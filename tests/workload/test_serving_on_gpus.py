@@ -14,7 +14,7 @@ import pytest
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tests.workload.serving_variants import LARGEST_BYTES, RANKS, TOLD, VARIANTS
 from tracelens import analyze, load
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 pytestmark = needs("serving")
 

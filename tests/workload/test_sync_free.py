@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from tests.workload.agree import moe_config  # noqa: E402
 from tracelens.workload.model.model import MoE  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, initialise  # noqa: E402
+from tracelens.workload.parallel import Groups, initialise  # noqa: E402
 
 DISPATCHERS = ("alltoall", "allgather", "dedup")
 FUSED = list(product(DISPATCHERS, ("plain", "fused"), ("plain", "fused")))

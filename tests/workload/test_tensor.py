@@ -21,11 +21,17 @@ from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import Result, assert_same, clear_seed, one_rank, train_once  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config, override, preset  # noqa: E402
-from tracelens.workload.parallel import tensor_symmetric  # noqa: E402
-from tracelens.workload.parallel.collectives import all_gather_into, reduce_scatter_into  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
-from tracelens.workload.parallel.tensor import gather_matmul, matmul_scatter, require  # noqa: E402
+from tracelens.planner.config import Config, override, preset  # noqa: E402
+from tracelens.workload.parallel import (  # noqa: E402  # noqa: E402
+    Groups,
+    all_gather_into,
+    gather_matmul,
+    make_groups,
+    matmul_scatter,
+    require,
+    tensor_symmetric,
+)
+from tracelens.workload.parallel.collectives import reduce_scatter_into  # noqa: E402
 from tracelens.workload.parallel.tensor_chunked import CHUNKS, pieces  # noqa: E402
 
 SIZES = (

@@ -13,11 +13,9 @@ pytest.importorskip("torch", reason="the workload needs torch")
 import torch
 
 from tests.workload.ranks import run_ranks
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.config.layout import Layout
-from tracelens.workload.data import Batches
-from tracelens.workload.parallel.groups import Groups, make_groups
-from tracelens.workload.train import Measured, Trainer
+from tracelens.planner.config import Config, Layout, override, preset
+from tracelens.workload.parallel import Groups, make_groups
+from tracelens.workload.train import Batches, StepMeasurements, Trainer
 
 STEPS = 3
 # Large enough for the updates to show in the losses of the next steps.
@@ -119,7 +117,7 @@ def test_manual_collection_happens_between_steps_only() -> None:
 
 def test_measured_keeps_a_time_and_a_loss_a_step() -> None:
     config = preset("tiny")
-    trainer, measured = Trainer(config, Groups(config.layout), torch.device("cpu")), Measured()
+    trainer, measured = Trainer(config, Groups(config.layout), torch.device("cpu")), StepMeasurements()
     measured.step(trainer)
     measured.step(trainer)
     assert len(measured.loss) == len(measured.step_ms) == 2

@@ -18,12 +18,11 @@ pytest.importorskip("torch", reason="the workload needs torch")
 from tests.workload.recorded import RUNS, Recorded, config_of
 from tests.workload.toggle_variants import VARIANTS
 from tests.workload.toggle_variants import fields as variant_fields
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.planner.config.config import override, preset
-from tracelens.planner.config.toggles import CHOICES, Toggles
+from tracelens.analysis.moe import STAGES
+from tracelens.planner.config import CHOICES, Toggles, override, preset
 from tracelens.planner.expected import balanced
 from tracelens.planner.expected.messages import messages
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 # Of the preset tiny on two ranks: 2 MoE layers, 4 experts a rank, 2 a token; 2 micro-batches of 64 tokens.
 LAYERS, EXPERTS, CHOSEN, BATCHES, TOKENS, HIDDEN = 2, 4, 2, 2, 64, 64
@@ -100,12 +99,12 @@ def test_sizes_of_exchanges_are_those_of_the_routing(recorded: Recorded) -> None
     for rank in range(2):
         asked = {}
         for name in ("balanced", "balanced_dedup"):
-            told = [
-                one for one in messages(config_of(name), rank)
-                if one.scope.endswith(".dispatch") and one.phase == "forward"
+            exchanges = [
+                message.exchange for message in messages(config_of(name), rank)
+                if message.scope.endswith(".dispatch") and message.phase == "forward"
             ]  # fmt: skip
-            assert sent(recorded, name)[rank] == sum(one.sent for one in told)
-            asked[name] = sum(one.sent for one in told if one.what == "tokens")
+            assert sent(recorded, name)[rank] == sum(exchange.sent for exchange in exchanges)
+            asked[name] = sum(exchange.sent for exchange in exchanges if exchange.what == "tokens")
         passes = [one for layer in balanced(config_of("balanced"), rank).layers.values() for one in layer]
         assert asked["balanced"] == BATCHES * LAYERS * TOKENS * CHOSEN * row
         assert asked["balanced_dedup"] == sum(sum(one.copies_to) for one in passes) * row

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.recorded import Recorded, config_of
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 
 def test_chunks_of_a_pipeline_shorten_its_bubble(recorded: Recorded) -> None:

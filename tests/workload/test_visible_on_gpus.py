@@ -14,14 +14,14 @@ import pytest
 from tests.workload.samples import FOLDER, check_files, manifest, needs
 from tests.workload.toggle_variants import EXPERTS, LARGEST_BYTES, VARIANTS, fields
 from tracelens import analyze, load
-from tracelens.analysis.moe.regions import FORWARD, regions
-from tracelens.analysis.moe.stages import EXPERTS as EXPERTS_STAGE
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.devices.catalogue import device as bundled
+from tracelens.analysis.moe import EXPERTS as EXPERTS_STAGE
+from tracelens.analysis.moe import FORWARD, STAGES
+from tracelens.analysis.moe.regions import regions
+from tracelens.devices import device as bundled
 from tracelens.planner.config import override, preset
 from tracelens.planner.expected import flops
-from tracelens.table.result import Result
-from tracelens.trace.run import Run
+from tracelens.table import Result
+from tracelens.trace import Run
 
 there = needs("toggles")
 

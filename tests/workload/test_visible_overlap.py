@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.recorded import Recorded
-from tracelens.table.result import Result
-from tracelens.trace.trace import Trace
+from tracelens.table import Result
+from tracelens.trace import Trace
 
 
 def stages(trace: Trace, layer: str) -> list[str]:

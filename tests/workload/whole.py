@@ -15,13 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.workload.agree import FLOAT32, relative_error
-from tracelens.planner.config.config import Config
-from tracelens.planner.config.layout import Layout
-from tracelens.workload.data import local_part
-from tracelens.workload.model.model import Transformer
-from tracelens.workload.model.router import Router
-from tracelens.workload.parallel.groups import Groups, initialise
+from tracelens.planner.config import Config, Layout
+from tracelens.workload.model import Router, Transformer
+from tracelens.workload.parallel import Groups, initialise
 from tracelens.workload.routing import choose, scores
+from tracelens.workload.train import local_part
 
 STD = 0.1
 """Of weights: at the usual 0.02 attention is so even, and gradients so small, that errors would not show."""

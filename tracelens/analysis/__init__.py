@@ -6,11 +6,12 @@ from tracelens.analysis.analyzer import (
     Analyzer,
     Shared,
     analyzer,
+    check_options,
     in_order,
+    option_names,
     share,
     with_required,
 )
-from tracelens.analysis.options import check_options, option_names
 
 __all__ = [
     "ANALYZERS",

@@ -1,13 +1,14 @@
-"""Questions about a run: one module an analyzer, one public function, one `Result`."""
+"""Questions about a run: analyzers, what they share, and the options that they take."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from tracelens.errors import WrongOption, suggestion
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry, purpose
 from tracelens.table import Result, Schema, Skip, join, result
@@ -16,29 +17,19 @@ from tracelens.trace import Run
 if TYPE_CHECKING:
     from tracelens.trace import Trace
 
-
 T = TypeVar("T")
-
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What several analyzers need of all ranks together: made once a run, shown in no report.
+    """What several analyzers need of all ranks together: made once a run, shown in no report."""
 
-    Attributes:
-        name: as in the `shared` of an analyzer.
-        function: (parts, **options) -> what is shared.
-        part: (trace, **options) -> what the function needs of this rank.
-        options: names of the options that it takes.
-        shared: names of what it needs itself that analyzers share.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    part: Callable[..., Any]
-    options: tuple[str, ...]
-    shared: tuple[str, ...] = ()
+    name: str  # as in the `shared` of an analyzer
+    function: Callable[..., Any]  # (parts, **options) -> what is shared
+    part: Callable[..., Any]  # (trace, **options) -> what the function needs of this rank
+    options: tuple[str, ...]  # names of the options that it takes
+    shared: tuple[str, ...] = ()  # names of what it needs itself that analyzers share
 
     @property
     def requires(self) -> list[Shared]:
@@ -78,31 +69,21 @@ class Analyzer:
     that the comparison needs, and a function of all parts. Either way the work on one rank can be done
     where its trace is, and only tables travel. What several comparisons need, such as clocks, is `shared`;
     those with `needs` also read the results of other analyzers.
-
-    Attributes:
-        name: as in `tracelens analyze NAME`.
-        title: heading of its section in a report.
-        doc: the question it answers, one line.
-        order: position in a report; ties go by name.
-        function: (run, **options) -> Result; for one that compares ranks ([parts], [*shared], [results],
-            **options) -> Result, with those that it has.
-        part: (trace, **options) -> what the function needs of this rank; None for most.
-        options: names of the options that it takes.
-        slow: it takes as long as all others together, and is worth a process of its own.
-        needs: names of the analyzers whose results it reads.
-        shared: names of what it shares with other analyzers.
     """
 
-    name: str
-    title: str
-    doc: str
-    order: int
+    name: str  # as in `tracelens analyze NAME`
+    title: str  # heading of its section in a report
+    doc: str  # the question it answers, one line
+    order: int  # position in a report; ties go by name
+    # (run, **options) -> Result; for one that compares ranks ([parts], [*shared], [results], **options) ->
+    # Result, with those that it has
     function: Callable[..., Result]
+    # (trace, **options) -> what the function needs of this rank; None for most
     part: Callable[..., Any] | None
-    options: tuple[str, ...]
-    slow: bool = False
-    needs: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
+    options: tuple[str, ...]  # names of the options that it takes
+    slow: bool = False  # it takes as long as all others together, and is worth a process of its own
+    needs: tuple[str, ...] = ()  # names of the analyzers whose results it reads
+    shared: tuple[str, ...] = ()  # names of what it shares with other analyzers
     tables: Mapping[str, Schema] = field(default_factory=dict)
 
     def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Result:
@@ -187,6 +168,27 @@ SHARED: Registry[Shared] = Registry(
 )
 
 
+class Option(NamedTuple):
+    """What is known of one option."""
+
+    values: tuple[Any, ...]  # the only ones that it takes, () where that is not said
+    kinds: tuple[type, ...]  # types of its values, () where that is not said
+    default: Any  # its value where nothing is given
+
+    def wrong(self, value: Any) -> str:
+        """What it must be instead of `value`, "" where that is fine."""
+        if self.values:
+            if any(value == allowed and type(value) is type(allowed) for allowed in self.values):
+                return ""
+            known = [text for text in self.values if isinstance(text, str)]
+            hint = suggestion(value, known) if isinstance(value, str) else ""
+            must = f"must be {_either(list(map(repr, self.values)))}, not {value!r}"
+            return f"{must}; {hint}" if hint else must
+        if not self.kinds or isinstance(value, self.kinds):
+            return ""
+        return f"must be {_either([kind.__name__ for kind in self.kinds])}, not {value!r}"
+
+
 def share(
     name: str, *, part: Callable[..., Any], shared: Sequence[str] = ()
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -240,7 +242,17 @@ def analyzer(
         options = tuple(dict.fromkeys(_options(function) + (_options(part) if part else ())))
         heading = title or name.capitalize()
         item = Analyzer(
-            name, heading, doc, order, function, part, options, slow, tuple(needs), tuple(shared), tables
+            name=name,
+            title=heading,
+            doc=doc,
+            order=order,
+            function=function,
+            part=part,
+            options=options,
+            slow=slow,
+            needs=tuple(needs),
+            shared=tuple(shared),
+            tables=tables,
         )
         ANALYZERS.add(name, item, function.__module__)
         return item
@@ -279,3 +291,89 @@ def with_required(requested: Sequence[Analyzer]) -> list[Analyzer | Shared]:
     for item in requested:
         add(item)
     return list(ordered.values())
+
+
+def check_options(chosen: Sequence[Analyzer], options: Mapping[str, Any]) -> None:
+    """Refuse options that no analyzer has, and values that one of them does not take.
+
+    An option with its default value asks for nothing, so that one may be given to analyzers that lack it.
+
+    Args:
+        chosen: analyzers; options of those that they need count as theirs.
+        options: of all of them.
+
+    Raises:
+        WrongOption: one line that names the analyzer, its options or the values, and the nearest right word.
+    """
+    known = _options_of_all(with_required(chosen))
+    for name, value in options.items():
+        if name not in known:
+            others = _options_of_all(in_order())
+            if name in others and (
+                value is None or any(value == option.default for _, option in others[name])
+            ):
+                continue
+            raise WrongOption(_no_option(chosen, name, sorted({*known, "step"})))
+        if value is None:
+            continue
+        for analyzer, option in known[name]:
+            if why := option.wrong(value):
+                raise WrongOption(f"analyzer {analyzer!r}: {name} {why}")
+
+
+def option_names(chosen: Sequence[Analyzer]) -> set[str]:
+    """The options of these analyzers and of those that they need."""
+    return {name for item in with_required(chosen) for name in item.options}
+
+
+def _no_option(chosen: Sequence[Analyzer], name: str, known: Sequence[str]) -> str:
+    hint = suggestion(name, known)
+    hint = f"; {hint}" if hint else ""
+    if len(chosen) == 1:
+        return f"analyzer {chosen[0].name!r} has no option {name!r}{hint} (it has: {', '.join(known)})"
+    return f"no analyzer of this report has an option {name!r}{hint} (available: {', '.join(known)})"
+
+
+def _options_of_all(chosen: Sequence[Analyzer | Shared]) -> dict[str, list[tuple[str, Option]]]:
+    """By name the options of these analyzers, each with the analyzer that has it."""
+    options: dict[str, list[tuple[str, Option]]] = {}
+    for item in chosen:
+        functions = [item.function, *([item.part] if item.part else [])]
+        for name in item.options:
+            for owner in functions:
+                if name in inspect.signature(owner).parameters:
+                    options.setdefault(name, []).append((item.name, _option(owner, name)))
+                    break
+            else:  # a wrapper that takes any
+                options.setdefault(name, []).append((item.name, Option((), (), None)))
+    return options
+
+
+def _option(function: Callable[..., Any], name: str) -> Option:
+    default = inspect.signature(function).parameters[name].default
+    hint = getattr(function, "__annotations__", {}).get(name)
+    holder = SimpleNamespace(__annotations__={name: hint} if hint is not None else {})
+    try:
+        hint = get_type_hints(holder, globalns=getattr(function, "__globals__", {})).get(name)
+    except (NameError, TypeError):  # a name that is imported for type checkers alone
+        return Option((), (), default)
+    return Option(*_allowed(hint), default)
+
+
+def _allowed(hint: Any) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+    """The values and the types that a type hint allows."""
+    if get_origin(hint) is Literal:
+        return get_args(hint), ()
+    if hint is float:
+        return (), (float, int)
+    if hint in (str, int, bool):
+        return (), (hint,)
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if len(parts) < len(get_args(hint)) and len(parts) == 1:  # "... | None"
+        return _allowed(parts[0])
+    return (), ()
+
+
+def _either(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last

@@ -11,32 +11,24 @@ from typing import NamedTuple
 
 import torch
 
-from tracelens.calibrate.attention import attention_curve
-from tracelens.calibrate.gemms import Failure, GemmBench
+from tracelens.calibrate.bandwidth import link_bandwidths, memory_bandwidths, ranks, transfer_bandwidths
+from tracelens.calibrate.gemms import FailedMeasurement, GemmBench, attention_curve
 from tracelens.calibrate.launches import launch_cost
-from tracelens.calibrate.links import link_bandwidths, ranks
-from tracelens.calibrate.memory import memory_bandwidths, transfer_bandwidths
-from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes, Sizes
+from tracelens.calibrate.sizes import FULL, TRIAL, BenchmarkSizes, GroupedSizes, PlainSizes
 from tracelens.calibrate.timing import Stopwatch
 from tracelens.devices import AttentionCurve, Bandwidth, Device, GemmCurve, LaunchCost, Measured, match
 from tracelens.errors import TracelensError
-from tracelens.guard import Failure as GuardFailure
-from tracelens.guard import guard
+from tracelens.guard import Failure, guard
 
 Progress = Callable[[str], None]
 
 
 class Calibration(NamedTuple):
-    """A device with what was measured, and what could not be.
+    """A device with what was measured, and what could not be."""
 
-    Attributes:
-        device: for `device_toml`.
-        failures: measurements that the GPU or this torch cannot do.
-        eager: measurements that include the host's launches, since no graph could be captured of them.
-    """
-
-    device: Device
-    failures: list[Failure]
+    device: Device  # for `device_toml`
+    failures: list[FailedMeasurement]  # measurements that the GPU or this torch cannot do
+    # measurements that include the host's launches, since no graph could be captured of them
     eager: dict[str, str]
 
 
@@ -86,14 +78,14 @@ class _Results(NamedTuple):
     heads: list[AttentionCurve]
     bandwidths: list[Bandwidth]
     launches: list[LaunchCost]
-    failures: list[Failure]
+    failures: list[FailedMeasurement]
 
     def measured(self) -> Measured:
         launch = self.launches[0] if self.launches else LaunchCost()
         return Measured(tuple(self.gemms), tuple(self.heads), tuple(self.bandwidths), launch)
 
 
-def _measure(watch: Stopwatch, sizes: Sizes, say: Progress, is_first: bool, count: int) -> _Results:
+def _measure(watch: Stopwatch, sizes: BenchmarkSizes, say: Progress, is_first: bool, count: int) -> _Results:
     """Everything; the first rank measures its GPU, all of them the links."""
     results = _Results([], [], [], [], [])
     parts: dict[str, Callable[[], None]] = {}
@@ -113,21 +105,21 @@ def _measure(watch: Stopwatch, sizes: Sizes, say: Progress, is_first: bool, coun
     for name, part in parts.items():
         say(name)
         failure = guard(name, part)
-        if isinstance(failure, GuardFailure):
-            results.failures.append(Failure(name, failure))
+        if isinstance(failure, Failure):
+            results.failures.append(FailedMeasurement(name, failure))
     return results
 
 
-def _links(watch: Stopwatch, sizes: Sizes, results: _Results) -> None:
+def _links(watch: Stopwatch, sizes: BenchmarkSizes, results: _Results) -> None:
     curves, failures = link_bandwidths(watch, sizes.message_bytes)
     results.bandwidths.extend(curves)
     results.failures.extend(failures)
 
 
-def _attention(watch: Stopwatch, sizes: Sizes, results: _Results) -> None:
+def _attention(watch: Stopwatch, sizes: BenchmarkSizes, results: _Results) -> None:
     for head in sizes.attention:
         curve = attention_curve(watch, head)
-        if isinstance(curve, Failure):
+        if isinstance(curve, FailedMeasurement):
             results.failures.append(curve)
         else:
             results.heads.append(curve)
@@ -175,7 +167,7 @@ def _state(here: torch.device) -> str:
     readers = (("clock_rate", "MHz", 1), ("power_draw", "W", 1000), ("temperature", "°C", 1))
     for reader, unit, scale in readers:
         value = guard(reader, getattr(torch.cuda, reader), here)  # needs a library of the vendor
-        if isinstance(value, GuardFailure):
+        if isinstance(value, Failure):
             continue
         texts.append(f"{value / scale:.0f} {unit}")
     return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""Achieved rates of plain and grouped GEMMs by rows, for a grid of weights."""
+"""Achieved rates by size: GEMMs, plain and grouped, by rows, and causal attention by sequence length."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tracelens.calibrate.sizes import GroupedSizes, PlainSizes
+from tracelens.calibrate.sizes import GroupedSizes, MeasuredAttention, PlainSizes
 from tracelens.calibrate.timing import Call, Stopwatch
-from tracelens.devices import GemmCurve, GemmKind
+from tracelens.devices import AttentionCurve, GemmCurve, GemmKind
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 
-class Failure(NamedTuple):
+class FailedMeasurement(NamedTuple):
     """A measurement that the device or this torch cannot do."""
 
     name: str
@@ -31,7 +31,7 @@ class GemmBench:
 
     def __init__(self, watch: Stopwatch) -> None:
         self.watch = watch
-        self.failures: list[Failure] = []
+        self.failures: list[FailedMeasurement] = []
 
     def plain(self, sizes: PlainSizes) -> list[GemmCurve]:
         """Curves of one dtype; FP8 multiplies with one scale per tensor, into BF16."""
@@ -62,10 +62,20 @@ class GemmBench:
                 for m in rows:
                     seconds = self.watch.seconds(make(dtype, kind, m, k, n, matrices), name)
                     rates.append(2 * m * k * n * matrices / seconds)
-                curves.append(GemmCurve(dtype, k, n, tuple(rows), tuple(rates), matrices, kind))
+                curves.append(
+                    GemmCurve(
+                        dtype=dtype,
+                        k=k,
+                        n=n,
+                        rows=tuple(rows),
+                        flops_per_s=tuple(rates),
+                        matrices=matrices,
+                        kind=kind,
+                    )
+                )
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             # A grid with holes cannot be interpolated: leave all of it out.
-            self.failures.append(Failure(name, str(error).strip().partition("\n")[0]))
+            self.failures.append(FailedMeasurement(name, str(error).strip().partition("\n")[0]))
             return []
         return curves
 
@@ -148,3 +158,52 @@ def _tf32(enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def attention_curve(
+    watch: Stopwatch, sizes: MeasuredAttention, dtype: str = "bf16"
+) -> AttentionCurve | FailedMeasurement:
+    """Rates of `scaled_dot_product_attention`.
+
+    FLOPs are those of FlashAttention: half of a square of scores; two GEMMs in the forward, and five in the
+    backward, three of them as wide as a query and two as wide as a value (Dao et al. 2022, arXiv:2205.14135).
+    """
+    forward, backward = [], []
+    name = f"attention {sizes.query_dim}/{sizes.value_dim}"
+    try:
+        for seq in sizes.seq:
+            seconds = _seconds(watch, sizes, seq, DTYPES[dtype], name)
+            scores = seq * seq * sizes.heads * (sizes.tokens // seq)
+            forward.append(scores * (sizes.query_dim + sizes.value_dim) / seconds[0])
+            backward.append(scores * (3 * sizes.query_dim + 2 * sizes.value_dim) / seconds[1])
+    except RuntimeError as error:
+        return FailedMeasurement(name, str(error).strip().partition("\n")[0])
+    dims = (sizes.query_dim, sizes.value_dim)
+    return AttentionCurve(dtype, *dims, sizes.seq, tuple(forward), tuple(backward))
+
+
+def _seconds(
+    watch: Stopwatch, sizes: MeasuredAttention, seq: int, dtype: torch.dtype, name: str
+) -> tuple[float, float]:
+    """Time of the forward, and of the backward."""
+    batch = sizes.tokens // seq
+
+    def heads(width: int) -> torch.Tensor:
+        x_BSnv = torch.randn(batch, seq, sizes.heads, width, device=watch.device, dtype=dtype)
+        return x_BSnv.transpose(1, 2).requires_grad_()
+
+    q, k, v = heads(sizes.query_dim), heads(sizes.query_dim), heads(sizes.value_dim)
+
+    def forward() -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    with torch.no_grad():
+        forward_s = watch.seconds([forward], name)
+    out = forward()
+    d_out = torch.randn_like(out)
+
+    def backward() -> None:
+        torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+
+    # Autograd runs on a thread of its own; its kernels are long enough for the host to stay ahead.
+    return forward_s, watch.seconds([backward], f"{name} backward", capture=False)

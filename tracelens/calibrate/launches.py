@@ -24,7 +24,7 @@ _WARM_UP, _REPETITIONS = 3, 9
 _WIDTH, _HEADS, _TOKENS = 64, 4, 32
 
 
-class Block(nn.Module):
+class LaunchBlock(nn.Module):
     """Attention with rotary positions and a gated MLP, each after a norm and beside a residual stream.
 
     Tensors are small, so that kernels are shorter than their launches and the queue is never full.
@@ -93,7 +93,7 @@ def launch_cost(watch: Stopwatch, ops: int) -> LaunchCost:
 def _block(watch: Stopwatch, layers: int) -> _Times:
     """Of some layers of a model in training, whose gradients accumulate."""
     dtype = torch.bfloat16
-    model = nn.Sequential(*(Block(watch.device, dtype) for _ in range(layers)))
+    model = nn.Sequential(*(LaunchBlock(watch.device, dtype) for _ in range(layers)))
     x_TD = torch.randn(_TOKENS, _WIDTH, device=watch.device, dtype=dtype)
     d_TD = torch.ones_like(x_TD)
     forward_s, backward_s = [], []

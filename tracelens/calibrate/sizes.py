@@ -30,7 +30,7 @@ class GroupedSizes(NamedTuple):
     kind: GemmKind = "output"
 
 
-class AttentionSizes(NamedTuple):
+class MeasuredAttention(NamedTuple):
     """Causal attention of one kind of head; batches have `tokens` in all."""
 
     query_dim: int
@@ -40,23 +40,16 @@ class AttentionSizes(NamedTuple):
     seq: tuple[int, ...]
 
 
-class Sizes(NamedTuple):
-    """All that is measured.
-
-    Attributes:
-        memory_bytes: of each buffer in device memory.
-        transfer_bytes: between host and device.
-        message_bytes: send buffers of collectives.
-        launches: ops in a chain whose host time is measured.
-    """
+class BenchmarkSizes(NamedTuple):
+    """All that is measured."""
 
     plain: tuple[PlainSizes, ...]
     grouped: tuple[GroupedSizes, ...]
-    attention: tuple[AttentionSizes, ...]
-    memory_bytes: tuple[int, ...]
-    transfer_bytes: tuple[int, ...]
-    message_bytes: tuple[int, ...]
-    launches: int
+    attention: tuple[MeasuredAttention, ...]
+    memory_bytes: tuple[int, ...]  # of each buffer in device memory
+    transfer_bytes: tuple[int, ...]  # between host and device
+    message_bytes: tuple[int, ...]  # send buffers of collectives
+    launches: int  # ops in a chain whose host time is measured
 
 
 _ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -65,7 +58,7 @@ _FEW = (2048, 8192)
 _EXPERT_ROWS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 _EXPERT_K, _EXPERT_N = (1024, 2048, 8192), (2048, 8192)
 
-FULL = Sizes(
+FULL = BenchmarkSizes(
     plain=(
         PlainSizes("bf16", _ALL_K, _ALL_N, _ROWS),
         PlainSizes("bf16", _ALL_K, _ALL_N[:3], _ROWS[4:], "weight"),
@@ -79,8 +72,8 @@ FULL = Sizes(
         GroupedSizes("bf16", _EXPERT_K, _EXPERT_N, (8, 32), _EXPERT_ROWS[1::2], "weight"),
     ),
     attention=(
-        AttentionSizes(128, 128, 16, 16384, (512, 1024, 2048, 4096, 8192, 16384)),
-        AttentionSizes(192, 128, 16, 16384, (1024, 2048, 4096, 8192)),
+        MeasuredAttention(128, 128, 16, 16384, (512, 1024, 2048, 4096, 8192, 16384)),
+        MeasuredAttention(192, 128, 16, 16384, (1024, 2048, 4096, 8192)),
     ),
     memory_bytes=tuple(MIB << power for power in range(11)),
     transfer_bytes=(MIB, 16 * MIB, 256 * MIB),
@@ -88,13 +81,13 @@ FULL = Sizes(
     launches=400,
 )
 
-TRIAL = Sizes(
+TRIAL = BenchmarkSizes(
     plain=(
         PlainSizes("bf16", (32, 64), (32, 64), (16, 32)),
         PlainSizes("fp32", (32,), (64,), (16, 32), "weight"),
     ),
     grouped=(GroupedSizes("bf16", (32,), (32,), (2, 4), (16, 32)),),
-    attention=(AttentionSizes(16, 16, 2, 64, (32, 64)),),
+    attention=(MeasuredAttention(16, 16, 2, 64, (32, 64)),),
     memory_bytes=(1 << 16, 1 << 18),
     transfer_bytes=(1 << 16,),
     message_bytes=(1 << 12, 1 << 14),

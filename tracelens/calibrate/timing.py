@@ -25,18 +25,12 @@ _LEAST_SECONDS = 4e-3
 
 @dataclass
 class Stopwatch:
-    """Times calls on a device.
+    """Times calls on a device."""
 
-    Attributes:
-        device: where they run.
-        cache_bytes: of its last-level cache; buffers take turns until they exceed it twice.
-        is_quick: one repetition of few calls, for trials.
-        eager: names of measurements that could not be captured, with the reason.
-    """
-
-    device: torch.device
-    cache_bytes: int
-    is_quick: bool = False
+    device: torch.device  # where they run
+    cache_bytes: int  # of its last-level cache; buffers take turns until they exceed it twice
+    is_quick: bool = False  # one repetition of few calls, for trials
+    # names of measurements that could not be captured, with the reason
     eager: dict[str, str] = field(default_factory=dict)
 
     def buffers(self, size_bytes: int) -> int:

@@ -69,13 +69,13 @@ def _run(arguments: Sequence[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
-    from tracelens.cli.app import command
+    from tracelens.cli.app import command_line
     from tracelens.cli.completion import bash_words
 
     try:
         with bash_words():
             words = list(arguments) or ["--help"]
-            code = int(command()(words, prog_name="tracelens", standalone_mode=False) or OK)
+            code = int(command_line()(words, prog_name="tracelens", standalone_mode=False) or OK)
         return _interrupted() if code == INTERRUPTED else code
     except TyperException as error:
         context = getattr(error, "ctx", None)
@@ -96,7 +96,11 @@ def _interrupted() -> int:
 
 
 def _flushed(code: int) -> int:
-    """The exit code after flushing stdout; WRONG if that fails."""
+    """The exit code after flushing stdout; WRONG if that fails.
+
+    What a full disk kept from being written is still in the buffer: where that error ended the command, it
+    has been reported, and flushing would only report it again.
+    """
     stream: TextIO | None = sys.stdout
     try:
         if stream is not None:
@@ -104,7 +108,8 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        _say(f"tracelens: cannot write to stdout: {error.strerror or error}")
+        if code != WRONG:
+            _say(f"tracelens: cannot write to stdout: {error.strerror or error}")
         return WRONG
     return code
 

@@ -1,4 +1,4 @@
-"""The app of all commands."""
+"""The app of all commands; each is imported when it is chosen, or listed on a help page."""
 
 from __future__ import annotations
 
@@ -9,100 +9,73 @@ from typing import Annotated, Any
 import typer
 
 from tracelens import __version__
-from tracelens.cli import replay
-from tracelens.cli.analyze import analyze
-from tracelens.cli.calibrate import calibrate
-from tracelens.cli.diff import diff
-from tracelens.cli.fuse import fuse
-from tracelens.cli.gate import GateCommand, gate
-from tracelens.cli.gate_baseline import app as gate_baseline
-from tracelens.cli.help import WIDTH, Command, Group
-from tracelens.cli.listing import listing
-from tracelens.cli.project import app as project
-from tracelens.cli.report import report
+from tracelens.cli.command import WIDTH, Home, LazyGroup, group
 from tracelens.guard import DEBUG
 
+LOOK, COMPARE, CHANGE, RECORD = "Look at a run", "Compare runs", "Try a change", "Record a run"
+NAMES = "Names and numbers"
 _DEBUG = "--debug"
 _GATE_BASELINE = "gate baseline"
 
 
-class Commands(Group):
-    """The commands; `workload` is built on demand, because it has an option per setting."""
+class RootCommands(LazyGroup):
+    """The commands of `tracelens`."""
+
+    homes = {  # noqa: RUF012  # a ClassVar of the base class
+        "report": Home("report", "report", LOOK),
+        "analyze": Home("report", "analyze", LOOK),
+        "fuse": Home("compare", "fuse", LOOK),
+        "diff": Home("compare", "diff", COMPARE),
+        "gate": Home("compare", "gate_app", COMPARE),
+        _GATE_BASELINE: Home("compare", "baseline", COMPARE),
+        "project": Home("app", "project", CHANGE),
+        "replay": Home("replay", "app", CHANGE),
+        "workload": Home("app", "workload", RECORD),
+        "calibrate": Home("calibrate", "calibrate", RECORD),
+        "list": Home("listing", "listing", NAMES),
+    }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept --debug in any position."""
+        """Accept --debug in any position, and `gate baseline`, though `gate` itself takes paths."""
         own_options = args[: args.index("--")] if "--" in args else args
         if _DEBUG in own_options:
             _debug(True)  # parsing may fail, too
             args = [_DEBUG, *(text for text in own_options if text != _DEBUG), *args[len(own_options) :]]
-        for number, text in enumerate(args[:2]):  # a command of two words; `gate` itself takes paths
-            if (
-                text == "gate"
-                and args[number + 1 : number + 2] == ["baseline"]
-                and args[number + 2 :][:1]
-                in (
-                    ["add"],
-                    ["--help"],
-                    ["-h"],
-                )
-            ):
+        for number in range(min(len(args), 2)):
+            words = args[number : number + 3]
+            if words[:2] == ["gate", "baseline"] and words[2:] in (["add"], ["--help"], ["-h"]):
                 args = [*args[:number], _GATE_BASELINE, *args[number + 2 :]]
         return super().parse_args(ctx, args)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [
-            "report",
-            "analyze",
-            "fuse",
-            "diff",
-            "gate",
-            _GATE_BASELINE,
-            "project",
-            "replay",
-            "workload",
-            "calibrate",
-            "list",
-        ]
-
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Commands of one word."""
+        """RootCommands of one word."""
         return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands:  # it, or a misspelt name, for which it may be suggested
-            from tracelens.cli.workload import app as workload
 
-            command = typer.main.get_command(workload)
-            self.commands["workload"] = command
-            command.rich_help_panel = _RECORD  # type: ignore[attr-defined]
-        return super().get_command(ctx, cmd_name)
+class ProjectCommands(LazyGroup):
+    """The commands of `tracelens project`."""
+
+    homes = {  # noqa: RUF012
+        name: Home("project", name)
+        for name in ("whatif", "memory", "scaling", "pipeline", "bubble", "bounds")
+    }
+
+
+class WorkloadCommands(LazyGroup):
+    """The commands of `tracelens workload`."""
+
+    homes = {name: Home("workload", name) for name in ("run", "ladder", "serve")}  # noqa: RUF012
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=RootCommands,
     name="tracelens",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-_LOOK, _COMPARE, _CHANGE, _RECORD, _NAMES = (
-    "Look at a run", "Compare runs", "Try a change", "Record a run", "Names and numbers"
-)  # fmt: skip
-app.command("report", cls=Command, rich_help_panel=_LOOK)(report)
-app.command("analyze", cls=Command, rich_help_panel=_LOOK)(analyze)
-app.command("fuse", cls=Command, rich_help_panel=_LOOK)(fuse)
-app.command("diff", cls=Command, rich_help_panel=_COMPARE)(diff)
-app.command("gate", cls=GateCommand, rich_help_panel=_COMPARE)(gate)
-app.add_typer(gate_baseline, name=_GATE_BASELINE, rich_help_panel=_COMPARE)
-app.add_typer(project, name="project", rich_help_panel=_CHANGE)
-app.add_typer(
-    replay.app,
-    name="replay",
-    help="Write standalone scripts of the longest calls, and run them.",
-    rich_help_panel=_CHANGE,
-)
-app.command("calibrate", cls=Command, rich_help_panel=_RECORD)(calibrate)
-app.command("list", cls=Command, rich_help_panel=_NAMES)(listing)
+project = group(ProjectCommands, name="project")
+workload = group(WorkloadCommands, name="workload")
 
 
 def _debug(enabled: bool) -> None:
@@ -139,7 +112,34 @@ def root(
     """
 
 
+@project.callback(invoke_without_command=True)
+def projections(context: typer.Context) -> None:
+    """Predict memory, scaling, schedules, bounds, and changes.
+
+    Examples:
+        tracelens project whatif traces/
+        tracelens project memory --model deepseek_v3 --gpus 256 --pp 16 --ep 8 --device mi355x
+        tracelens project pipeline --from traces/ --vpp 2
+        tracelens project bounds traces/
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@workload.callback(invoke_without_command=True)
+def recordings(context: typer.Context) -> None:
+    """Train or serve the bundled MoE model, and record traces of it.
+
+    Examples:
+        tracelens workload run --ranks 2 -o traces/
+        tracelens workload ladder ladder/ --preset small --ranks 8 -o ladder.html
+        tracelens workload serve --ranks 2 -o traces/
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 @cache
-def command() -> Any:
-    """The app as a click command, made once for all that one process runs: it has hundreds of options."""
+def command_line() -> Any:
+    """The app as a click command, made once for all that one process runs."""
     return typer.main.get_command(app)

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 
-import typer
-
-from tracelens.cli.common import progress, say
-from tracelens.cli.help import OUTPUT
+from tracelens.cli.command import command
+from tracelens.cli.output import progress, say
 from tracelens.errors import MissingExtra
-
-Output = Annotated[
-    str,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write the device file here.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-On = Annotated[str, typer.Option("--device", hidden=True, help="cuda, or cpu to try the code.")]
+from tracelens.session import OUTPUT, OptionGroup, option
 
 
-def calibrate(output: Output, device: On = "cuda") -> None:
+class CalibrateOptions(OptionGroup):
+    """What is measured, and where the results go."""
+
+    output: str = option("Write the device file here.", OUTPUT, flags=("-o", "--output"), metavar="FILE")
+    device: str = option("cuda, or cpu to try the code.", default="cuda", hidden=True)
+
+
+@command
+def calibrate(request: CalibrateOptions) -> None:
     """Measure a GPU, and write the results as a device file.
 
     GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the
@@ -37,10 +30,9 @@ def calibrate(output: Output, device: On = "cuda") -> None:
         tracelens report trace.json.gz --device-file mygpu.toml
     """
     from tracelens.devices import device_toml
-    from tracelens.outputs import Output as Target
-    from tracelens.outputs import check_outputs, write_file
+    from tracelens.outputs import Output, check_outputs, write_file
 
-    check_outputs([Target(output)], [])
+    check_outputs([Output(request.output)], [])
     try:
         from tracelens.calibrate import calibrate as measure
     except ModuleNotFoundError as error:
@@ -48,12 +40,12 @@ def calibrate(output: Output, device: On = "cuda") -> None:
             raise
         raise MissingExtra("tracelens calibrate", "workload") from None
     with progress() as line:
-        result = measure(device, line)
+        result = measure(request.device, line)
     if os.environ.get("RANK", "0") != "0":
         return
     for failure in result.failures:
         say(f"not measured: {failure.name}: {failure.reason}")
     for name, reason in result.eager.items():
         say(f"includes launches, no graph could be captured: {name}: {reason}")
-    write_file(output, device_toml(result.device).encode())
-    say(f"wrote {output}")
+    write_file(request.output, device_toml(result.device).encode())
+    say(f"wrote {request.output}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -19,6 +19,7 @@ import typer
 
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
+from tracelens.plugins import any_plugins
 from tracelens.read import TraceFiles, open_source
 
 _INSTRUCTION = "_TRACELENS_COMPLETE"
@@ -45,6 +46,15 @@ class Registered(NamedTuple):
     usual: tuple[str, ...] = ("",)
 
 
+def of(
+    words: str | tuple[str, ...] | Callable[..., list[str]],
+) -> Callable[..., list[Word]] | Callable[..., list[str]]:
+    """What completes an option: a function of this module, or these words."""
+    if isinstance(words, str):
+        return globals()[words]  # type: ignore[no-any-return]
+    return words if callable(words) else lambda: list(words)
+
+
 def registered(kind: str, folder: str) -> Iterator[Registered]:
     """Functions under a decorator `@kind("name", ...)`, and those of plugins if there are any.
 
@@ -66,33 +76,23 @@ def registered(kind: str, folder: str) -> Iterator[Registered]:
             yield Registered(match["name"], doc, argument[1] if argument else "", tuple(words))
 
 
-def _plugins() -> bool:
-    from tracelens.plugins import any_plugins
-
-    return any_plugins()
-
-
-def _names(kind: str, *folders: str) -> list[Word]:
-    words = [(item.name, item.doc) for folder in folders for item in registered(kind, folder)]
-    return sorted(words)
-
-
 def analyzers() -> list[Word]:
     """Analyzers."""
-    if _plugins():
+    if any_plugins():
         from tracelens.analysis import in_order
 
         return [(plugin.name, plugin.doc) for plugin in in_order()]
-    return _names("analyzer", "analysis", "findings")
+    folders = ("analysis", "findings")
+    return sorted((item.name, item.doc) for folder in folders for item in registered("analyzer", folder))
 
 
 def detectors() -> list[Word]:
     """Detectors of findings."""
-    if _plugins():
+    if any_plugins():
         from tracelens.findings.detectors import DETECTORS
 
         return [(name, plugin.doc) for name, plugin in DETECTORS.items()]
-    return _names("detector", "findings/detectors")
+    return sorted((item.name, item.doc) for item in registered("detector", "findings/detectors"))
 
 
 def devices() -> list[Word]:
@@ -136,7 +136,13 @@ def scenarios(incomplete: str) -> list[Word]:
     """
     before, plus, last = incomplete.rpartition("+")
     name, equals, _ = last.partition("=")
-    known = list(_scenarios())
+    if any_plugins():
+        from tracelens.what_if import SCENARIOS
+
+        plugins = SCENARIOS.items()
+        known = [Registered(name, item.doc, item.argument, item.usual) for name, item in plugins]
+    else:
+        known = list(registered("scenario", "what_if/scenarios"))
     if equals:
         values = [name for name, _ in devices()] if name == "device" else []
         values += [value for item in known if item.name == name for value in item.usual if value]
@@ -148,26 +154,13 @@ def scenarios(incomplete: str) -> list[Word]:
     return sorted((f"{before}{plus}{word}", doc) for word, doc in words)
 
 
-def _scenarios() -> Iterator[Registered]:
-    if not _plugins():
-        yield from registered("scenario", "what_if/scenarios")
-        return
-    from tracelens.what_if import SCENARIOS
-
-    for name, item in SCENARIOS.items():
-        yield Registered(name, item.doc, item.argument, item.usual)
-
-
 def outputs(incomplete: str) -> list[Word]:
     """A file of each format: `report.` gives `report.html`, `report.md`, ..."""
     folder, slash, name = incomplete.rpartition("/")
     stem = name.partition(".")[0] or "report"
-    suffixes = re.findall(r'@renderer\([^)]*?suffix="(\.\w+)"', _source("rendering/formats"))
+    source = "\n".join(file.read_text("utf-8") for file in (_ROOT / "rendering/formats").rglob("*.py"))
+    suffixes = re.findall(r'@renderer\([^)]*?suffix="(\.\w+)"', source)
     return [(f"{folder}{slash}{stem}{suffix}", "") for suffix in sorted(suffixes)]
-
-
-def _source(folder: str) -> str:
-    return "\n".join(file.read_text("utf-8") for file in sorted((_ROOT / folder).rglob("*.py")))
 
 
 @contextmanager
@@ -181,7 +174,14 @@ def bash_words() -> Iterator[None]:
         yield
         return
     current = int(os.environ["COMP_CWORD"])
-    words, before = _joined(pieces[: current + 1])
+    pieces = pieces[: current + 1]
+    words: list[str] = []
+    before = ""  # what of the last word stands before its last piece
+    for piece, previous in zip(pieces, ["", *pieces], strict=False):
+        goes_on = bool(words) and (piece in _BREAKS or previous in _BREAKS)
+        before = words[-1] if goes_on else ""
+        words[-1:] = [before + piece] if goes_on else [*words[-1:], piece]
+    before += pieces[-1] if pieces[-1] in _BREAKS else ""
     os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
     try:
         with redirect_stdout(StringIO()) as completed:
@@ -190,25 +190,18 @@ def bash_words() -> Iterator[None]:
         print(*(word.removeprefix(before) for word in completed.getvalue().splitlines()), sep="\n")
 
 
-def _joined(pieces: list[str]) -> tuple[list[str], str]:
-    """Words of their pieces, and what of the last one stands before its last piece."""
-    words: list[str] = []
-    before = ""
-    for piece, previous in zip(pieces, ["", *pieces], strict=False):
-        goes_on = bool(words) and (piece in _BREAKS or previous in _BREAKS)
-        before = words[-1] if goes_on else ""
-        words[-1:] = [before + piece] if goes_on else [*words[-1:], piece]
-    return words, before + pieces[-1] if pieces[-1] in _BREAKS else before
-
-
 def steps(context: typer.Context) -> list[Word]:
     """Recorded steps of the first trace on the line, as far as its sidecar or first megabytes tell."""
     # An option without its value leaves the arguments unparsed.
     paths = [*(context.params.get("paths") or ()), context.params.get("base"), *context.args]
     numbers: list[int] = []
-    with suppress(TracelensError, OSError, ValueError, KeyError, TypeError):
-        first = next((path for path in paths if path and Path(path).exists()), None)
-        numbers = _recorded(Path(first)) if first else []
+    with suppress(TracelensError, OSError, ValueError, KeyError, TypeError, StopIteration):
+        path = next(Path(path) for path in paths if path and Path(path).exists())
+        sidecar = (path if path.is_dir() else path.parent) / SIDECAR
+        if sidecar.is_file():
+            numbers = [int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]]
+        else:
+            numbers = _first_steps(str(path))
     return [(str(number), f"ProfilerStep#{number}") for number in numbers] or [("ProfilerStep#", "")]
 
 
@@ -217,16 +210,14 @@ def steps_or_all(context: typer.Context) -> list[Word]:
     return [*steps(context), ("all", "every recorded step")]
 
 
-def _recorded(path: Path) -> list[int]:
-    sidecar = (path if path.is_dir() else path.parent) / SIDECAR
-    if sidecar.is_file():
-        return [int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]]
-    found: set[int] = set()
-    for source in open_source(TraceFiles([str(path)]).all()[0])[:1]:
-        read = 0
+def _first_steps(path: str) -> list[int]:
+    """Steps that the first megabytes of a trace name."""
+    steps: set[int] = set()
+    for source in open_source(TraceFiles([path]).all()[0])[:1]:
+        read_bytes = 0
         for block in source.blocks():
-            found.update(int(number) for number in _STEP.findall(block))
-            read += len(block)
-            if read > _HEAD_BYTES:
+            steps.update(int(number) for number in _STEP.findall(block))
+            read_bytes += len(block)
+            if read_bytes > _HEAD_BYTES:
                 break
-    return sorted(found)
+    return sorted(steps)

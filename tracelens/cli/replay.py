@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import typer
 
-from tracelens.cli import completion
-from tracelens.cli.common import (
-    Captures,
-    Device,
-    DeviceFile,
+from tracelens.cli.command import Command, CommandGroup, command, group
+from tracelens.cli.output import (
+    WRITTEN,
+    Delivery,
     Json,
-    Limit,
-    Partial,
-    Paths,
-    Step,
-    Twin,
-    check_outputs,
-    deliver_result,
+    ReadLimits,
+    as_report,
+    check_complete,
+    print_report,
     progress,
     say,
 )
-from tracelens.cli.help import OUTPUT, RUN, Command, Group
-from tracelens.read import GraphSources, TraceFiles
-from tracelens.session import Reading, replay
+from tracelens.read import TraceFiles
+from tracelens.session import RUN, Graphs, OptionGroup, Reading, ReplayRequest, option
+
+VERDICT = "Verdict"
 
 
-class _Group(Group):
+class ReplayGroup(CommandGroup):
     """`replay PATH...` writes scripts, `replay verify DIR` runs them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -40,107 +37,7 @@ class _Group(Group):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Group, rich_markup_mode=None)
-
-
-class Order(StrEnum):
-    """Values of --by."""
-
-    time = "time"
-    recoverable = "recoverable"
-
-
-class On(StrEnum):
-    """Values of --device of verify."""
-
-    cuda = "cuda"
-    cpu = "cpu"
-
-
-CALLS, SCRIPTS = "Calls to replay", "Scripts"
-
-
-def _option(text: str, *names: str, panel: str = CALLS, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **{"show_default": False, **more})
-
-
-Output = Annotated[
-    str, _option("Write the scripts to this directory.", "-o", "--output", panel=SCRIPTS, metavar="DIR")
-]
-Op = Annotated[
-    str,
-    _option(
-        "Only ops and collectives that match this pattern: aten::mm, 'aten::*conv*', allreduce.",
-        metavar="PATTERN",
-    ),
-]
-Shape = Annotated[
-    list[str] | None,
-    _option("Only calls with a tensor of this shape: 4096,2048. Repeatable.", metavar="SIZES"),
-]
-Module = Annotated[
-    str,
-    _option(
-        "Only calls inside a matching annotation or Python frame, and their gradients: '*MoE*'.",
-        metavar="PATTERN",
-    ),
-]
-Rank = Annotated[int | None, _option("Only calls of this rank.", metavar="RANK")]
-Top = Annotated[
-    int,
-    _option(
-        "Write at most this many scripts, for the calls with the longest total time; 0 for all.",
-        panel=SCRIPTS,
-        metavar="N",
-        min=0,
-        show_default=True,
-    ),
-]
-By = Annotated[Order, _option("Rank calls by GPU time, or by time above the roofline.", show_default=True)]
-Finding = Annotated[
-    str,
-    _option(
-        "Only work that runs while this finding (its detector's name) costs time.",
-        metavar="NAME",
-        autocompletion=completion.detectors,
-    ),
-]
-At = Annotated[
-    int | None,
-    _option(
-        "Only what starts or runs at this time, with its callees: at_ns of findings and changes.",
-        metavar="NS",
-    ),
-]
-Base = Annotated[str, _option("Only ops that changed since this run; see --row.", "--diff", metavar="BASE")]
-Row = Annotated[
-    int,
-    _option(
-        "With --diff, only this row of 'What changed' in `tracelens diff BASE PATH`.",
-        metavar="N",
-        min=1,
-        show_default=True,
-    ),
-]
-Layers = Annotated[
-    bool, _option("Write whole MoE layers instead, one script per direction.", "--sequence", panel=SCRIPTS)
-]
-MaxElements = Annotated[
-    int | None,
-    _option("Scale sizes down until no tensor has more than N elements.", panel=SCRIPTS, metavar="N", min=1),
-]
-FirstRanks = Annotated[
-    int | None,
-    _option(
-        "Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
-        "--first-ranks",
-        panel=SCRIPTS,
-        metavar="N",
-    ),
-]
-
-
-class _Write(Command):
+class WriteCommand(Command):
     """`write`, which nobody has to type."""
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
@@ -148,32 +45,8 @@ class _Write(Command):
         formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
 
 
-@app.command("write", cls=_Write)
-def scripts(
-    paths: Paths,
-    output: Output,
-    op: Op = "",
-    shape: Shape = None,
-    module: Module = "",
-    rank: Rank = None,
-    step: Step = None,
-    top: Top = 20,
-    by: By = Order.time,
-    finding: Finding = "",
-    at: At = None,
-    diff: Base = "",
-    row: Row = 1,
-    sequence: Layers = False,
-    max_elements: MaxElements = None,
-    first_ranks: FirstRanks = None,
-    device: Device = None,
-    device_file: DeviceFile = None,
-    partial: Partial = False,
-    captures: Captures = "",
-    twin: Twin = "",
-    _limit: Limit = None,
-    json: Json = False,
-) -> None:
+@command
+def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> None:
     """Write standalone scripts for the longest calls: each runs, checks and times one call as traced.
 
     A script is one Python file that needs only torch. `tracelens replay verify DIR` runs them all and
@@ -186,92 +59,62 @@ def scripts(
         tracelens replay verify replay/
     """
     from tracelens.analysis.common import choose_device
-    from tracelens.reproducers import check as check_folder_output
+    from tracelens.reproducers import check
 
-    traces = TraceFiles(paths)
-    check_folder_output(output, [*paths, *filter(None, (diff, device_file))], traces)
-    choose_device(device, device_file)
+    traces, base = request.run, request.base
+    assert isinstance(traces, TraceFiles)
+    device_file = None if request.device_file is None else str(request.device_file)
+    inputs = [*traces.paths, *(base.paths if isinstance(base, TraceFiles) else ()), device_file]
+    check(str(request.folder), filter(None, inputs), traces)
+    choose_device(request.device, device_file)
     with progress() as line:
-        graphs = GraphSources(captures, twin)
-        with Reading(traces.all(), partial=partial, progress=line, graphs=graphs) as reading:
-            run = reading.run()
-        result = replay(
-            run, output, op=op, shapes=shape or (), module=module, rank=rank, step=step, top=top or None,
-            by=by.value, finding=finding, at_ns=at, base=TraceFiles([diff]) if diff else None, row=row,
-            sequence=sequence, max_elements=max_elements, first_ranks=first_ranks, device=device,
-            device_file=device_file, partial=partial, progress=line,
-        )  # fmt: skip
+        files, graphs = traces.all(), reading.graphs
+        with Reading(files, partial=request.partial, progress=line, graphs=graphs) as processes:
+            run = processes.run()
+        result = replace(request, run=run, progress=line).answer()
     title = f"replay: {len(result.data['scripts'])} scripts, {result.meta['fraction']:.1%} of GPU time"
-    deliver_result(result, title, None, json, [trace.meta.path for trace in run.traces])
+    report = as_report(result, title, [trace.meta.path for trace in run.traces])
+    print_report(report, json=out.json)
+    check_complete(report)
     omitted = result.meta["not_written"]
-    say(f"wrote {output}" + (f"; {omitted} more calls with a larger --top" if omitted else ""))
+    say(f"wrote {request.folder}" + (f"; {omitted} more calls with a larger --top" if omitted else ""))
 
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="The directory of scripts.", show_default=False)]
-Where = Annotated[On | None, _option("Where to run.", panel=RUN, show_default="the GPU if there is one")]
-Iters = Annotated[int | None, _option("Timed calls per script.", panel=RUN, metavar="N", show_default="50")]
-MaxBytes = Annotated[
-    int | None, _option("Scale collective messages down to N bytes.", panel=RUN, metavar="N")
-]
-Only = Annotated[
-    str, _option("Only scripts with this text in name, op or shapes.", panel=RUN, metavar="STRING")
-]
-Tolerance = Annotated[
-    float,
-    _option(
-        "Allowed relative deviation from the traced time.",
-        panel="Verdict",
-        metavar="SHARE",
-        show_default=True,
-    ),
-]
-Strict = Annotated[bool, _option("Also exit with 1 if a time does not match.", "--strict", panel="Verdict")]
-Timeout = Annotated[
-    float, _option("Time limit per script, in seconds.", panel=RUN, metavar="SECONDS", show_default=True)
-]
-MostRanks = Annotated[
-    int | None,
-    _option(
+class Verification(OptionGroup, panel=RUN):
+    """The scripts to run, where and how, and what counts as a match."""
+
+    folder: str = option("The directory of scripts.", metavar="DIR", argument=True)
+    device: Literal["cuda", "cpu"] | None = option(
+        "Where to run.", default=None, shown="the GPU if there is one"
+    )
+    iters: int | None = option("Timed calls per script.", metavar="N", default=None, shown="50")
+    max_bytes: int | None = option("Scale collective messages down to N bytes.", metavar="N", default=None)
+    only: str = option("Only scripts with this text in name, op or shapes.", metavar="STRING", default="")
+    tolerance: float = option(
+        "Allowed relative deviation from the traced time.", VERDICT, metavar="SHARE", default=0.1
+    )
+    strict: bool = option("Also exit with 1 if a time does not match.", VERDICT, default=False)
+    timeout: float = option("Time limit per script, in seconds.", metavar="SECONDS", default=180.0)
+    ranks: int | None = option(
         "Skip collectives with more than N ranks.",
-        "--ranks",
-        panel=RUN,
         metavar="N",
+        default=None,
         min=1,
-        show_default="the number of GPUs, or 8 on the CPU",
-    ),
-]
-Python = Annotated[
-    str, _option("Python interpreter with torch.", panel=RUN, metavar="FILE", show_default="this one")
-]
-Written = Annotated[
-    list[str] | None,
-    _option(
-        "Write a .html, .md, .json or .xlsx report.",
-        "-o",
-        "--output",
-        panel=OUTPUT,
-        metavar="FILE",
-        show_default="print",
-        autocompletion=completion.outputs,
-    ),
-]
+        shown="the number of GPUs, or 8 on the CPU",
+    )
+    python: str = option("Python interpreter with torch.", metavar="FILE", default="", shown="this one")
 
 
-@app.command("verify", cls=Command)
-def verify(
-    folder: Folder,
-    device: Where = None,
-    iters: Iters = None,
-    max_bytes: MaxBytes = None,
-    only: Only = "",
-    tolerance: Tolerance = 0.1,
-    strict: Strict = False,
-    timeout: Timeout = 180.0,
-    ranks: MostRanks = None,
-    python: Python = "",
-    output: Written = None,
-    json: Json = False,
-) -> None:
+class VerifyDelivery(Delivery):
+    """Where the result of `verify` goes."""
+
+    output: list[str] | None = option(
+        WRITTEN, help="Write a .html, .md, .json or .xlsx report.", metavar="FILE", default=None
+    )
+
+
+@command
+def verify(scripts: Verification, out: VerifyDelivery) -> None:
     """Run the scripts of a directory and compare their times with the trace.
 
     Exit code: 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
@@ -288,21 +131,27 @@ def verify(
     from tracelens.reproducers.verify import failed
     from tracelens.reproducers.verify import verify as run_all
 
-    check_outputs(output, [str(Path(folder, LIST))])
+    folder = Path(scripts.folder)
+    out.check([str(folder / LIST)])
     with progress() as line:
         result = run_all(
-            Path(folder),
-            device=device.value if device else None,
-            iters=iters,
-            max_bytes=max_bytes,
-            tolerance=tolerance,
-            python=python or None,
-            timeout_s=timeout,
-            ranks=ranks,
-            only=re.compile(re.escape(only)) if only else None,
+            folder,
+            device=scripts.device,
+            iters=scripts.iters,
+            max_bytes=scripts.max_bytes,
+            tolerance=scripts.tolerance,
+            python=scripts.python or None,
+            timeout_s=scripts.timeout,
+            ranks=scripts.ranks,
+            only=re.compile(re.escape(scripts.only)) if scripts.only else None,
             progress=line,
         )
     counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
-    deliver_result(result, f"replay verify: {counts}", output, json, [folder])
-    if failed(result, strict=strict):
+    out.deliver_result(result, f"replay verify: {counts}", [scripts.folder])
+    if failed(result, strict=scripts.strict):
         raise typer.Exit(1)
+
+
+app = group(ReplayGroup, help="Write standalone scripts of the longest calls, and run them.")
+app.command("write", cls=WriteCommand)(write)
+app.command("verify", cls=Command)(verify)

@@ -1,63 +1,50 @@
-"""`tracelens report`: everything about a run, in one or more formats."""
+"""`tracelens report` and `tracelens analyze`: all about a run in one or more formats, or one analyzer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from tracelens.cli import completion
-from tracelens.cli.common import (
-    Captures,
-    Dask,
-    Device,
-    DeviceFile,
+from tracelens.cli.command import command
+from tracelens.cli.output import (
     Full,
-    Limit,
-    Output,
-    Partial,
-    Paths,
-    Scope,
-    ScopeChoice,
-    Step,
-    Twin,
-    UnprofiledStep,
-    check_outputs,
-    deliver,
-    import_formats,
-    options,
+    Json,
+    ReadLimits,
+    Written,
+    check_complete,
+    print_report,
     progress,
+    say,
 )
-from tracelens.cli.help import RUN
-from tracelens.read import GraphSources, TraceFiles
-from tracelens.session import Reporting
+from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
+
+ROWS = 40
+"""Of each table that `analyze` prints: more than a report shows, which has them all."""
 
 
+class Analyzers(OptionGroup, panel=RUN):
+    """Which analyzers run."""
+
+    only: list[str] | None = option(
+        "Run only this analyzer. Repeatable.",
+        metavar="NAME",
+        default=None,
+        shown="all",
+        complete="analyzers",
+    )
+
+
+class OneAnalyzer(OptionGroup):
+    """Which analyzer runs."""
+
+    name: str = option(
+        "The analyzer (`tracelens list analyzers`).", metavar="NAME", argument=True, complete="analyzers"
+    )
+
+
+@command
 def report(
-    paths: Paths,
-    output: Output = None,
-    full: Full = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Run only this analyzer. Repeatable.",
-            show_default="all",
-            autocompletion=completion.analyzers,
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    scope: Scope = ScopeChoice.all,
-    step: Step = None,
-    device: Device = None,
-    device_file: DeviceFile = None,
-    unprofiled_step_ms: UnprofiledStep = None,
-    partial: Partial = False,
-    captures: Captures = "",
-    twin: Twin = "",
-    _limit: Limit = None,
-    dask: Dask = None,
+    traces: Traces, out: Written, sections: Full, which: Analyzers, options: AnalyzerOptions, _: ReadLimits
 ) -> None:
     """Report where the step time goes and what to fix first.
 
@@ -68,25 +55,56 @@ def report(
         tracelens report traces/ --only timeline --only idle --step 2
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
-    traces, graphs = TraceFiles(paths), GraphSources(captures, twin)
-    with (
-        progress() as line,
-        Reporting(traces.all(), partial=partial, dask=dask, progress=line, graphs=graphs) as reporting,
-    ):
-        check_outputs(output, [*paths, *filter(None, [device_file])], traces=traces)
-        _prepare(output)
-        of_analyzers = options(only, scope, device, device_file, unprofiled_step_ms)
-        result = reporting.report(only, step=step, fork=True, **of_analyzers)
-    deliver(result, output, full=full or bool(only))
+    with progress() as line, _reporting(traces, line) as reporting:
+        out.check([None if options.device_file is None else str(options.device_file)], traces.paths)
+        # Imported while the processes start that decode the traces.
+        out.import_formats()
+        from tracelens.analysis import ANALYZERS
+        from tracelens.costs import COSTS
+        from tracelens.trace import classes
+
+        ANALYZERS.load()
+        classes()
+        COSTS.load()
+        values = _of_analyzers(which.only, options)
+        result = reporting.report(which.only, step=options.step, fork=True, **values)
+    out.deliver(result, full=sections.full or bool(which.only))
 
 
-def _prepare(output: Sequence[str] | None) -> None:
-    """Import what the report needs, while the processes start that decode the traces."""
-    from tracelens.analysis import ANALYZERS
-    from tracelens.costs import COSTS
-    from tracelens.trace import classes
+@command
+def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOptions, _: ReadLimits) -> None:
+    """Run one analyzer and print its tables.
 
-    import_formats(output)
-    ANALYZERS.load()
-    classes()
-    COSTS.load()
+    Examples:
+        tracelens analyze breakdown traces/
+        tracelens analyze timeline trace.json.gz --scope linked
+        tracelens analyze ops traces/ --json
+        tracelens analyze roofline trace.json.gz --device mi355x
+    """
+    with progress() as line, _reporting(traces, line) as reporting:
+        values = _of_analyzers([which.name], options)
+        result = reporting.report([which.name], step=options.step, **values)
+    print_report(result, json=out.json, rows=ROWS)
+    check_complete(result)
+
+
+def _reporting(traces: Traces, line: Progress) -> Reporting:
+    """The traces, and the processes that read them."""
+    files = traces.paths.all()
+    return Reporting(files, partial=traces.partial, dask=traces.dask, progress=line, graphs=traces.graphs)
+
+
+def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:
+    """The options that these analyzers (default: all) have; warns of those that none of them has."""
+    values = options.of_analyzers()
+    changed = {name for name, value in values.items() if value not in (None, "all")}
+    if not names or not changed:
+        return values
+    from tracelens.analysis import ANALYZERS, option_names
+    from tracelens.analysis.common import choose_device
+
+    known = option_names([ANALYZERS.get(name) for name in names])
+    choose_device(values["device"], values["device_file"])
+    for name in sorted(changed - known):
+        say(f"tracelens: {', '.join(names)}: --{name.replace('_', '-')} changes nothing here")
+    return {name: value for name, value in values.items() if name in known or name not in changed}

@@ -2,17 +2,16 @@
 
 from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import Rate, attention_rate, gemm_rate, launch_cost, memory_rate
-from tracelens.devices.measured import (
+from tracelens.devices.files import SECONDARY, device_toml, read_device
+from tracelens.devices.spec import (
     AttentionCurve,
     Bandwidth,
+    Device,
     GemmCurve,
     GemmKind,
     LaunchCost,
     Measured,
 )
-from tracelens.devices.read import SECONDARY, read_device
-from tracelens.devices.spec import Device
-from tracelens.devices.write import device_toml
 
 __all__ = [
     "SECONDARY",

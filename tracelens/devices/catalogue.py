@@ -9,15 +9,20 @@ Devices know no ops. Nothing is read before it is asked for.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from tracelens.devices.names import best, words
-from tracelens.devices.read import read_bundled, read_device
-from tracelens.devices.spec import DTYPES, Device, Engine
+from tracelens.devices.files import read_bundled, read_device
+from tracelens.devices.spec import Device
 from tracelens.errors import UnknownName
 
-__all__ = ["DTYPES", "Device", "Engine", "device", "devices", "match", "read_device"]
+_WORD = re.compile(r"[a-z0-9.]+")
+
+# What makes another product of the same chip: fewer units, lower clocks or slower memory. "MI250X/MI250"
+# is what some drivers call both of these, so it says nothing.
+_OTHER_PRODUCT = frozenset({"pcie", "nvl", "mig", "mi250"})
 
 
 def devices() -> list[Device]:
@@ -52,6 +57,29 @@ def match(trace_name: str) -> Device | None:
     another product (PCIe and NVL cards, MIG slices) matches nothing: those have peaks of their own.
     """
     return best(trace_name, _bundled())
+
+
+def best(name: str, candidates: Iterable[Device]) -> Device | None:
+    """The candidate with the longest alias in `name`; the first of them where two are as long."""
+    have = words(name)
+    longest: Device | None = None
+    length = 0
+    for candidate in candidates:
+        for alias in candidate.aliases:
+            if len(alias) <= length:
+                continue
+            size = len(words(alias))
+            starts = range(len(have) - size + 1)
+            start = next((start for start in starts if have[start : start + size] == words(alias)), None)
+            # The rest of the name must name no other product.
+            if start is not None and _OTHER_PRODUCT.isdisjoint((*have[:start], *have[start + size :])):
+                longest, length = candidate, len(alias)
+    return longest
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name in lower case; anything but letters, digits and dots separates."""
+    return tuple(_WORD.findall(name.lower()))
 
 
 @cache

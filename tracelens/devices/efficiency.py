@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
-from tracelens.devices.measured import GemmKind, LaunchCost
-from tracelens.devices.spec import Device
+from tracelens.devices.spec import Device, GemmKind, LaunchCost
 
 MEASURED, PEAK = "measured", "data-sheet peak"
 
@@ -56,7 +55,15 @@ def gemm_rate(
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
     reference = bundled(REFERENCE)
-    share = _gemm_share(reference, device, m, k, n, dtype, matrices, kind)
+    # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
+    if kind == "output" and matrices == 1 and device.units and reference.units:
+        m = m * reference.units / device.units
+    share = None
+    for known in (dtype, "bf16"):
+        rate = _measured_gemm(reference, m, k, n, known, matrices, kind)
+        if rate is not None:
+            share = rate / _ceiling(reference, known, device)
+            break
     return _of_ceiling(device, peak, dtype, share, reference)
 
 
@@ -116,26 +123,6 @@ def _measured_gemm(
     if rate is None and matrices > 1:
         return _measured_gemm(device, m * matrices, k, n, dtype, 1, kind)
     return rate
-
-
-def _gemm_share(
-    reference: Device,
-    device: Device,
-    m: float,
-    k: int,
-    n: int,
-    dtype: str,
-    matrices: int,
-    kind: GemmKind,
-) -> float | None:
-    """Share of the ceiling at as many tiles per compute unit; of BF16 where the type was not measured."""
-    if kind == "output" and matrices == 1 and device.units and reference.units:
-        m = m * reference.units / device.units
-    for known in (dtype, "bf16"):
-        rate = _measured_gemm(reference, m, k, n, known, matrices, kind)
-        if rate is not None:
-            return rate / _ceiling(reference, known, device)
-    return None
 
 
 def _ceiling(reference: Device, dtype: str, device: Device) -> float:

@@ -1,5 +1,5 @@
 """What to fix first: detections over the analyzed ranks, ordered by what they cost."""
 
-from tracelens.findings.rank_context import RankContext
+from tracelens.findings.detectors import RankContext
 
 __all__ = ["RankContext"]

@@ -13,7 +13,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.filenames import traces_among
 from tracelens.findings.detectors import JOB, Detection, Outcome
-from tracelens.findings.remedies import Platform, joined, platform_of
+from tracelens.findings.remedies import TracePlatform, joined, platform_of
 from tracelens.trace import Trace, Union, steps_of, union
 
 EVIDENCE = {
@@ -65,32 +65,19 @@ class Spot(NamedTuple):
     thread: str
 
 
-class Recording(NamedTuple):
-    """What commands about one rank's findings need of its trace.
+class CommandSource(NamedTuple):
+    """What commands about one rank's findings need of its trace."""
 
-    Attributes:
-        path: of the file.
-        origin: time of its first event, ns.
-        world_size: ranks of the job, -1 where the trace does not say.
-        steps: labels of the steps; empty where none are marked.
-        edges: ns on the GPU, one more than labels.
-        single: whether the trace is narrowed to one of its steps.
-        replayable: when calls ran that a script can repeat.
-        device: options of the findings that replays and projections repeat.
-        spots: by detector, of the longest piece of its time.
-        platform: what the trace shows of device and software.
-    """
-
-    path: str
-    origin: int
-    world_size: int
-    steps: tuple[str, ...]
-    edges: Int
-    single: bool
-    replayable: Union
-    device: tuple[str, ...]
-    spots: Mapping[str, Spot]
-    platform: Platform
+    path: str  # of the file
+    origin: int  # time of its first event, ns
+    world_size: int  # ranks of the job, -1 where the trace does not say
+    steps: tuple[str, ...]  # labels of the steps; empty where none are marked
+    edges: Int  # ns on the GPU, one more than labels
+    single: bool  # whether the trace is narrowed to one of its steps
+    replayable: Union  # when calls ran that a script can repeat
+    device: tuple[str, ...]  # options of the findings that replays and projections repeat
+    spots: Mapping[str, Spot]  # by detector, of the longest piece of its time
+    platform: TracePlatform  # what the trace shows of device and software
 
     @classmethod
     def of(
@@ -99,7 +86,7 @@ class Recording(NamedTuple):
         outcomes: Mapping[str, Outcome],
         device: str | None = None,
         device_file: str | None = None,
-    ) -> Recording:
+    ) -> CommandSource:
         """What a trace shows; `device` and `device_file` are the options of the findings."""
         steps = steps_of(trace)
         whole = steps.only_whole()
@@ -131,18 +118,13 @@ class Recording(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """The command lines and positions of a run's findings.
+    """The command lines and positions of a run's findings."""
 
-    Attributes:
-        recordings: by rank.
-        unprofiled_step_ms: a step without the profiler, if the user gave it.
-    """
-
-    recordings: Mapping[int, Recording]
-    unprofiled_step_ms: float | None = None
+    recordings: Mapping[int, CommandSource]  # by rank
+    unprofiled_step_ms: float | None = None  # a step without the profiler, if the user gave it
 
     @property
-    def platform(self) -> Platform:
+    def platform(self) -> TracePlatform:
         """What the ranks show together."""
         return joined(recording.platform for recording in self.recordings.values())
 

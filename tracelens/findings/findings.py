@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
-from tracelens.findings.actions import Commands, Recording
-from tracelens.findings.candidates import Candidate, StepTime
-from tracelens.findings.confidence import doubted, trusted
-from tracelens.findings.detectors import DETECTORS, JOB, Detection, Outcome
-from tracelens.findings.rank_context import RankContext
-from tracelens.findings.ranking import Ranked, ranked
+from tracelens.analysis.completeness import doubtful_time, doubts_within
+from tracelens.errors import TracelensError, UnknownName
+from tracelens.findings.actions import Commands, CommandSource
+from tracelens.findings.detectors import DETECTORS, JOB, Confidence, Detection, Detector, Outcome, RankContext
 from tracelens.findings.remedies import remedy
-from tracelens.findings.replays import Replays
-from tracelens.guard import Failure
+from tracelens.guard import Failure, guard
 from tracelens.table import Column, Result, Schema, Skip
-from tracelens.trace import Trace
+from tracelens.trace import Trace, Union, both
 from tracelens.units import duration
-from tracelens.what_if import Projector
+from tracelens.what_if import (
+    DOUBTFUL,
+    Projector,
+    ReplayedStep,
+    ScenarioRequest,
+    doubt,
+    parse_request,
+    reliability_warning,
+)
 
 NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read, and the doubts about the recording."""
-
 SHOWN = 0.005
 """A saving below this share of a step is not a finding."""
-
 FINDINGS = Schema(
     "What to fix first",
     (
@@ -65,7 +69,6 @@ FINDINGS = Schema(
         "run under the finding's scenario, for serving engines over all steps together; under "
         f"{SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
 )  # fmt: skip
-
 MEASUREMENTS = Schema(
     "Detector measurements",
     (
@@ -77,7 +80,6 @@ MEASUREMENTS = Schema(
     ),
     detail=True,
 )
-
 CHECKS = Schema(
     "Checks",
     (
@@ -96,23 +98,212 @@ CHECKS = Schema(
 
 
 class RankDetections(NamedTuple):
-    """What the detectors found on one rank.
+    """What the detectors found on one rank."""
+
+    rank: int  # of the trace
+    origin: int  # time of its first event, ns
+    step_ns: float  # mean duration of a step
+    outcomes: dict[str, Outcome]  # by detector
+    recording: CommandSource  # what commands need of the trace
+    steps: int = 1  # number of whole steps
+
+
+TABLES = {"findings": FINDINGS, "measurements": MEASUREMENTS, "checks": CHECKS}
+
+
+class RankedFinding(NamedTuple):
+    """A candidate in its position."""
+
+    candidate: SizedFinding  # that is ranked
+    additional_ns: float  # what it saves when those above it are fixed; at most its own saving
+    cause: SizedFinding | None = (
+        None  # above it, that overlaps most of a symptom's time; None where none does
+    )
+    explained: float = 0.0  # share of the symptom's time that is the cause's
+
+
+class Saving(NamedTuple):
+    """Step time that a remedy saves by itself."""
+
+    ns: float  # mean of the ranks
+    low_ns: float  # at least
+    high_ns: float  # at most
+    scenario: str = ""  # whose replay gives it, "" if it is the detector's estimate
+    upper_bound: str = ""  # why it is an upper bound, "" if the replay can be trusted
+
+    @property
+    def basis(self) -> str:
+        """Whether it is replayed or an upper bound."""
+        return "upper bound" if self.upper_bound or not self.scenario else "replayed"
+
+    @classmethod
+    def estimated(cls, ns: float, reason: str) -> Saving:
+        """A detector's estimate, which is an upper bound, and why there is no replay."""
+        return cls(ns, 0.0, ns, "", reason)
+
+
+class StepTime(NamedTuple):
+    """How long the steps of a rank are."""
+
+    dur_ns: float  # mean of its steps
+    steps: int  # whole ones in the recording
+
+
+class SizedFinding(NamedTuple):
+    """What a detector found on all ranks."""
+
+    detector: Detector  # that found it
+    detections: Mapping[int, Detection]  # by rank, or JOB
+    estimate_ns: Mapping[int, float]  # what the detector expects to save, by rank, in the replayed steps
+    lost_ns: Mapping[int, float]  # when the time is lost that it is about, by rank, in the replayed steps
+    estimated_ns: float  # mean of the ranks
+    saving: Saving  # of the replay of its scenario, or that estimate
+
+    @classmethod
+    def of(
+        cls,
+        detector: Detector,
+        detections: Mapping[int, Detection],
+        ranks: Mapping[int, StepTime],
+        base_ns: float,
+        step_count: int = 1,
+    ) -> SizedFinding:
+        """A candidate whose saving is the detector's estimate.
+
+        An estimate is at most the time that it is about, and at most the step.
+
+        Args:
+            detector: that found it.
+            detections: by rank, or JOB.
+            ranks: the steps of all ranks.
+            base_ns: the step, or the steps, that savings are of.
+            step_count: number of these steps.
+        """
+        any_rank = next(iter(ranks.values()))
+        estimate_ns, lost_ns = {}, {}
+        for rank, detection in detections.items():
+            step = ranks.get(rank, any_rank)
+            lost_ns[rank] = detection.where.total / step.steps * step_count
+            most = min(lost_ns[rank] or float("inf"), step.dur_ns * step_count)
+            estimate_ns[rank] = min(detection.saving_ns * step_count, most)
+        estimated_ns = min(mean_of_ranks(estimate_ns, len(ranks)), base_ns)
+        saving = Saving.estimated(estimated_ns, "")
+        return cls(detector, detections, estimate_ns, lost_ns, estimated_ns, saving)
+
+    @property
+    def worst(self) -> int:
+        """The rank that loses most, or JOB."""
+        return max(self.estimate_ns, key=lambda rank: self.estimate_ns[rank])
+
+    @property
+    def request(self) -> str:
+        """The scenario that its remedy is, "" if none."""
+        own = self.detections[self.worst].scenario
+        return self.detector.scenario if own is None else own
+
+
+def mean_of_ranks(values: Mapping[int, float], ranks: int) -> float:
+    """Mean over the ranks, those without a value as 0; what is of the job as a whole counts as it is."""
+    return sum(values.values()) / (1 if JOB in values else ranks)
+
+
+Addition = tuple[SizedFinding, float]
+"""A candidate, and what it saves when others are fixed, ns."""
+LOW, MEDIUM = 0.5, 0.1
+"""From such a share of its time in doubtful stretches on, a finding has at most this confidence."""
+EXPLAINED = 1 / 40
+"""Up to this unexplained share of the step the graph explains it; recordings of all ranks and several steps
+stay within."""
+
+MOST = 0.5
+"""A cause that overlaps more than this share of a symptom's time explains it."""
+T = TypeVar("T")
+SUBJECT = "savings by replay"
+NO_SCENARIO = "no scenario models the remedy"
+NOT_REGISTERED = "there is no scenario {}"
+UNRELIABLE = "the run's dependency graph does not explain the step"
+
+
+class Replays:
+    """Step times under scenarios, each replayed once.
 
     Attributes:
-        rank: of the trace.
-        origin: time of its first event, ns.
-        step_ns: mean duration of a step.
-        outcomes: by detector.
-        recording: what commands need of the trace.
-        steps: number of whole steps.
+        base_ns: the step as recorded, mean of the ranks.
+        step_count: number of recorded steps in it: 1, or all of a serving engine.
+        meta: which step that is.
+        skips: why there are no replays, or why they are unreliable.
     """
 
-    rank: int
-    origin: int
-    step_ns: float
-    outcomes: dict[str, Outcome]
-    recording: Recording
-    steps: int = 1
+    def __init__(self, projector: Projector | Skip, step_ns: float) -> None:
+        """Prepare replays.
+
+        Args:
+            projector: of the run, or why it has none.
+            step_ns: mean duration of a step, for a run without a projector.
+        """
+        self.skips: list[Skip] = []
+        self.base_ns, self.step_count, self.meta = step_ns, 1, dict[str, str | int]()
+        self._projector: Projector | None = None
+        # Of several scenarios together by their text, which a user can replay.
+        self._step_ns: dict[str, float | None] = {"": step_ns}
+        if isinstance(projector, Skip):
+            self.skips.append(projector)
+            return
+        self._projector = projector
+        self.base_ns, self.step_count = float(projector.base_ns), projector.step_count
+        self._step_ns[""] = self.base_ns
+        self.meta = {"step": projector.window.label, "base_ns": projector.base_ns}
+
+    @cached_property
+    def doubt(self) -> float:
+        """Share of the step that the graph does not explain, 1 where that is unknown; worked out if used."""
+        if self._projector is None:
+            return 1.0
+        explained = guard("trust in the graph", ReplayedStep(self._projector).explained)
+        if isinstance(explained, Failure):
+            self.skips.append(Skip(SUBJECT, explained))
+            return 1.0
+        if warning := reliability_warning(explained):
+            self.skips.append(Skip(SUBJECT, warning))
+        return doubt(explained)
+
+    def sized(self, candidate: SizedFinding) -> SizedFinding:
+        """A candidate with what the replay of its scenario saves; where there is none, with its estimate."""
+        saving, scenario = candidate.saving, candidate.request
+        replayed = self._asked(scenario, _saving) if scenario else NO_SCENARIO
+        if isinstance(replayed, str):
+            return candidate._replace(saving=Saving.estimated(saving.ns, replayed))
+        self._step_ns[scenario] = self.base_ns - replayed.ns
+        reason = UNRELIABLE if self.doubt > DOUBTFUL else ""
+        return candidate._replace(saving=replayed._replace(upper_bound=reason))
+
+    def gain_ns(self, fixed: Sequence[str], scenario: str) -> float:
+        """What a scenario saves of the step under others; 0 if these leave nothing that it changes."""
+        before, after = self._together(fixed), self._together([*fixed, scenario])
+        return 0.0 if before is None or after is None else before - after
+
+    def _together(self, scenarios: Sequence[str]) -> float | None:
+        """The step under several scenarios together, None if they do not combine."""
+        text = "+".join(dict.fromkeys(scenarios))
+        if text not in self._step_ns:
+            step_ns = self._asked(text, Projector.step_ns)
+            self._step_ns[text] = None if isinstance(step_ns, str) else max(float(step_ns), 0.0)
+        return self._step_ns[text]
+
+    def _asked(self, scenario: str, question: Callable[[Projector, ScenarioRequest], T]) -> T | str:
+        """What a projector says to a scenario, or why it cannot be replayed."""
+        projector = self._projector
+        if projector is None:
+            return self.skips[0].reason
+        try:
+            answer = guard(f"scenario {scenario}", lambda: question(projector, parse_request(scenario)))
+        except UnknownName:
+            return NOT_REGISTERED.format(scenario)
+        except TracelensError as why:
+            return f"{scenario}: {why}"
+        if isinstance(answer, Failure):
+            self.skips.append(Skip(f"scenario {scenario}", answer))
+        return answer
 
 
 def rank_detections(
@@ -122,11 +313,8 @@ def rank_detections(
     context = RankContext(trace, choose_device(device, device_file) or own_device(trace))
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
-    recording = Recording.of(trace, outcomes, device, device_file)
+    recording = CommandSource.of(trace, outcomes, device, device_file)
     return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, recording, context.steps)
-
-
-TABLES = {"findings": FINDINGS, "measurements": MEASUREMENTS, "checks": CHECKS}
 
 
 @analyzer(
@@ -196,11 +384,11 @@ def _sized(
     outcomes: Mapping[str, Mapping[int, Detection] | str],
     ranks: Sequence[RankDetections],
     replays: Replays,
-) -> list[Candidate]:
+) -> list[SizedFinding]:
     """What was detected, replayed where the estimate is worth it."""
     steps = {rank.rank: StepTime(rank.step_ns, rank.steps) for rank in ranks}
     candidates = [
-        Candidate.of(item, detections, steps, replays.base_ns, replays.step_count)
+        SizedFinding.of(item, detections, steps, replays.base_ns, replays.step_count)
         for name, item in DETECTORS.items()
         if not isinstance(detections := outcomes[name], str)
     ]
@@ -219,7 +407,7 @@ def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detect
 
 def _row(
     position: int,
-    finding: Ranked,
+    finding: RankedFinding,
     ranks: Sequence[RankDetections],
     replays: Replays,
     commands: Commands,
@@ -260,7 +448,7 @@ def _row(
     return row | commands.of(candidate.detector.name, candidate.detections, worst, saving.scenario)
 
 
-def _explained(finding: Ranked) -> str:
+def _explained(finding: RankedFinding) -> str:
     """How much of a symptom its cause explains, as the end of a sentence; "" where none does."""
     if finding.cause is None:
         return ""
@@ -276,7 +464,7 @@ def _steps(ranks: Sequence[RankDetections]) -> list[dict[str, Any]]:
     ]
 
 
-def _measured(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+def _measured(candidates: Sequence[SizedFinding]) -> list[dict[str, Any]]:
     return [
         {"rank": rank, "detector": candidate.detector.name, "measure": measure, "value": value, "unit": unit}
         for candidate in candidates
@@ -287,8 +475,8 @@ def _measured(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
 
 def _checked(
     outcomes: Mapping[str, Mapping[int, Detection] | str],
-    candidates: Sequence[Candidate],
-    shown: Mapping[str, Candidate],
+    candidates: Sequence[SizedFinding],
+    shown: Mapping[str, SizedFinding],
 ) -> list[dict[str, Any]]:
     by_name = {candidate.detector.name: candidate for candidate in candidates}
     return [
@@ -303,7 +491,7 @@ def _checked(
     ]
 
 
-def _sizes(candidate: Candidate | None) -> dict[str, Any]:
+def _sizes(candidate: SizedFinding | None) -> dict[str, Any]:
     """Columns of a check: what was estimated and what the replay gave."""
     if candidate is None:
         return {"estimate_ns": 0, "saving_ns": 0, "basis": "", "scenario": ""}
@@ -316,7 +504,7 @@ def _sizes(candidate: Candidate | None) -> dict[str, Any]:
     }
 
 
-def _verdict(candidate: Candidate, is_finding: bool) -> str:
+def _verdict(candidate: SizedFinding, is_finding: bool) -> str:
     """Whether a detection is a finding, and if not, why."""
     saving = candidate.saving
     if is_finding:
@@ -327,3 +515,170 @@ def _verdict(candidate: Candidate, is_finding: bool) -> str:
         f"estimated at {duration(candidate.estimated_ns)}, but replayed under {saving.scenario} the step "
         f"gains only {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
     )
+
+
+def ranked(candidates: Sequence[SizedFinding], replays: Replays, ranks: int) -> Iterator[RankedFinding]:
+    """The candidates by what they add, most first."""
+    replayed = _replayed([candidate for candidate in candidates if candidate.saving.scenario], replays)
+    bounds = _bounds(
+        [candidate for candidate in candidates if not candidate.saving.scenario],
+        replayed,
+        replays.base_ns,
+        ranks,
+    )
+    above: list[SizedFinding] = []
+    for candidate, additional_ns in sorted([*replayed, *bounds], key=_precedence):
+        causes = explaining(candidate, above) if candidate.detector.symptom else []
+        explained, cause = causes[0] if causes else (0.0, None)
+        yield RankedFinding(candidate, additional_ns, cause, explained)
+        if not candidate.detector.symptom:
+            above.append(candidate)
+
+
+def _precedence(addition: Addition) -> tuple[float, bool, bool, float]:
+    candidate, additional_ns = addition
+    saving = candidate.saving
+    return -additional_ns, candidate.detector.symptom, not saving.scenario, -saving.ns
+
+
+def _replayed(candidates: Sequence[SizedFinding], replays: Replays) -> list[Addition]:
+    """Candidates with scenarios: each time the one that adds most to those before it, symptoms after causes.
+
+    What a candidate adds is taken to shrink as others are fixed, so it is replayed again only when it would
+    be next. Where two of them help each other, the second counts for no more than it saves by itself.
+    """
+    result: list[Addition] = []
+    most_ns = {id(candidate): candidate.saving.ns for candidate in candidates}
+    # The scenarios of those that add something, and how many they were when a candidate was last replayed.
+    fixed: list[str] = []
+    fixed_then = dict.fromkeys(most_ns, 0)
+    for symptoms in (False, True):
+        remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
+        while remaining:
+            candidate = min(remaining, key=lambda item: _precedence((item, most_ns[id(item)])))
+            if fixed_then[id(candidate)] == len(fixed):
+                result.append((candidate, most_ns[id(candidate)]))
+                remaining.remove(candidate)
+                if most_ns[id(candidate)] > 0:
+                    fixed.append(candidate.saving.scenario)
+                continue
+            gain_ns = replays.gain_ns(fixed, candidate.saving.scenario)
+            most_ns[id(candidate)] = max(min(most_ns[id(candidate)], gain_ns), 0.0)
+            fixed_then[id(candidate)] = len(fixed)
+    return result
+
+
+def _bounds(
+    candidates: Sequence[SizedFinding], replayed: Sequence[Addition], base_ns: float, ranks: int
+) -> list[Addition]:
+    """What upper bounds add to all replayed findings; together no more than these leave of the step."""
+    claimed: dict[int, Union] = {}
+    left_ns = max(base_ns - sum(additional_ns for _, additional_ns in replayed), 0.0)
+    result: list[Addition] = []
+    for symptoms in (False, True):
+        remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
+        while remaining:
+            added = [(candidate, _unclaimed(candidate, claimed, replayed, ranks)) for candidate in remaining]
+            candidate, additional_ns = min(added, key=_precedence)
+            remaining.remove(candidate)
+            result.append((candidate, min(additional_ns, left_ns)))
+            left_ns -= result[-1][1]
+            for rank, detection in candidate.detections.items():
+                claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
+    return result
+
+
+def _unclaimed(
+    candidate: SizedFinding, claimed: Mapping[int, Union], replayed: Sequence[Addition], ranks: int
+) -> float:
+    """What a candidate's estimate has left of the time that others have not claimed."""
+    free = {}
+    for rank, detection in candidate.detections.items():
+        total = max(detection.where.total, 1)
+        of_bounds = overlap_ns(detection.where, claimed[rank]) if rank in claimed else 0
+        of_replayed = sum(
+            overlap_ns(detection.where, other.detections[rank].where)
+            * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
+            for other, additional_ns in replayed
+            if rank in other.detections
+        )
+        free[rank] = (
+            candidate.estimate_ns[rank] * (1 - of_bounds / total) * (1 - min(of_replayed / total, 1.0))
+        )
+    return min(mean_of_ranks(free, ranks), candidate.saving.ns)
+
+
+def trusted(candidate: SizedFinding, replays: Replays) -> Detection:
+    """The detection on the worst rank, with the confidence in its saving.
+
+    An upper bound has low confidence; a replay that of the detector, high only where the graph explains the
+    step.
+    """
+    detection = candidate.detections[candidate.worst]
+    if candidate.saving.basis != "replayed":
+        return detection._replace(confidence="low")
+    if detection.confidence == "high" and replays.doubt > EXPLAINED:
+        return detection._replace(confidence="medium")
+    return detection
+
+
+def doubted(detection: Detection, rank: int, doubts: Result) -> Detection:
+    """A detection with less confidence where its time lies in doubtful stretches.
+
+    Args:
+        detection: on the rank, or of the JOB.
+        rank: that loses most.
+        doubts: of the analyzer `completeness`.
+    """
+    share, names = _doubtful_share(detection, rank, doubts)
+    if share < MEDIUM:
+        return detection
+    capped: Confidence = "low" if share >= LOW or detection.confidence == "low" else "medium"
+    why = f"{share:.0%} of this time is in doubt: {', '.join(names)} (see completeness)"
+    return detection._replace(confidence=capped, evidence=f"{detection.evidence}; {why}")
+
+
+def _doubtful_share(detection: Detection, rank: int, doubts: Result) -> tuple[float, list[str]]:
+    """The share of a detection's time that is in doubt, of a job that of its worst rank, and the doubts."""
+    where = detection.where
+    if rank == JOB or not where.total:
+        table = doubts.data.get("doubts")
+        if table is None or not len(table):
+            return 0.0, []
+        of_rank = np.ones(len(table), dtype=bool) if rank == JOB else table.array("rank") == rank
+        fraction = table.array("fraction")[of_rank]
+        return float(fraction.max(initial=0.0)), sorted(set(table.texts("doubt", of_rank)))
+    doubtful = doubtful_time(doubts, rank)
+    share = int(doubtful.covered(where.start, where.end).sum()) / where.total
+    return share, doubts_within(doubts, rank, where) if share else []
+
+
+def explaining(symptom: SizedFinding, causes: list[SizedFinding]) -> list[tuple[float, SizedFinding]]:
+    """The causes that overlap most of a symptom's time on all ranks, with that share, largest first."""
+    total = sum(detection.where.total for detection in symptom.detections.values())
+    shares = [
+        (
+            sum(
+                overlap_ns(detection.where, cause.detections[rank].where)
+                for rank, detection in symptom.detections.items()
+                if rank in cause.detections
+            )
+            / max(total, 1),
+            cause,
+        )
+        for cause in causes
+    ]
+    return sorted((pair for pair in shares if pair[0] > MOST), key=lambda pair: -pair[0])
+
+
+def overlap_ns(where: Union, other: Union) -> int:
+    """How long both are at once, ns."""
+    return int(other.covered(where.start, where.end).sum())
+
+
+def _saving(projector: Projector, request: ScenarioRequest) -> Saving:
+    """What a scenario saves; low to high as that of a projection, of each replay against its own base."""
+    projection = projector.project(request)
+    saved_ns = projection.savings_ns(projector.unchanged)
+    low_ns, high_ns = (max(float(ns), 0.0) for ns in (min(saved_ns), max(saved_ns)))
+    return Saving(float(projector.base_ns - projection.step_ns), low_ns, high_ns, request.text)

@@ -1,6 +1,5 @@
 """Fuse: the traces of all ranks in one Perfetto file."""
 
-from tracelens.merge.merge import fuse
-from tracelens.merge.write import check_suffix
+from tracelens.merge.merge import check_suffix, fuse
 
 __all__ = ["check_suffix", "fuse"]

@@ -23,15 +23,10 @@ _STDIN = "/dev/stdin"
 
 
 class Output(NamedTuple):
-    """What a command is going to write.
+    """What a command is going to write."""
 
-    Attributes:
-        path: as the user named it.
-        file: of a folder, the name of one in it that a reader may take for a trace; "" for a file.
-    """
-
-    path: str
-    file: str = ""
+    path: str  # as the user named it
+    file: str = ""  # of a folder, the name of one in it that a reader may take for a trace; "" for a file
 
     @property
     def written(self) -> str:

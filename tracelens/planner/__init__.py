@@ -7,16 +7,58 @@
 Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """
 
-from tracelens.planner.bubble import TABLES as BUBBLE_TABLES
-from tracelens.planner.bubble import Batch, bubble
-from tracelens.planner.collectives import Rates, all_to_all_seconds, expected_maximum, ring_seconds
+from tracelens.planner.bubble import (
+    TABLES as BUBBLE_TABLES,
+)
+from tracelens.planner.bubble import (
+    PipelineSizes,
+    bubble,
+    fractions,
+    in_flight,
+)
+from tracelens.planner.collectives import (
+    DEEPEP_CHUNK,
+    AlphaBeta,
+    LinkRates,
+    StepLatency,
+    all_reduce_seconds,
+    all_to_all_seconds,
+    broadcast_seconds,
+    deepep_seconds,
+    expected_maximum,
+    hierarchical_all_reduce,
+    one_shot_all_reduce,
+    pair_seconds,
+    ring_all_reduce,
+    ring_seconds,
+    traffic_seconds,
+    two_shot_all_reduce,
+)
+from tracelens.planner.distinct import balanced_spread, routed_imbalance, routed_spread
 
 __all__ = [
     "BUBBLE_TABLES",
-    "Batch",
-    "Rates",
+    "DEEPEP_CHUNK",
+    "AlphaBeta",
+    "LinkRates",
+    "PipelineSizes",
+    "StepLatency",
+    "all_reduce_seconds",
     "all_to_all_seconds",
+    "balanced_spread",
+    "broadcast_seconds",
     "bubble",
+    "deepep_seconds",
     "expected_maximum",
+    "fractions",
+    "hierarchical_all_reduce",
+    "in_flight",
+    "one_shot_all_reduce",
+    "pair_seconds",
+    "ring_all_reduce",
     "ring_seconds",
+    "routed_imbalance",
+    "routed_spread",
+    "traffic_seconds",
+    "two_shot_all_reduce",
 ]

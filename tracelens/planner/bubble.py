@@ -59,31 +59,21 @@ _MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 
 
 @dataclass(frozen=True)
-class Batch:
+class PipelineSizes:
     """The sizes that determine a bubble.
 
     Raises:
         TracelensError: sizes that do not divide each other.
-
-    Attributes:
-        pp: pipeline stages.
-        global_tokens: per step on all ranks.
-        seq: tokens per sequence.
-        nodes: number of nodes.
-        mbs: sequences per micro-batch.
-        gpus_per_node: GPUs per node.
-        cp: ranks that share a sequence.
-        tp: ranks that share each matrix.
     """
 
-    pp: int
-    global_tokens: int
-    seq: int
-    nodes: int
-    mbs: int = 1
-    gpus_per_node: int = 8
-    cp: int = 1
-    tp: int = 1
+    pp: int  # pipeline stages
+    global_tokens: int  # per step on all ranks
+    seq: int  # tokens per sequence
+    nodes: int  # number of nodes
+    mbs: int = 1  # sequences per micro-batch
+    gpus_per_node: int = 8  # GPUs per node
+    cp: int = 1  # ranks that share a sequence
+    tp: int = 1  # ranks that share each matrix
 
     def __post_init__(self) -> None:
         at_least_one(self, ("pp", "global_tokens", "seq", "nodes", "mbs", "gpus_per_node", "cp", "tp"))
@@ -112,7 +102,7 @@ class Batch:
         return self.global_tokens // (self.seq * self.mbs * self.dp)
 
 
-def bubble(batch: Batch, vpp: int = 1) -> Result:
+def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
     """What share of its time does a pipeline idle, in closed form?
 
     Args:

@@ -35,21 +35,15 @@ https://github.com/deepseek-ai/DeepEP.
 """
 
 
-class Rates(NamedTuple):
-    """Bandwidths of one rank, bytes/s.
+class LinkRates(NamedTuple):
+    """Bandwidths of one rank, bytes/s."""
 
-    Attributes:
-        links: to all other ranks on its node together.
-        nic: to other nodes.
-        is_mesh: each pair of ranks on a node has its own link, so that a group uses only the links between
-            its ranks; otherwise there is a switch.
-        messages: that the NIC sends per second.
-    """
-
-    links: float
-    nic: float
+    links: float  # to all other ranks on its node together
+    nic: float  # to other nodes
+    # each pair of ranks on a node has its own link, so that a group uses only the links between its ranks;
+    # otherwise there is a switch
     is_mesh: bool
-    messages: float = math.inf
+    messages: float = math.inf  # that the NIC sends per second
 
     def among(self, near: int) -> float:
         """Bandwidth of a rank within a group of `near` ranks on its node, at least 2."""
@@ -60,14 +54,14 @@ class Rates(NamedTuple):
         return max(size / self.nic, messages / self.messages)
 
 
-def all_to_all_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
+def all_to_all_seconds(size: float, ranks: int, near: int, rates: LinkRates) -> float:
     """All-to-all in which each of `ranks`, `near` on one node, sends `size` bytes, itself included."""
     inside = size * (near - 1) / ranks / rates.among(near) if near > 1 else 0.0
     return max(inside, rates.through_nic(size * (ranks - near) / ranks, ranks - near))
 
 
 def deepep_seconds(
-    tokens: float, row: int, copies: tuple[float, float], ranks: int, near: int, rates: Rates
+    tokens: float, row: int, copies: tuple[float, float], ranks: int, near: int, rates: LinkRates
 ) -> float:
     """DeepEP's dispatch, or combine in the opposite direction, of one rank.
 
@@ -95,24 +89,24 @@ def expected_maximum(count: int) -> float:
     return float(_FAR - np.trapezoid(below**count, x))
 
 
-def ring_seconds(size: float, ranks: int, near: int, rates: Rates) -> float:
+def ring_seconds(size: float, ranks: int, near: int, rates: LinkRates) -> float:
     """Ring all-gather or reduce-scatter of a full buffer of `size` bytes; `near` of `ranks` on one node."""
     inside = size * (ranks - 1) / ranks / rates.among(near) if near > 1 else 0.0
     return max(inside, size * (ranks - near) / ranks / near / rates.nic)
 
 
-def pair_seconds(size: float, is_near: bool, rates: Rates) -> float:
+def pair_seconds(size: float, is_near: bool, rates: LinkRates) -> float:
     """Send from one rank to another, on the same node or not."""
     return size / (rates.among(2) if is_near else rates.nic)
 
 
-def broadcast_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+def broadcast_seconds(size: float, nodes: int, near: int, rates: LinkRates) -> float:
     """Least time of a broadcast: each other rank takes in all bytes, each other node through its NICs."""
     inside = size / rates.among(near) if near > 1 else 0.0
     return max(inside, size / near / rates.nic if nodes > 1 else 0.0)
 
 
-class Steps(NamedTuple):
+class StepLatency(NamedTuple):
     """Latency of one step of a collective, seconds: send, arrive, be noticed."""
 
     link_s: float
@@ -120,29 +114,22 @@ class Steps(NamedTuple):
 
 
 class AlphaBeta(NamedTuple):
-    """A time that grows with message size: alpha + bytes x beta.
+    """A time that grows with message size: alpha + bytes x beta."""
 
-    Attributes:
-        link_steps: steps over links, one after the other, on the longest path.
-        nic_steps: steps between nodes on that path.
-        alpha_s: latency of all these steps.
-        beta_s: seconds per byte of the busiest link or NIC.
-    """
-
-    link_steps: int
-    nic_steps: int
-    alpha_s: float
-    beta_s: float
+    link_steps: int  # steps over links, one after the other, on the longest path
+    nic_steps: int  # steps between nodes on that path
+    alpha_s: float  # latency of all these steps
+    beta_s: float  # seconds per byte of the busiest link or NIC
 
     def seconds(self, size: float) -> float:
         return self.alpha_s + size * self.beta_s
 
     @classmethod
-    def of(cls, link_steps: int, nic_steps: int, steps: Steps, beta_s: float) -> AlphaBeta:
+    def of(cls, link_steps: int, nic_steps: int, steps: StepLatency, beta_s: float) -> AlphaBeta:
         return cls(link_steps, nic_steps, link_steps * steps.link_s + nic_steps * steps.nic_s, beta_s)
 
 
-def ring_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+def ring_all_reduce(nodes: int, near: int, rates: LinkRates, steps: StepLatency) -> AlphaBeta:
     """All-reduce in rings over all n = nodes x near ranks, node by node.
 
     As many rings as use all links and all NICs share the buffer. In each, a rank passes a chunk of 1/n of its
@@ -159,7 +146,7 @@ def ring_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaB
     return AlphaBeta.of(passes - between, between, steps, max(inside_s, between_s))
 
 
-def one_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+def one_shot_all_reduce(nodes: int, near: int, rates: LinkRates, steps: StepLatency) -> AlphaBeta:
     """All-reduce in one step: each rank sends the whole buffer to all others and adds up what arrives.
 
     near - 1 buffers leave over links, (nodes - 1) near through the NIC.
@@ -169,7 +156,7 @@ def one_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> Al
     return AlphaBeta.of(int(nodes == 1), int(nodes > 1), steps, max(inside_s, between_s))
 
 
-def two_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+def two_shot_all_reduce(nodes: int, near: int, rates: LinkRates, steps: StepLatency) -> AlphaBeta:
     """All-reduce in two steps: a reduce-scatter and an all-gather, each directly between all ranks.
 
     In each step a rank sends 1/n of the buffer to each other rank: (near - 1)/n over links,
@@ -180,7 +167,7 @@ def two_shot_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> Al
     return AlphaBeta.of(2 * (nodes == 1), 2 * (nodes > 1), steps, beta_s)
 
 
-def hierarchical_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -> AlphaBeta:
+def hierarchical_all_reduce(nodes: int, near: int, rates: LinkRates, steps: StepLatency) -> AlphaBeta:
     """All-reduce in a reduce-scatter inside each node, an all-reduce between nodes and an all-gather inside.
 
     All steps are direct. Inside, a rank sends (near - 1)/near of the buffer in each of two steps. Its share
@@ -192,17 +179,17 @@ def hierarchical_all_reduce(nodes: int, near: int, rates: Rates, steps: Steps) -
     return AlphaBeta.of(2 * (near > 1), 2 * (nodes > 1), steps, inside_s + between_s)
 
 
-def all_reduce_seconds(size: float, nodes: int, near: int, rates: Rates) -> float:
+def all_reduce_seconds(size: float, nodes: int, near: int, rates: LinkRates) -> float:
     """Least transfer time of an all-reduce: rings, two-shot, or a hierarchy whose parts overlap."""
     inside_s = 2 * (near - 1) / near / rates.among(near) if near > 1 else 0.0
     between_s = 2 * (nodes - 1) / nodes / near / rates.nic
-    no_latency = Steps(0.0, 0.0)
+    no_latency = StepLatency(0.0, 0.0)
     flat = (ring_all_reduce, two_shot_all_reduce)
     betas = [algorithm(nodes, near, rates, no_latency).beta_s for algorithm in flat]
     return size * min(max(inside_s, between_s), *betas)
 
 
-def traffic_seconds(sent: Sequence[Sequence[float]], node_of: Sequence[int], rates: Rates) -> float:
+def traffic_seconds(sent: Sequence[Sequence[float]], node_of: Sequence[int], rates: LinkRates) -> float:
     """Least time of an uneven all-to-all: that of the busiest link, NIC or rank.
 
     Args:

@@ -25,17 +25,11 @@ from tracelens.planner.config import Model
 
 
 class Spread(NamedTuple):
-    """Where the copies of a token go, expected value per token.
+    """Where the copies of a token go, expected value per token."""
 
-    Attributes:
-        experts: rows, one per expert of the token: top-k.
-        ranks: distinct ranks with one of these experts, the token's own rank included.
-        nodes: distinct nodes, the token's own node included.
-    """
-
-    experts: float
-    ranks: float
-    nodes: float
+    experts: float  # rows, one per expert of the token: top-k
+    ranks: float  # distinct ranks with one of these experts, the token's own rank included
+    nodes: float  # distinct nodes, the token's own node included
 
 
 class Pool(NamedTuple):

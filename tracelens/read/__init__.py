@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.read.files import MAGIC, TraceFiles, local_path
-    from tracelens.read.graphs import BESIDE, GraphSources, sources_of_sides
-    from tracelens.read.open import open_source
-    from tracelens.read.parser import PARSERS, parse
-    from tracelens.read.remote import is_url
+    from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path
+    from tracelens.read.parser import BESIDE, PARSERS, GraphSources, parse, sources_of_sides
+    from tracelens.read.source import open_source
 
 __all__ = [
     "BESIDE",
@@ -29,15 +27,15 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "BESIDE": "read.graphs",
-        "GraphSources": "read.graphs",
+        "BESIDE": "read.parser",
+        "GraphSources": "read.parser",
         "MAGIC": "read.files",
         "PARSERS": "read.parser",
         "TraceFiles": "read.files",
-        "is_url": "read.remote",
+        "is_url": "read.files",
         "local_path": "read.files",
-        "open_source": "read.open",
+        "open_source": "read.source",
         "parse": "read.parser",
-        "sources_of_sides": "read.graphs",
+        "sources_of_sides": "read.parser",
     },
 )

@@ -1,31 +1,38 @@
-"""Where the bytes come from: files, URLs, archives and stdin, decompressed block by block.
+"""Where the bytes of a path come from: files, URLs, archives and stdin, decompressed block by block.
 
-The kind of compression is read from the first bytes, never from the file name.
+The kind of compression is read from the first bytes, never from the file name. A zip archive is one source a
+member.
 """
 
 from __future__ import annotations
 
+import os
+import struct
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from io import BytesIO
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tracelens.errors import ParseError
+from tracelens.filenames import TRACE_SUFFIXES
 from tracelens.limits import limits
 
-inflate: Any = zlib
+if TYPE_CHECKING:
+    import zipfile
 
+inflate: Any = zlib
 with suppress(ImportError):  # Inflates 2-3 times as fast as zlib, with the same interface.
     from isal import isal_zlib as inflate
-
 BLOCK = 512 * 1024
 """Bytes handed on at a time: small enough for the decoded events of one block to stay in the L2 cache."""
-
 HEAD = 4
 _SOME_BLOCKS = 4 * BLOCK
 # Four bytes of zstd can stand for 128 KiB, and its decompressor returns all that its input stands for.
 _ZSTD_INPUT = 512
+_IGNORED = ("__MACOSX/", ".DS_Store")
 _FREE_BYTES = 8 << 20
 """Any input may inflate to so much, whatever its ratio."""
 
@@ -71,35 +78,26 @@ class Meter:
         """
         for block in blocks:
             self._unpacked += len(block)
-            self._check()
+            unpacked, most = self._unpacked, self._limits
+            if unpacked > most.decompressed_bytes:
+                problem = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
+                raise ParseError(self._path, f"{problem}; {most.exceeded('decompressed_bytes')}", unpacked)
+            if unpacked > max(_FREE_BYTES, most.decompression_ratio * self._packed):
+                problem = (
+                    f"{self._packed:,} compressed bytes inflate to over {unpacked:,}, which no recording does"
+                )
+                raise ParseError(self._path, f"{problem}; {most.exceeded('decompression_ratio')}", unpacked)
             yield block
-
-    def _check(self) -> None:
-        unpacked, most = self._unpacked, self._limits
-        if unpacked > most.decompressed_bytes:
-            problem = f"is larger than {most.decompressed_bytes:,} bytes after decompression"
-            raise ParseError(self._path, f"{problem}; {most.exceeded('decompressed_bytes')}", unpacked)
-        if unpacked > max(_FREE_BYTES, most.decompression_ratio * self._packed):
-            problem = (
-                f"{self._packed:,} compressed bytes inflate to over {unpacked:,}, which no recording does"
-            )
-            raise ParseError(self._path, f"{problem}; {most.exceeded('decompression_ratio')}", unpacked)
 
 
 @dataclass
 class Source:
-    """One trace as bytes.
+    """One trace as bytes."""
 
-    Attributes:
-        path: the input as the user named it; a member of an archive is `archive.zip!member`.
-        compression: "none", "gzip", "zstd" or "zip".
-        damage: why the bytes end too early, "" when they do not; final once `blocks` is exhausted.
-    """
-
-    path: str
-    compression: str
+    path: str  # the input as the user named it; a member of an archive is `archive.zip!member`
+    compression: str  # "none", "gzip", "zstd" or "zip"
     _blocks: Iterable[bytes]
-    damage: str = ""
+    damage: str = ""  # why the bytes end too early, "" when they do not; final once `blocks` is exhausted
 
     def close(self) -> None:
         """Close the file behind the blocks, if they were not read to their end."""
@@ -118,39 +116,6 @@ class Source:
             self.damage = str(error)
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
-
-
-def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
-    """The decompressed content of a stream whose first bytes have been read already.
-
-    Args:
-        stream: behind its first bytes.
-        head: these.
-        meter: holds it to the limits.
-    """
-    kind = compression(head)
-    if kind == "gzip":
-        blocks = meter.packed(_read(stream, head, BLOCK // 8))
-        return meter.unpacked(_inflate(blocks, _Gunzip, kind))
-    if kind == "zstd":
-        return meter.unpacked(_zstd(meter.packed(_read(stream, head, _SOME_BLOCKS))))
-    return meter.unpacked(meter.packed(_read(stream, head, BLOCK)))
-
-
-def _read(stream: IO[bytes], head: bytes, size: int) -> Iterator[bytes]:
-    # Compressed reads are small so that one inflated block stays near BLOCK.
-    size = max(size, HEAD + 1)
-    yield head + stream.read(size - len(head))
-    yield from iter(lambda: stream.read(size), b"")
-
-
-def compression(head: bytes) -> str:
-    """The compression that the first bytes show: "gzip", "zstd" or "none"."""
-    if head.startswith(b"\x1f\x8b"):
-        return "gzip"
-    # A frame, or a skippable one, which parallel writers put in front.
-    is_zstd = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
-    return "zstd" if is_zstd else "none"
 
 
 class _Gunzip:
@@ -201,6 +166,101 @@ class _Unzstd:
         return b"".join(inflated)
 
 
+def open_source(path: str) -> list[Source]:
+    """Open a file, a URL, or stdin for "-". A zip archive gives one source a member.
+
+    Raises:
+        ParseError: missing, unreadable, empty or undecodable as a whole.
+        MissingExtra: a URL, and fsspec is not installed.
+    """
+    from tracelens.read.files import shown_url
+
+    name = shown_url(path)
+    try:
+        stream = _open(path)
+    except FileNotFoundError:
+        raise ParseError(name, "no such file or directory") from None
+    except IsADirectoryError:
+        raise ParseError(name, "is a directory; name a file in it") from None
+    except OSError as error:
+        raise ParseError(name, f"cannot be read ({error.strerror}); check its permissions") from None
+    except ValueError as error:
+        raise ParseError(name, f"is not a file name ({error})") from None
+    sources: list[Source] = []
+    try:
+        head = stream.read(HEAD)
+        if not head:
+            raise ParseError(name, "the file is empty; record or copy it again")
+        if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
+            sources = _members(stream if stream.seekable() else _piped_archive(head, stream, name), name)
+        else:
+            sources = [Source(name, compression(head), _closing(stream, unpacked(stream, head, Meter(name))))]
+    except OSError as error:
+        raise ParseError(name, f"cannot be read ({error.strerror or error})") from None
+    finally:
+        if not sources and path != "-":
+            stream.close()
+    return sources
+
+
+def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with stream:
+        yield from blocks
+
+
+def _open(path: str) -> IO[bytes]:
+    from pathlib import Path
+
+    from tracelens.read.files import is_url, open_url
+
+    if path == "-":
+        return sys.stdin.buffer
+    return open_url(path) if is_url(path) else Path(path).open("rb")
+
+
+def _piped_archive(head: bytes, stream: IO[bytes], path: str) -> BytesIO:
+    """An archive's table of contents stands at its end; a pipe has to be read to the end for it."""
+    most = limits().piped_archive_bytes
+    data = stream.read(most + 1)
+    if len(data) > most:
+        problem = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+        raise ParseError(path, f"{problem}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
+    return BytesIO(head + data)
+
+
+def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
+    """The decompressed content of a stream whose first bytes have been read already.
+
+    Args:
+        stream: behind its first bytes.
+        head: these.
+        meter: holds it to the limits.
+    """
+    kind = compression(head)
+    # Compressed reads are small so that one inflated block stays near BLOCK.
+    size = max({"gzip": BLOCK // 8, "zstd": _SOME_BLOCKS}.get(kind, BLOCK), HEAD + 1)
+
+    def read() -> Iterator[bytes]:
+        yield head + stream.read(size - len(head))
+        yield from iter(lambda: stream.read(size), b"")
+
+    blocks = meter.packed(read())
+    if kind == "gzip":
+        blocks = _inflate(blocks, _Gunzip, kind)
+    elif kind == "zstd":
+        blocks = _zstd(blocks)
+    return meter.unpacked(blocks)
+
+
+def compression(head: bytes) -> str:
+    """The compression that the first bytes show: "gzip", "zstd" or "none"."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    # A frame, or a skippable one, which parallel writers put in front.
+    is_zstd = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50)
+    return "zstd" if is_zstd else "none"
+
+
 def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     import zstandard
 
@@ -238,3 +298,70 @@ def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -
         raise Damage("compressed data is truncated")
     if data:
         raise Damage("left out uncompressed data after the compressed data")
+
+
+def _members(stream: IO[bytes], path: str) -> list[Source]:
+    """The traces in an archive.
+
+    Args:
+        stream: the archive, at its start or not; closed unless it is stdin, remote or in memory.
+        path: as the user named it, "-" for stdin.
+
+    Raises:
+        ParseError: damaged, or without any file.
+    """
+    import zipfile  # few traces are archives
+
+    from tracelens.read.files import is_url
+
+    kept = path == "-" or is_url(path) or isinstance(stream, BytesIO)
+    try:
+        size = stream.seek(0, os.SEEK_END)
+        archive = zipfile.ZipFile(stream if kept else path)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
+        raise ParseError(path, f"damaged zip archive ({error}); copy it again") from None
+    finally:
+        if not kept:
+            stream.close()
+    listed = archive.infolist()
+    if len(listed) > limits().archive_members:
+        raise ParseError(path, f"holds {len(listed):,} files; {limits().exceeded('archive_members')}")
+    names = [
+        info.filename
+        for info in listed
+        if not info.is_dir() and not any(part in info.filename for part in _IGNORED)
+    ]
+    if not names:
+        raise ParseError(path, "the zip archive is empty")
+    if "[Content_Types].xml" in names:
+        archive.close()
+        raise ParseError(
+            path,
+            "not a trace but an Office document, such as an Excel report; pass the traces it is made from",
+        )
+    # As with directories: where some members are named like traces, the others are notes, logs and the like.
+    traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
+    # Members may share their compressed bytes, so the whole archive has one meter.
+    meter = Meter(path, archive_bytes=size)
+    return [Source(f"{path}!{name}", "zip", _blocks(archive, name, path, meter)) for name in traces or names]
+
+
+def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Iterator[bytes]:
+    """A member may itself be compressed: profilers write .json.gz and people zip directories of them."""
+    import zipfile
+
+    method = archive.getinfo(name).compress_type
+    # Of these zipfile inflates a bounded amount at a time; 45 bytes of bzip2 would become 900 kB at once.
+    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        names = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
+        compression = names.get(method, f"method {method}")
+        raise ParseError(
+            f"{path}!{name}", f"zip members compressed with {compression} are not read; unpack it first"
+        )
+    try:
+        with archive.open(name) as member:
+            yield from unpacked(member, member.read(HEAD), meter)
+    except zipfile.BadZipFile as error:
+        raise Damage(f"compressed data is damaged ({error})") from None
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method
+        raise ParseError(f"{path}!{name}", f"cannot be unpacked ({error})") from None

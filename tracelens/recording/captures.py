@@ -23,9 +23,8 @@ import torch.autograd.profiler as _autograd_profiler
 import torch.cuda.graphs as _graphs
 
 from tracelens.errors import TracelensError
-from tracelens.recording.events import split
-from tracelens.recording.modules import Hooks
-from tracelens.recording.pack import TooLarge, pack
+from tracelens.recording.pack import TooLarge, pack, split
+from tracelens.recording.scopes import Hooks
 from tracelens.recording.window import Phase
 
 _FAILURES = (RuntimeError, ValueError, AssertionError, OSError, Warning, TracelensError)

@@ -19,7 +19,7 @@ from tracelens.recording.window import RecordingWindow
 _COUNTS = ("tokens", "samples")
 
 
-class Pace:
+class PaceTimer:
     """Times the parts of a loop as it runs.
 
     Attributes:
@@ -30,7 +30,7 @@ class Pace:
     def __init__(self, window: RecordingWindow, most: int) -> None:
         self.parts: dict[str, dict[str, Any]] = {}
         self._ahead = window.timed(most)
-        self._open: _Part | None = None
+        self._open: _TimedPart | None = None
 
     def step(self, finished: int, **counts: Any) -> bool:
         """Note that so many steps of the loop are done; whether that completes a part.
@@ -44,7 +44,7 @@ class Pace:
             self._open.add(counts)
         for name, steps in self._ahead.items():
             if finished == steps.start:
-                self._open = _Part(name, steps.start)
+                self._open = _TimedPart(name, steps.start)
             elif finished == steps.stop:
                 return self._close(complete=True)
         return False
@@ -66,7 +66,7 @@ class Pace:
         self._open = None
 
 
-class _Part:
+class _TimedPart:
     """A part that is being timed."""
 
     def __init__(self, name: str, first: int) -> None:

@@ -3,26 +3,32 @@
 Too large a trace loses, in this order, until it fits: Python frames and allocations, which are most of a file
 that has them; then steps from the last on. What is left is whole steps with all their ops, kernels and
 scopes, and the trace says under `tracelens_cut` what it lost. A single step that does not fit is not written.
+
+Events are read one after the other, never all at once, as torch's profiler lays them out in text. An event is
+the lines from `  {` to `  }`; nothing inside it is indented so little. What stands before the first one (the
+header, which ends with `"traceEvents": [`) and behind the last (the tail) is passed on as is.
+
+`scrub` takes out what names the recording machine; every other byte stays as the profiler wrote it. All this
+works on text rather than on parsed JSON: timestamps have more digits than a float holds, and must survive.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from isal import igzip
 
 from tracelens.errors import TracelensError
 from tracelens.outputs import whole_file
-from tracelens.recording.events import Cut, Survey, split, survey
-from tracelens.recording.scrub import scrub
 
 MAX_BYTES = 256 * 2**20
 """Some 4 GB of JSON and 10 million events: a rank larger than that takes minutes to read anywhere."""
-
 # 1.4 GB/s on one core at a ninth of the size; zlib's default writes a thirteenth, at 0.1 GB/s.
 _LEVEL = 2
 _CHUNK = 1 << 20
@@ -31,17 +37,11 @@ _FRAMES = frozenset({b"python_function", b"cpu_instant_event"})
 
 @dataclass(frozen=True)
 class Packed:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        steps: recorded steps that are in the file.
-        frames: whether it has Python frames or allocations.
-        bytes: its size.
-    """
-
-    steps: range
-    frames: bool
-    bytes: int = 0
+    steps: range  # recorded steps that are in the file
+    frames: bool  # whether it has Python frames or allocations
+    bytes: int = 0  # its size
 
     def left_out(self, steps: range, frames: bool) -> list[str]:
         """What was recorded and is not in the file, in words."""
@@ -54,6 +54,69 @@ class Packed:
 
 class TooLarge(TracelensError):
     """Not even one step without Python frames fits."""
+
+
+_CATEGORY = re.compile(rb'"cat": "([^"\n]*)"')
+_START = re.compile(rb'"ts": (\d+(?:\.\d+)?)')
+_STEP = re.compile(rb'"name": "(ProfilerStep#(\d+))"')
+_CORRELATION = re.compile(rb'"correlation": (\d+)')
+_CALLS = {b"cuda_runtime", b"cuda_driver", b"hip_runtime", b"hip_api"}
+_WORK = {b"kernel", b"gpu_memcpy", b"gpu_memset", b"cuda_sync"}
+
+
+@dataclass(frozen=True)
+class TraceCut:
+    """What is left out of a trace."""
+
+    categories: frozenset[bytes] = frozenset()  # of events left out, such as Python frames
+    names: frozenset[bytes] = frozenset()  # of scopes left out
+    # Us; calls from here on and the work they launch are left out. None: nothing is.
+    after: float | None = None
+    # the first such call's number; GPU work with this or a larger one is left out
+    correlation: int | None = None
+
+    def keeps(self, event: bytes) -> bool:
+        match = _CATEGORY.search(event)
+        category = match[1] if match else b""
+        if category in self.categories:
+            return False
+        if self.names and (step := _STEP.search(event)) and step[1] in self.names:
+            return False
+        if self.after is None or not category:
+            return True
+        if category in _WORK and self.correlation is not None and (call := _CORRELATION.search(event)):
+            return int(call[1]) < self.correlation
+        start = _START.search(event)
+        return start is None or float(start[1]) < self.after
+
+
+@dataclass
+class Survey:
+    """What is needed to cut a trace behind a step."""
+
+    steps: dict[int, float] = field(default_factory=dict)  # start of each step mark in us, by number
+    starts: array[float] = field(default_factory=lambda: array("d"))  # of launching calls, us
+    # correlation of those calls, which grows from call to call on all threads together
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+
+    def cut(self, first_left_out: int, categories: frozenset[bytes]) -> TraceCut:
+        """What is left out to end before a step: its calls, and the work launched by them."""
+        after = self.steps[first_left_out]
+        later = (number for start, number in zip(self.starts, self.numbers, strict=True) if start >= after)
+        return TraceCut(categories, after=after, correlation=min(later, default=None))
+
+
+# A Python frame is named "/where/torch/nn/modules/module.py(1775): _call_impl".
+FRAME = re.compile(r'("name": ")(/[^"\n]*?)(\(\d+\): )')
+TRACE_NAME = re.compile(r'("traceName": )"[^"\n]*"')
+HOST_NAME = re.compile(r'("host_name": )"[^"\n]*"')
+# Longest first: a virtual environment's packages, the standard library, this package's own checkout.
+IMPORT_ROOTS = (
+    re.compile(r"^/.*/(?:site|dist)-packages/"),
+    re.compile(r"^/.*/lib(?:64)?/python3\.\d+/"),
+    re.compile(r"^/.*/(?=tracelens/)"),
+)
+ABSOLUTE = re.compile(r'"(/[^"\n/]+/[^"\n]*)"')
 
 
 def pack(
@@ -88,11 +151,11 @@ def pack(
     seen: Survey | None = None
     with whole_file(out) as file:
         for count, with_frames in _attempts(len(steps), frames):
-            kept, cut = steps[:count], Cut(_FRAMES if frames and not with_frames else frozenset(), marks)
+            kept, cut = steps[:count], TraceCut(_FRAMES if frames and not with_frames else frozenset(), marks)
             if kept != steps:
                 seen = seen or survey(raw)
                 cut = seen.cut(kept.stop, cut.categories)
-            unchanged = paths and cut == Cut()
+            unchanged = paths and cut == TraceCut()
             text = _chunks(raw) if unchanged else _rewritten(raw, cut, None if paths else out.name)
             packed = Packed(steps=kept, frames=with_frames)
             keys = _keys(metadata or {}, packed.left_out(steps, frames))
@@ -120,7 +183,7 @@ def _chunks(raw: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _rewritten(raw: Path, cut: Cut, scrubbed: str | None) -> Iterator[bytes]:
+def _rewritten(raw: Path, cut: TraceCut, scrubbed: str | None) -> Iterator[bytes]:
     """Text of the trace without what is cut, its paths shortened if it gets a name for that."""
 
     def shown(text: bytes) -> bytes:
@@ -163,3 +226,81 @@ def _keys(metadata: Mapping[str, Any], left_out: list[str]) -> bytes:
     note = {"left_out": left_out, "because": "the file would be larger than max_bytes"}
     keys = {**metadata, **({"tracelens_cut": note} if left_out else {})}
     return b"".join(f"\n  {json.dumps(key)}: {json.dumps(value)},".encode() for key, value in keys.items())
+
+
+def split(path: Path) -> Iterator[bytes]:
+    """The header, each event without the comma behind it, the tail.
+
+    Raises:
+        TracelensError: the text is laid out in another way.
+    """
+    header: list[bytes] = []
+    with path.open("rb") as lines:
+        for line in lines:
+            header.append(line)
+            if line.rstrip().endswith(b'"traceEvents": ['):
+                break
+        yield b"".join(header)
+        event: list[bytes] = []
+        for line in lines:
+            bare = line.rstrip()
+            if bare in (b"  }", b"  },"):
+                yield b"".join([*event, b"  }"])
+                event = []
+            elif bare.startswith(b"  ]") and not event:
+                yield line + lines.read()
+                return
+            elif bare or event:
+                event.append(line)
+    raise TracelensError(f"{path.name}: this version of torch writes events in an unknown layout")
+
+
+def survey(path: Path) -> Survey:
+    """Step marks and launching calls of a trace.
+
+    Raises:
+        TracelensError: the text is laid out in another way.
+    """
+    marks = Survey()
+    for event in split(path):
+        category, start = _CATEGORY.search(event), _START.search(event)
+        if not category or not start:
+            continue
+        if category[1] == b"user_annotation" and (step := _STEP.search(event)):
+            marks.steps[int(step[2])] = float(start[1])
+        elif category[1] in _CALLS and (call := _CORRELATION.search(event)):
+            marks.starts.append(float(start[1]))
+            marks.numbers.append(int(call[1]))
+    return marks
+
+
+def scrub(text: str, name: str) -> str:
+    """Text of a trace, or some of its lines, without paths of the machine that recorded it.
+
+    - A Python frame keeps its path from the import root on, `torch/nn/modules/module.py(1775): _call_impl`; a
+      file outside any import root keeps its name alone.
+    - `traceName` becomes `name`, `host_name` becomes `host`.
+
+    Args:
+        text: Chrome JSON as torch's profiler writes it; no string in it goes over a line's end.
+        name: the file's own name, without folders.
+
+    Raises:
+        TracelensError: a string is still an absolute path.
+    """
+    text = FRAME.sub(lambda match: match[1] + import_path(match[2]) + match[3], text)
+    text = TRACE_NAME.sub(lambda match: f'{match[1]}"{name}"', text)
+    text = HOST_NAME.sub(r'\1"host"', text)
+    absolute_path = ABSOLUTE.search(text)
+    if absolute_path is not None:
+        raise TracelensError(f"{name}: still contains a path of this machine: {absolute_path[1][:200]!r}")
+    return text
+
+
+def import_path(path: str) -> str:
+    """The part of a source file's path that follows its import root, or its file name."""
+    for root in IMPORT_ROOTS:
+        short, replaced = root.subn("", path)
+        if replaced:
+            return short
+    return PurePath(path).name

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import secrets
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch.autograd.profiler as _autograd_profiler
-from torch.profiler import ProfilerAction, _KinetoProfile, profile
+from torch.profiler import ProfilerAction, _KinetoProfile, profile, record_function
 
 from tracelens.errors import TracelensError
 from tracelens.filenames import CAPTURES
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
-from tracelens.recording.describe import Options, content, metadata
-from tracelens.recording.garbage import Collections
-from tracelens.recording.job_rank import JobRank, find_job_rank
-from tracelens.recording.modules import Hooks, choose
-from tracelens.recording.pace import Pace
-from tracelens.recording.pack import Packed, pack
-from tracelens.recording.scrub import scrub
+from tracelens.recording.pace import PaceTimer
+from tracelens.recording.pack import Packed, pack, scrub
+from tracelens.recording.scopes import Hooks, choose, recording
+from tracelens.recording.sidecar import JobRank, RecordOptions, content, find_job_rank, metadata
 from tracelens.recording.window import RecordingWarning, RecordingWindow
 
 
@@ -39,7 +37,7 @@ class Recorder:
         facts: what the program found out while it ran; goes into run.json under this name.
     """
 
-    def __init__(self, folder: Path, window: RecordingWindow, options: Options) -> None:
+    def __init__(self, folder: Path, window: RecordingWindow, options: RecordOptions) -> None:
         self.folder, self.window, self.options = folder, window, options
         self.job_rank = JobRank()
         self.path: Path | None = None
@@ -48,7 +46,7 @@ class Recorder:
         self._finished = 0  # steps of the loop
         self._notes_shown = 0
         self._key = secrets.token_hex(8)
-        self._pace = Pace(window, options.pace_steps)
+        self._pace = PaceTimer(window, options.pace_steps)
         self._state = "new"
         self._recorded = range(0)
         self._profiler: Any = None
@@ -273,6 +271,34 @@ class Recorder:
         new, self._notes_shown = self.notes[self._notes_shown :], len(self.notes)
         for note in new:
             warnings.warn(note, RecordingWarning, stacklevel=3)
+
+
+NAME = "Python GC"
+"""What torch calls a collection."""
+
+
+class Collections:
+    """Puts a scope around each garbage collection, until removed.
+
+    torch records collections only together with Python frames, and those are too slow to be on by default.
+    """
+
+    def __init__(self) -> None:
+        self._scope: Any = None
+        gc.callbacks.append(self._collected)
+
+    def remove(self) -> None:
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: Literal["start", "stop"], _: dict[str, int]) -> None:
+        # One collection runs at a time, and ends on the thread on which it began.
+        if phase == "start" and recording():
+            self._scope = record_function(NAME)
+            self._scope.__enter__()
+        elif phase == "stop" and self._scope is not None:
+            self._scope.__exit__(None, None, None)
+            self._scope = None
 
 
 def _cut_short(window: RecordingWindow, finished: int, steps: int) -> str:

@@ -16,40 +16,29 @@ backward scope if no gradient leaves it (pass a parameter through `enter` if non
 none arrives, or if tensors leave on another device than they entered.
 
 Scopes cost next to nothing while no profiler runs, and code that torch.compile compiles runs without them.
+
+`Hooks` makes scopes for the modules of a model, by forward hooks; the model itself stays as it is.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.autograd.profiler as _autograd_profiler
 from torch.profiler import record_function
 
+from tracelens.errors import TracelensError
+
 T = TypeVar("T")
 P = ParamSpec("P")
-
 _NOTHING = nullcontext()
 _REGIONS = "tracelens.regions"
-
-
-def recording() -> bool:
-    """Whether a profiler runs in this process, and scopes are worth opening."""
-    # Compiled code must not depend on the profiler: it would be compiled anew when the recording begins.
-    return not torch.compiler.is_dynamo_compiling() and bool(_autograd_profiler._is_profiler_enabled)
-
-
-def span(name: str) -> AbstractContextManager[Any]:
-    """Scope around whatever the `with` holds; it has no backward."""
-    if not recording():
-        # Dynamo knows contexts that it saw being made.
-        return nullcontext() if torch.compiler.is_dynamo_compiling() else _NOTHING
-    scope: AbstractContextManager[Any] = record_function(name)
-    return scope
 
 
 class Region:
@@ -82,27 +71,12 @@ class Region:
 _OFF = Region()
 
 
-def region(name: str) -> Region:
-    """Region of this name, to be entered by `with`; its backward is named `name.B`."""
-    if not recording():
-        return Region() if torch.compiler.is_dynamo_compiling() else _OFF
-    return _Recorded(name)
-
-
-def scoped(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function as a region: its arguments enter, its result leaves."""
-    if not recording():
-        return function(*args, **kwargs)
-    with _Recorded(name) as part:
-        return part.leave(function(*part.enter(args), **part.enter(kwargs)))
-
-
 class _Recorded(Region):
     """A region while a profiler runs."""
 
     def __init__(self, name: str) -> None:
         self._scope = record_function(name)
-        self._backward = _Backward(f"{name}.B")
+        self._backward = _BackwardScope(f"{name}.B")
 
     def __enter__(self) -> Region:
         self._scope.__enter__()
@@ -120,7 +94,7 @@ class _Recorded(Region):
         return value
 
 
-class _Backward:
+class _BackwardScope:
     """The backward scope of one region in one forward pass.
 
     The graph's nodes at the outputs own it, and it knows the nodes at the inputs: the way gradients go. The
@@ -160,7 +134,7 @@ class _Backward:
         if any(node is entry_node for entry_node, _ in self.inputs):
             return
         # The regions that end with this node, the innermost first; one hook opens them, the outermost first.
-        ending: list[_Backward] | None = node.metadata.get(_REGIONS)
+        ending: list[_BackwardScope] | None = node.metadata.get(_REGIONS)
         if ending is None:
             ending = node.metadata[_REGIONS] = []
             node.register_prehook(lambda _: _begin(ending, device))
@@ -193,18 +167,12 @@ class _Backward:
             self.open = None
 
 
-def _begin(ending: list[_Backward], device: torch.device) -> None:
-    if recording():
-        for backward in reversed(ending):
-            backward.begin(device)
-
-
 class _Open:
     """A scope that was opened by autograd; those of a thread end in the reverse order of their beginning."""
 
     _thread = threading.local()
 
-    def __init__(self, owner: _Backward, task: int) -> None:
+    def __init__(self, owner: _BackwardScope, task: int) -> None:
         self.owner, self.task = weakref.ref(owner), task
         self.scope: Any = record_function(owner.name)
         stack = self._stack()
@@ -226,6 +194,109 @@ class _Open:
         stack = self._stack()
         while self in stack:
             stack.pop().scope.__exit__(None, None, None)
+
+
+Names = str | Callable[[str, Any], str | bool | None]
+_BLOCKS = ("layers", "layer", "blocks", "h")
+_PARTS = re.compile(
+    r"(?:self_|cross_)?(?:attn|attention)|mlp|ffn|feed_forward|(?:block_sparse_)?moe|router"
+    r"|(?:routed_|local_)?experts|shared_(?:experts?|mlp)|(?:token_)?dispatcher"
+)
+_INSIDE_EXPERTS = re.compile(r"(?:^|\.)(?:shared_|routed_|local_)?experts?\.")
+
+
+class Hooks:
+    """Hooks on modules as `choose` returns them, until removed."""
+
+    def __init__(self, modules: dict[str, Any]) -> None:
+        self._calls = threading.local()
+        self._modules = modules
+        self._handles = {name: self._hooked(name) for name in modules}
+
+    def remove(self) -> None:
+        for handles in self._handles.values():
+            handles.close()
+        self._handles.clear()
+
+    @contextmanager
+    def without(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Inside, these modules themselves have none of the hooks; those in them do."""
+        bare = {id(module) for module in modules}
+        names = [name for name in self._handles if id(self._modules[name]) in bare]
+        for name in names:
+            self._handles[name].close()
+        try:
+            yield
+        finally:
+            for name in set(names) & set(self._handles):  # none where all were removed meanwhile
+                self._handles[name] = self._hooked(name)
+
+    def _hooked(self, name: str) -> ExitStack:
+        module, handles = self._modules[name], ExitStack()
+        handles.enter_context(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
+        # Always: recomputation leaves a forward by an exception once it has what it needs.
+        handles.enter_context(module.register_forward_hook(self._after, always_call=True))
+        return handles
+
+    def _before(self, name: str) -> Callable[..., tuple[Any, Any] | None]:
+        def before(_: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+            if not recording():
+                return None
+            part = region(name)
+            self._open().append(part)
+            part.__enter__()
+            return part.enter(args), part.enter(kwargs)
+
+        return before
+
+    def _after(self, _: Any, __: Any, output: Any) -> None:
+        calls = self._open()
+        if calls:  # none: the call began before the recording did
+            part = calls.pop()
+            part.leave(output)
+            part.__exit__(None, None, None)
+
+    def _open(self) -> list[Region]:
+        if not hasattr(self._calls, "stack"):
+            self._calls.stack = []
+        stack: list[Region] = self._calls.stack
+        return stack
+
+
+def recording() -> bool:
+    """Whether a profiler runs in this process, and scopes are worth opening."""
+    # Compiled code must not depend on the profiler: it would be compiled anew when the recording begins.
+    return not torch.compiler.is_dynamo_compiling() and bool(_autograd_profiler._is_profiler_enabled)
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """Scope around whatever the `with` holds; it has no backward."""
+    if not recording():
+        # Dynamo knows contexts that it saw being made.
+        return nullcontext() if torch.compiler.is_dynamo_compiling() else _NOTHING
+    scope: AbstractContextManager[Any] = record_function(name)
+    return scope
+
+
+def region(name: str) -> Region:
+    """Region of this name, to be entered by `with`; its backward is named `name.B`."""
+    if not recording():
+        return Region() if torch.compiler.is_dynamo_compiling() else _OFF
+    return _Recorded(name)
+
+
+def scoped(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function as a region: its arguments enter, its result leaves."""
+    if not recording():
+        return function(*args, **kwargs)
+    with _Recorded(name) as part:
+        return part.leave(function(*part.enter(args), **part.enter(kwargs)))
+
+
+def _begin(ending: list[_BackwardScope], device: torch.device) -> None:
+    if recording():
+        for backward in reversed(ending):
+            backward.begin(device)
 
 
 def _mapped(value: T, change: Callable[[Any], Any]) -> T:
@@ -252,3 +323,52 @@ def _visit(value: Any, see: Callable[[Any], None]) -> None:
         _visit(list(value.values()), see)
     elif hasattr(value, "__dataclass_fields__"):
         _visit(list(vars(value).values()), see)
+
+
+def choose(model: Any, names: Names | None = None) -> dict[str, Any]:
+    """Modules that get a scope, by the name of the scope.
+
+    Args:
+        model: a torch.nn.Module.
+        names: a regular expression that qualified names must match somewhere, or a function of (qualified
+            name, module) that returns whether it gets a scope, or the scope's name. None: the blocks of a
+            transformer and, inside them, attention, MLP, router, dispatcher, experts and shared experts.
+
+    Raises:
+        TracelensError: not a module, a broken expression, or no module is chosen.
+    """
+    if not hasattr(model, "named_modules"):
+        raise TracelensError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    scoped: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        scope = _scope(model, name, module, names) if name else None
+        if scope:
+            scoped[scope if isinstance(scope, str) else name] = module
+    if not scoped:
+        problem = "looks like a transformer block" if names is None else "matches names"
+        raise TracelensError(
+            f"no module of {type(model).__name__} {problem}; pass names, a regular expression"
+        )
+    return scoped
+
+
+def _scope(model: Any, name: str, module: Any, names: Names | None) -> str | bool | None:
+    if callable(names):
+        return names(name, module)
+    if names is None:
+        return _is_known_part(model, name)
+    try:
+        return re.search(names, name) is not None
+    except re.error as error:
+        raise TracelensError(f"names is not a regular expression ({error}): {names!r}") from None
+
+
+def _is_known_part(model: Any, name: str) -> bool:
+    *parents, last = name.split(".")
+    if not any(parent in _BLOCKS for parent in parents) or _INSIDE_EXPERTS.search(name):
+        return False
+    if last.isdecimal():
+        return parents[-1] in _BLOCKS
+    # "gate" is the router where there are experts beside it, and a matrix of a gated MLP where not.
+    router = last == "gate" and hasattr(model.get_submodule(".".join(parents)), "experts")
+    return router or _PARTS.fullmatch(last) is not None

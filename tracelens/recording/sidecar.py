@@ -37,20 +37,107 @@ What JSON cannot hold is written as text: `str(value)`, and "nan" and "inf" for 
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+import socket
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from tracelens.errors import TracelensError
 from tracelens.outputs import whole_file
+from tracelens.version import __version__
+
+if TYPE_CHECKING:
+    from tracelens.recording.scopes import Names
+    from tracelens.recording.window import RecordingWindow
 
 NAME = "run.json"
 SCHEMA = "tracelens.run/1"
 PACE_SCHEMA = "tracelens.pace/1"
 TRACE = re.compile(r"rank\d+\.json\.gz")
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What is recorded and what is kept of it; see `tracelens.record`."""
+
+    stack: bool = False
+    memory: bool = False
+    ranks: Ranks = "all"
+    model: Any = None
+    names: Names | None = None
+    config: Any = None
+    mesh: Any = None
+    max_bytes: int | None = None
+    scrub: bool = False
+    pace_steps: int = 0
+
+    @property
+    def host(self) -> str | None:
+        """Name of this host, unless it is left out."""
+        return None if self.scrub else socket.gethostname()
+
+
+# As the system keeps it, cut to 15 letters.
+_GLOO_WORKER = "pt_gloo_runloop"
+
+Ranks = Collection[int] | Literal["all", "hosts"]
+# Launchers, the most telling first: rank, world size, rank on this host, ranks on this host. Slurm sets
+# SLURM_NTASKS in a batch script's own single process too, SLURM_STEP_NUM_TASKS only in what srun starts.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+@dataclass(frozen=True)
+class JobRank:
+    """One process of a job."""
+
+    rank: int = 0  # its number
+    world: int = 1  # processes of the job
+    local_rank: int | None = 0  # its number among those of its host, None if nobody says
+    local_world: int | None = 1  # processes on its host, None if nobody says
+    # who says the rank: "torch.distributed", the name of a variable, or "one process"
+    source: str = "one process"
+
+    def records(self, ranks: Ranks) -> bool:
+        """Whether this rank is among `ranks`.
+
+        Raises:
+            TracelensError: a rank that the job does not have, or nothing says which is a host's first.
+        """
+        if isinstance(ranks, str):
+            if ranks not in ("all", "hosts"):
+                raise TracelensError(f"ranks must be 'all', 'hosts' or numbers, not {ranks!r}")
+            if ranks == "hosts" and self.local_rank is None:
+                raise TracelensError(
+                    "ranks='hosts' needs LOCAL_RANK to know each host's first rank; start with torchrun, "
+                    "or pass the numbers of the ranks"
+                )
+            return ranks == "all" or self.local_rank == 0
+        strange = [rank for rank in ranks if rank not in range(self.world)]
+        if strange:
+            raise TracelensError(
+                f"ranks contains {strange[0]!r}, but the job has ranks 0 to {self.world - 1}"
+            )
+        return self.rank in ranks
+
+    def recording(self, ranks: Ranks) -> list[int] | None:
+        """All ranks of the job that record; None where each host decides for itself."""
+        if not isinstance(ranks, str):
+            return sorted(set(ranks))
+        if ranks == "all":
+            return list(range(self.world))
+        return list(range(0, self.world, self.local_world)) if self.local_world else None
 
 
 def plain(value: Any) -> Any:
@@ -104,3 +191,113 @@ def _files(path: Path) -> set[str]:
     if not isinstance(document, dict) or not isinstance(document.get("files"), dict):
         return set()
     return {name for name in document["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}
+
+
+def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:
+    """Ids of all worker threads of gloo's groups in this process, in the order in which they were made.
+
+    A group has two of its own and its work is recorded on them, but not which group that is: readers tell by
+    the order in which threads and groups were made, for which they must know the idle ones as well. Ids alone
+    do not tell: the system begins anew when it has used them up.
+
+    Args:
+        tasks: where Linux shows the threads of this process; where it is missing, none are found.
+    """
+    threads = []
+    # Listed as they were made; times are whole ticks.
+    for name in os.listdir(tasks) if tasks.is_dir() else []:
+        try:
+            text = (tasks / name / "stat").read_text()
+        except OSError:
+            continue  # the thread has ended
+        # "7 (name) S ...", the time of its start the 20th word behind the name (man 5 proc).
+        before, _, behind = text.rpartition(")")
+        if before.partition("(")[2] == _GLOO_WORKER:
+            threads.append((int(behind.split()[19]), int(name)))
+    return [thread for _, thread in sorted(threads, key=lambda pair: pair[0])]
+
+
+def metadata(
+    job_rank: JobRank, window: RecordingWindow, options: RecordOptions, pace: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What stands at the top of a trace: `tracelens`, and the rank where torch does not write it."""
+    header: dict[str, Any] = {
+        "version": __version__,
+        "host": options.host,
+        "steps": [window.first, window.end],
+        "config": plain(options.config),
+        "mesh": plain(options.mesh),
+    }
+    if pace is not None:
+        header["pace"] = pace
+    if threads := gloo_threads():
+        header["gloo_threads"] = threads
+    if job_rank.source == "torch.distributed":
+        return {"tracelens": header}
+    rank = {"backend": "none", "rank": job_rank.rank, "world_size": job_rank.world}
+    return {"tracelens": header, "distributedInfo": rank}
+
+
+def content(
+    job_rank: JobRank, window: RecordingWindow, options: RecordOptions, pace: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What stands in run.json besides what only the recorder knows; see `tracelens.recording.sidecar`."""
+    from tracelens.recording import software  # needs torch, which reading a sidecar does not
+
+    recording = job_rank.recording(options.ranks)
+    return {
+        "tracelens": __version__,
+        "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "software": software.software_versions(),
+        "device": software.this_device(),
+        "world_size": job_rank.world,
+        "rank_source": job_rank.source,
+        "ranks_per_host": job_rank.local_world,
+        "host": options.host,
+        "window": {"wait": window.wait, "warmup": window.warmup, "steps": window.steps},
+        "options": {
+            "shapes": True,
+            "stack": options.stack,
+            "memory": options.memory,
+            "max_bytes": options.max_bytes,
+            "scrub": options.scrub,
+            "ranks": options.ranks,
+            "pace_steps": options.pace_steps,
+        },
+        "pace": pace,
+        "files": None if recording is None else {rank: f"rank{rank}.json.gz" for rank in recording},
+        "config": options.config,
+        "mesh": options.mesh,
+    }
+
+
+def find_job_rank(environ: Mapping[str, str] = os.environ) -> JobRank:
+    """The rank of this process: from torch.distributed, else the launcher's variables, else it is alone.
+
+    Raises:
+        TracelensError: a variable holds no number, or a rank outside of the job.
+    """
+    local = [(_number(environ, names[2]), _number(environ, names[3])) for names in _LAUNCHERS]
+    local_rank, local_world = next((pair for pair in local if pair[0] is not None), (None, None))
+    # Only what runs already counts; importing it here would tell nothing.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
+        return JobRank(rank, world, local_rank, local_world, "torch.distributed")
+    for rank_name, world_name, *_ in _LAUNCHERS:
+        launched, size = _number(environ, rank_name), _number(environ, world_name)
+        if launched is None or size is None:
+            continue
+        if launched >= size:
+            raise TracelensError(f"{rank_name} is {launched}, but {world_name} is {size}: ranks count from 0")
+        return JobRank(launched, size, local_rank, local_world, rank_name)
+    return JobRank()
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if text is None or (name == "SLURM_STEP_TASKS_PER_NODE" and not text.isdecimal()):
+        return None  # Slurm writes "4(x2),3" where there are several hosts
+    if not text.isdecimal():
+        raise TracelensError(f"the environment variable {name} must be a number, not {text!r}")
+    return int(text)

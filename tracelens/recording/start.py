@@ -75,7 +75,7 @@ def record(
     _check(max_bytes, names, model)
     torch_part = _torch_part()
     choices = (stack, memory, ranks, model, names, config, mesh, max_bytes, scrub, pace_steps)
-    recorder: Recorder = torch_part.Recorder(Path(folder), window, torch_part.Options(*choices))
+    recorder: Recorder = torch_part.Recorder(Path(folder), window, torch_part.RecordOptions(*choices))
     return recorder
 
 

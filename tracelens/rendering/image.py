@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.rendering.figures import Figure
 
@@ -45,7 +44,10 @@ def png(figure: Figure) -> bytes:
     """
     layout = {**figure["layout"], "paper_bgcolor": "#ffffff"}
     layout.pop("updatemenus", None)
-    return indexed(_browser().draw({"data": figure["data"], "layout": layout}))
+    browser = _started()
+    if isinstance(browser, NoImages):
+        raise browser
+    return indexed(browser.draw({"data": figure["data"], "layout": layout}))
 
 
 class _Browser:
@@ -61,7 +63,12 @@ class _Browser:
         # Chrome is missing, does not start, ends or takes too long; it or kaleido refuses the figure.
         self._errors = (RuntimeError, OSError, DevtoolsProtocolError, KaleidoError)
         self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._serve, name="figures", daemon=True)
+
+        def serve() -> None:
+            self._loop.run_forever()
+            self._loop.close()
+
+        self._thread = Thread(target=serve, name="figures", daemon=True)
         self._thread.start()
 
         async def start() -> Any:
@@ -72,7 +79,14 @@ class _Browser:
         except self._errors as error:
             self._end()
             raise NoImages(f"kaleido needs Chrome or Chromium: {_first_line(error)}") from error
-        atexit.register(self._stop)
+
+        def stop() -> None:
+            try:
+                self._result(self._kaleido.close(), _STOP_S)
+            finally:
+                self._end()
+
+        atexit.register(stop)
 
     def draw(self, figure: Figure) -> bytes:
         size = {"format": "png", "width": WIDTH, "height": figure["layout"]["height"], "scale": _SCALE}
@@ -85,16 +99,6 @@ class _Browser:
     def _result(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
-    def _serve(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def _stop(self) -> None:
-        try:
-            self._result(self._kaleido.close(), _STOP_S)
-        finally:
-            self._end()
-
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
@@ -102,18 +106,11 @@ class _Browser:
 
 @cache
 def _started() -> _Browser | NoImages:
+    """The browser that runs; what cannot start is not tried again."""
     try:
         return _Browser()
     except NoImages as reason:
         return reason
-
-
-def _browser() -> _Browser:
-    """The one that runs; what cannot start is not tried again."""
-    browser = _started()
-    if isinstance(browser, NoImages):
-        raise browser
-    return browser
 
 
 def _first_line(error: Exception) -> str:
@@ -137,24 +134,23 @@ def indexed(image: bytes) -> bytes:
         return image
     pixels = np.cumsum(rows[:, 1:], axis=0, dtype=np.uint8).reshape(height, width, samples).astype(np.uint32)
     colors = pixels[..., 0] << 16 | pixels[..., 1] << 8 | pixels[..., 2]
-    palette, index = _palette(colors.ravel())
+    # The 256 most frequent colours, as rows of red, green and blue, and for each pixel the nearest one.
+    unique, of_pixel, counts = np.unique(colors.ravel(), return_inverse=True, return_counts=True)
+    channels = np.stack((unique >> 16, unique >> 8 & 0xFF, unique & 0xFF), axis=1).astype(np.int64)
+    palette = channels[np.argsort(-counts, kind="stable")[:_COLORS]]
+    # |a - b|² without |a|², which is the same for all of the palette.
+    distance = (palette**2).sum(axis=1) - 2 * channels @ palette.T
+    index = distance.argmin(axis=1)[of_pixel]
     filtered = np.zeros((height, width + 1), np.uint8)  # in front of each row: no filter
     filtered[:, 1:] = index.reshape(height, width)
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     colored = palette.astype(np.uint8).tobytes()
     data = zlib.compress(filtered.tobytes(), 9)
     parts = ((b"IHDR", header), (b"PLTE", colored), (b"IDAT", data), (b"IEND", b""))
-    return _SIGNATURE + b"".join(_chunk(name, content) for name, content in parts)
-
-
-def _palette(colors: Int) -> tuple[Int, Int]:
-    """The 256 most frequent colours, as rows of red, green and blue, and for each pixel the nearest one."""
-    unique, of_pixel, counts = np.unique(colors, return_inverse=True, return_counts=True)
-    channels = np.stack((unique >> 16, unique >> 8 & 0xFF, unique & 0xFF), axis=1).astype(np.int64)
-    palette = channels[np.argsort(-counts, kind="stable")[:_COLORS]]
-    # |a - b|² without |a|², which is the same for all of the palette.
-    distance = (palette**2).sum(axis=1) - 2 * channels @ palette.T
-    return palette, distance.argmin(axis=1)[of_pixel]
+    return _SIGNATURE + b"".join(
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in parts
+    )
 
 
 def _chunks(image: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -164,7 +160,3 @@ def _chunks(image: bytes) -> Iterator[tuple[bytes, bytes]]:
         (size,) = struct.unpack_from(">I", image, start)
         yield image[start + 4 : start + 8], image[start + 8 : start + 8 + size]
         start += 12 + size
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -1,24 +1,31 @@
 """Tables of the page that readers sort, filter and copy: how the script shows their columns, and all rows.
 
 `assets/js/grid.js` brings them to life. What it shows of a cell equals what Python writes, so the first rows,
-which stand in the page as HTML, do not change when it takes over.
+which stand in the page as HTML, do not change when it takes over. All rows travel as a payload that the page
+unpacks when somebody looks: base64 of gzip of u32 length of the header, the header as JSON, and the arrays,
+little-endian, each at a multiple of 8 bytes behind the header's end. The header is {"rows", "columns": {name:
+{"type": "i1", "i2", "i4" or "f8", "at": offset, "first": value for differences, "texts": [...] for text,
+"short": {index of a text: its short form} where it has one}}}. `assets/js/payload.js` reads it.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.arrays import Bool
-from tracelens.rendering.payload import packed
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
     column_format,
+    encodable,
     label,
     one_line,
     parent_rows,
@@ -27,7 +34,7 @@ from tracelens.rendering.tables import (
     shown_columns,
     size_column,
 )
-from tracelens.table import Coded, Column, Result, Table
+from tracelens.table import Coded, Result, Table
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES
 
 ACROSS, ROWS = "across", "rows"
@@ -37,17 +44,11 @@ _ROUNDS = 4
 
 @dataclass(frozen=True)
 class Interactive:
-    """One table of the page.
+    """One table of the page."""
 
-    Attributes:
-        id: of its element, and of its payload.
-        result: that it belongs to.
-        views: the table by view: `rows` as it is, `across` told across ranks, if it is.
-    """
-
-    id: str
-    result: Result
-    views: Mapping[str, Table]
+    id: str  # of its element, and of its payload
+    result: Result  # that it belongs to
+    views: Mapping[str, Table]  # the table by view: `rows` as it is, `across` told across ranks, if it is
 
     @property
     def first(self) -> Table:
@@ -66,6 +67,9 @@ class Interactive:
 
     def payload_id(self, view: str) -> str:
         return self.id if view == ROWS else f"{self.id}--{view}"
+
+
+_INTEGERS = ("i1", "i2", "i4")
 
 
 def views(result: Result) -> dict[str, Interactive]:
@@ -97,7 +101,12 @@ def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, byte
     for _ in range(_ROUNDS):
         if sum(map(len, made.values())) <= budget:
             break
-        cap = _cap(list(map(len, made.values())), int(budget * share))
+        # The size to which the largest must be cut for all to fit: the first one whose fair share of what the
+        # smaller ones leave is less than its size.
+        sizes = np.sort(np.array(list(map(len, made.values()))))
+        below = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        caps = (int(budget * share) - below) // np.arange(len(sizes), 0, -1)
+        cap = int(max(caps[int(np.argmax(caps < sizes))], 0))
         for name, payload in made.items():
             if len(payload) > cap:
                 held[name] = _largest(whole[name], int(len(held[name]) * cap / len(payload)))
@@ -108,6 +117,37 @@ def payloads(tables: Sequence[Interactive], budget: int) -> tuple[dict[str, byte
 
 def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
     """What the script needs to know of a table beside its rows."""
+    columns: dict[str, list[dict[str, Any]]] = {view: [] for view in item.views}
+    for view, table in item.views.items():
+        for column in shown_columns(table):
+            fmt = column_format(table, column)
+            kind = "text"
+            if column.dtype == "bool":
+                kind = "bool"
+            elif column.is_number:
+                kind = "percent" if column.unit in PERCENT else "number"
+            made: dict[str, Any] = {
+                "name": column.name,
+                "label": label(column),
+                "header": fmt.header,
+                "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
+                "kind": kind,
+            }
+            if column.prose:
+                made["prose"] = True
+            if column.is_number:
+                made |= {
+                    "divisor": fmt.divisor,
+                    "decimals": fmt.decimals,
+                    "absent": fmt.absent,
+                    "unit": fmt.unit,
+                }
+                if column.unit in SCALES:
+                    made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
+            if column.unit == "efficiency":
+                note = "note" if "note" in table.columns else ""
+                made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
+            columns[view].append(made)
     return {
         "title": item.result.title,
         "tree": item.views[ROWS].schema.kind == "tree",
@@ -121,7 +161,7 @@ def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
                 "doc": one_line(table.schema.doc),
                 "ranks": "rank" in table.columns,
                 "steps": _has_steps(table),
-                "columns": [_column(table, column) for column in shown_columns(table)],
+                "columns": columns[view],
             }
             for view, table in item.views.items()
         },
@@ -147,32 +187,6 @@ def _has_steps(table: Table) -> bool:
     return any(column.name == "step" and column.is_text for column in table.schema.columns)
 
 
-def _column(table: Table, column: Column) -> dict[str, Any]:
-    fmt = column_format(table, column)
-    kind = "text"
-    if column.dtype == "bool":
-        kind = "bool"
-    elif column.is_number:
-        kind = "percent" if column.unit in PERCENT else "number"
-    made: dict[str, Any] = {
-        "name": column.name,
-        "label": label(column),
-        "header": fmt.header,
-        "title": one_line(" - ".join(filter(None, (column.name, column.doc)))),
-        "kind": kind,
-    }
-    if column.prose:
-        made["prose"] = True
-    if column.is_number:
-        made |= {"divisor": fmt.divisor, "decimals": fmt.decimals, "absent": fmt.absent, "unit": fmt.unit}
-        if column.unit in SCALES:
-            made["scales"] = {scale.name: scale.size for scale in SCALES[column.unit]}
-    if column.unit == "efficiency":
-        note = "note" if "note" in table.columns else ""
-        made["explained"] = {"above": EXPLAIN_ABOVE, "note": note, "otherwise": EFFICIENCY_BEYOND}
-    return made
-
-
 def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
     """The payload: texts on one line, and beside long ones their short form."""
     columns = dict(table.columns)
@@ -185,15 +199,6 @@ def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
             if shorter := names.get(column.name):
                 short[column.name] = [shorter.get(text, text) for text in texts]
     return packed(replace(table, columns=columns), short)
-
-
-def _cap(sizes: list[int], budget: int) -> int:
-    """The size to which the largest must be cut for all to fit."""
-    ordered = np.sort(np.array(sizes))
-    below = np.concatenate(([0], np.cumsum(ordered)[:-1]))
-    caps = (budget - below) // np.arange(len(ordered), 0, -1)
-    # The first whose fair share of what the smaller ones leave is less than its size.
-    return int(max(caps[int(np.argmax(caps < ordered))], 0))
 
 
 def _largest(table: Table, limit: int) -> Table:
@@ -215,3 +220,81 @@ def _largest(table: Table, limit: int) -> Table:
             kept[above] = True
             above = parents[np.unique(above)]
     return table.take(kept)
+
+
+def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({})) -> bytes:
+    """The payload of a table; integers beyond 2**53 are rounded, infinities stay.
+
+    Integers that mostly grow, such as start times, are stored as differences; texts by dictionary.
+
+    Args:
+        table: what is packed.
+        short: of text columns, the short forms of the texts in their dictionaries.
+    """
+    import orjson
+
+    blocks: list[bytes] = []
+    columns: dict[str, Any] = {}
+    end = 0
+    for column in table.schema.columns:
+        entry: dict[str, Any] = {}
+        if column.is_text:
+            coded = table.coded(column.name)
+            used, values = np.unique(coded.codes, return_inverse=True)
+            entry["texts"] = texts = _encodable([coded.values[code] for code in used.tolist()])
+            if column.name in short:
+                forms = _encodable([short[column.name][code] for code in used.tolist()])
+                pairs = enumerate(zip(texts, forms, strict=True))
+                entry["short"] = {str(index): form for index, (text, form) in pairs if form != text}
+        else:
+            values = table.array(column.name)
+        # The narrowest type that the page can read; of integers that mostly grow, the differences.
+        if values.dtype.kind == "f":
+            array = values.astype("<f8")
+        else:
+            numbers = values.astype(np.int64)
+            steps = np.diff(numbers, prepend=numbers[:1])
+            plain, delta = _width(numbers), _width(steps)
+            if delta < plain:
+                array, entry["first"] = steps.astype(f"<{_INTEGERS[delta]}"), int(numbers[0])
+            else:
+                array = numbers.astype(f"<{(*_INTEGERS, 'f8')[plain]}")
+        entry |= {"type": array.dtype.str[1:], "at": end}
+        block = array.tobytes()
+        block += bytes(-len(block) % 8)
+        end += len(block)
+        blocks.append(block)
+        columns[column.name] = entry
+    header = orjson.dumps({"rows": len(table), "columns": columns})
+    header += b" " * (-(len(header) + 4) % 8)
+    return compressed(b"".join((len(header).to_bytes(4, "little"), header, *blocks)))
+
+
+def _encodable(texts: list[str]) -> list[str]:
+    """Texts that UTF-8 can take; rarely one cannot, and each is looked at only then."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return list(map(encodable, texts))
+    return texts
+
+
+def compressed(content: bytes) -> bytes:
+    """Base64 of gzip."""
+    from isal import igzip
+
+    return base64.b64encode(igzip.compress(content, compresslevel=3, mtime=0))
+
+
+def elements(payloads: Mapping[str, bytes]) -> bytes:
+    """The script elements that carry payloads in a page, by id."""
+    return b"".join(
+        b'<script type="application/octet-stream" id="payload-%b">%b</script>\n' % (name.encode(), payload)
+        for name, payload in payloads.items()
+    )
+
+
+def _width(numbers: NDArray[np.int64]) -> int:
+    """Index into `_INTEGERS` of the narrowest type; beyond them, of a float."""
+    peak = max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)) - 1)
+    return next((index for index, bits in enumerate((7, 15, 31)) if peak < 2**bits), len(_INTEGERS))

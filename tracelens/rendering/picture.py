@@ -14,7 +14,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Float
 from tracelens.rendering.figures import colors_of
-from tracelens.rendering.payload import packed
+from tracelens.rendering.interactive import packed
 from tracelens.rendering.tables import one_line
 from tracelens.table import Coded, Report, Table
 
@@ -39,38 +39,24 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class HeatCell:
-    """One time of a rank.
+    """One time of a rank."""
 
-    Attributes:
-        ms: of the step.
-        heat: where it lies between the column's smallest value, 0, and its largest, 1.
-        fraction: of the rank's time in the step; None for single gaps.
-    """
-
-    ms: float
-    heat: float
-    fraction: float | None
+    ms: float  # of the step
+    heat: float  # where it lies between the column's smallest value, 0, and its largest, 1
+    fraction: float | None  # of the rank's time in the step; None for single gaps
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What the page needs to draw the step.
+    """What the page needs to draw the step."""
 
-    Attributes:
-        title: heading.
-        data: for the script, JSON-able: colors and labels of states, ranks to compare, clocks.
-        payloads: packed tables by the name under which the page asks for them.
-        columns: of the heat map.
-        rows: (rank, its cells); one row a rank.
-        step: name of the step that the cells are of and the picture opens with, "" for a whole recording.
-    """
-
-    title: str
+    title: str  # heading
+    # for the script, JSON-able: colors and labels of states, ranks to compare, clocks
     data: Mapping[str, Any]
-    payloads: Mapping[str, bytes]
-    columns: tuple[str, ...]
-    rows: tuple[tuple[int, tuple[HeatCell, ...]], ...]
-    step: str
+    payloads: Mapping[str, bytes]  # packed tables by the name under which the page asks for them
+    columns: tuple[str, ...]  # of the heat map
+    rows: tuple[tuple[int, tuple[HeatCell, ...]], ...]  # (rank, its cells); one row a rank
+    step: str  # name of the step that the cells are of and the picture opens with, "" for a whole recording
 
     @property
     def many(self) -> bool:
@@ -87,19 +73,50 @@ def picture(report: Report) -> Picture | None:
     steps = tables["steps"].texts("step")
     typical = result.meta.get("typical_step")
     number = steps.index(typical) if typical in steps else 0
-    ranks, times = _heat(_during(tables["states"], tables["steps"].take(slice(number, number + 1))))
+    begin, dur = (int(tables["steps"].array(name)[number]) for name in ("ts_ns", "dur_ns"))
+    states = tables["states"]
+    # The states in the step; every rank keeps a row.
+    start = np.clip(states.array("ts_ns"), begin, begin + dur)
+    end = np.clip(states.array("ts_ns") + states.array("dur_ns"), begin, begin + dur)
+    ranks, times = _heat(Table(states.schema, {**states.columns, "ts_ns": start, "dur_ns": end - start}))
     if not times:
         return None
+    whole = np.maximum(sum(ns for name, ns in times.items() if name != _LONGEST), 1)
+    cells = []
+    for name, ns in times.items():
+        low, high = ns.min(), ns.max()
+        heat = (ns - low) / (high - low if high > low else 1)
+        fraction = [None] * len(ns) if name == _LONGEST else (ns / whole).tolist()
+        cells.append(map(HeatCell, (ns / 1e6).tolist(), heat.tolist(), fraction))
+    names = {one_line(text) for text in states.coded("state").values}
+    if "kernels" in tables:
+        names |= {one_line(text) for text in tables["kernels"].coded("category").values}
+    traces = tables.get("traces")
+    traced = list(map(str, traces.values("rank"))) if traces else []
+    hosts = map(one_line, traces.values("host")) if traces else ()
+    offsets_ns = traces.values("first_event_offset_ns") if traces else ()
+    # The ranks that say most when not all have room: the slowest waits least, the fastest most. Where no rank
+    # waits, those with most and least computation.
+    busy = times.get("computation", np.zeros(len(ranks)))
+    slow_first = np.argsort(times.get(_LABELS["waiting"], -busy), kind="stable")
+    slowest, middle, fastest = (ranks[slow_first[row]] for row in (0, len(ranks) // 2, -1))
     return Picture(
         title=f"The step on {len(ranks)} ranks" if len(ranks) > 1 else "The step",
-        data=_data(tables) | {"compared": _compared(ranks, times), "step": number},
+        data={
+            "colors": colors_of(names),
+            "labels": {name: _LABELS.get(name, name.replace("_", " ")) for name in sorted(names)},
+            "hosts": {rank: host for rank, host in zip(traced, hosts, strict=True) if host},
+            "first_event_offset_ns": dict(zip(traced, offsets_ns, strict=True)),
+            "compared": {"slowest": slowest, "typical": middle, "fastest": fastest},
+            "step": number,
+        },
         payloads={
             f"step-{name}": packed(end_to_end(table) if name == "states" else table)
             for name, table in tables.items()
             if name != "traces"
         },
         columns=tuple(times),
-        rows=tuple(zip(ranks, _cells(times), strict=True)),
+        rows=tuple(zip(ranks, zip(*cells, strict=True), strict=True)),
         step=one_line(steps[number]),
     )
 
@@ -130,14 +147,6 @@ def end_to_end(states: Table) -> Table:
     return Table(schema, columns)
 
 
-def _during(states: Table, step: Table) -> Table:
-    """The states in a step; every rank keeps a row."""
-    begin, dur = int(step.array("ts_ns")[0]), int(step.array("dur_ns")[0])
-    start = np.clip(states.array("ts_ns"), begin, begin + dur)
-    end = np.clip(states.array("ts_ns") + states.array("dur_ns"), begin, begin + dur)
-    return Table(states.schema, {**states.columns, "ts_ns": start, "dur_ns": end - start})
-
-
 def _heat(states: Table) -> tuple[list[int], dict[str, Float]]:
     """Ranks, and ns of each of them by column; the last column is the longest gap, which is no sum."""
     rank_of, (ranks,) = states.group("rank")
@@ -159,54 +168,9 @@ def _heat(states: Table) -> tuple[list[int], dict[str, Float]]:
     by_cause = np.bincount(detail.codes[idle], weights=dur_ns[idle], minlength=len(detail.values))
     order = [code for code in np.argsort(-by_cause, kind="stable").tolist() if by_cause[code] > 0]
     for code in order[:CAUSES]:
-        columns[_idle(detail.values[code])] = total(idle & (detail.codes == code))
+        cause = detail.values[code]
+        columns[f"idle: {one_line(cause)}" if cause else "idle"] = total(idle & (detail.codes == code))
     columns["idle: other causes"] = total(idle & ~np.isin(detail.codes, order[:CAUSES]))
     longest = columns[_LONGEST] = np.zeros(len(ranks))
     np.maximum.at(longest, rank_of[idle], dur_ns[idle])
     return ranks, {name: times for name, times in columns.items() if times.any()}
-
-
-def _idle(cause: str) -> str:
-    return f"idle: {one_line(cause)}" if cause else "idle"
-
-
-def _cells(times: Mapping[str, Float]) -> list[tuple[HeatCell, ...]]:
-    """The cells of each rank."""
-    whole = np.maximum(sum(ns for name, ns in times.items() if name != _LONGEST), 1)
-    columns = []
-    for name, ns in times.items():
-        low, high = ns.min(), ns.max()
-        heat = (ns - low) / (high - low if high > low else 1)
-        fraction = [None] * len(ns) if name == _LONGEST else (ns / whole).tolist()
-        columns.append(map(HeatCell, (ns / 1e6).tolist(), heat.tolist(), fraction))
-    return list(zip(*columns, strict=True))
-
-
-def _data(tables: Mapping[str, Table]) -> dict[str, Any]:
-    names = {one_line(text) for text in tables["states"].coded("state").values}
-    if "kernels" in tables:
-        names |= {one_line(text) for text in tables["kernels"].coded("category").values}
-    traces = tables.get("traces")
-    ranks = list(map(str, traces.values("rank"))) if traces else []
-    hosts = map(one_line, traces.values("host")) if traces else ()
-    return {
-        "colors": colors_of(names),
-        "labels": {name: _LABELS.get(name, name.replace("_", " ")) for name in sorted(names)},
-        "hosts": {rank: host for rank, host in zip(ranks, hosts, strict=True) if host},
-        "first_event_offset_ns": dict(
-            zip(ranks, traces.values("first_event_offset_ns") if traces else (), strict=True)
-        ),
-    }
-
-
-def _compared(ranks: list[int], times: Mapping[str, Float]) -> dict[str, int]:
-    """The ranks that say most when not all have room: the slowest waits least, the fastest most.
-
-    Where no rank waits, those with most and least computation.
-    """
-    waiting = times.get(_LABELS["waiting"])
-    slow_first = np.argsort(
-        -times.get("computation", np.zeros(len(ranks))) if waiting is None else waiting, kind="stable"
-    )
-    slowest, typical, fastest = (ranks[slow_first[row]] for row in (0, len(ranks) // 2, -1))
-    return {"slowest": slowest, "typical": typical, "fastest": fastest}

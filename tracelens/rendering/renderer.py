@@ -7,16 +7,17 @@ package is cheap; each format imports its library when it runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
 from tracelens.registry import Registry
-from tracelens.table import Report, Result, Skip
+from tracelens.table import Report, Skip
 
 T = TypeVar("T")
 
@@ -25,21 +26,13 @@ Files = Callable[[Report], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Renderer:
-    """One output format.
+    """One output format."""
 
-    Attributes:
-        name: its registered name.
-        suffix: of the file it writes, with the dot; "" for a format that fills a directory.
-        doc: one line for `tracelens list`.
-        files: report to relative file name to content; exactly one file unless `suffix` is "".
-        folder: what the directory is, for a format that fills one.
-    """
-
-    name: str
-    suffix: str
-    doc: str
-    files: Files
-    folder: FolderKind | None = None
+    name: str  # its registered name
+    suffix: str  # of the file it writes, with the dot; "" for a format that fills a directory
+    doc: str  # one line for `tracelens list`
+    files: Files  # report to relative file name to content; exactly one file unless `suffix` is ""
+    folder: FolderKind | None = None  # what the directory is, for a format that fills one
 
 
 RENDERERS: Registry[Renderer] = Registry("renderer", "tracelens.rendering.formats")
@@ -70,8 +63,9 @@ def by_path(path: str | os.PathLike[str]) -> Renderer:
     suffix = Path(text).suffix.lower().rstrip(".")
     if text.endswith(("/", os.sep)) or Path(text).is_dir():
         suffix = ""
-    elif not suffix and _is_stream(text):
-        suffix = ".txt"
+    elif not suffix:
+        with suppress(OSError):
+            suffix = ".txt" if is_stream(text) else ""
     by_suffix = {known.suffix: known for _, known in RENDERERS.items()}
     if suffix not in by_suffix:
         names = ", ".join(sorted(filter(None, by_suffix)))
@@ -90,17 +84,12 @@ def rendered(report: Report, render: Callable[[Report], T]) -> T:
     output = guard("rendering", render, report)
     if not isinstance(output, Failure):
         return output
-    return render(replace(report, results=tuple(_sound(report, render))))
-
-
-def _sound(report: Report, render: Callable[[Report], object]) -> Iterator[Result]:
-    """The results, those that cannot be rendered as a Skip."""
+    results = []
     for result in report.results:
         alone = guard(f"rendering {result.analyzer}", render, replace(report, results=(result,)))
-        if isinstance(alone, Failure):
-            yield replace(result, data={}, meta={}, skips=(Skip(result.title, alone),))
-        else:
-            yield result
+        skip = Skip(result.title, alone) if isinstance(alone, Failure) else None
+        results.append(replace(result, data={}, meta={}, skips=(skip,)) if skip else result)
+    return render(replace(report, results=tuple(results)))
 
 
 def check(
@@ -141,27 +130,14 @@ def write(report: Report, path: str | os.PathLike[str]) -> None:
             something else, or it cannot be written (the system's reason is given).
     """
     target_format = by_path(path)
-    check([path], _input_files(report.meta.get("inputs", ())))
+    inputs = report.meta.get("inputs", ())
+    if isinstance(inputs, Mapping):  # by side
+        inputs = [path for paths in inputs.values() for path in paths]
+    # Directories and names of models are inputs as well; what they mean, the command has checked.
+    check([path], [file for file in map(str, inputs) if not Path(file).is_dir()])
     files = rendered(report, target_format.files)
     if target_format.folder:
         write_folder(path, files, target_format.folder)
     else:
         (content,) = files.values()
         write_file(path, content)
-
-
-def _input_files(inputs: Any) -> Iterator[str]:
-    """The files among the inputs that a report names, be they told by side or not."""
-    if isinstance(inputs, Mapping):
-        inputs = [path for paths in inputs.values() for path in paths]
-    for path in map(str, inputs):
-        # Directories and names of models are inputs as well; what they mean, the command has checked.
-        if not Path(path).is_dir():
-            yield path
-
-
-def _is_stream(path: str) -> bool:
-    try:
-        return is_stream(path)
-    except OSError:
-        return False

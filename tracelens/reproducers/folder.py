@@ -22,42 +22,27 @@ Kind = Literal["op", "collective", "sequence"]
 
 
 class Script(NamedTuple):
-    """A reproducer.
+    """A reproducer."""
 
-    Attributes:
-        name: of its file, without a number and an ending: aten_mm.
-        kind: one op, one collective, or a sequence of ops.
-        subject: op, collective, or what the sequence is of.
-        shapes: its arguments as short text.
-        text: the source.
-        count: calls in the trace that it stands for.
-        traced_us: median time of one in the trace; 0 where it is another one's (scaled down).
-        total_us: time of all of them.
-        processes: how many run it together, 1 or the ranks of a collective.
-    """
-
-    name: str
-    kind: Kind
-    subject: str
-    shapes: str
-    text: str
+    name: str  # of its file, without a number and an ending: aten_mm
+    kind: Kind  # one op, one collective, or a sequence of ops
+    subject: str  # op, collective, or what the sequence is of
+    shapes: str  # its arguments as short text
+    text: str  # the source
+    # calls in the trace that it stands for
     count: int  # type: ignore[assignment]  # tuple.count is not used
-    traced_us: float
-    total_us: float
-    processes: int = 1
+    traced_us: float  # median time of one in the trace; 0 where it is another one's (scaled down)
+    total_us: float  # time of all of them
+    processes: int = 1  # how many run it together, 1 or the ranks of a collective
 
 
 _Us = Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class Entry(Struct, frozen=True):
-    """A script in a directory; attributes as in Script.
+    """A script in a directory; attributes as in Script."""
 
-    Attributes:
-        file: in the directory itself: nothing else is ever run.
-        sha256: of the file's bytes, in hexadecimal; "" in lists of an older version.
-    """
-
+    # in the directory itself: nothing else is ever run
     file: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\.py\Z")]
     kind: Kind
     subject: str
@@ -66,6 +51,7 @@ class Entry(Struct, frozen=True):
     traced_us: _Us
     total_us: _Us
     processes: Annotated[int, Meta(ge=0, le=1 << 20)]
+    # of the file's bytes, in hexadecimal; "" in lists of an older version
     sha256: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
     def __post_init__(self) -> None:

@@ -12,12 +12,20 @@ from tracelens.analysis.common import own_device
 from tracelens.analysis.roofline import least_ns
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
+from tracelens.reproducers.arguments import Unreplayable
+from tracelens.reproducers.calls import (
+    OpCase,
+    ReplaySelection,
+    cases,
+    fits,
+    merged,
+    selected_work,
+    unreplayed,
+)
 from tracelens.reproducers.collectives import collectives
 from tracelens.reproducers.folder import Script, write
-from tracelens.reproducers.inputs import Unreplayable, unreplayed
 from tracelens.reproducers.layers import sequences
 from tracelens.reproducers.scripts import UNFAITHFUL, script
-from tracelens.reproducers.select import Case, Selection, cases, fits, merged, selected_work
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Run, describe
 
@@ -45,7 +53,7 @@ TABLES = {"scripts": SCRIPTS}
 
 class _Candidate(NamedTuple):
     worth_us: float
-    origin: Case | Script
+    origin: OpCase | Script
 
 
 def _quiet(_: str) -> None:
@@ -55,7 +63,7 @@ def _quiet(_: str) -> None:
 def replay(
     run: Run,
     folder: Path,
-    selection: Selection | None = None,
+    selection: ReplaySelection | None = None,
     *,
     top: int | None = TOP,
     order: Order = "time",
@@ -84,7 +92,7 @@ def replay(
     Raises:
         TracelensError: nothing in the trace is what was asked for, or the folder cannot be written.
     """
-    selection = selection or Selection()
+    selection = selection or ReplaySelection()
     skips: list[Skip] = []
     progress("finding calls")
     works = [selected_work(trace, selection) for trace in run.traces]
@@ -126,7 +134,7 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
     return _written(run, folder, scripts, skips, 0)
 
 
-def _recoverable(run: Run, selected: Sequence[Case], device: Device | None) -> list[_Candidate]:
+def _recoverable(run: Run, selected: Sequence[OpCase], device: Device | None) -> list[_Candidate]:
     """Time above the roofline; calls without a roofline are left out."""
     peaks = device or own_device(run.traces[0])
     if peaks is None:
@@ -145,26 +153,26 @@ def _scripts_of(
 ) -> tuple[list[Script], list[Skip], int]:
     """Scripts of the first candidates, why others are none, and how many are left."""
     scripts: list[Script] = []
-    refused: dict[tuple[str, str], list[Case]] = {}
+    refused: dict[tuple[str, str], list[OpCase]] = {}
     pending = list(reversed(candidates))
     while pending and len(scripts) != top:
         origin = pending.pop().origin
         try:
-            scripts.append(script(origin, max_elements) if isinstance(origin, Case) else origin)
+            scripts.append(script(origin, max_elements) if isinstance(origin, OpCase) else origin)
         except Unreplayable as error:
-            assert isinstance(origin, Case)
+            assert isinstance(origin, OpCase)
             refused.setdefault((origin.call.op, str(error)), []).append(origin)
     skips = [Skip(_refusal(op, refused_cases), reason) for (op, reason), refused_cases in refused.items()]
     return scripts, skips, len(pending)
 
 
-def _refusal(op: str, refused_cases: Sequence[Case]) -> str:
+def _refusal(op: str, refused_cases: Sequence[OpCase]) -> str:
     shapes = describe(refused_cases[0].call.shapes, refused_cases[0].call.dtypes)
     more = f" and {len(refused_cases) - 1} more of other shapes" if len(refused_cases) > 1 else ""
     return f"{op} {shapes}".strip() + more
 
 
-def _why_nothing(run: Run, selection: Selection) -> str:
+def _why_nothing(run: Run, selection: ReplaySelection) -> str:
     if selection.selects_all:
         skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
         reason = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"

@@ -1,14 +1,12 @@
 """One engine behind the Python interface and the command line: from paths to runs, results and files.
 
-    reading      reads files in processes that start while the caller imports and checks
-    loading      `load`
-    run          its `Run`, whose kernels, ops and collectives are DataFrames; their columns are in wide/
+    request      what a command or a function can be asked: each option is declared once
+    reading      `load`: reads files in processes that start while the caller imports and checks
+    run          its run, whose kernels, ops and collectives are DataFrames; their columns are in wide
     reports      runs analyzers on a run, or on files in the processes that read them; `render`
-    comparison   two runs: `diff`
-    gating       runs against a baseline: `gate`
-    merging      `fuse`
-    reproducing  `replay`
-    memory, layouts, scaling, schedules, bounds   projections before a run, in the words of the command line
+    comparison   two runs: `diff`; runs against a baseline: `gate`
+    writing      `fuse` and `replay`
+    layouts, schedules, bounds   projections before a run, in the words of the command line
 
 Importing this package is cheap; each function imports what it needs.
 """
@@ -20,15 +18,38 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.session.bounds import project_bounds
-    from tracelens.session.comments import comment
-    from tracelens.session.comparison import diff
-    from tracelens.session.gating import GateSide, explain, gate, gate_side, grown_baseline
-    from tracelens.session.layouts import search_layouts
-    from tracelens.session.loading import load
-    from tracelens.session.memory import field_text, project_memory
-    from tracelens.session.merging import fuse
-    from tracelens.session.reading import Progress, Reading, Source, loaded, quiet
+    from tracelens.session.bounds import BoundsRequest, project_bounds
+    from tracelens.session.comparison import (
+        RULES,
+        BaselineRequest,
+        DiffRequest,
+        GateRequest,
+        GateSide,
+        comment,
+        diff,
+        gate,
+    )
+    from tracelens.session.layouts import (
+        SEARCH,
+        MemoryRequest,
+        ScalingRequest,
+        SearchRequest,
+        project_memory,
+        project_scaling,
+        search_layouts,
+    )
+    from tracelens.session.reading import (
+        PATHS,
+        STEP,
+        AnalyzerOptions,
+        Graphs,
+        Reading,
+        Rooflines,
+        Source,
+        Traces,
+        Unprofiled,
+        loaded,
+    )
     from tracelens.session.reports import (
         Reporting,
         analyze,
@@ -38,30 +59,71 @@ if TYPE_CHECKING:
         report_files,
         with_results,
     )
-    from tracelens.session.reproducing import replay
-    from tracelens.session.run import Run
-    from tracelens.session.scaling import project_scaling
-    from tracelens.session.schedules import project_bubble, project_pipeline
+    from tracelens.session.request import (
+        DEVICE,
+        OUTPUT,
+        READING,
+        RUN,
+        ApiRequest,
+        CommandOption,
+        Declared,
+        OptionGroup,
+        Progress,
+        declared,
+        from_command_line,
+        option,
+        quiet,
+    )
+    from tracelens.session.run import Run, load
+    from tracelens.session.schedules import BubbleRequest, PipelineRequest, project_bubble, project_pipeline
+    from tracelens.session.writing import FuseRequest, ReplayRequest, fuse, replay
 
 __all__ = [
+    "DEVICE",
+    "OUTPUT",
+    "PATHS",
+    "READING",
+    "RULES",
+    "RUN",
+    "SEARCH",
+    "STEP",
+    "AnalyzerOptions",
+    "ApiRequest",
+    "BaselineRequest",
+    "BoundsRequest",
+    "BubbleRequest",
+    "CommandOption",
+    "Declared",
+    "DiffRequest",
+    "FuseRequest",
+    "GateRequest",
     "GateSide",
+    "Graphs",
+    "MemoryRequest",
+    "OptionGroup",
+    "PipelineRequest",
     "Progress",
     "Reading",
+    "ReplayRequest",
     "Reporting",
+    "Rooflines",
     "Run",
+    "ScalingRequest",
+    "SearchRequest",
     "Source",
+    "Traces",
+    "Unprofiled",
     "analyze",
     "as_report",
     "comment",
+    "declared",
     "diff",
-    "explain",
-    "field_text",
+    "from_command_line",
     "fuse",
     "gate",
-    "gate_side",
-    "grown_baseline",
     "load",
     "loaded",
+    "option",
     "project_bounds",
     "project_bubble",
     "project_memory",
@@ -77,24 +139,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bounds": ("project_bounds",),
-    "comments": ("comment",),
-    "comparison": ("diff",),
-    "gating": ("GateSide", "explain", "gate", "gate_side", "grown_baseline"),
-    "layouts": ("search_layouts",),
-    "loading": ("load",),
-    "memory": ("field_text", "project_memory"),
-    "merging": ("fuse",),
-    "reading": ("Progress", "Reading", "Source", "loaded", "quiet"),
-    "reports": (
-        "Reporting", "analyze", "as_report", "render", "report", "report_files", "with_results",
-    ),
-    "reproducing": ("replay",),
-    "run": ("Run",),
-    "scaling": ("project_scaling",),
-    "schedules": ("project_bubble", "project_pipeline"),
-}  # fmt: skip
+    "bounds": "BoundsRequest project_bounds",
+    "comparison": "RULES BaselineRequest DiffRequest GateRequest GateSide comment diff gate",
+    "layouts": "SEARCH MemoryRequest ScalingRequest SearchRequest project_memory project_scaling "
+    "search_layouts",
+    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Source Traces Unprofiled loaded",
+    "reports": "Reporting analyze as_report render report report_files with_results",
+    "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
+    "declared from_command_line option quiet",
+    "run": "Run load",
+    "schedules": "BubbleRequest PipelineRequest project_bubble project_pipeline",
+    "writing": "FuseRequest ReplayRequest fuse replay",
+}
 
 __getattr__, __dir__ = lazy(
-    __name__, {name: f"session.{module}" for module, names in _HOMES.items() for name in names}
+    __name__, {name: f"session.{module}" for module, names in _HOMES.items() for name in names.split()}
 )

@@ -1,39 +1,56 @@
-"""The comparison of two runs: `diff`."""
+"""Two runs compared: `diff`, and `gate` with its baselines and its comment for a pull request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tracelens.read import sources_of_sides
-from tracelens.session.reading import Progress, Source, StrPath, at_step, loaded, quiet
-from tracelens.session.reports import origin
+from tracelens.errors import TracelensError
+from tracelens.read import BESIDE, GraphSources, TraceFiles
+from tracelens.session.reading import STEP, GraphsOfSides, Partial, Scoped, Source, at_step, loaded
+from tracelens.session.reports import Reporting, origin, with_results
+from tracelens.session.reports import report as report_run
+from tracelens.session.request import (
+    OUTPUT,
+    ApiRequest,
+    Progress,
+    StrPath,
+    Texts,
+    function_of,
+    keyword,
+    option,
+    quiet,
+)
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
-    from tracelens.table import Report, Result
+    from tracelens.compare.gate import GateSettings, Side, Verdict
+    from tracelens.compare.gate import Options as GateOptions
+    from tracelens.guard import Failure
+    from tracelens.table import Report
+    from tracelens.trace import Run, Scope
+
+RUNS, RULES = "Runs", "Rules"
+_TRACES = "a trace, a directory of ranks, or a quoted pattern."
+
+GATED = ("steps", "completeness")
+"""Analyzers that a gate reads of each run."""
+
+Recording: TypeAlias = "Run | Report | StrPath"
+"""One run: in memory, a report with the analyzer "steps", or a path of traces, a report or a baseline."""
+
+# A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
+COMMENT_LINES = 25
+_COMMENT_RULES = 8
+_COMMENT_NOTES = 2
+_COMMENT_WIDTH = 100
 
 
-def diff(
-    base: Source,
-    cand: Source,
-    *,
-    step: str | int | None = None,
-    partial: bool = False,
-    captures: StrPath | Sequence[StrPath] = (),
-    twin: StrPath | Sequence[StrPath] = (),
-    progress: Progress = quiet,
-) -> Report:
+class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
     """Compare two runs: what changed, and what explains the difference in step time.
-
-    Args:
-        base: the run before, or its path.
-        cand: the run after, or its path; it may have other steps, ranks, libraries and hardware.
-        step: only this step of both, "2" or 2 for ProfilerStep#2.
-        partial: whether ranks may be missing, for paths.
-        captures: for paths, as for `load`: one for both sides, or one for the base and one for the candidate.
-        twin: likewise. A side whose graph launches are attributed to no op has the other side as its twin.
-        progress: called with a line of text before the work.
 
     Returns:
         a report with the single result "diff", ready for `render`; inputs, ranks and devices in its meta are
@@ -43,42 +60,367 @@ def diff(
         TracelensError: a rank has no GPU work, or no such step.
         ParseError: captures or twin cannot be read.
     """
-    from dataclasses import replace
 
-    from tracelens.analysis.common import noted
-    from tracelens.compare.diff import diff as compare
-    from tracelens.summary import result_summary
+    base: Source = option(
+        f"The baseline: {_TRACES}",
+        doc="the run before, or its path.",
+        metavar="BASE",
+        argument=True,
+        type=str,
+        kw_only=False,
+    )
+    cand: Source = option(
+        f"The run to compare: {_TRACES}",
+        doc="the run after, or its path; it may have other steps, ranks, libraries and hardware.",
+        metavar="CAND",
+        argument=True,
+        type=str,
+        kw_only=False,
+    )
+    step: str | int | None = option(
+        STEP, doc='only this step of both, "2" or 2 for ProfilerStep#2.', default=None
+    )
+
+    def answer(self) -> Report:
+        """The report on the difference."""
+        from tracelens.analysis.common import noted
+        from tracelens.compare.diff import diff as compare
+        from tracelens.rendering.summary import result_summary
+        from tracelens.table import Report
+        from tracelens.trace.graphs import with_twin
+
+        runs = [
+            loaded(source, partial=self.partial, progress=self.progress, graphs=graphs)
+            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
+        ]
+        twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
+        sides = {side: at_step(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
+        self.progress("comparing the runs")
+        metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
+        result = replace(compare(**sides), command="tracelens diff BASE CAND")
+        result = noted(result, [*metas["base"], *metas["cand"]])
+        origins = {side: origin(metas[side], run.ranks) for side, run in sides.items()}
+        meta: dict[str, Any] = {"version": __version__} | {
+            key: {side: side_origin[key] for side, side_origin in origins.items()} for key in origins["base"]
+        }
+        if self.step is not None:
+            meta["options"] = {"step": str(self.step)}
+        before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
+        change = f"{before:,.3f} ms to {after:,.3f} ms per step"
+        change += f" ({after / before - 1:+.1%})" if before else ""
+        pace = result.data.get("pace")
+        if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
+            before, after = (pace.array("step_ns") / 1e6).tolist()
+            change += (
+                f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
+            )
+        return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
+
+
+diff = function_of("diff", DiffRequest)
+
+
+@dataclass(frozen=True)
+class GateSide:
+    """One side of a gate as it was read."""
+
+    side: Side
+    sources: tuple[Source | None, ...]  # the traces of each run; None where there are only metrics
+    graphs: GraphSources = BESIDE  # from which its graph launches are attributed
+    failures: tuple[Failure, ...] = ()  # analyzers that failed
+
+
+class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
+    """Check runs against a baseline.
+
+    Returns:
+        the verdict, ready for `render`: `verdict.verdict` is "pass", "fail" or "inconclusive",
+        `verdict.outcomes` has one entry a rule, `verdict.causes` the largest causes of the difference.
+
+    Raises:
+        TracelensError: malformed rule, a metric that neither side has, runs that cannot be compared, or a
+            side that cannot be read or trusted.
+    """
+
+    base: Recording | Sequence[Recording] = option(
+        "A run of the baseline. Repeatable.",
+        RUNS,
+        doc='the baseline: a run, a report with the analyzer "steps", or a path of traces, a JSON report or '
+        "a stored baseline; or several of them, recordings of one program.",
+        metavar="PATH",
+        type=list[str] | None,
+        kw_only=False,
+    )
+    candidate: Recording | Sequence[Recording] = option(
+        "A run to check. Repeatable.",
+        RUNS,
+        doc="the run or runs to check, likewise.",
+        name="cand",
+        metavar="PATH",
+        type=list[str] | None,
+        kw_only=False,
+    )
+    rules: Texts = option(
+        "A limit on a ratio (step.time<=1.03), a difference (step.time<=+2ms) or a value "
+        "('moe.blocking_calls<=3 abs'). Repeatable; replaces the rules in files.",
+        RULES,
+        doc='limits, like "step.time<=1.03" (a ratio), "step.time<=+2ms" (a difference) or '
+        '"moe.blocking_calls<=3 abs" (a value); without any, those of `config`, or the default ones.',
+        name="rule",
+        metavar="RULE",
+        default=(),
+        shown="built-in rules",
+        kw_only=False,
+    )
+    config: StrPath | None = option(
+        "Read rules from [gate] of this TOML file, or [tool.tracelens.gate] of a pyproject.toml.",
+        RULES,
+        doc="tracelens.toml or pyproject.toml with rules and options; None reads no file.",
+        metavar="FILE",
+        default=None,
+        shown="the nearest tracelens.toml or pyproject.toml",
+    )
+    confidence: float | None = option(
+        "Family-wise confidence level.", RULES, metavar="LEVEL", default=None, shown="0.99"
+    )
+    min_effect: float | None = option(
+        "Times and fractions that change by less than this share of the step do not fail.",
+        RULES,
+        metavar="SHARE",
+        default=None,
+        shown="0.005",
+    )
+    allow: Collection[str] = option(
+        "Compare even if this differs: device, ranks or model. Repeatable.",
+        RUNS,
+        metavar="NAME",
+        type=list[str] | None,
+        default=(),
+        complete=("device", "ranks", "model"),
+    )
+    trust_anyway: bool = option(
+        "Compare even if a recording is incomplete or contradicts itself (`tracelens analyze completeness`).",
+        RUNS,
+        default=False,
+    )
+    why: bool = keyword('whether to look for the causes where the verdict is not "pass".', default=True)
+
+    def answer(self) -> Verdict:
+        """The verdict, with the causes where something is wrong."""
+        from tracelens.compare.gate import GateSettings, settings
+
+        options = self.options(GateSettings() if self.config is None else settings(os.fspath(self.config)))
+        base, candidate = self.sides()
+        verdict = self.judged(base, candidate, options)
+        if self.why and verdict.verdict != "pass":
+            verdict, _ = self.explained(verdict, base, candidate)
+        return verdict
+
+    def options(self, file: GateSettings) -> GateOptions:
+        """What is judged by, where a file has these settings."""
+        from tracelens.compare.gate import Options
+
+        rules = [self.rules] if isinstance(self.rules, str) else self.rules
+        return Options.of(file, rules, self.confidence, self.min_effect)
+
+    def sides(self, traces: TraceFiles | None = None) -> Iterator[GateSide]:
+        """The base, then the candidate; paths may be expanded already."""
+        for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
+            yield gate_side(recordings, traces, self.scope, self.partial, graphs, self.progress)
+
+    def judged(self, base: GateSide, candidate: GateSide, options: GateOptions) -> Verdict:
+        """The verdict without its causes."""
+        from tracelens.compare.gate import gate
+
+        return gate(
+            base.side,
+            candidate.side,
+            options.rules,
+            allow=self.allow,
+            trust_anyway=self.trust_anyway,
+            confidence=options.confidence,
+            min_effect=options.min_effect,
+        )
+
+    def explained(
+        self, verdict: Verdict, base: GateSide, candidate: GateSide
+    ) -> tuple[Verdict, Report | None]:
+        """The verdict with the largest causes of the difference, and the diff that tells them.
+
+        Of several runs of a side with traces the typical one counts: whose step time is nearest to their
+        mean. Where a side has no traces, the causes are the largest moves among its metrics, and there is no
+        diff.
+        """
+        from tracelens.compare.gate import of_diff, of_metrics
+
+        typical: list[Source] = []
+        for side in (base, candidate):
+            traced = [number for number, source in enumerate(side.sources) if source is not None]
+            times = [float(side.side.runs[number].each_step("step.time").mean()) for number in traced]
+            if traced:
+                distance = {
+                    number: abs(time - mean(times)) for number, time in zip(traced, times, strict=True)
+                }
+                nearest = side.sources[min(traced, key=distance.__getitem__)]
+                typical += [] if nearest is None else [nearest]
+        if len(typical) == 2:
+            captures, twins = zip(base.graphs, candidate.graphs, strict=True)
+            try:
+                compared = diff(
+                    *typical, partial=self.partial, captures=captures, twin=twins, progress=self.progress
+                )
+            except TracelensError:  # runs with metrics of the host only
+                pass
+            else:
+                return verdict.because(of_diff(compared["diff"])), compared
+        return verdict.because(of_metrics(base.side, candidate.side)), None
+
+
+gate = function_of("gate", GateRequest)
+
+
+class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
+    """A stored baseline with these runs as its newest.
+
+    Returns:
+        the content of the file, and how many runs it has.
+
+    Raises:
+        TracelensError: a run cannot be read, or `path` is something else than a baseline.
+    """
+
+    recordings: Sequence[str] = option(
+        "Traces or JSON reports, each of one run.",
+        name="paths",
+        metavar="RUN...",
+        argument=True,
+        type=list[str],
+    )
+    path: str = option(
+        "The baseline, created or extended.",
+        OUTPUT,
+        name="output",
+        flags=("-o", "--output"),
+        metavar="FILE",
+    )
+    commit: str | None = option(
+        "Version of the program.",
+        metavar="ID",
+        default=None,
+        shown="$GITHUB_SHA or $CI_COMMIT_SHA",
+    )
+    keep: int = option("Keep at most this many runs; drops the oldest first.", default=20)
+
+    def answer(self) -> tuple[bytes, int]:
+        """The content of the file, and how many runs it has."""
+        from tracelens.compare.gate import add_to_baseline
+
+        commit = self.commit
+        if commit is None:
+            commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+        read = gate_side(self.recordings, None, self.scope, self.partial, BESIDE, self.progress)
+        return add_to_baseline(self.path, read.side.runs, commit, self.keep)
+
+
+def gate_side(
+    recordings: Recording | Sequence[Recording],
+    traces: TraceFiles | None = None,
+    scope: Scope = "all",
+    partial: bool = False,
+    graphs: GraphSources = BESIDE,
+    progress: Progress = quiet,
+) -> GateSide:
+    """One side of a gate, from runs, traces, saved reports or a stored baseline.
+
+    Args:
+        recordings: one, or several of one program.
+        traces: expanded paths, these among them.
+        scope: as for `gate`.
+        partial: as for `gate`.
+        graphs: captures and twin from which graph launches of this side are attributed.
+        progress: as for `gate`.
+
+    Raises:
+        TracelensError: there is none, or it cannot be read.
+    """
+    from tracelens.compare.gate import Side, baseline_side, from_result, read_baseline, read_saved
     from tracelens.table import Report
-    from tracelens.trace.graphs import with_twin
+    from tracelens.trace import Run
 
-    runs = [
-        loaded(source, partial=partial, progress=progress, graphs=graphs)
-        for source, graphs in zip((base, cand), sources_of_sides(captures, twin), strict=True)
-    ]
-    twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
-    sides = {side: at_step(run, step) for side, run in zip(("base", "cand"), twins, strict=True)}
-    meta: dict[str, Any] = {"version": __version__}
-    progress("comparing the runs")
-    metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
-    result = replace(compare(**sides), command="tracelens diff BASE CAND")
-    result = noted(result, [*metas["base"], *metas["cand"]])
-    origins = {side: origin(metas[side], run.ranks) for side, run in sides.items()}
-    meta |= {
-        key: {side: side_origin[key] for side, side_origin in origins.items()} for key in origins["base"]
-    }
-    if step is not None:
-        meta["options"] = {"step": str(step)}
-    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
-    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
-    change += f" ({after / before - 1:+.1%})" if before else ""
-    change += _without_profiler(result)
-    return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
+    def measured(report: Report, name: str) -> Side:
+        version = str(report.meta.get("version", __version__))
+        steps = with_results(report)["steps"]
+        metrics = from_result(steps, name, version, report.meta.get("trust"), report.meta.get("setup"))
+        return Side((metrics,))
+
+    def read(item: Recording) -> GateSide:
+        if isinstance(item, Report | Run):
+            report = (
+                item if isinstance(item, Report) else report_run(item, GATED, scope=scope, progress=progress)
+            )
+            name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
+            return GateSide(measured(report, name), (None if isinstance(item, Report) else item,))
+        path = os.fspath(item)
+        if (stored := read_baseline(path)) is not None:
+            side = baseline_side(stored, path)
+            return GateSide(side, (None,) * len(side.runs))
+        if (saved := read_saved(path)) is not None:
+            return GateSide(Side((saved,)), (None,))
+        files = (traces or TraceFiles()).of(path)
+        with Reporting(files, partial=partial, progress=progress, graphs=graphs) as reporting:
+            report = reporting.report(GATED, scope=scope)
+        return GateSide(measured(report, path), (path,), graphs, tuple(report.failures))
+
+    single = isinstance(recordings, str | os.PathLike | Run | Report)
+    items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
+    parts = [read(item) for item in items]
+    if not parts:
+        raise TracelensError("a side has no run; pass at least one")
+    if len(parts) == 1:
+        return parts[0]
+    runs = tuple(run for part in parts for run in part.side.runs)
+    history = tuple(group for part in parts for group in part.side.history)
+    sources = tuple(source for part in parts for source in part.sources)
+    return GateSide(
+        Side(runs, history), sources, graphs, tuple(failure for part in parts for failure in part.failures)
+    )
 
 
-def _without_profiler(result: Result) -> str:
-    """The change of the step without the profiler, "" unless both sides have it."""
-    pace = result.data.get("pace")
-    if pace is None or len(pace) < 2:
-        return ""
-    before, after = (pace.array("step_ns") / 1e6).tolist()
-    return f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
+def comment(verdict: Verdict) -> str:
+    """The verdict in Markdown: what it is, the rules in a table, the largest causes; few lines."""
+    from tracelens.compare.gate import cause_text, headline, in_order, interval_text, knowledge, limited
+    from tracelens.rendering.formats import escaped
+    from tracelens.units import amount
+
+    def cell(text: str) -> str:
+        return escaped(text if len(text) <= _COMMENT_WIDTH else f"{text[: _COMMENT_WIDTH - 1]}…")
+
+    sides = f"({cell(verdict.candidate)} against {cell(verdict.base)})"
+    lines = [f"**tracelens gate: {escaped(headline(verdict))}** {sides}", ""]
+    if known := knowledge(verdict):
+        lines += [escaped(known), ""]
+    outcomes = in_order(verdict)
+    if outcomes:
+        lines += ["| result | rule | base | candidate | measured | interval |", "|---|---|---|---|---|---|"]
+    for outcome in outcomes[:_COMMENT_RULES]:
+        texts = (
+            outcome.status,
+            str(outcome.rule),
+            amount(outcome.base, outcome.unit),
+            amount(outcome.candidate, outcome.unit),
+            limited(outcome, outcome.interval.estimate),
+            interval_text(outcome) or "-",
+        )
+        lines.append(f"| {' | '.join(map(cell, texts))} |")
+    if (more := len(outcomes) - _COMMENT_RULES) > 0:
+        lines += ["", f"{more} more rules: the last are {outcomes[-1].status}."]
+    if verdict.causes:
+        causes = [f"- {cell(cause_text(cause))}" for cause in verdict.causes]
+        lines += ["", "Largest causes, per step:", *causes]
+    skips = [f"{skip.subject}: {skip.reason}" for skip in verdict.skips]
+    room = min(_COMMENT_NOTES, COMMENT_LINES - len(lines) - 1)
+    if skips and room > 0:
+        if len(skips) > room:
+            skips[room - 1 :] = [f"{len(skips) - room + 1} more notes are in the full report"]
+        lines += ["", *(f"- {cell(text)}" for text in skips[:room])][: COMMENT_LINES - len(lines)]
+    return "\n".join(lines) + "\n"

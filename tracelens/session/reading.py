@@ -1,27 +1,172 @@
-"""Reads the files of a source into a run."""
+"""Reads the files of a source into a run, and the options that say which files, steps and GPU work."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tracelens.read import BESIDE, GraphSources, TraceFiles
+from tracelens.read import BESIDE, GraphSources, TraceFiles, sources_of_sides
+from tracelens.session.request import (
+    DEVICE,
+    READING,
+    RUN,
+    CommandOption,
+    OptionGroup,
+    Progress,
+    StrPath,
+    keyword,
+    option,
+    quiet,
+)
 from tracelens.workers import Children
 
 if TYPE_CHECKING:
     from tracelens.trace import Run
 
-Progress = Callable[[str], None]
-"""Called with a line of text before each part of the work."""
-StrPath = str | os.PathLike[str]
 Source: TypeAlias = "Run | StrPath | TraceFiles"
 """A run, a path, or paths that may be expanded already."""
 
+PATHS = CommandOption(
+    help="Trace files (.json, .gz, .zst, .zip), directories of ranks, quoted patterns, URLs (s3://, "
+    "https://), or - for stdin. Several files are the ranks of one job.",
+    doc="from `load`, or a path.",
+    name="paths",
+    metavar="PATH...",
+    argument=True,
+    type=list[str],
+    convert=TraceFiles,
+)
+STEP = CommandOption(
+    help="Only this step: 2 or ProfilerStep#2. GPU work is cut at its borders. In serving traces also a "
+    "phase, all steps of it: decode, prefill, mixed.",
+    panel=RUN,
+    doc='only this step, "2" or 2 for ProfilerStep#2; "decode", "prefill" or "mixed" for all steps of this '
+    "phase of serving.",
+    metavar="STEP",
+    shown="all steps",
+    complete="steps",
+)
 
-def quiet(_: str) -> None:
-    """Report no progress."""
+
+class Reported(OptionGroup):
+    """What every request has that takes a while."""
+
+    progress: Progress = keyword("called with a line of text before each part of the work.", default=quiet)
+
+
+class Partial(Reported, panel=READING):
+    """Whether a run may be incomplete."""
+
+    partial: bool = option("Accept missing ranks.", default=False)
+
+
+class Graphs(Partial, panel=READING):
+    """Where the graphs of one run are from."""
+
+    captures: str = option(
+        "Trace of the captures of its graphs, or a folder of them, from which graph launches are attributed "
+        "to ops.",
+        metavar="PATH",
+        default="",
+        shown="capture_traces next to each trace",
+    )
+    twin: str = option(
+        "Trace of the same program without graphs, or a folder of its ranks, from which graph launches are "
+        "attributed to ops.",
+        metavar="PATH",
+        default="",
+    )
+
+    @property
+    def graphs(self) -> GraphSources:
+        """Captures and twin."""
+        return GraphSources(self.captures, self.twin)
+
+
+class GraphsOfSides(Partial, panel=READING):
+    """Where the graphs of two runs are from."""
+
+    captures: StrPath | Sequence[StrPath] = option(
+        "Trace of the captures of graphs, or a folder of them, of both sides; twice: of the base, then of "
+        "the candidate.",
+        doc="for paths, as for `load`: one for both sides, or one for the base and one for the candidate.",
+        metavar="PATH",
+        default=(),
+        shown="capture_traces next to each trace",
+    )
+    twin: StrPath | Sequence[StrPath] = option(
+        "Trace of the same program without graphs, for both sides; twice: for the base, then for the "
+        "candidate.",
+        doc="likewise. A side whose graph launches are attributed to no op has the other side as its twin.",
+        metavar="PATH",
+        default=(),
+        shown="the other side, where nothing else is known",
+    )
+
+    @property
+    def graphs(self) -> tuple[GraphSources, GraphSources]:
+        """Captures and twin of the base, and those of the candidate."""
+        return sources_of_sides(self.captures, self.twin)
+
+
+class Scoped(OptionGroup, panel=RUN):
+    """Which GPU work counts."""
+
+    scope: Literal["all", "linked"] = option(
+        "GPU work to count: all of it, or only work whose launch call is in the trace.", default="all"
+    )
+
+
+class Rooflines(OptionGroup, panel=DEVICE):
+    """The device of the rooflines."""
+
+    device: str | None = option(
+        "Compute rooflines for this device (`tracelens list devices`).",
+        metavar="NAME",
+        default=None,
+        shown="the traced one",
+        complete="devices",
+    )
+    device_file: StrPath | None = option(
+        "Compute rooflines for the device in this TOML file.", metavar="FILE", default=None
+    )
+
+
+class Unprofiled(OptionGroup, panel=RUN):
+    """The pace without the profiler."""
+
+    unprofiled_step_ms: float | None = option(
+        "Step time without the profiler, from which projections start: host time is scaled to match it.",
+        metavar="MS",
+        default=None,
+        shown="as timed by tracelens.record, if it was",
+        min=0.0,
+    )
+
+
+class AnalyzerOptions(Unprofiled, Rooflines, Scoped, panel=RUN):
+    """Options that analyzers have, and the step."""
+
+    step: str | int | None = option(STEP, default=None)
+
+    def of_analyzers(self) -> dict[str, Any]:
+        """Those that are passed on to analyzers."""
+        names = ("scope", "device", "device_file", "unprofiled_step_ms")
+        return {name: getattr(self, name) for name in names}
+
+
+class Traces(Graphs, panel=READING):
+    """Files of one run, and how they are read."""
+
+    paths: TraceFiles = option(PATHS)
+    dask: str | None = option(
+        "Read and analyze on the workers of this Dask cluster (tcp://host:port), which see the files under "
+        "the same paths.",
+        metavar="ADDRESS",
+        default=None,
+    )
 
 
 class Reading:
@@ -46,10 +191,7 @@ class Reading:
         progress: Progress = quiet,
         graphs: GraphSources = BESIDE,
     ) -> None:
-        self._files = files
-        self._graphs = graphs
-        self._partial = partial
-        self._progress = progress
+        self._files, self._graphs, self._partial, self._progress = files, graphs, partial, progress
         self._children = Children(files)
 
     def __enter__(self) -> Reading:
@@ -77,6 +219,17 @@ class Reading:
         return make_run(traces, partial=self._partial)
 
 
+def loaded(
+    source: Source, *, partial: bool = False, progress: Progress = quiet, graphs: GraphSources = BESIDE
+) -> Run:
+    """The run of a source."""
+    traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
+    if not isinstance(traces, TraceFiles):
+        return traces
+    with Reading(traces.all(), partial=partial, progress=progress, graphs=graphs) as reading:
+        return reading.run()
+
+
 def is_phase(step: str | int | None) -> bool:
     """Whether a step is named by the phase of serving: all steps of this phase are meant."""
     from tracelens.analysis.serving import PHASES
@@ -95,14 +248,3 @@ def at_step(run: Run, step: str | int | None) -> Run:
     from tracelens.trace import select_step
 
     return select_step(run, str(step))
-
-
-def loaded(
-    source: Source, *, partial: bool = False, progress: Progress = quiet, graphs: GraphSources = BESIDE
-) -> Run:
-    """The run of a source."""
-    traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
-    if not isinstance(traces, TraceFiles):
-        return traces
-    with Reading(traces.all(), partial=partial, progress=progress, graphs=graphs) as reading:
-        return reading.run()

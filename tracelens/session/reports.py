@@ -1,33 +1,44 @@
-"""Runs analyzers on a run, or on files in the processes that read them; writes reports."""
+"""Runs analyzers on a run, or on files in the processes that read them; writes reports.
+
+A report says what the run was, as far as its traces and the file that the recorder writes beside them tell.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import orjson
+
 from tracelens.errors import TracelensError
+from tracelens.filenames import SIDECAR
 from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import Progress, Reading, StrPath, at_step, is_phase, quiet
-from tracelens.session.setups import setup_of
+from tracelens.session.reading import Reading, at_step, is_phase
+from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
 from tracelens.workers import start
 
 if TYPE_CHECKING:
-    from tracelens.analysis import Analyzer, Shared
+    from tracelens.analysis import Analyzer
+    from tracelens.analysis.common import Setup
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
     from tracelens.workers import Executor
 
 
-class _Plan(NamedTuple):
-    """The analyzers to run, in the order of their results, on a step (None for all), with checked options."""
+_LARGEST_SIDECAR_BYTES = 64 * 2**20
+"""Of a run.json that is read; it grows with what the program adds."""
 
-    analyzers: list[Analyzer]
-    step: str | None
+
+class ReportPlan(NamedTuple):
+    """What to run on what, checked."""
+
+    analyzers: list[Analyzer]  # in the order of their results
+    step: str | None  # None for all steps
     options: dict[str, Any]
 
 
@@ -245,7 +256,7 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
     if isinstance(renderable, Report):
         return renderable
     if isinstance(renderable, Result):
-        from tracelens.summary import result_summary
+        from tracelens.rendering.summary import result_summary
 
         title, meta = f"tracelens {renderable.analyzer}", {"version": __version__}
         return Report((renderable,), title, meta, result_summary(renderable))
@@ -254,7 +265,7 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
     return report(renderable, version=__version__, inputs=[renderable.base, renderable.candidate])
 
 
-def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> _Plan:
+def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> ReportPlan:
     """The checked request; raises TracelensError for unknown names and options."""
     from tracelens.analysis import ANALYZERS, check_options, in_order
     from tracelens.analysis.common import choose_device
@@ -266,43 +277,28 @@ def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[
     }
     check_options(analyzers, plain_options)
     choose_device(plain_options.get("device"), plain_options.get("device_file"))
-    return _Plan(analyzers, None if step is None else str(step), plain_options)
+    return ReportPlan(analyzers, None if step is None else str(step), plain_options)
 
 
-def _report_run(run: Run, plan: _Plan, fork: bool, progress: Progress) -> Report:
-    """The report on a run that is in memory."""
+def _report_run(run: Run, plan: ReportPlan, fork: bool, progress: Progress) -> Report:
+    """The report on a run that is in memory; with `fork` a copy of this process runs the slow analyzers."""
     from tracelens.analysis import with_required
+    from tracelens.workers import beside, jobs
 
-    report_options = dict(plan.options)
+    options, report_options = plan.options, dict(plan.options)
     if plan.step is not None:
         run = at_step(run, plan.step)
         report_options["step"] = plan.step
-    required = with_required(plan.analyzers)
     slow = [item for item in plan.analyzers if item.slow] if fork and len(run.traces) == 1 else []
-    result_of = _analyzed(run, required, slow, progress, plan.options)
-    results = [result_of[item.name] for item in plan.analyzers]
-    return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
-
-
-def _analyzed(
-    run: Run,
-    required: Sequence[Analyzer | Shared],
-    slow: Sequence[Analyzer],
-    progress: Progress,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Results and shared inputs by name, the results of `slow` from a copy of this process beside it."""
-    from tracelens.workers import beside, jobs
-
     # Computed before the fork, since both processes need it.
     events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
 
     def parts() -> list[Any]:
         return [item.part_of(run.traces[0], **options) for item in slow]
 
-    result_of: dict[str, Any] = {}
+    result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
     with beside(parts, events, jobs()) as wait:
-        for item in required:
+        for item in with_required(plan.analyzers):
             if item not in slow:
                 progress(f"analyzing {item.name}")
                 result_of[item.name] = item(run, result_of, **options)
@@ -314,7 +310,8 @@ def _analyzed(
         if item.name not in result_of:
             progress(f"analyzing {item.name}")
             result_of[item.name] = item(run, **options)
-    return result_of
+    results = [result_of[item.name] for item in plan.analyzers]
+    return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
 
 
 def with_results(report: Report) -> Report:
@@ -330,15 +327,13 @@ def assembled(
     """A report with the origin and options of its results; doubts about the recording come first."""
     from tracelens.analysis.common import noted
     from tracelens.analysis.completeness import COMPLETENESS, trust
+    from tracelens.analysis.host import HOST_CAUSES
     from tracelens.analysis.overview import PACE_META
-    from tracelens.summary import run_summary
+    from tracelens.rendering.summary import run_summary
     from tracelens.table import Report
 
-    meta = {
-        "version": __version__,
-        **origin(metas, ranks),
-        "options": {key: value for key, value in options.items() if value is not None},
-    }
+    named = {key: value for key, value in options.items() if value is not None}
+    meta = {"version": __version__, **origin(metas, ranks), "options": named}
     if known := setup_of(metas, ranks).document():
         meta["setup"] = known
     for result in results:
@@ -352,7 +347,7 @@ def assembled(
             # Whoever reads on should know what not to believe.
             results = [result, *(other for other in results if other is not result)]
     results = [noted(result, metas) for result in results]
-    return Report(tuple(results), meta=meta, summary=run_summary(results, meta))
+    return Report(tuple(results), meta=meta, summary=run_summary(results, meta, HOST_CAUSES))
 
 
 def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
@@ -364,3 +359,30 @@ def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
         "ranks": list(ranks),
         "devices": device_names(metas),
     }
+
+
+def setup_of(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> Setup:
+    """The setup of a run from its traces' headers and its run.json.
+
+    Args:
+        metas: of its traces.
+        ranks: those that were read.
+    """
+    from tracelens.analysis.common import Setup, device_names
+
+    def mapping(value: Any) -> dict[str, Any]:
+        return value if isinstance(value, dict) else {}
+
+    facts: dict[str, Any] = {}
+    if metas:
+        path = metas[0].path
+        sidecar, beside = os.path.join(os.path.dirname(path), SIDECAR), {}
+        with suppress(OSError, ValueError):  # none that can be read
+            if os.path.isfile(path) and os.path.getsize(sidecar) <= _LARGEST_SIDECAR_BYTES:
+                with open(sidecar, "rb") as file:
+                    beside = mapping(orjson.loads(file.read()))
+        software = {**metas[0].software, **mapping(beside.get("software"))}
+        software = {key: text for key, text in software.items() if text}
+        facts = {**beside, **metas[0].program, "software": software}
+    world_size = max((meta.world_size for meta in metas), default=-1)
+    return Setup.of(device_names(metas), world_size if world_size > 0 else len(set(ranks)), facts)

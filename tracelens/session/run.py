@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from tracelens.errors import TracelensError, WrongOption
-from tracelens.session.reading import StrPath, at_step
+from tracelens.read import GraphSources, TraceFiles
+from tracelens.session.reading import at_step, loaded
+from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.trace import Run as Traces
 from tracelens.trace import Scope, Trace, Work, gpu_work
 
@@ -17,7 +19,37 @@ if TYPE_CHECKING:
     from tracelens.devices import Device
 
 
-class Run(Traces):
+def load(
+    *paths: StrPath,
+    partial: bool = False,
+    captures: StrPath = "",
+    twin: StrPath = "",
+    progress: Progress = quiet,
+) -> LoadedRun:
+    """Read traces: files (JSON, plain or .gz, .zst, .zip), directories of ranks, "-" for stdin.
+
+    Args:
+        paths: one or more; several traces are the ranks of one job. Patterns ("traces/rank*.json.gz") and,
+            with the extra `remote`, addresses (s3://, https://, ...) are files and directories too.
+        partial: whether ranks may be missing.
+        captures: trace of the captures of its graphs, or a folder of them; by default `capture_traces` beside
+            each trace, where there is one. What a graph launch replays is attributed from them.
+        twin: trace of the same program without graphs, or a folder of its ranks, from which graph launches
+            are attributed as well.
+        progress: called with a line of text before each file.
+
+    Returns:
+        the run, its traces in order of rank.
+
+    Raises:
+        ParseError: a file holds no intact trace, or two claim one rank; the message names them.
+    """
+    graphs = GraphSources(os.fspath(captures), os.fspath(twin))
+    run = loaded(TraceFiles(paths), partial=partial, progress=progress, graphs=graphs)
+    return LoadedRun(run.traces)
+
+
+class LoadedRun(Traces):
     """The traces of one job, from `tracelens.load`.
 
     Its methods return wide DataFrames: one row per kernel, op call or collective, with everything that the
@@ -145,16 +177,15 @@ class Run(Traces):
         return wide_frame(COLLECTIVES.concat(rows))
 
 
-class _Selection(NamedTuple):
-    """What the arguments of a table select.
+Run = LoadedRun
+"""Its public name."""
 
-    Attributes:
-        run: all ranks, narrowed to the step.
-        parts: (trace, work, device that sets the roofline) of the selected ranks with work.
-    """
 
-    run: Traces
-    parts: list[tuple[Trace, Work, Device | None]]
+class RunSelection(NamedTuple):
+    """What the arguments of a table select."""
+
+    run: Traces  # all ranks, narrowed to the step
+    parts: list[tuple[Trace, Work, Device | None]]  # of selected ranks with work; device of the roofline
 
 
 def _select(
@@ -164,7 +195,7 @@ def _select(
     scope: Scope,
     device: str | None,
     device_file: StrPath | None,
-) -> _Selection:
+) -> RunSelection:
     """Check the arguments and narrow the run; errors as for `Run.kernels`."""
     from tracelens.analysis.common import choose_device, own_device
 
@@ -178,4 +209,4 @@ def _select(
     narrowed = at_step(run, step)
     traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
     parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
-    return _Selection(narrowed, [part for part in parts if len(part[1].event)])
+    return RunSelection(narrowed, [part for part in parts if len(part[1].event)])

@@ -1,14 +1,22 @@
 """Tables: declared columns with units, results, and the operations on them."""
 
-from tracelens.table.coded import Coded, Rows
-from tracelens.table.columns import RANK, STEP
-from tracelens.table.forest import depths, nearest, outermost, subtree_sums
-from tracelens.table.groups import codes, stats, sums
-from tracelens.table.result import VIEWS, Report, Result, Skip, join, result
-from tracelens.table.schema import Column, Pivot, Schema, Table, shortened
-from tracelens.table.student import t_quantile, t_tail
-from tracelens.table.summary import Summary, Tile
-from tracelens.table.tree import Leaves, Level, depth_first, levels
+from tracelens.table.result import VIEWS, Report, Result, Skip, Summary, Tile, join, result
+from tracelens.table.schema import RANK, STEP, Coded, Column, Pivot, Rows, Schema, Table, shortened
+from tracelens.table.statistics import (
+    Leaves,
+    Level,
+    codes,
+    depth_first,
+    depths,
+    levels,
+    nearest,
+    outermost,
+    stats,
+    subtree_sums,
+    sums,
+    t_quantile,
+    t_tail,
+)
 
 __all__ = [
     "RANK",

@@ -1,4 +1,4 @@
-"""What an analysis returns: tables, and what could not be computed."""
+"""What an analysis returns: tables, and what could not be computed; and what a report says before them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from tracelens.errors import SchemaError
 from tracelens.guard import Failure
 from tracelens.registry import Registry
 from tracelens.table.schema import Schema, Table, shortened
-from tracelens.table.summary import Summary
+from tracelens.units import Unit
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 VIEWS: Registry[Callable[[Any], object]] = Registry("view", "tracelens.rendering.formats")
 """How results and reports show themselves in notebooks; rendering is not imported before it is needed."""
@@ -46,26 +45,18 @@ class Skip:
 
 @dataclass(frozen=True)
 class Result:
-    """What one analyzer found.
+    """What one analyzer found."""
 
-    Attributes:
-        analyzer: its registered name.
-        title: heading of its section.
-        data: name to Table; the first one is the headline. A table that cannot be computed is absent here
-            and present in `skips`.
-        doc: what the section answers, one or two sentences.
-        skips: what could not be computed.
-        meta: scalars that belong to the result as a whole (options used, totals).
-        command: what makes it on the command line, "" for `tracelens analyze`.
-    """
-
-    analyzer: str
-    title: str
+    analyzer: str  # its registered name
+    title: str  # heading of its section
+    # Name to Table; the first one is the headline. A table that cannot be computed is absent here and present
+    # in `skips`.
     data: Mapping[str, Table]
-    doc: str = ""
-    skips: tuple[Skip, ...] = ()
+    doc: str = ""  # what the section answers, one or two sentences
+    skips: tuple[Skip, ...] = ()  # what could not be computed
+    # scalars that belong to the result as a whole (options used, totals)
     meta: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""
+    command: str = ""  # what makes it on the command line, "" for `tracelens analyze`
 
     def __repr__(self) -> str:
         rows = [f"{name} {len(table):,}" for name, table in self.data.items()]
@@ -113,19 +104,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """Several results about the same run, in reading order: what every renderer takes.
+    """Several results about the same run, in reading order: what every renderer takes."""
 
-    Attributes:
-        results: one per analyzer.
-        title: heading of the whole.
-        meta: tracelens version, inputs, ranks, device names, options; JSON-able values only.
-        summary: the first screen; None where nothing sums up.
-    """
-
-    results: tuple[Result, ...]
-    title: str = "tracelens report"
+    results: tuple[Result, ...]  # one per analyzer
+    title: str = "tracelens report"  # heading of the whole
+    # tracelens version, inputs, ranks, device names, options; JSON-able values only
     meta: Mapping[str, Any] = field(default_factory=dict)
-    summary: Summary | None = None
+    summary: Summary | None = None  # the first screen; None where nothing sums up
 
     def __repr__(self) -> str:
         names = shortened([result.analyzer for result in self.results])
@@ -149,6 +134,31 @@ class Report:
     def _ipython_display_(self) -> None:
         """The report as it shows itself in Jupyter."""
         VIEWS.get("notebook report")(self)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One headline number."""
+
+    name: str  # for programs: "step_time"
+    label: str  # for people: "Step time"
+    value: float | None  # in `unit`; None where it is not known
+    unit: Unit  # of the value
+    low: float | None = None  # over ranks or steps, in `unit`; None where there is no range
+    high: float | None = None  # over ranks or steps, in `unit`; None where there is no range
+    note: str = ""  # what it is of, what the range is, or why there is no value
+    section: str = ""  # analyzer whose section tells more, "" for none
+    text: str = ""  # stands for the value where it is no number: "complete"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The first screen of a report."""
+
+    # one or two sentences: what was measured, where the time goes, what to do; a Failure where a bug left
+    # nothing to say
+    verdict: str
+    tiles: tuple[Tile, ...] = ()  # in the order shown
 
 
 def _tables(rows: Sequence[str]) -> str:

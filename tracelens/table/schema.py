@@ -1,11 +1,11 @@
-"""Tables: columns under a declared schema, and the operations on them.
+"""Tables: columns under a declared schema, text columns by dictionary, and the operations on them.
 
 Whatever a schema declares is what every output format shows; none of them knows an analyzer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.errors import SchemaError
-from tracelens.table.coded import Coded, Rows
-from tracelens.table.groups import codes
+from tracelens.table.statistics import codes
 from tracelens.units import Unit
 
 if TYPE_CHECKING:
@@ -35,25 +34,17 @@ Kind = Literal["list", "tree", "levels", "entries"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column. Absent numbers are -1, absent strings are ''.
+    """One column. Absent numbers are -1, absent strings are ''."""
 
-    Attributes:
-        name: with the unit at its end (`dur_ns`).
-        dtype: of its values.
-        unit: of its values. The reasons for efficiencies that need one begin the column `note`.
-        doc: what it means.
-        prose: sentences, which are shown whole; names are shortened in their middle.
-        folded: lines to be copied, such as commands: whole, unbroken, and where possible folded away.
-        intensive: does not add up, such as a mean or the size of one call. A rank that lacks the row has no
-            such number, but may have 0 of its times and counts. Rates and efficiencies are intensive.
-    """
-
-    name: str
-    dtype: Dtype
-    unit: Unit = ""
-    doc: str = ""
-    prose: bool = False
+    name: str  # with the unit at its end (`dur_ns`)
+    dtype: Dtype  # of its values
+    unit: Unit = ""  # Of its values. The reasons for efficiencies that need one begin the column `note`.
+    doc: str = ""  # what it means
+    prose: bool = False  # sentences, which are shown whole; names are shortened in their middle
+    # lines to be copied, such as commands: whole, unbroken, and where possible folded away
     folded: bool = False
+    # Does not add up, such as a mean or the size of one call. A rank that lacks the row has no such number,
+    # but may have 0 of its times and counts. Rates and efficiencies are intensive.
     intensive: bool = False
 
     @property
@@ -67,36 +58,25 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """The declared columns of one table.
+    """The declared columns of one table."""
 
-    Attributes:
-        title: heading shown above the table.
-        columns: in the order shown.
-        doc: one or two sentences a reader of the report needs to read the table.
-        kind: how it is read.
-        detail: the table feeds figures and machine formats (JSON, CSV, XLSX) and is too fine to be read;
-            console, Markdown and HTML leave its rows out.
-        drawn: the table feeds a picture of the HTML page and is in no other format.
-        brief: its first rows say most; console, Markdown and HTML show fewer of them than of other tables.
-        key: of a table with a `rank`, the columns that name what a row is about; rows of several ranks that
-            agree in them can be compared. Empty where every row stands for itself: an event, or a rank. By
-            default the names and other short texts. The rows of a tree are about the same if all rows around
-            them are, too.
-        leading: the quantity that matters most; by default the first time, else the first amount.
-        descending: the rows of a rank are in order of it, largest first.
-        absent_is_zero: a rank that lacks a row has nothing of the kind; else nobody measured it there.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    doc: str = ""
-    kind: Kind = "list"
+    title: str  # heading shown above the table
+    columns: tuple[Column, ...]  # in the order shown
+    doc: str = ""  # one or two sentences a reader of the report needs to read the table
+    kind: Kind = "list"  # how it is read
+    # the table feeds figures and machine formats (JSON, CSV, XLSX) and is too fine to be read; console,
+    # Markdown and HTML leave its rows out
     detail: bool = False
+    # its first rows say most; console, Markdown and HTML show fewer of them than of other tables
     brief: bool = False
-    drawn: bool = False
+    drawn: bool = False  # the table feeds a picture of the HTML page and is in no other format
+    # Of a table with a `rank`, the columns that name what a row is about; rows of several ranks that agree in
+    # them can be compared. Empty where every row stands for itself: an event, or a rank. By default the names
+    # and other short texts. The rows of a tree are about the same if all rows around them are, too.
     key: tuple[str, ...] | None = None
-    leading: str = ""
-    descending: bool = False
+    leading: str = ""  # the quantity that matters most; by default the first time, else the first amount
+    descending: bool = False  # the rows of a rank are in order of it, largest first
+    # a rank that lacks a row has nothing of the kind; else nobody measured it there
     absent_is_zero: bool = True
 
     def __post_init__(self) -> None:
@@ -167,12 +147,6 @@ class Schema:
         return array.astype(column.dtype, copy=False)
 
 
-def shortened(words: Sequence[str], most: int = 6) -> str:
-    """Words for one line: the first of them, and how many more there are."""
-    more = [f"{len(words) - most:,} more"] if len(words) > most else []
-    return ", ".join([*words[:most], *more])
-
-
 class Pivot(NamedTuple):
     """Numbers by the values of two columns: `values[i, j]` belongs to `rows[i]` and `columns[j]`."""
 
@@ -184,43 +158,15 @@ class Pivot(NamedTuple):
         return dict(zip(self.rows, self.values, strict=True))
 
 
-def _concat(columns: Sequence[Any]) -> Any:
-    if len(columns) == 1:
-        return columns[0]
-    if all(isinstance(column, np.ndarray) for column in columns):
-        return np.concatenate(columns)
-    if any(isinstance(column, Coded) for column in columns):
-        return Coded.concat([c if isinstance(c, Coded) else Coded.of(c) for c in columns])
-    return [value for column in columns for value in column]
-
-
-def _taken(column: Any, rows: Rows) -> Any:
-    if isinstance(column, Coded):
-        return column.take(rows)
-    if isinstance(column, np.ndarray) or isinstance(rows, slice):
-        return column[rows]
-    return [column[row] for row in np.arange(len(column))[rows].tolist()]
-
-
-def _numbered(keys: Sequence[Any], among: Sequence[Any] | None = None) -> tuple[Int, list[Any]]:
-    """(Place of each key among the distinct ones, these in order of appearance); -1 for none of `among`."""
-    place_of = {key: number for number, key in enumerate(dict.fromkeys(keys if among is None else among))}
-    return np.array([place_of.get(key, -1) for key in keys], dtype=np.int64), list(place_of)
-
-
 @dataclass(frozen=True)
 class Table:
     """Columns under a schema; a DataFrame when somebody asks for one.
 
     Importing pandas takes longer than most analyses, and writing a report does not need it.
-
-    Attributes:
-        schema: what the columns are.
-        columns: name to numpy array, to list of texts, or to Coded.
     """
 
-    schema: Schema
-    columns: Mapping[str, Any]
+    schema: Schema  # what the columns are
+    columns: Mapping[str, Any]  # name to numpy array, to list of texts, or to Coded
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -313,3 +259,98 @@ class Table:
             return pd.Series(values, copy=False)
 
         return pd.DataFrame({column.name: series(column) for column in self.schema.columns}, copy=False)
+
+
+Rows = slice | Sequence[int] | NDArray[Any]
+"""Rows of a table: a slice, row numbers, or a mask over all of them."""
+
+
+class Coded(NamedTuple):
+    """A text column by dictionary: `values[codes[i]]` is the text of row i. `values` are distinct."""
+
+    codes: NDArray[np.integer[Any]]
+    values: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Coded:
+        """The dictionary of a list of texts, in order of their first rows."""
+        return cls.merged(np.arange(len(texts)), texts)
+
+    @classmethod
+    def merged(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
+        """A column whose dictionary may hold a text twice: equal texts get one code."""
+        code_of = {text: code for code, text in enumerate(dict.fromkeys(values))}
+        if len(code_of) < len(values):
+            codes = np.fromiter(map(code_of.__getitem__, values), np.int32, len(values))[codes]
+        return cls(codes, list(code_of))
+
+    @classmethod
+    def used(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
+        """A column that picks from a long list of texts; only the picked ones travel with the table."""
+        distinct, picked = np.unique(codes, return_inverse=True)
+        return cls.merged(picked, [values[code] for code in distinct.tolist()])
+
+    @classmethod
+    def concat(cls, columns: Sequence[Coded]) -> Coded:
+        """Columns one below the other under one dictionary."""
+        sizes = [len(column.values) for column in columns]
+        offsets = np.cumsum(sizes) - sizes
+        codes = [
+            column.codes.astype(np.int64) + offset for column, offset in zip(columns, offsets, strict=True)
+        ]
+        return cls.merged(np.concatenate(codes), [text for column in columns for text in column.values])
+
+    def take(self, rows: Rows) -> Coded:
+        return Coded(self.codes[rows], self.values)
+
+    def texts(self, rows: Rows = slice(None)) -> list[str]:
+        return [self.values[code] for code in self.codes[rows].tolist()]
+
+    def mask(self, holds: Callable[[str], object]) -> Bool:
+        """The rows whose text `holds` is true of; each text is looked at once."""
+        rows: Bool = np.array([bool(holds(value)) for value in self.values], dtype=bool)[self.codes]
+        return rows
+
+    def equals(self, text: str) -> Bool:
+        return self.mask(lambda value: value == text)
+
+
+RANK = Column("rank", "int64", doc="rank in the job; 0 for a single trace that names none")
+STEP = Column(
+    "step",
+    "category",
+    doc="step that launched it, such as ProfilerStep#2; a label in brackets: launched outside the marks",
+)
+
+
+def shortened(words: Sequence[str], most: int = 6) -> str:
+    """Words for one line: the first of them, and how many more there are."""
+    more = [f"{len(words) - most:,} more"] if len(words) > most else []
+    return ", ".join([*words[:most], *more])
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    if len(columns) == 1:
+        return columns[0]
+    if all(isinstance(column, np.ndarray) for column in columns):
+        return np.concatenate(columns)
+    if any(isinstance(column, Coded) for column in columns):
+        return Coded.concat([c if isinstance(c, Coded) else Coded.of(c) for c in columns])
+    return [value for column in columns for value in column]
+
+
+def _taken(column: Any, rows: Rows) -> Any:
+    if isinstance(column, Coded):
+        return column.take(rows)
+    if isinstance(column, np.ndarray) or isinstance(rows, slice):
+        return column[rows]
+    return [column[row] for row in np.arange(len(column))[rows].tolist()]
+
+
+def _numbered(keys: Sequence[Any], among: Sequence[Any] | None = None) -> tuple[Int, list[Any]]:
+    """(Place of each key among the distinct ones, these in order of appearance); -1 for none of `among`."""
+    place_of = {key: number for number, key in enumerate(dict.fromkeys(keys if among is None else among))}
+    return np.array([place_of.get(key, -1) for key in keys], dtype=np.int64), list(place_of)

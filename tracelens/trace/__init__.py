@@ -1,19 +1,7 @@
 """The trace model: one rank (`Trace`) and all ranks of a job (`Run`)."""
 
 from tracelens.trace.activities import Scope, Work, gpu_work
-from tracelens.trace.arguments import (
-    argument_dtypes,
-    argument_lists,
-    argument_texts,
-    decoded,
-    describe,
-    element_count,
-)
-from tracelens.trace.callstack import enclosing_op, nest
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
-from tracelens.trace.cpu_only import Stack, host_work
-from tracelens.trace.excerpt import Stretch, excerpt
-from tracelens.trace.grouping import rows_by_code
 from tracelens.trace.intervals import (
     Union,
     both,
@@ -31,17 +19,29 @@ from tracelens.trace.links import (
     PASSED_THROUGH,
     Calls,
     Flows,
+    Stack,
+    enclosing_op,
     find_launches,
     find_ops,
     forward_ops,
+    host_work,
     is_linked,
     launches_by_flow,
+    nest,
 )
-from tracelens.trace.names import STEP_MARK, matching, wildcards
-from tracelens.trace.pace import PacePart, mean_step_ns, settled
-from tracelens.trace.run import Run, check_ranks, make_run, named_ranks
-from tracelens.trace.steps import WHOLE, Steps, is_step, launched_in, select_step, steps_of
-from tracelens.trace.tables import (
+from tracelens.trace.run import (
+    WHOLE,
+    Run,
+    Steps,
+    check_ranks,
+    is_step,
+    launched_in,
+    make_run,
+    named_ranks,
+    select_step,
+    steps_of,
+)
+from tracelens.trace.trace import (
     COLLECTIVES,
     EVENT_KINDS,
     EVENT_SOURCES,
@@ -52,8 +52,26 @@ from tracelens.trace.tables import (
     LINKS,
     OPS,
     STACK_KINDS,
+    STEP_MARK,
+    Events,
+    PacePart,
+    Stretch,
+    Trace,
+    TraceMeta,
+    TraceWindow,
+    argument_dtypes,
+    argument_lists,
+    argument_texts,
+    decoded,
+    describe,
+    element_count,
+    excerpt,
+    matching,
+    mean_step_ns,
+    rows_by_code,
+    settled,
+    wildcards,
 )
-from tracelens.trace.trace import Events, Trace, TraceMeta, TraceWindow
 
 __all__ = [
     "COLLECTIVES",

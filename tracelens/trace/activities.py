@@ -1,7 +1,7 @@
 """GPU work of one rank as aligned arrays: what most analyzers start from.
 
-In a CPU-only trace it is the work of the host (see cpu_only.py), in the same form: each piece is an op, or
-gloo's communication, and there is no launch.
+In a CPU-only trace it is the work of the host (see links.host_work), in the same form: each piece is an op,
+or gloo's communication, and there is no launch.
 """
 
 from __future__ import annotations
@@ -26,40 +26,27 @@ SCOPES: tuple[Scope, ...] = ("all", "linked")
 
 
 class Work(NamedTuple):
-    """GPU events of one rank in order of start; one element an event.
+    """GPU events of one rank in order of start; one element an event."""
 
-    Attributes:
-        event: row in the trace's events table.
-        start, end: ns.
-        kind: code into classify.KINDS (computation, comm, memcpy, memset).
-        category: code into `categories` (the kernel classes of kernels.toml).
-        name: code into `names`.
-        device, stream: of a GPU; -1 and the thread in a CPU-only trace.
-        launch, op, forward: event rows of the launch call, the op and its forward op, -1 if none.
-        node: event row of the copied launch call of a node that a graph replays, -1 if none.
-        blocks: thread blocks of a kernel, of a graph's node those of its captured launch; -1 if not recorded.
-        is_kernel: neither copy nor memset by the runtime; all work of a CPU-only trace.
-        cpu_only: whether the trace is CPU-only.
-    """
-
-    event: Int
-    start: Int
-    end: Int
-    kind: Int
-    category: Int
-    name: Int
-    device: Int
-    stream: Int
-    launch: Int
-    op: Int
-    forward: Int
-    node: Int
+    event: Int  # row in the trace's events table
+    start: Int  # ns
+    end: Int  # ns
+    kind: Int  # code into classify.KINDS (computation, comm, memcpy, memset)
+    category: Int  # code into `categories` (the kernel classes of kernels.toml)
+    name: Int  # code into `names`
+    device: Int  # of a GPU; -1 and the thread in a CPU-only trace
+    stream: Int  # of a GPU; -1 and the thread in a CPU-only trace
+    launch: Int  # event rows of the launch call, the op and its forward op, -1 if none
+    op: Int  # event rows of the launch call, the op and its forward op, -1 if none
+    forward: Int  # event rows of the launch call, the op and its forward op, -1 if none
+    node: Int  # event row of the copied launch call of a node that a graph replays, -1 if none
+    # thread blocks of a kernel, of a graph's node those of its captured launch; -1 if not recorded
     blocks: Int
     linked: Bool
-    is_kernel: Bool
+    is_kernel: Bool  # neither copy nor memset by the runtime; all work of a CPU-only trace
     categories: list[str]
     names: list[str]
-    cpu_only: bool = False
+    cpu_only: bool = False  # whether the trace is CPU-only
 
     def take(self, rows: Int | Bool) -> Work:
         """The work at these positions or under this mask."""

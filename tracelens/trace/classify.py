@@ -136,6 +136,12 @@ def _kernel_class(name: str) -> str:
     return matches[0] if matches else "other"
 
 
+def _plain_op(name: str) -> str:
+    """`aten::_foo_backward` as aten::foo, `FooBackward0` as foo."""
+    text = _AUTOGRAD_PREFIX.sub("", name).lower().replace("_", "").replace(" ", "")
+    return _BACKWARD_SUFFIX.sub("", text)
+
+
 @cache
 def _winners(table: _Table, text: str) -> tuple[str, ...]:
     """Names of the matching classes of the first level that has any, sorted."""
@@ -150,12 +156,6 @@ def _winners(table: _Table, text: str) -> tuple[str, ...]:
     return tuple(sorted(winners))
 
 
-def _plain_op(name: str) -> str:
-    """`aten::_foo_backward` as aten::foo, `FooBackward0` as foo."""
-    text = _AUTOGRAD_PREFIX.sub("", name).lower().replace("_", "").replace(" ", "")
-    return _BACKWARD_SUFFIX.sub("", text)
-
-
 def _function_name(name: str) -> tuple[str, str]:
     """(qualified function name, first template arguments) of a kernel name, both in lower case."""
     if name.startswith("_Z"):
@@ -168,13 +168,10 @@ def _function_name(name: str) -> tuple[str, str]:
         end = min((position for position in (template, parameters) if position >= 0), default=len(text))
         function = text[start:end].removesuffix(".kd").removesuffix(" [clone .kd]")
         arguments = text[end:] if end == template else ""
-    return _TILE_SIZES.sub("#", function[:_OWN_CHARS]).lower(), _functor(arguments).lower()
-
-
-def _functor(arguments: str) -> str:
-    """The first template arguments up to where parameters begin: those are types and repeats."""
+    # The first template arguments name the functor; where parameters begin are types and repeats.
     ends = [position for mark in _PARAMETERS if (position := arguments.find(mark, 0, _ARGUMENT_CHARS)) >= 0]
-    return arguments[: min(ends, default=_ARGUMENT_CHARS)]
+    functor = arguments[: min(ends, default=_ARGUMENT_CHARS)]
+    return _TILE_SIZES.sub("#", function[:_OWN_CHARS]).lower(), functor.lower()
 
 
 @cache

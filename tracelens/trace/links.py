@@ -1,14 +1,27 @@
-"""From GPU work back to the call that launched it, the op around that call, and the forward op behind it."""
+"""Who caused what: nesting of host events, GPU work's launch, op and forward op, and the host's own work.
+
+In a CPU-only trace the processor is the device, and ops are what it runs. An op mostly calls other ops, and
+time must be counted once. What counts is the op in which the work is done: one without any op inside of it,
+bookkeeping aside (views, allocation), or one whose class (kernels.toml) none of the ops inside of it has.
+aten::linear calls aten::addmm, which is a GEMM as well, so the work is addmm's; aten::addmm copies its bias
+with an aten::copy_, which is no GEMM, so the GEMM is addmm's own and the copy a part of it. Ops that only
+call others, such as the nodes of the backward pass and a program's own autograd functions, never count, nor
+does one around a more telling class.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import nearest
+from tracelens.table import depths, nearest
+from tracelens.trace.classify import classify_op, host_role, level_of
+
+if TYPE_CHECKING:
+    from tracelens.trace.trace import Trace
 
 PASSED_THROUGH = ("execute",)
 """Ops that only run other ops: a launch directly inside one belongs to the op around it."""
@@ -18,7 +31,7 @@ class Calls(NamedTuple):
     """CPU-side columns that linking needs, one row an event.
 
     `is_launch`, `is_op`: kinds; `is_graph`: the launch starts a whole graph; `transparent`: op that is
-    passed through; `parent`, `depth`: from callstack.nest.
+    passed through; `parent`, `depth`: from `nest`.
     """
 
     is_launch: Bool
@@ -42,6 +55,23 @@ class Flows(NamedTuple):
     start_key: NDArray[np.void]
     end_id: Int
     end_key: NDArray[np.void]
+
+
+TOLERANCE_NS = 1000
+"""A child may overrun its parent by this much: clocks are read in turn, and old traces round to us."""
+
+
+class Stack(NamedTuple):
+    """Events, one row each: whether it is an op, code of its name, parent and depth (see `nest`)."""
+
+    is_op: Bool
+    name: Int
+    parent: Int
+    depth: Int
+
+
+_ANY_OP = 1
+"""The bit that any op has that is no bookkeeping."""
 
 
 def find_launches(gpu: Int, calls: Calls) -> Int:
@@ -159,3 +189,88 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
         hit &= lookup(start, forward_op, 0) <= start[rows]
         result[rows[hit]] = op_rows[forward_op[hit]]
     return result
+
+
+def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
+    """Parent and depth of each event by containment within its thread.
+
+    The parent is the last event to start before this one that lasts until its end. An event that overlaps
+    another without lying inside it (a profiler step that begins in one frame and ends in the next) is no
+    child of it.
+
+    Args:
+        thread: any integer that tells threads apart.
+        start: ns.
+        end: ns.
+        rank: for events of identical extent, the lower rank is the outer one; then the earlier row.
+
+    Returns:
+        (parent, depth): row of the parent or -1; number of ancestors.
+    """
+    count = len(start)
+    order = np.lexsort((np.arange(count), rank, -end, start, thread))
+    thread, start, end = thread[order], start[order], end[order]
+    # Every row asks the one before it, and on "no" whom that one has come to ask meanwhile: none of those
+    # in between can contain it either. So a row of n siblings is passed in log2(n) rounds.
+    above = np.arange(-1, count - 1)
+    asking = np.arange(count)
+    while len(asking):
+        asking = asking[above[asking] >= 0]
+        candidate = above[asking]
+        same = thread[candidate] == thread[asking]
+        # An event without extent at its parent's very end still belongs to it (us-resolution traces).
+        begun, finish = start[asking], end[asking]
+        open_ = (end[candidate] > begun) | ((end[candidate] == begun) & (begun == finish))
+        refused = ~(same & open_ & (finish <= end[candidate] + TOLERANCE_NS))
+        asking, candidate = asking[refused], candidate[refused]
+        above[asking] = np.where(same[refused], above[candidate], -1)
+    parent = np.full(count, -1, dtype=np.int64)
+    parent[order] = lookup(order, above, -1)
+    return parent, depths(parent)
+
+
+def enclosing_op(trace: Trace) -> Int:
+    """For each event, itself if it is an op, else the nearest op around it, else -1; with `trace.once`."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, events.where("op"))
+
+
+def host_work(stack: Stack, names: list[str], within: Bool, called: Bool) -> Int:
+    """Rows of the ops that are work of the host, ascending.
+
+    Args:
+        stack: the host's events.
+        names: by code.
+        within: events whose ops are a part of them (communication on its own thread).
+        called: ops whose own work is another event (the communication that they started).
+    """
+    # By code of a name: the bit of its class, 0 for none; the bits of the classes inside of it that are its
+    # work; whether it does no work itself, bookkeeping or composite; whether it is bookkeeping.
+    count = len(names)
+    bit_of, explained = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    is_idle, is_silent = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    level: dict[tuple[str, bool], int] = {}
+    for code in np.unique(stack.name[stack.is_op]).tolist():
+        role = host_role(names[code])
+        is_idle[code], is_silent[code] = role in ("bookkeeping", "composite"), role == "bookkeeping"
+        if name := classify_op(names[code]):
+            kind = (name, role == "copying")
+            level.setdefault(kind, level_of(name))
+            bit_of[code] = 2 << list(level).index(kind)
+    for index, kind in enumerate(level):
+        explained[bit_of == 2 << index] = sum(
+            2 << lower for lower, inner in enumerate(level) if inner == kind or level[inner] < level[kind]
+        )
+    bit = bit_of[stack.name]
+    own_bits = np.where(stack.is_op & ~is_silent[stack.name], _ANY_OP | bit, 0)
+    inside = np.zeros_like(own_bits)  # of each event, the bits of all that is inside of it
+    order = np.argsort(stack.depth, kind="stable")
+    deepest = int(stack.depth.max(initial=0))
+    borders = np.searchsorted(stack.depth[order], np.arange(deepest + 2))
+    for depth in range(deepest, 0, -1):
+        rows = order[borders[depth] : borders[depth + 1]]
+        np.bitwise_or.at(inside, stack.parent[rows], own_bits[rows] | inside[rows])
+    own_work = (bit != 0) & ((inside & explained[stack.name]) == 0)
+    does = stack.is_op & ~is_idle[stack.name] & ~called & ((inside == 0) | own_work)
+    around = nearest(stack.parent, stack.depth, does | within)
+    return np.flatnonzero(does & (lookup(around, stack.parent, -1) < 0))

@@ -1,4 +1,4 @@
-"""`Run`: the ranks of one job, and which rank each trace is."""
+"""`Run`: the ranks of one job, which rank each trace is, and the steps of each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from tracelens.errors import ParseError
-from tracelens.table import shortened
-from tracelens.trace.names import STEP_MARK
-from tracelens.trace.trace import Trace, TraceMeta
+import numpy as np
+
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.errors import ParseError, TracelensError
+from tracelens.table import codes, shortened, sums
+from tracelens.trace.activities import WORK_KINDS, Work
+from tracelens.trace.trace import STEP_MARK, Trace, TraceMeta, TraceWindow, matching, rows_by_code
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
@@ -26,6 +30,10 @@ _TOGETHER_NS = 6 * 3600 * 10**9
 _YEAR_2001_NS = 10**18
 """Timestamps beyond count from 1970; a clock that counts from the start of the machine never gets there."""
 
+_FEW_STEPS = 8  # labels that a message lists
+_NEVER = np.iinfo(np.int64).max
+WHOLE, BEFORE, AFTER = "(whole trace)", "(before the first step)", "(after the last step)"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -38,30 +46,26 @@ class Run:
         return [trace.meta.rank for trace in self.traces]
 
     def __repr__(self) -> str:
-        ranks = f"{len(self.traces)} {'rank' if len(self.traces) == 1 else 'ranks'}: {_ranges(self.ranks)}"
-        steps = sorted({step for trace in self.traces for step in _steps(trace)}, key=_natural)
-        step_text = shortened([step.rpartition("#")[2] for step in steps])
+        runs: list[list[int]] = []  # of ranks without a gap
+        for rank in self.ranks:
+            if runs and runs[-1][-1] == rank - 1:
+                runs[-1].append(rank)
+            else:
+                runs.append([rank])
+        ranks = shortened([f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
+        count = f"{len(self.traces)} {'rank' if len(self.traces) == 1 else 'ranks'}"
+        labels: set[str] = set()
+        for trace in self.traces:
+            names = trace.tables["events"].columns["name"].values
+            marks = [name for name in names if STEP_MARK.search(name)]
+            labels |= set(marks) if trace.window is None else {trace.window.label}
+
+        def natural(label: str) -> list[tuple[int, str]]:
+            return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(label)]
+
+        steps = shortened([label.rpartition("#")[2] for label in sorted(labels, key=natural)])
         events = sum(len(trace.tables["events"]) for trace in self.traces)
-        return f"Run({ranks}; {f'steps {step_text}' if steps else 'no step marks'}; {events:,} events)"
-
-
-def _steps(trace: Trace) -> list[str]:
-    """The steps of which it has a mark, or the one that it is narrowed to."""
-    if trace.window is not None:
-        return [trace.window.label]
-    names = trace.tables["events"].columns["name"].values
-    return [name for name in names if STEP_MARK.search(name)]
-
-
-def _natural(label: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER.split(label)]
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Ranks in order, as in 0-3, 7."""
-    cuts = [index for index, rank in enumerate(ranks) if not index or rank != ranks[index - 1] + 1]
-    pieces = [ranks[low:high] for low, high in pairwise([*cuts, len(ranks)])]
-    return shortened([f"{piece[0]}-{piece[-1]}" if len(piece) > 1 else str(piece[0]) for piece in pieces])
+        return f"Run({count}: {ranks}; {f'steps {steps}' if steps else 'no step marks'}; {events:,} events)"
 
 
 def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:
@@ -74,10 +78,11 @@ def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:
     Raises:
         ParseError: as `check_ranks`.
     """
-    unranked = list(traces)
-    ranks = check_ranks(
-        [trace.meta for trace in unranked], [_span(trace) for trace in unranked], partial=partial
-    )
+    unranked, spans = list(traces), []
+    for trace in unranked:
+        start, dur = (trace.tables["events"].array(name) for name in ("ts_ns", "dur_ns"))
+        spans.append((int(start.min()), int((start + dur).max())) if len(start) else (0, -1))
+    ranks = check_ranks([trace.meta for trace in unranked], spans, partial=partial)
     ranked = [
         replace(trace, meta=replace(trace.meta, rank=rank))
         for trace, rank in zip(unranked, ranks, strict=True)
@@ -103,9 +108,21 @@ def check_ranks(
             not of one job; the message names the files.
     """
     if len(metas) > 1:
-        _check_same_job(metas)
+        sized = [meta for meta in metas if meta.world_size > 0]
+        for meta in sized:
+            if meta.world_size != sized[0].world_size:
+                text = f"has world size {meta.world_size}, but {sized[0].path} has {sized[0].world_size}"
+                raise ParseError(meta.path, f"{text}; pass the traces of one job")
         _check_same_time(metas, spans)
-    ranks = _ranks(metas)
+    ranks = [meta.rank if meta.rank >= 0 else _named(meta.path) for meta in metas]
+    if ranks == [-1]:
+        return [0]
+    if -1 in ranks:
+        numbers = _by_difference([meta.path for meta in metas])
+        if not numbers or not all(rank in (-1, number) for rank, number in zip(ranks, numbers, strict=True)):
+            problem = "neither the trace nor its name says which rank it is; name it rank<N>.json"
+            raise ParseError(metas[ranks.index(-1)].path, problem)
+        ranks = numbers
     if len(metas) > 1:
         _check_duplicates(metas, ranks)
         if not partial:
@@ -118,21 +135,6 @@ def named_ranks(paths: Sequence[str]) -> list[int]:
     ranks = [_named(path) for path in paths]
     if len(paths) > 1 and set(ranks) == {-1}:
         return _by_difference(paths) or ranks
-    return ranks
-
-
-def _ranks(metas: Sequence[TraceMeta]) -> list[int]:
-    ranks = [meta.rank if meta.rank >= 0 else _named(meta.path) for meta in metas]
-    if ranks == [-1]:
-        return [0]
-    if -1 in ranks:
-        numbers = _by_difference([meta.path for meta in metas])
-        if numbers and all(rank in (-1, number) for rank, number in zip(ranks, numbers, strict=True)):
-            return numbers
-        raise ParseError(
-            metas[ranks.index(-1)].path,
-            "neither the trace nor its name says which rank it is; name it rank<N>.json",
-        )
     return ranks
 
 
@@ -165,22 +167,6 @@ def _by_difference(paths: Sequence[str]) -> list[int] | None:
     return numbers if is_rank else None
 
 
-def _span(trace: Trace) -> tuple[int, int]:
-    """First and last time; (0, -1) where nothing has one."""
-    start = trace.tables["events"].array("ts_ns")
-    if not len(start):
-        return 0, -1
-    return int(start.min()), int((start + trace.tables["events"].array("dur_ns")).max())
-
-
-def _check_same_job(metas: Sequence[TraceMeta]) -> None:
-    sized = [meta for meta in metas if meta.world_size > 0]
-    for meta in sized:
-        if meta.world_size != sized[0].world_size:
-            text = f"has world size {meta.world_size}, but {sized[0].path} has {sized[0].world_size}"
-            raise ParseError(meta.path, f"{text}; pass the traces of one job")
-
-
 def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]]) -> None:
     """Refuse traces recorded far apart, where their clocks can be compared."""
     times = []
@@ -193,7 +179,9 @@ def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]
     _, end, early = min(times, key=lambda time: time[1])
     start, _, late = max(times, key=lambda time: time[0])
     if start - end > _TOGETHER_NS:
-        text = f"begins {_duration(start - end)} after {early} ends"
+        hours = (start - end) // (3600 * 10**9)
+        apart = f"{hours} hours" if hours < 48 else f"{hours // 24} days"
+        text = f"begins {apart} after {early} ends"
         compare = f"or compare two: tracelens diff {early} {late}"
         raise ParseError(late, f"{text}; pass the traces of one recording, {compare}")
 
@@ -204,23 +192,19 @@ def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
         claims.setdefault(rank, []).append(meta)
     for rank, (first, *duplicates) in sorted(claims.items(), key=lambda claim: claim[0]):
         if duplicates:
-            _check_folder(rank, [meta.path for meta in (first, *duplicates)])
+            paths = [meta.path for meta in (first, *duplicates)]
+            folders = {os.path.dirname(path) for path in paths}
+            if len(paths) > 2 and len(folders) == 1:  # the recordings of a folder, by their names
+                names = _few([os.path.basename(path) for path in paths])
+                compare = f"pass one of them, or compare two: tracelens diff {paths[0]} {paths[1]}"
+                text = f"holds {len(paths)} recordings of rank {rank}: {names}; {compare}"
+                raise ParseError(folders.pop() or os.curdir, text)
             *between, last = duplicates
             same = [first.path, *(meta.path for meta in between)]
             text = f"so is {same[0]}" if len(same) == 1 else f"so are {_few(same)}"
             source = "" if last.rank >= 0 else " by its name"
             compare = f"or compare two: tracelens diff {first.path} {duplicates[0].path}"
             raise ParseError(last.path, f"is rank {rank}{source}, and {text}; pass one of them, {compare}")
-
-
-def _check_folder(rank: int, paths: Sequence[str]) -> None:
-    """Offer the recordings of a folder by their names."""
-    folders = {os.path.dirname(path) for path in paths}
-    if len(paths) > 2 and len(folders) == 1:
-        names = _few([os.path.basename(path) for path in paths])
-        compare = f"pass one of them, or compare two: tracelens diff {paths[0]} {paths[1]}"
-        text = f"holds {len(paths)} recordings of rank {rank}: {names}; {compare}"
-        raise ParseError(folders.pop() or os.curdir, text)
 
 
 def _check_gaps(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
@@ -251,6 +235,168 @@ def _few(items: Sequence[str]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
 
 
-def _duration(ns: int) -> str:
-    hours = ns // (3600 * 10**9)
-    return f"{hours} hours" if hours < 48 else f"{hours // 24} days"
+class Steps(NamedTuple):
+    """Consecutive windows that cover all GPU work: window i is [edges[i], edges[i + 1]) on the GPU."""
+
+    labels: list[str]  # step names, or one of WHOLE, BEFORE, AFTER
+    edges: Int  # ns, one more than labels: on the GPU
+    marks: Int  # ns, one more than labels: where the host began and ended them
+    of_work: Int  # window of each row of `Trace.work`: that in which the host launched it
+    closes: Int  # the same, but for work that runs on through all of a later step: that step
+    marked: bool  # whether the trace has step marks
+
+    @property
+    def whole(self) -> range:
+        """Positions of the steps: of all windows but those before the first mark and after the last.
+
+        A single window is what there is of a step, also where somebody selected what lies before the first.
+        """
+        if len(self.labels) == 1:
+            return range(1)
+        return range(self.labels[:1] == [BEFORE], len(self.labels) - (self.labels[-1:] == [AFTER]))
+
+    def begun_at(self, times: Int) -> Int:
+        """The window in which the host was at each of these times; the nearest of those outside."""
+        return np.clip(np.searchsorted(self.marks, times, side="right") - 1, 0, len(self.labels) - 1)
+
+    def only_whole(self) -> Steps:
+        """The steps without what lies before and after them; -1 for work of no step."""
+        first, stop = self.whole.start, self.whole.stop
+        of_work, closes = (np.where((step >= first) & (step < stop), step - first, -1) for step in self[3:5])
+        edges, marks = self.edges[first : stop + 1], self.marks[first : stop + 1]
+        return Steps(self.labels[first:stop], edges, marks, of_work, closes, self.marked)
+
+
+def is_step(label: str) -> bool:
+    """Whether a window of this name is a step, and not what lies before the first mark or after the last."""
+    return label not in (BEFORE, AFTER)
+
+
+def steps_of(trace: Trace) -> Steps:
+    """The step windows of a trace: the definition that all of tracelens uses.
+
+    The step of GPU work is the one whose host window (from its mark to the next) launched it. A step begins
+    when the GPU has finished the steps before it or, where the GPU was idle then, when the host began it;
+    the last one ends when all that was launched in it has ended. So a host that runs ahead does not make
+    its steps short. GPU work outside of all steps gets windows of its own, so that nothing is lost. Without
+    GPU work there is no window.
+    """
+    return trace.once(_windows)
+
+
+def launched_in(trace: Trace, steps: Steps, events: Int) -> Int:
+    """The window of each of these event rows of GPU work, which the host launched in it."""
+    return steps.of_work[trace.arrays.places(trace.work.event)[events]]
+
+
+def _windows(trace: Trace) -> Steps:
+    work = trace.work
+    none = np.zeros(len(work.event), dtype=np.int64)
+    if trace.window is not None:
+        _, *spans = trace.window
+        edges, marks = np.array(spans, dtype=np.int64).reshape(2, 2)
+        return Steps([trace.window.label], edges, marks, none, none, True)
+    if not len(work.event):
+        return Steps([], np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, False)
+    begin, finish = int(work.start.min()), int(work.end.max())
+    # The marks in order of time, the first of each name.
+    events = trace.arrays
+    marks = np.flatnonzero(matching(events.names, STEP_MARK))
+    rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation") & ~events.copied)
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    rows = rows[np.sort(np.unique(events.name[rows], return_index=True)[1])]
+    if not len(rows):
+        edges = np.array([begin, max(finish, begin + 1)])
+        return Steps([WHOLE], edges, edges, none, none, False)
+    count = len(rows)
+    labels = [events.names[code] for code in events.name[rows]]
+    marks = np.append(events.start[rows], events.end[rows[-1]])
+    # Number of the step that launched each piece: 0 for what comes before the first, count + 1 after all.
+    launched = np.searchsorted(marks, _launched(trace, int(marks[0])), side="right")
+    closes = _closing(work, launched, count)
+    edges = np.maximum(marks, _finished(closes, work.end, count)[:-1])
+    before, after = int(begin < edges[0]), int(finish > edges[-1])
+    labels = [BEFORE] * before + labels + [AFTER] * after
+    edges = np.array([begin] * before + edges.tolist() + [finish] * after)
+    first, last = int(events.start.min()), int(events.end.max())
+    host_first, host_last = min(first, int(marks[0])), max(last, int(marks[-1]))
+    marks = np.array([host_first] * before + marks.tolist() + [host_last] * after)
+    of_work, closes = (np.clip(step - 1 + before, 0, len(labels) - 1) for step in (launched, closes))
+    return Steps(labels, edges, marks, of_work, closes, True)
+
+
+def _launched(trace: Trace, begin: int) -> Int:
+    """When the host launched each piece of work, ns.
+
+    Work of a stream runs in the order of its launches. So work whose launch is not recorded, although that of
+    work before it on its stream is, was launched before the next piece, and at the latest when it started;
+    behind the last piece, with it. What comes before all work with a launch on its stream was queued before
+    the recording began: before `begin`. Of a stream without launches only the time is known.
+    """
+    work, starts = trace.work, trace.arrays.start
+    is_linked = work.launch_call >= 0
+    launched = lookup(starts, work.launch_call, work.start)
+    if is_linked.all() or not is_linked.any():
+        return launched
+    for rows in rows_by_code(work.lane).values():
+        linked, loose = np.flatnonzero(is_linked[rows]), np.flatnonzero(~is_linked[rows])
+        if not len(linked) or not len(loose):
+            continue
+        following = np.append(launched[rows[linked]], _NEVER)
+        latest = np.minimum(work.start[rows[loose]], following[np.searchsorted(linked, loose)])
+        launched[rows[loose]] = np.where(loose < linked[0], np.minimum(latest, begin - 1), latest)
+    return launched
+
+
+def _closing(work: Work, launched: Int, count: int) -> Int:
+    """The step that each piece of work closes: that which launched it.
+
+    Work that is still running when the main stream has finished the step after, such as a kernel that stays
+    on the GPU for good, ends a later step: the first that is not over by then. Copies on other streams, as of
+    a checkpoint or of the next batch, run beside the steps and end the last one only.
+    """
+    # The main stream runs most computation, else most of all.
+    group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
+    computes = work.kind == WORK_KINDS.index("computation")
+    pieces = computes if computes.any() else np.ones_like(computes)
+    is_main: Bool = group == np.argmax(sums(group, pieces.astype(np.int64), len(streams)))
+    until = np.append(_finished(launched[is_main], work.end[is_main], count)[1:], _NEVER)
+    until[count:] = _NEVER
+    has_next = np.isin(np.arange(1, count + 3), launched[is_main])
+    outlasts = (work.end > until[launched]) & has_next[launched]
+    beside = ~is_main & ~np.isin(work.kind, [WORK_KINDS.index(kind) for kind in ("computation", "comm")])
+    closes = np.where(outlasts, np.searchsorted(until, work.end), launched)
+    return np.where(beside, np.maximum(closes, count), closes)
+
+
+def _finished(step: Int, end: Int, count: int) -> Int:
+    """When all work of each step and those before it has ended, for step 0 to `count` + 1."""
+    done = np.full(count + 2, -_NEVER, dtype=np.int64)
+    np.maximum.at(done, step, end)
+    return np.maximum.accumulate(done)
+
+
+def select_step(run: Run, step: str) -> Run:
+    """The run narrowed to one step; GPU work that crosses the step's borders is cut there.
+
+    Args:
+        run: all of it.
+        step: "2" for ProfilerStep#2, or the whole mark.
+
+    Raises:
+        TracelensError: a rank has no such step; the message lists the ones it has.
+    """
+    return Run(tuple(replace(trace, window=_window(trace, step)) for trace in run.traces))
+
+
+def _window(trace: Trace, step: str) -> TraceWindow:
+    steps = steps_of(trace)
+    for label, edges, marks in zip(steps.labels, pairwise(steps.edges), pairwise(steps.marks), strict=True):
+        if label in (step, f"ProfilerStep#{step}"):
+            return TraceWindow(label, *map(int, (*edges, *marks)))
+    path = trace.meta.path
+    if not steps.marked:
+        raise TracelensError(f"{path}: no step {step!r}: the trace has no step marks; leave --step out")
+    *others, last = steps.labels
+    known = ", ".join([*steps.labels] if len(others) < _FEW_STEPS else [*others[:_FEW_STEPS], "...", last])
+    raise TracelensError(f"{path}: no step {step!r} (has: {known})")

@@ -2,7 +2,7 @@
 
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.projection import whatif
-from tracelens.what_if.replay import DOUBTFUL, TABLES, Projector, Replay, doubt, reliability_warning
+from tracelens.what_if.replay import TABLES, Projector, ReplayedStep, doubt, reliability_warning
 from tracelens.what_if.scenario import (
     SCENARIOS,
     NotApplicable,
@@ -12,6 +12,7 @@ from tracelens.what_if.scenario import (
     parse_request,
     scenario,
 )
+from tracelens.what_if.thresholds import DOUBTFUL
 
 __all__ = [
     "DOUBTFUL",
@@ -22,7 +23,7 @@ __all__ = [
     "Node",
     "NotApplicable",
     "Projector",
-    "Replay",
+    "ReplayedStep",
     "Scenario",
     "ScenarioContext",
     "ScenarioRequest",

@@ -26,28 +26,38 @@ nothing to change, and TracelensError for a wrong argument.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from tracelens.analysis.common import noted
+from tracelens.analysis import share
+from tracelens.analysis.comm import AlignedRun, RankCommunication, align, rank_communication
+from tracelens.analysis.common import choose_device, noted, own_device
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.registry import purpose
-from tracelens.table import Result, Skip, Table
-from tracelens.trace import Run
-from tracelens.what_if.graph import build
-from tracelens.what_if.replay import Outcome, Projector, Replay, reliability_warning
+from tracelens.table import Result, Skip
+from tracelens.trace import Run, Scope, Trace
+from tracelens.what_if.graph import RankPart, build, join, rank_part
+from tracelens.what_if.replay import Projector, ReplayedStep, ScenarioOutcome, reliability_warning
 from tracelens.what_if.scenario import (
+    SCENARIOS,
     NotApplicable,
     ScenarioContext,
-    ScenarioRequest,
     default_requests,
     parse_request,
+    read_rank,
 )
 
+SUBJECT = "savings by replay"
 
-def _quiet(_: str) -> None:
-    """Report no progress."""
+
+class ProjectorPart(NamedTuple):
+    """What the projector needs of one rank."""
+
+    graph: RankPart  # the rank's part of the graph
+    reads: dict[str, Any]  # what scenarios read of it
+    communication: RankCommunication | None  # of all its GPU work, where analyzers share that of some
+    step: str | None  # that analyzers look at, None for all
 
 
 def whatif(
@@ -58,7 +68,7 @@ def whatif(
     device: str | None = None,
     device_file: str | os.PathLike[str] | None = None,
     unprofiled_step_ms: float | None = None,
-    progress: Callable[[str], None] = _quiet,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """How long would a step of this run take under each scenario, and what would it then wait for?
 
@@ -90,40 +100,10 @@ def whatif(
     recorded = build(run, device, None if device_file is None else os.fspath(device_file))
     label = None if step is None else str(step)
     context = ScenarioContext(recorded, run.traces)
-    replay = Replay(Projector(recorded, context, label, unprofiled_step_ms=unprofiled_step_ms))
-    outcomes, not_applicable = _outcomes(replay, requests, progress)
-    skips = [*recorded.collectives.aligned.skips, *recorded.skips, *not_applicable]
-    tables = replay.tables(outcomes)
-    if outcomes:
-        skips += _limits(run, replay, tables)
-    result = Result(
-        "whatif",
-        "What if",
-        tables,
-        doc=purpose(whatif),
-        skips=tuple(skips),
-        meta=_meta(replay.projector),
-        command="tracelens project whatif PATH...",
-    )
-    return noted(result, [trace.meta for trace in run.traces])
-
-
-def _meta(projector: Projector) -> dict[str, Any]:
-    """Which step it is, and what scenarios start from."""
-    return {
-        "step": projector.window.label,
-        "base_ns": projector.base_ns,
-        "recorded_ns": projector.recorded_ns,
-        "host_time_factor": projector.share.factor,
-        "recorded_steps": len(projector.context.recorded.windows),
-    }
-
-
-def _outcomes(
-    replay: Replay, requests: Sequence[ScenarioRequest], progress: Callable[[str], None]
-) -> tuple[list[Outcome], list[Skip]]:
-    """The outcome of each scenario, and why others have none."""
-    outcomes, skips = [], []
+    projector = Projector(recorded, context, label, unprofiled_step_ms=unprofiled_step_ms)
+    replay = ReplayedStep(projector)
+    outcomes: list[ScenarioOutcome] = []
+    skips = [*recorded.collectives.aligned.skips, *recorded.skips]
     for request in requests:
         progress(f"replaying {request.text}")
         subject = f"scenario {request.text}"
@@ -136,21 +116,100 @@ def _outcomes(
             skips.append(Skip(subject, outcome))
         else:
             outcomes.append(outcome)
-    return outcomes, skips
+    tables = replay.tables(outcomes)
+    if outcomes:
+        skips += [
+            Skip(f"the rest of {trace.meta.path}", problem)
+            for trace in run.traces
+            for problem in trace.meta.problems
+        ]
+        if projector.share.limit:
+            skips.append(Skip("profiler's share of the step", projector.share.limit))
+        if projector.single_step_reason:
+            text = f"{projector.single_step_reason}; low and high cover unexplained delays only"
+            skips.append(Skip("step-to-step variation", text))
+        if text := reliability_warning(tables["explained"]):
+            skips.append(Skip("full critical path", text))
+    result = Result(
+        "whatif",
+        "What if",
+        tables,
+        doc=purpose(whatif),
+        skips=tuple(skips),
+        meta={
+            "step": projector.window.label,
+            "base_ns": projector.base_ns,
+            "recorded_ns": projector.recorded_ns,
+            "host_time_factor": projector.share.factor,
+            "recorded_steps": len(recorded.windows),
+        },
+        command="tracelens project whatif PATH...",
+    )
+    return noted(result, [trace.meta for trace in run.traces])
 
 
-def _limits(run: Run, replay: Replay, tables: Mapping[str, Table]) -> list[Skip]:
-    """What limits the projections of this run."""
-    skips = [
-        Skip(f"the rest of {trace.meta.path}", problem)
-        for trace in run.traces
-        for problem in trace.meta.problems
-    ]
-    if replay.projector.share.limit:
-        skips.append(Skip("profiler's share of the step", replay.projector.share.limit))
-    if replay.projector.single_step_reason:
-        text = f"{replay.projector.single_step_reason}; low and high cover unexplained delays only"
-        skips.append(Skip("step-to-step variation", text))
-    if text := reliability_warning(tables["explained"]):
-        skips.append(Skip("full critical path", text))
-    return skips
+def projector_part(
+    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
+) -> ProjectorPart | Skip:
+    """The part of one rank, or why it has none.
+
+    Args:
+        trace: of the rank; of one narrowed to a step the whole recording counts.
+        scope: which GPU work other analyzers count.
+        device: of the recording, if the trace does not name it.
+        device_file: TOML file that describes it.
+    """
+    step = trace.window.label if trace.window is not None else None
+    if trace.source is not None:
+        return Skip(SUBJECT, f"replay needs the whole recording, not only its {step} steps; leave --step out")
+    whole = trace.whole
+    recorded_on = choose_device(device, device_file) or own_device(trace)
+    subject = f"{SUBJECT}, rank {trace.meta.rank}"
+    try:
+        graph = guard(subject, rank_part, whole, recorded_on)
+    except TracelensError as why:
+        return Skip(SUBJECT, str(why))
+    if isinstance(graph, Failure):
+        return Skip(SUBJECT, graph)
+    functions = {
+        function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads
+    }
+    apart = step is not None or scope != "all"
+    return ProjectorPart(
+        graph,
+        read_rank(functions, whole, recorded_on),
+        rank_communication(whole) if apart else None,
+        step,
+    )
+
+
+@share("projector", part=projector_part, shared=("aligned run",))
+def projector(
+    parts: Sequence[ProjectorPart | Skip],
+    aligned: AlignedRun,
+    *,
+    unprofiled_step_ms: float | None = None,
+) -> Projector | Skip:
+    """Projects the step of a run under scenarios; a Skip says why there is no graph to replay.
+
+    Args:
+        parts: from `projector_part`.
+        aligned: the communication of all ranks.
+        unprofiled_step_ms: a step without the profiler, in place of what the traces say.
+    """
+    known = [part for part in parts if not isinstance(part, Skip)]
+    missing = [part for part in parts if isinstance(part, Skip)]
+    if missing:
+        return next((skip for skip in missing if isinstance(skip.reason, Failure)), missing[0])
+
+    def joined() -> Projector:
+        own = [part.communication for part in known if part.communication is not None]
+        recorded = join([part.graph for part in known], align(own) if own else aligned)
+        context = ScenarioContext(recorded, reads=[part.reads for part in known])
+        return Projector(recorded, context, known[0].step, unprofiled_step_ms=unprofiled_step_ms)
+
+    try:
+        made = guard(SUBJECT, joined)
+    except TracelensError as why:
+        return Skip(SUBJECT, str(why))
+    return Skip(SUBJECT, made) if isinstance(made, Failure) else made

@@ -17,7 +17,7 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
 from tracelens.trace import Trace
-from tracelens.what_if.graph import Edit, Graph, Node, Recorded
+from tracelens.what_if.graph import Edit, Node, Recorded, RunGraph
 
 T = TypeVar("T")
 
@@ -68,10 +68,10 @@ class ScenarioContext:
     _read: dict[Read, list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> RunGraph:
         return self.recorded.graph
 
-    def gpu_graph(self) -> Graph:
+    def gpu_graph(self) -> RunGraph:
         """The graph of a run on GPUs.
 
         Raises:
@@ -94,21 +94,18 @@ class ScenarioContext:
             NotApplicable: it was not read where the traces were; see `reads` of `scenario`.
         """
         if function not in self._read:
-            self._read[function] = self._made(function)
+            if self.traces:
+                ranks = zip(self.traces, self.graph.ranks, strict=True)
+                self._read[function] = [function(trace, rank.device) for trace, rank in ranks]
+            else:
+                name = name_of(function)
+                if not self.reads or not all(name in read for read in self.reads):
+                    raise NotApplicable("needs the traces; project it with `tracelens project whatif`")
+                values = [read[name] for read in self.reads]
+                if unread := next((value for value in values if isinstance(value, Unread)), None):
+                    raise NotApplicable(unread.reason)
+                self._read[function] = values
         return cast(list[T], self._read[function])
-
-    def _made(self, function: Read) -> list[Any]:
-        if self.traces:
-            ranks = zip(self.traces, self.graph.ranks, strict=True)
-            return [function(trace, rank.device) for trace, rank in ranks]
-        name = name_of(function)
-        if not self.reads or not all(name in read for read in self.reads):
-            raise NotApplicable("needs the traces; project it with `tracelens project whatif`")
-        values = [read[name] for read in self.reads]
-        for value in values:
-            if isinstance(value, Unread):
-                raise NotApplicable(value.reason)
-        return values
 
 
 def work_costs(trace: Trace) -> Costing:
@@ -162,7 +159,15 @@ def scenario(
 
     def keep(change: Change) -> Change:
         doc = (change.__doc__ or name).splitlines()[0]
-        item = Scenario(name, doc, change, argument, tuple(usual), tuple(reads), in_reports)
+        item = Scenario(
+            name=name,
+            doc=doc,
+            change=change,
+            argument=argument,
+            usual=tuple(usual),
+            reads=tuple(reads),
+            in_reports=in_reports,
+        )
         SCENARIOS.add(name, item, change.__module__)
         return change
 
@@ -184,7 +189,20 @@ def parse_request(text: str) -> ScenarioRequest:
         UnknownName: no scenario of that name.
         TracelensError: an unexpected or a missing argument.
     """
-    return ScenarioRequest(text, tuple(_part(part) for part in _split(text)))
+    names = "|".join(re.escape(name) for name, _ in SCENARIOS.items())
+    parts = []
+    # A "+" separates where a scenario name follows it.
+    for joined in re.split(rf"\+(?=\s*(?:{names})\s*(?:$|[+:=]))", text):
+        part = joined.strip()
+        mark = re.search(r"[:=]", part)
+        name, argument = (part[: mark.start()], part[mark.end() :]) if mark else (part, "")
+        # A "+" may precede an unknown name; the error then names it.
+        item = [SCENARIOS.get(word.strip()) for word in name.split("+")][-1]
+        if bool(argument) != bool(item.argument) and not (not argument and "" in item.usual):
+            needs = f"needs an argument: {item.name}{item.argument}" if item.argument else "takes no argument"
+            raise TracelensError(f"scenario {part!r}: {item.name} {needs}")
+        parts.append((item, argument))
+    return ScenarioRequest(text, tuple(parts))
 
 
 def default_requests() -> list[ScenarioRequest]:
@@ -194,23 +212,6 @@ def default_requests() -> list[ScenarioRequest]:
         for _, item in SCENARIOS.items()
         for argument in item.usual
     ]
-
-
-def _split(text: str) -> list[str]:
-    """Split a text at each `+` that a scenario name follows."""
-    names = "|".join(re.escape(name) for name, _ in SCENARIOS.items())
-    return [part.strip() for part in re.split(rf"\+(?=\s*(?:{names})\s*(?:$|[+:=]))", text)]
-
-
-def _part(text: str) -> tuple[Scenario, str]:
-    mark = re.search(r"[:=]", text)
-    name, argument = (text[: mark.start()], text[mark.end() :]) if mark else (text, "")
-    # A "+" may precede an unknown name; the error then names it.
-    item = [SCENARIOS.get(part.strip()) for part in name.split("+")][-1]
-    if bool(argument) != bool(item.argument) and not (not argument and "" in item.usual):
-        needs = f"needs an argument: {item.name}{item.argument}" if item.argument else "takes no argument"
-        raise TracelensError(f"scenario {text!r}: {item.name} {needs}")
-    return item, argument
 
 
 def number(text: str, subject: str) -> float:

@@ -13,6 +13,23 @@ _WORTH_EVENTS = 100_000
 """A copy of the process and the way back take as long as the work on a smaller trace."""
 
 
+@contextmanager
+def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callable[[], tuple[Any, ...]]]:
+    """Do some work beside what the `with` block does, where that is possible and worth it.
+
+    Yields:
+        a function that waits for the result: (result,), or () where the work is still to be done.
+    """
+    if events < _WORTH_EVENTS or cores < 2 or not hasattr(os, "fork"):
+        yield tuple
+        return
+    aside = ForkedWork(work)
+    try:
+        yield aside.result
+    finally:
+        aside.end()
+
+
 class ForkedWork:
     """Work that a forked copy of this process does; only for processes without threads."""
 
@@ -21,7 +38,14 @@ class ForkedWork:
         self._pid = os.fork()
         if self._pid == 0:
             os.close(source)
-            _do(work, target)
+            code = 1
+            try:  # whatever goes wrong ends the copy without a word
+                data = pickle.dumps(work(), protocol=5)
+                with os.fdopen(target, "wb") as stream:
+                    stream.write(data)
+                code = 0
+            finally:
+                os._exit(code)
         os.close(target)
         self._source: int | None = source
 
@@ -41,32 +65,3 @@ class ForkedWork:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             self._source = None
-
-
-def _do(work: Callable[[], Any], target: int) -> None:
-    """The life of the copy. Whatever goes wrong ends it without a word and with exit code 1."""
-    code = 1
-    try:
-        data = pickle.dumps(work(), protocol=5)
-        with os.fdopen(target, "wb") as stream:
-            stream.write(data)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-@contextmanager
-def beside(work: Callable[[], Any], events: int, cores: int) -> Iterator[Callable[[], tuple[Any, ...]]]:
-    """Do some work beside what the `with` block does, where that is possible and worth it.
-
-    Yields:
-        a function that waits for the result: (result,), or () where the work is still to be done.
-    """
-    if events < _WORTH_EVENTS or cores < 2 or not hasattr(os, "fork"):
-        yield tuple
-        return
-    aside = ForkedWork(work)
-    try:
-        yield aside.result
-    finally:
-        aside.end()

@@ -20,32 +20,16 @@ from tracelens.errors import TracelensError
 from tracelens.read import is_url
 
 if TYPE_CHECKING:
-    from tracelens.workers.task import Executor
+    from tracelens.workers.tasks import Executor
 
 _JOBS = re.compile(r"0*[1-9][0-9]{0,2}", re.ASCII)
-
-DECODE = "from tracelens.read.json.worker import main; main()"
-"""What a child that decodes runs: it serves one trace after the other (see worker.py)."""
-
-_SERVE = "from tracelens.workers.local import serve; serve()"
-
+DECODE = "from tracelens.read.json.pool import main; main()"
+"""What a child that decodes runs: it serves one trace after the other (see pool.py)."""
+_SERVE = "from tracelens.workers.tasks import serve; serve()"
 # Ended at once: taking its dictionaries apart would keep the parent waiting.
 _CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
-
 _WORTH_BYTES = 400_000
 """Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
-
-
-def jobs() -> int:
-    """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
-    configured = os.environ.get("TRACELENS_JOBS", "")
-    if configured:
-        if not _JOBS.fullmatch(configured):
-            raise TracelensError(f"TRACELENS_JOBS={configured!r}: give a number of processes, 1 to 999")
-        return int(configured)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8)
-
 
 _PIPE_BYTES = 1 << 20
 
@@ -57,13 +41,11 @@ class Children:
         files: what will be read; small ones are not worth a process.
         serve: statements that each child runs.
         most: never more children than this.
-
-    Attributes:
-        processes: running children, which take their work from stdin and answer on stdout.
     """
 
     def __init__(self, files: Sequence[str], serve: str = DECODE, most: int = 64) -> None:
         count = min(jobs() - 1, most) if sys.executable and _size(files) >= _WORTH_BYTES else 0
+        # running children, which take their work from stdin and answer on stdout
         self.processes = [_start(serve) for _ in range(count)]
 
     def __enter__(self) -> Children:
@@ -82,6 +64,17 @@ class Children:
             process.wait()
 
 
+def jobs() -> int:
+    """Number of processes that decode: TRACELENS_JOBS, else the cores this process may use, at most 8."""
+    configured = os.environ.get("TRACELENS_JOBS", "")
+    if configured:
+        if not _JOBS.fullmatch(configured):
+            raise TracelensError(f"TRACELENS_JOBS={configured!r}: give a number of processes, 1 to 999")
+        return int(configured)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8)
+
+
 @contextmanager
 def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
     """Something that carries tasks out, for as long as the context lasts.
@@ -90,14 +83,14 @@ def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
         TracelensError: the library is not installed, or nobody answers at that address.
     """
     if dask is not None:
-        from tracelens.workers.dask import cluster
+        from tracelens.workers.tasks import cluster
 
         with cluster(dask) as on_workers:
             yield on_workers
         return
     # The children start up while this process imports what it needs itself.
     with Children(files, _SERVE, len(files) - 1) as children:
-        from tracelens.workers.local import Local
+        from tracelens.workers.tasks import Local
 
         yield Local(children.processes)
 

@@ -19,18 +19,12 @@ _LIKE = "example: 'grouped: experts=grouped'"
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One rung.
+class LadderRung:
+    """One rung."""
 
-    Attributes:
-        name: also of its folder.
-        adds: texts `toggle=value`, on top of what the rungs before it changed.
-        purpose: what it is for, one line.
-    """
-
-    name: str
-    adds: tuple[str, ...] = ()
-    purpose: str = ""
+    name: str  # also of its folder
+    adds: tuple[str, ...] = ()  # texts `toggle=value`, on top of what the rungs before it changed
+    purpose: str = ""  # what it is for, one line
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -51,7 +45,7 @@ class Rung:
 class SkippedRung:
     """A rung that cannot run here, and why."""
 
-    rung: Rung
+    rung: LadderRung
     reason: str
 
 
@@ -59,16 +53,16 @@ class SkippedRung:
 class PlannedRung:
     """A rung with the config of all rungs up to it."""
 
-    rung: Rung
+    rung: LadderRung
     config: Config
 
 
-def bundled() -> tuple[Rung, ...]:
+def bundled() -> tuple[LadderRung, ...]:
     """The ladder that comes with the workload: training with experts spread over ranks."""
     return from_file(Path(__file__).with_name("ladder.toml"))
 
 
-def from_file(path: Path) -> tuple[Rung, ...]:
+def from_file(path: Path) -> tuple[LadderRung, ...]:
     """Rungs from a TOML file of tables [[rung]] with name, adds ("toggle=value ...") and purpose.
 
     Raises:
@@ -86,19 +80,19 @@ def from_file(path: Path) -> tuple[Rung, ...]:
     return with_baseline([_from_table(path, table) for table in tables])
 
 
-def _from_table(path: Path, table: Mapping[str, Any]) -> Rung:
+def _from_table(path: Path, table: Mapping[str, Any]) -> LadderRung:
     if unknown := [key for key in table if key not in _KEYS]:
         raise TracelensError(f"{path}: [[rung]] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
     texts = {key: table.get(key, "") for key in _KEYS}
     if wrong := [key for key, value in texts.items() if not isinstance(value, str)]:
         raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is not text; write {wrong[0]} = '...'")
     try:
-        return Rung(texts["name"], tuple(texts["adds"].split()), texts["purpose"])
+        return LadderRung(texts["name"], tuple(texts["adds"].split()), texts["purpose"])
     except TracelensError as error:
         raise TracelensError(f"{path}: {error}") from None
 
 
-def from_texts(texts: Iterable[str]) -> tuple[Rung, ...]:
+def from_texts(texts: Iterable[str]) -> tuple[LadderRung, ...]:
     """Rungs from texts "name: toggle=value ...".
 
     Raises:
@@ -109,17 +103,17 @@ def from_texts(texts: Iterable[str]) -> tuple[Rung, ...]:
         name, separator, adds = text.partition(":")
         if not separator:
             raise TracelensError(f"rung {text!r}: missing the name before a colon; {_LIKE}")
-        rungs.append(Rung(name.strip(), tuple(adds.split())))
+        rungs.append(LadderRung(name.strip(), tuple(adds.split())))
     return with_baseline(rungs)
 
 
-def with_baseline(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
+def with_baseline(rungs: Sequence[LadderRung]) -> tuple[LadderRung, ...]:
     """The rungs, with one that adds nothing in front where there is none.
 
     Raises:
         TracelensError: two have one name, or there is none above it.
     """
-    complete = tuple(rungs) if rungs and not rungs[0].adds else (Rung(BASELINE), *rungs)
+    complete = tuple(rungs) if rungs and not rungs[0].adds else (LadderRung(BASELINE), *rungs)
     names = [rung.name for rung in complete]
     if twice := [name for name in names if names.count(name) > 1]:
         raise TracelensError(f"rung {twice[0]!r}: two rungs have this name; rename one")
@@ -129,7 +123,7 @@ def with_baseline(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
 
 
 def plan_ladder(
-    config: Config, rungs: Sequence[Rung], lacks: Callable[[Config], str], *, strict: bool
+    config: Config, rungs: Sequence[LadderRung], lacks: Callable[[Config], str], *, strict: bool
 ) -> tuple[list[PlannedRung], list[SkippedRung]]:
     """The rungs to run, each with the toggles of all before it, and those left out.
 

@@ -18,31 +18,23 @@ from tracelens.errors import TracelensError
 from tracelens.outputs import write_file
 from tracelens.planner.config import Config
 from tracelens.recording import LEFT_OUT, WARMUP, plain
-from tracelens.workload import binding, graph
+from tracelens.workload import launch, pipeline
 from tracelens.workload.ladder import PlannedRung, SkippedRung
 from tracelens.workload.launch import Job, launched, run_job
-from tracelens.workload.train import Measured
+from tracelens.workload.train import StepMeasurements
 
 NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """How a ladder is run.
+    """How a ladder is run."""
 
-    Attributes:
-        out: folder; each rung gets one in it, and what was measured is written to NAME.
-        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
-        timed: steps of each rung that are timed, without the profiler and before it.
-        recorded: steps of each rung that are recorded.
-        scrub: take paths of this machine out of the traces.
-    """
-
-    out: Path
-    device: str | None = None
-    timed: int = 10
-    recorded: int = 3
-    scrub: bool = False
+    out: Path  # folder; each rung gets one in it, and what was measured is written to NAME
+    device: str | None = None  # "cuda" (NVIDIA and AMD) or "cpu"; None for what is there
+    timed: int = 10  # steps of each rung that are timed, without the profiler and before it
+    recorded: int = 3  # steps of each rung that are recorded
+    scrub: bool = False  # take paths of this machine out of the traces
 
     def __post_init__(self) -> None:
         """Raise TracelensError for what cannot be run, or would mix with another ladder."""
@@ -71,12 +63,12 @@ def lacking(device: str) -> Callable[[Config], str]:
         toggles = config.toggles
         if toggles.graph != "off":
             try:
-                graph.require(config, torch.device(device))
+                pipeline.require(config, torch.device(device))
             except TracelensError as error:
                 return str(error)
         if toggles.kernarg_pool and (device != "cuda" or torch.version.hip is None):
             return "kernarg_pool needs an AMD GPU"
-        if toggles.numa == "bind" and (count := len(binding.nodes())) < 2:
+        if toggles.numa == "bind" and (count := len(launch.nodes())) < 2:
             return f"numa=bind needs several NUMA nodes, and this machine reports {count}"
         return ""
 
@@ -125,7 +117,7 @@ def run_ladder(
     return ladder.out / NAME
 
 
-def _measurement(step: PlannedRung, job: Job, ranks: Sequence[Measured]) -> dict[str, Any]:
+def _measurement(step: PlannedRung, job: Job, ranks: Sequence[StepMeasurements]) -> dict[str, Any]:
     """What was measured of a rung; of each step the time of its slowest rank."""
     step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
     timed = [step_ms[index] for index in job.timed()]
@@ -148,7 +140,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     write_file(path, json.dumps(plain(content), indent=2).encode() + b"\n")
 
 
-def _run(job: Job) -> list[Measured]:
+def _run(job: Job) -> list[StepMeasurements]:
     """Run a job of which nothing stays in this process.
 
     Raises:

@@ -1,7 +1,7 @@
 """Runs of the workload on several ranks: processes on this machine, or one rank that a launcher started.
 
 Under torchrun (or whatever else sets RANK and WORLD_SIZE) a process is one rank of a larger run; else it
-starts the others itself.
+starts the others itself. With numa=bind each keeps to the cores that are near its GPU.
 """
 
 from __future__ import annotations
@@ -26,51 +26,34 @@ from tracelens.planner.config import Config, at_least_one
 from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
 from tracelens.recording import LEFT_OUT, PACE_STEPS, RecordingWindow, record
-from tracelens.workload.binding import bind
 from tracelens.workload.faults import Fault, inject_faults
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.routing_log import RoutingLog
-from tracelens.workload.train import Measured, Trainer
+from tracelens.workload.train import StepMeasurements, Trainer
 
 # A published workaround for slow launches on AMD GPUs: a larger pool for kernels' arguments.
 KERNARG_POOL = {"HSA_KERNARG_POOL_SIZE": "12582912"}
-
 STORE = "TRACELENS_STORE"
 """Environment variable of a spawned rank: where it meets the others."""
-
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
 RunRank = Callable[[int, int, Any], Any]
 """Runs one rank of a job: its rank, its number on its machine, the job."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run of the workload.
+    """A run of the workload."""
 
-    Attributes:
-        config: what to train.
-        out: folder for traces and `run.json`; None to record nothing.
-        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
-        steps: training steps.
-        start: first recorded step, from 0.
-        end: the step after the last recorded one.
-        stack: record Python frames.
-        memory: record allocations.
-        scrub: take paths of this machine out of the traces.
-        inject: faults that make ranks late.
-    """
-
-    config: Config
-    out: Path | None
-    device: str | None = None
-    steps: int = 10
-    start: int = 8
-    end: int = 10
-    stack: bool = False
-    memory: bool = False
-    scrub: bool = False
-    inject: tuple[Fault, ...] = ()
+    config: Config  # what to train
+    out: Path | None  # folder for traces and `run.json`; None to record nothing
+    device: str | None = None  # "cuda" (NVIDIA and AMD) or "cpu"; None for what is there
+    steps: int = 10  # training steps
+    start: int = 8  # first recorded step, from 0
+    end: int = 10  # the step after the last recorded one
+    stack: bool = False  # record Python frames
+    memory: bool = False  # record allocations
+    scrub: bool = False  # take paths of this machine out of the traces
+    inject: tuple[Fault, ...] = ()  # faults that make ranks late
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
@@ -94,6 +77,9 @@ class Job:
         return range(LEFT_OUT, self.steps if self.out is None else self.window.wait)
 
 
+SYSTEM = Path("/sys")
+
+
 def resolve_device(device: str | None) -> str:
     """The device of that name, by default a GPU if there is one; raises TracelensError for another name."""
     if device is None:
@@ -114,7 +100,7 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def run_job(job: Job, *, apart: bool = False) -> list[Measured]:
+def run_job(job: Job, *, apart: bool = False) -> list[StepMeasurements]:
     """Run the job: `on_ranks` with `run_rank`."""
     if job.config.toggles.kernarg_pool:
         os.environ |= KERNARG_POOL
@@ -191,7 +177,7 @@ def _spawned(rank: int, run: RunRank, job: Any, results: Any, environment: Mappi
         raise
 
 
-def run_rank(rank: int, local_rank: int, job: Job) -> Measured:
+def run_rank(rank: int, local_rank: int, job: Job) -> StepMeasurements:
     """Train on one rank, and record the steps that the job asks for."""
     config, ranks = job.config, job.config.layout.ranks
     device = own_device(local_rank, job.device)
@@ -236,9 +222,9 @@ def joined(rank: int, ranks: int, device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def measure(trainer: Trainer, job: Job) -> Measured:
+def measure(trainer: Trainer, job: Job) -> StepMeasurements:
     """Run a job's steps, those of its window with the profiler on."""
-    measured = Measured()
+    measured = StepMeasurements()
     if job.out is None:
         for _ in range(job.steps):
             measured.step(trainer)
@@ -291,7 +277,7 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
     return [table for of_rank in gathered or [] for table in of_rank]
 
 
-def summary(job: Job, ranks: list[Measured]) -> dict[str, Any]:
+def summary(job: Job, ranks: list[StepMeasurements]) -> dict[str, Any]:
     """What a run came to, as plain values; of each step the time of its slowest rank.
 
     Returns:
@@ -312,3 +298,58 @@ def summary(job: Job, ranks: list[Measured]) -> dict[str, Any]:
         "peak_bytes": max(rank.peak_bytes for rank in ranks),
         "loss": ranks[0].loss,
     }
+
+
+def bind(local_rank: int, device: torch.device) -> list[int]:
+    """Bind this process to the cores of one NUMA node: the GPU's, or round-robin by rank without one.
+
+    Raises:
+        TracelensError: the machine does not report its nodes, or this process may not use any of the cores.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise TracelensError("numa=bind needs Linux")
+    path = _gpu_cores(device) if device.type == "cuda" else _node_cores(local_rank)
+    allowed = sorted(parse_cores(_text(path)) & os.sched_getaffinity(0))
+    if not allowed:
+        raise TracelensError(f"numa=bind: this process may use none of the cores listed in {path}")
+    os.sched_setaffinity(0, allowed)
+    return allowed
+
+
+def _gpu_cores(device: torch.device) -> Path:
+    properties = torch.cuda.get_device_properties(device)
+    domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
+    if bus is None:
+        raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
+    address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+    return SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
+
+
+def nodes() -> list[Path]:
+    """Folders of this machine's NUMA nodes, by number."""
+    folders = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
+    return sorted(folders, key=lambda node: int(node.name[4:]))
+
+
+def _node_cores(local_rank: int) -> Path:
+    folders = nodes()
+    if not folders:
+        raise TracelensError("numa=bind: this machine reports no NUMA nodes")
+    return folders[local_rank % len(folders)] / "cpulist"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
+
+
+def parse_cores(text: str) -> set[int]:
+    """Numbers in a list such as "0-3,8"."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1))
+    return cores

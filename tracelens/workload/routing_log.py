@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
-from tracelens.planner.expected import Routed, Routing
+from tracelens.planner.expected import RankRouting, Routing
 from tracelens.workload.model import Router
 from tracelens.workload.parallel import Groups, all_gather_into
 
@@ -87,7 +87,7 @@ class RoutingLog:
             for first in range(0, lengths.pop(), batches)
         ]
 
-    def _routed(self, choices: list[Tensor]) -> list[Routed]:
+    def _routed(self, choices: list[Tensor]) -> list[RankRouting]:
         """The routing of one layer, one micro-batch after the other."""
         ranks, E = self.config.layout.experts_over, self.config.model.experts_count
         own_rank = self.groups.coordinate("ep")
@@ -100,7 +100,7 @@ class RoutingLog:
         for batch in range(len(choices)):
             from_each = [rows_PMPe[source][batch][own_rank] for source in range(ranks)]
             routed.append(
-                Routed(
+                RankRouting(
                     rows=tuple(map(sum, zip(*from_each, strict=True))),
                     rows_to=tuple(map(sum, rows_PMPe[own_rank][batch])),
                     rows_from=tuple(map(sum, from_each)),

@@ -1,4 +1,7 @@
-"""Training steps of the reference model on one rank."""
+"""Training steps of the reference model on one rank.
+
+Tokens are random: the same global batch in every layout.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tracelens.planner.config import Config
+from tracelens.planner.config import Config, Layout
 from tracelens.recording import span
-from tracelens.workload.data import Batches
 from tracelens.workload.model import INIT_STD
 from tracelens.workload.parallel import Groups, ShardedAdamW, all_reduce, initialise, require
 from tracelens.workload.pipeline import make_schedule
@@ -61,18 +63,12 @@ class Trainer:
 
 
 @dataclass
-class Measured:
-    """What one rank saw of its run.
+class StepMeasurements:
+    """What one rank saw of its run."""
 
-    Attributes:
-        loss: of each step.
-        step_ms: of each step.
-        peak_bytes: of device memory that torch's allocator gave out, 0 on a CPU.
-    """
-
-    loss: list[float] = field(default_factory=list)
-    step_ms: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
+    loss: list[float] = field(default_factory=list)  # of each step
+    step_ms: list[float] = field(default_factory=list)  # of each step
+    peak_bytes: int = 0  # of device memory that torch's allocator gave out, 0 on a CPU
 
     def step(self, trainer: Trainer) -> None:
         begin = time.perf_counter()
@@ -80,3 +76,28 @@ class Measured:
         self.step_ms.append((time.perf_counter() - begin) * 1e3)
         if trainer.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(trainer.device)
+
+
+class Batches:
+    """Micro-batches of one rank, step by step; from pinned memory a copy does not block the host."""
+
+    def __init__(self, config: Config, groups: Groups, pin: bool) -> None:
+        self.config, self.groups, self.pin = config, groups, pin
+        self.generator = torch.Generator().manual_seed(config.training.seed)
+
+    def next_step(self) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of the next step on the host, int64, micro-batches x S x B each."""
+        training, layout = self.config.training, self.config.layout
+        sequences = training.micro_batch * layout.dp
+        shape = (training.micro_batches, training.seq + 1, sequences)
+        ids = torch.randint(self.config.model.vocab, shape, generator=self.generator)
+        both = (local_part(part, layout, self.groups) for part in (ids[:, :-1], ids[:, 1:]))
+        tokens, targets = (part.pin_memory() if self.pin else part for part in both)
+        return tokens, targets
+
+
+def local_part(all_MSB: Tensor, layout: Layout, groups: Groups) -> Tensor:
+    """A rank's positions of its sequences, contiguous: cut by data, then context, then tensor parallelism."""
+    part = all_MSB.chunk(layout.dp, 2)[groups.coordinate("dp")]
+    part = part.chunk(layout.cp, 1)[groups.coordinate("cp")]
+    return part.chunk(layout.tp, 1)[groups.coordinate("tp")].contiguous()

@@ -9,8 +9,8 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze, report
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 ALLREDUCE = (
     "op record_param_comms collective=allreduce group=0 ranks={ranks} size={size} in=50 out=50 dtype=Half"
@@ -84,7 +84,7 @@ def test_bandwidths() -> None:
     ],
 )
 def test_bus_bandwidth_by_the_conventions_of_nccl_tests(name: str, size: int, factor: float) -> None:
-    from tracelens.analysis.comm.waiting import bus_factor
+    from tracelens.analysis.comm import bus_factor
 
     assert bus_factor(name, size) == factor
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import Event, draw, draw_run, events, read, records
 from tracelens import analyze, report
-from tracelens.table.result import Result
+from tracelens.table import Result
+from tracelens.trace import Run, make_run, select_step
 from tracelens.trace.activities import SCOPES
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.steps import select_step
 
 TIMES = ("group", "collective", "count", "comm_ns", "hidden_ns", "exposed_ns")
 FRACTIONS = ("hidden_fraction", "bound_fraction", "exposed_fraction_of_total")

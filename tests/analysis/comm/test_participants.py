@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.analysis.comm.test_collectives import comm
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.trace.run import make_run
+from tracelens.trace import make_run
 
 BESIDE = "s7 gemm    |        ===="
 

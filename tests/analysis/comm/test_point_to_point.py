@@ -5,9 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.analysis.comm.matching import Participant
-from tracelens.analysis.comm.point_to_point import match_messages
-from tracelens.analysis.comm.records import Record
+from tracelens.analysis.comm import Participant, Record, match_messages
 
 GROUP = (0, 1, 2)
 

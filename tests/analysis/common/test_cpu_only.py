@@ -6,9 +6,9 @@ import pytest
 
 from tests.builders import aligned, draw, records
 from tracelens import analyze, diff, report
-from tracelens.analysis.common.cpu_only import NO_LAUNCH
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.analysis.common import NO_LAUNCH
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 GROUPS = {
     "backend": "gloo",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.analysis.common.group_names import distinct_names, group_kind, group_name, rank_ranges, role
+from tracelens.analysis.common import distinct_names, group_kind
+from tracelens.analysis.common.setup import group_name, rank_ranges, role
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze, report
 from tracelens.analysis.completeness import DOUBTS
 from tracelens.analysis.completeness.completeness import rank_record
-from tracelens.rendering.renderer import RENDERERS
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
-from tracelens.trace.trace import Trace
+from tracelens.rendering import RENDERERS
+from tracelens.table import Result
+from tracelens.trace import Trace, make_run
 
 MS = 1_000_000
 

@@ -10,9 +10,9 @@ import pytest
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.analysis.host import blocking_calls
-from tracelens.table.result import Result
+from tracelens.table import Result
+from tracelens.trace import make_run
 from tracelens.trace.graphs import attributed
-from tracelens.trace.run import make_run
 
 COLUMN = 100_000
 LAUNCH = ("launch overhead", "cudaLaunchKernel")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 LATE = 1_712_195_495_519_689_500
 """Nanoseconds since 1970, as older profilers write them: beyond what a double holds."""

@@ -18,8 +18,8 @@ from tests.builders import records
 from tracelens import analyze
 from tracelens.analysis.moe import UNATTRIBUTED_NAME
 from tracelens.compare.diff import diff
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 GEMM, GROUPED, NORM = (
     "nvjet_sm90_tst_256x128",

@@ -18,9 +18,9 @@ from tests.analysis.moe_traces import (
 )
 from tests.builders import records
 from tracelens import analyze
-from tracelens.analysis.moe.stages import STAGES
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.analysis.moe import STAGES
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 EXCHANGES = ("none", "all_to_all", "deep_ep")
 SHARED = ("", "before", "after")

@@ -23,8 +23,8 @@ from tests.analysis.moe_traces import (
 )
 from tests.builders import records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 
 def analyzed(program: Callable[[Recorder], None], **model: Any) -> Result:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.analysis.schedules import Piece, drawn_stages, played
-from tracelens.analysis.moe.kernel_lexer import Tokens
-from tracelens.analysis.moe.numbering import PassNumber, pass_numbers
-from tracelens.analysis.moe.windows import LayerWindow
-from tracelens.trace.trace import Trace
+from tracelens.analysis.moe.layers import LayerWindow, Tokens
+from tracelens.analysis.moe.regions import PassNumber, pass_numbers
+from tracelens.trace import Trace
 
 LAYERS = {0: 2, 1: 1, 2: 3}
 """MoE layers in each chunk."""

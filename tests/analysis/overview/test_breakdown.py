@@ -8,7 +8,7 @@ import pandas as pd
 
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.trace.run import make_run
+from tracelens.trace import make_run
 
 Path = tuple[str, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.builders import draw, draw_run, events, read, records
 from tracelens import analyze
-from tracelens.trace.run import make_run
+from tracelens.trace import make_run
 
 DRAWING = """
     op f   | ---

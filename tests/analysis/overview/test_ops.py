@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 
 def ops(text: str, **options: Any) -> Result:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 Path = tuple[str, ...]
 

@@ -15,12 +15,9 @@ from tests.analysis.drawings import Drawing, drawings
 from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
-from tracelens.rendering.formats.json import one_result
-from tracelens.table.result import Result
-from tracelens.trace.pace import PacePart
-from tracelens.trace.run import make_run
-from tracelens.trace.steps import select_step
-from tracelens.trace.trace import Trace
+from tracelens.rendering.formats import one_result
+from tracelens.table import Result
+from tracelens.trace import PacePart, Trace, make_run, select_step
 
 
 def drawn(text: str, **options: Any) -> Result:

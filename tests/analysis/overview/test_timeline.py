@@ -8,8 +8,8 @@ import pytest
 
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 
 def timeline(text: str, **options: Any) -> Result:

@@ -13,9 +13,9 @@ import tracelens
 from tests.analysis.schedules import Message, Piece, messages_of, played, stage, stages
 from tests.builders import records
 from tracelens import analyze
-from tracelens.analysis.pipeline import pass_scopes
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.analysis.pipeline import microbatches
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "pipeline"
 Lanes = list[list[Piece]]
@@ -123,7 +123,7 @@ def test_recorded_pipelines_are_numbered_as_their_scopes_say(
 ) -> None:
     run = tracelens.load(SAMPLES / name)
     expected = analyze(run, "pipeline")
-    monkeypatch.setattr(pass_scopes, "_SCOPE", [])
+    monkeypatch.setattr(microbatches, "_SCOPE", [])
     result = analyze(tracelens.load(SAMPLES / name), "pipeline")
     assert result.skips == ()
     for rank in (0, 1):

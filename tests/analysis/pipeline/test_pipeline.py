@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.analysis.schedules import Piece, pieces, played, stage, stages
 from tests.builders import draw_run, records
 from tracelens import analyze
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
-from tracelens.trace.steps import select_step
+from tracelens.table import Result
+from tracelens.trace import make_run, select_step
 
 PARTS = ("ramp_ns", "p2p_wait_ns", "imbalance_ns", "other_idle_ns")
 UNIFORM = ("0011..aa..bb", "..00aa11bb..")

@@ -4,8 +4,8 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, records
+from tracelens.trace import make_run
 from tracelens.trace.graphs import attributed
-from tracelens.trace.run import make_run
 
 CAPTURE = """
     launch hipStreamBeginCapture                                 | x

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tracelens
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 FOLDER = Path(__file__).parents[3] / "sample_traces" / "one_gpu"
 

@@ -10,8 +10,8 @@ import pytest
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze, report
 from tracelens.errors import TracelensError
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 # 2 TFLOP/s, 1 TB/s of memory, 100 GB/s between devices, 10 GB/s to the host: 2,000 FLOPs, 1,000 bytes,
 # 100 bytes and 10 bytes a nanosecond.

@@ -21,7 +21,7 @@ from tracelens.analysis.comm import align_run
 from tracelens.analysis.serving import rank_steps, select_phase
 from tracelens.errors import TracelensError
 from tracelens.trace import Run, Stretch, Trace, excerpt, make_run
-from tracelens.trace.excerpt import references
+from tracelens.trace.trace import references
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "serving"
 LABEL = ("prefill[", "decode[", "eager_decode[")

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
-from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis import ANALYZERS
 from tracelens.analysis.common import FILE_VARIABLE, KINDS, Label, grammar
-from tracelens.analysis.serving.global_steps import global_steps
+from tracelens.analysis.serving import RankSteps, global_steps
 from tracelens.analysis.serving.serving import serving as analyzer
-from tracelens.analysis.serving.steps import RankSteps, Step
-from tracelens.costs import Batch, Lengths
+from tracelens.analysis.serving.steps import Step
+from tracelens.costs import Lengths, ServingBatch
 from tracelens.errors import TracelensError
-from tracelens.rendering.renderer import RENDERERS
-from tracelens.table.result import Report, Result
-from tracelens.trace.run import make_run
-from tracelens.trace.steps import select_step
+from tracelens.rendering import RENDERERS
+from tracelens.table import Report, Result
+from tracelens.trace import make_run, select_step
 
 PREFILL, DECODE = "prefill[bs=1 tok=1024 ctx=1024]", "decode[bs=16 tok=16 d=16]"
 
@@ -757,21 +756,21 @@ NONE = Lengths(0, 0, 0, 0)
     [
         (
             "execute_8192_context_9(sq8155sk8430sqsq7475785sqsk7671310)_generation_37(sq37sk34489sqsq37sqsk34489)",
-            Batch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489)),
+            ServingBatch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489)),
         ),
         (
             "execute_64_context_0(sq0sk0sqsq0sqsk0)_generation_64(sq64sk131072sqsq64sqsk131072)",
-            Batch(NONE, Lengths(64, 131072, 64, 131072)),
+            ServingBatch(NONE, Lengths(64, 131072, 64, 131072)),
         ),
         (
             "step[EXTEND bs=1 toks=1025 c_sqsq=1050625 c_sqsk=1050625 c_sk=1025]",
-            Batch(Lengths(1025, 1025, 1050625, 1050625), NONE),
+            ServingBatch(Lengths(1025, 1025, 1050625, 1050625), NONE),
         ),
         (
             "step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]",
-            Batch(NONE, Lengths(128, 131072, 256, 262144)),
+            ServingBatch(NONE, Lengths(128, 131072, 256, 262144)),
         ),
-        ("prefill[bs=1 tok=10 sk=30 sqsq=100 sqsk=300]", Batch(Lengths(10, 30, 100, 300), NONE)),
+        ("prefill[bs=1 tok=10 sk=30 sqsq=100 sqsk=300]", ServingBatch(Lengths(10, 30, 100, 300), NONE)),
         # Without all sums, or with sums that no requests have, the lengths are not known.
         ("step[MIXED bs=66 c=2 g=64 c_sq=2048 c_sk=2048 c_sqsq=1 g_sq=64 g_sk=65600]", None),
         ("step[EXTEND bs=2 toks=14721]", None),
@@ -780,7 +779,7 @@ NONE = Lengths(0, 0, 0, 0)
         ("execute_9_context_9(sq9sk9sqsq9sqsk999)_generation_0(sq0sk0sqsq0sqsk0)", None),
     ],
 )  # fmt: skip
-def test_lengths_of_a_labelled_batch(label: str, batch: Batch | None) -> None:
+def test_lengths_of_a_labelled_batch(label: str, batch: ServingBatch | None) -> None:
     step = grammar().step(label)
     assert step is not None
     assert step.batch == batch

@@ -15,13 +15,11 @@ from tests.analysis.moe_traces import Model, recorded
 from tests.analysis.schedules import stages
 from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze
-from tracelens.analysis.step_timeline.activities import user_frame
-from tracelens.analysis.step_timeline.schemas import COMMUNICATION
-from tracelens.analysis.step_timeline.states import States, coarser, merged, with_waiting
-from tracelens.analysis.stragglers.lost import LOST
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.steps import select_step
+from tracelens.analysis.step_timeline import COMMUNICATION
+from tracelens.analysis.step_timeline.step_timeline import States, coarser, merged, user_frame, with_waiting
+from tracelens.analysis.stragglers.stragglers import LOST
+from tracelens.table import Result
+from tracelens.trace import Run, make_run, select_step
 
 COLUMN = 10_000
 REDUCE = (

@@ -8,9 +8,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analysis.stragglers.delays import Delays
-from tracelens.analysis.stragglers.medians import median_of_others
-from tracelens.analysis.stragglers.segments import LATE, TIMES
+from tracelens.analysis.stragglers.causes import Delays
+from tracelens.analysis.stragglers.segments import LATE, TIMES, median_of_others
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,7 @@ import numpy as np
 from tests.analysis.stragglers.test_stragglers import LATE, ORDINARY, ranks, verdicts
 from tracelens import analyze
 from tracelens.analysis.comm import align_run
-from tracelens.analysis.stragglers.causes import Comparison
-from tracelens.analysis.stragglers.delays import Delays
+from tracelens.analysis.stragglers.causes import Comparison, Delays
 from tracelens.analysis.stragglers.segments import OTHER, SILENT, WORK, segments
 
 MS = 1_000_000

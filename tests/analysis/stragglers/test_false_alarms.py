@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.analysis.stragglers.noise import NOISES, POSITIONS, STEP_NS, Noise, rare, regimes, simulated
+from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, TOO_FEW
 from tracelens.analysis.stragglers.segments import LATE
-from tracelens.analysis.stragglers.significance import ALPHA, NOISE, SIGNIFICANT, TOO_FEW, effects
+from tracelens.analysis.stragglers.stragglers import ALPHA, effects
 
 RUNS = 60
 NOISY = 0.4

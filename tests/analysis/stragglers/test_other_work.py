@@ -6,9 +6,9 @@ import pytest
 
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, ORDINARY, ranks, verdicts
 from tracelens import analyze
-from tracelens.analysis.stragglers.families import families
+from tracelens.analysis.stragglers.causes import families
 from tracelens.analysis.stragglers.segments import Key
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 
 def against(text: str, ordinary: str = ORDINARY) -> Result:

@@ -10,9 +10,10 @@ import pytest
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, ORDINARY, ranks
 from tests.builders import draw_run, records
 from tracelens import analyze
-from tracelens.analysis.stragglers.medians import median_of_others, weighted_median
-from tracelens.analysis.stragglers.significance import ALIKE, ALPHA, NOISE, SIGNIFICANT, SMALL, TOO_FEW
-from tracelens.table.result import Result
+from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW
+from tracelens.analysis.stragglers.segments import median_of_others, weighted_median
+from tracelens.analysis.stragglers.stragglers import ALIKE, ALPHA
+from tracelens.table import Result
 
 Late = Sequence[Sequence[tuple[int, int]]]
 """By step and all-reduce: the rank that is late, and by how many columns."""

@@ -7,12 +7,11 @@ import pytest
 
 from tests.builders import draw, draw_run, records
 from tracelens import analyze
-from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis import ANALYZERS
 from tracelens.analysis.stragglers import causes as _causes
-from tracelens.analysis.stragglers.verdict import CAUSES
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
-from tracelens.trace.steps import select_step
+from tracelens.analysis.stragglers.causes import CAUSES
+from tracelens.table import Result
+from tracelens.trace import Run, make_run, select_step
 
 COLUMN = 10_000
 WORDS = {
@@ -702,7 +701,7 @@ def test_all_time_of_a_part_is_told() -> None:
         (trace,) = ranks(text).traces
         part = ANALYZERS.get("stragglers").part_of(trace)
         assert np.array_equal(part.time.sum(axis=1), np.diff(part.edges))
-        assert part.ns.sum() == part.time[:, 0].sum()
+        assert part.work.ns.sum() == part.time[:, 0].sum()
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 import tracelens
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw, draw_run, records
-from tracelens.compare.diff.diff import diff
-from tracelens.compare.diff.ledger import apportion
+from tracelens.compare.diff import diff
+from tracelens.compare.diff.breakdown import apportion
 from tracelens.errors import TracelensError
-from tracelens.table.result import Result
-from tracelens.trace.pace import PacePart
-from tracelens.trace.run import Run, make_run
+from tracelens.table import Result
+from tracelens.trace import PacePart, Run, make_run
 
 BASE = """
     step 1                                                   | ---------------------

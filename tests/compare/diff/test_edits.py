@@ -9,9 +9,9 @@ import pytest
 
 from tests.builders import read
 from tests.compare.diff.edits import EDITS, Program, random_edit
-from tracelens.compare.diff.diff import diff
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.compare.diff import diff
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 SAMPLES = ("one_gpu/grouped", "one_gpu/loop")
 SEEDS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 6 * len(EDITS)

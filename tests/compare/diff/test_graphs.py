@@ -6,15 +6,13 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, records
-from tracelens.compare.diff.diff import diff
+from tracelens.compare.diff import diff
 from tracelens.errors import WrongOption
 from tracelens.read import GraphSources, sources_of_sides
-from tracelens.summary import result_summary
-from tracelens.table.result import Result
-from tracelens.trace import Run
+from tracelens.rendering.summary import result_summary
+from tracelens.table import Result
+from tracelens.trace import Run, Trace, make_run
 from tracelens.trace.graphs import attributed, is_unattributed
-from tracelens.trace.run import make_run
-from tracelens.trace.trace import Trace
 
 EAGER = """
     step 1                                      | -----------------------------

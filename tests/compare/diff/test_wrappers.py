@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.builders import CPU_PID, GPU_PID, MAIN_TID, draw, read, records
 from tests.compare.diff.edits import Program
-from tracelens.compare.diff.diff import diff
+from tracelens.compare.diff import diff
 from tracelens.compare.diff.pairing import SAME_WORK, pair
-from tracelens.compare.diff.sides import Side
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.compare.diff.sides import RankSide
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 Event = dict[str, Any]
 Tree = tuple[str, list[Any]]
@@ -34,7 +34,7 @@ def adds_up(result: Result) -> bool:
 
 def same_share(base: Run, cand: Run) -> float:
     """Share of both runs' GPU time that is told as the same calls with the same kernels."""
-    base_side, cand_side = Side(base.traces[0]), Side(cand.traces[0])
+    base_side, cand_side = RankSide(base.traces[0]), RankSide(cand.traces[0])
     pairing = pair(base_side, cand_side)
     same = sum(
         int(side.ns[cause == SAME_WORK].sum())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracelens.compare.gate.samples import Samples
+from tracelens.compare.gate import Samples
 
 UNITS = {"time": "ns", "count": "count", "peak": "bytes", "bytes": "bytes", "fraction": "fraction"}
 

@@ -19,7 +19,7 @@ from tracelens.compare.gate import (
     read_baseline,
     read_rule,
 )
-from tracelens.compare.gate.samples import Doubt
+from tracelens.compare.gate.runs import RecordingDoubt
 from tracelens.errors import TracelensError
 
 
@@ -37,7 +37,10 @@ def stored(tmp_path: Path, *commits: tuple[str, list[Samples]], keep: int = 20) 
 
 def test_what_is_stored_is_read(tmp_path: Path) -> None:
     doubtful = replace(
-        run("a", 10, 11), doubts=(Doubt(0, "cut", "no end"),), setup=Setup("H200", 1), parts=("before",)
+        run("a", 10, 11),
+        doubts=(RecordingDoubt(0, "cut", "no end"),),
+        setup=Setup("H200", 1),
+        parts=("before",),
     )
     path = stored(tmp_path, ("c1", [doubtful]))
     ((samples, commit, _),) = read_baseline(path) or ()

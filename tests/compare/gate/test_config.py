@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.compare.gate.config import Settings, settings
+from tracelens.compare.gate import GateSettings, settings
 from tracelens.errors import TracelensError
 
 PYPROJECT = '[tool.tracelens.gate]\nrules = ["step.time<=1.03"]\nconfidence = 0.95\n'
@@ -18,9 +18,9 @@ def test_the_nearest_file_with_a_section(tmp_path: Path) -> None:
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "one" / "pyproject.toml").write_text("[tool.other]\n")
-    assert settings(start=inner) == Settings(("step.time<=1.03",), 0.95, str(tmp_path / "pyproject.toml"))
+    assert settings(start=inner) == GateSettings(("step.time<=1.03",), 0.95, str(tmp_path / "pyproject.toml"))
     (inner / "tracelens.toml").write_text(OWN)
-    assert settings(start=inner) == Settings(("kernel.count<=1.0",), None, str(inner / "tracelens.toml"))
+    assert settings(start=inner) == GateSettings(("kernel.count<=1.0",), None, str(inner / "tracelens.toml"))
 
 
 def test_a_file_by_name(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_file_by_name(tmp_path: Path) -> None:
 
 
 def test_no_file_is_no_rules(tmp_path: Path) -> None:
-    assert settings(start=tmp_path) == Settings()
+    assert settings(start=tmp_path) == GateSettings()
 
 
 @pytest.mark.parametrize(

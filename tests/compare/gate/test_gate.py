@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 import tracelens
 from tests.builders import draw
 from tests.compare.gate.gate_sides import side
-from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.samples import Doubt, Samples, from_result, from_saved
+from tracelens.compare.gate import Samples, Verdict, from_result, gate, read_rule
+from tracelens.compare.gate.runs import RecordingDoubt, from_saved
 from tracelens.errors import TracelensError
-from tracelens.trace.run import make_run
+from tracelens.trace import make_run
 
 
 def judged(base: Samples, candidate: Samples, *rules: str, **options: float) -> Verdict:
@@ -219,7 +218,9 @@ def test_slowing_all_down_by_a_factor_gives_that_ratio(factor: int) -> None:
             assert outcome.interval.estimate == pytest.approx(factor if unit == "ns" else 1)
 
 
-DOUBTFUL = replace(QUIET, name="cand", doubts=(Doubt(0, "missing launches", "9 of 10 have no launch call"),))
+DOUBTFUL = replace(
+    QUIET, name="cand", doubts=(RecordingDoubt(0, "missing launches", "9 of 10 have no launch call"),)
+)
 
 
 def test_a_side_in_doubt_is_refused_for_what_the_doubt_affects() -> None:
@@ -233,7 +234,10 @@ def test_a_side_in_doubt_is_refused_for_what_the_doubt_affects() -> None:
 def test_a_doubt_about_other_metrics_or_ranks_does_not_refuse() -> None:
     metrics = {"comm.time": [1e6, 1e6], "step.time": [1e6, 1e6]}
     sound = side("base", metrics=metrics)
-    doubts = (Doubt(0, "overlapping kernels", "3 kernels overlap"), Doubt(5, "missing work", "holes"))
+    doubts = (
+        RecordingDoubt(0, "overlapping kernels", "3 kernels overlap"),
+        RecordingDoubt(5, "missing work", "holes"),
+    )
     doubtful = side("cand", metrics=metrics | {"launch.count": [3, 3]}, doubts=doubts)
     both = side("base", metrics=metrics | {"launch.count": [3, 3]})
     assert statuses(judged(both, doubtful.only([0]), "launch.count<=1.0")) == ["pass"]
@@ -251,7 +255,7 @@ def test_the_doubts_of_a_saved_report_count() -> None:
     trust = {"complete": False, "doubts": {"0": [{"doubt": "cut", "evidence": "no end"}], "x": [], "1": 3}}
     rows = [{"rank": 0, "step": "a", "metric": "step.time", "value": 5, "unit": "ns"}]
     document = {"results": {"steps": {"tables": {"metrics": rows}}}, "meta": {"trust": trust}}
-    assert from_saved(document, "base").doubts == (Doubt(0, "cut", "no end"),)
+    assert from_saved(document, "base").doubts == (RecordingDoubt(0, "cut", "no end"),)
     assert from_saved({**document, "meta": {}}, "base").doubts == ()
     assert from_saved({**document, "meta": {"trust": ["?"]}}, "base").doubts == ()
 

@@ -7,10 +7,12 @@ import pytest
 
 from benchmarks.gate_power import NOISE, shares
 from tests.compare.gate.recorded import SAME, SLOWER_2, SLOWER_8
+from tracelens.compare import Mixture, PooledVariance, noise, plausible
 from tracelens.compare.gate import Samples, gate, read_rule
-from tracelens.compare.gate.noise import COUNTED, PACE, TRACED, Mixture, Spread, noise
 from tracelens.table import t_quantile
 
+PACE, TRACED = plausible("step.pace", "ns"), plausible("step.time", "ns")
+COUNTED = plausible("kernel.count", "count")
 ONE = [np.array([1.0])]
 
 
@@ -22,7 +24,7 @@ def test_the_quantile_of_one_normal_distribution() -> None:
 def test_many_runs_tell_the_noise_as_students_t_does() -> None:
     rng = np.random.default_rng(1)
     base, candidate = ([np.array([1 + rng.normal(0, 0.004)]) for _ in range(10)] for _ in range(2))
-    spread = Spread.of([np.concatenate(base), np.concatenate(candidate)])
+    spread = PooledVariance.of([np.concatenate(base), np.concatenate(candidate)])
     student = t_quantile(0.01, 18) * np.sqrt(spread.variance * 2 / 10)
     assert noise(base, candidate, PACE).half_width(0.01) == pytest.approx(student, rel=0.1)
 
@@ -34,8 +36,8 @@ def test_without_any_knowledge_the_interval_is_the_widest_plausible_noise() -> N
 
 
 def test_a_history_tells_the_noise_between_runs() -> None:
-    quiet, loud = Spread(0.0005**2, 20), Spread(0.03**2, 20)
-    widths = [noise(ONE, ONE, PACE, history).half_width(0.01) for history in (quiet, Spread(), loud)]
+    quiet, loud = PooledVariance(0.0005**2, 20), PooledVariance(0.03**2, 20)
+    widths = [noise(ONE, ONE, PACE, history).half_width(0.01) for history in (quiet, PooledVariance(), loud)]
     assert widths == sorted(widths)
     assert widths[2] == pytest.approx(t_quantile(0.01, 20) * 0.03 * np.sqrt(2), rel=0.1)
 

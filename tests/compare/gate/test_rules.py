@@ -6,35 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.compare.gate.rules import DEFAULT_RULES, UNITS, Rule, default_rules, read_rule
+from tracelens.compare.gate import read_rule
+from tracelens.compare.gate.rules import DEFAULT_RULES, UNITS, GateRule, default_rules
 from tracelens.errors import TracelensError
 
 
 @pytest.mark.parametrize(
     ("text", "rule", "limit"),
     [
-        ("step.time<=1.03", Rule("step.time", "<=", "ratio", 1.03), 1.03),
-        (" step.time  <= 1.03 ", Rule("step.time", "<=", "ratio", 1.03), 1.03),
-        ("step.time<=+3%", Rule("step.time", "<=", "ratio", 1.03), 1.03),
-        ("step.time<=-10%", Rule("step.time", "<=", "ratio", 0.9), 0.9),
-        ("step.time<=+2ms", Rule("step.time", "<=", "difference", 2, "ms"), 2e6),
-        ("step.time<=- 1.5 us", Rule("step.time", "<=", "difference", -1.5, "us"), -1500),
-        ("idle.fraction<=+0.01", Rule("idle.fraction", "<=", "difference", 0.01), 0.01),
-        ("kernel.count<=+0", Rule("kernel.count", "<=", "difference", 0), 0),
-        ("step.time<=120ms", Rule("step.time", "<=", "absolute", 120, "ms"), 120e6),
-        ("step.time<=120 ms abs", Rule("step.time", "<=", "absolute", 120, "ms"), 120e6),
-        ("memory.peak<=1.5GiB", Rule("memory.peak", "<=", "absolute", 1.5, "GiB"), 1.5 * 2**30),
-        ("idle.fraction<=10%", Rule("idle.fraction", "<=", "absolute", 10, "%"), 0.1),
-        ("moe.blocking_calls<=3 abs", Rule("moe.blocking_calls", "<=", "absolute", 3), 3),
-        ("moe.blocking_calls<=0", Rule("moe.blocking_calls", "<=", "absolute", 0), 0),
-        ("computation.time>=0.9", Rule("computation.time", ">=", "ratio", 0.9), 0.9),
-        ("exposed_comm<=1.05", Rule("exposed_comm", "<=", "ratio", 1.05), 1.05),
-        ("op[aten::mm].time<=1.05", Rule("op[aten::mm].time", "<=", "ratio", 1.05), 1.05),
-        ("op[a<=b]].count>=2", Rule("op[a<=b]].count", ">=", "ratio", 2), 2),
-        ("category[gemm]<=1e0", Rule("category[gemm]", "<=", "ratio", 1), 1),
+        ("step.time<=1.03", GateRule("step.time", "<=", "ratio", 1.03), 1.03),
+        (" step.time  <= 1.03 ", GateRule("step.time", "<=", "ratio", 1.03), 1.03),
+        ("step.time<=+3%", GateRule("step.time", "<=", "ratio", 1.03), 1.03),
+        ("step.time<=-10%", GateRule("step.time", "<=", "ratio", 0.9), 0.9),
+        ("step.time<=+2ms", GateRule("step.time", "<=", "difference", 2, "ms"), 2e6),
+        ("step.time<=- 1.5 us", GateRule("step.time", "<=", "difference", -1.5, "us"), -1500),
+        ("idle.fraction<=+0.01", GateRule("idle.fraction", "<=", "difference", 0.01), 0.01),
+        ("kernel.count<=+0", GateRule("kernel.count", "<=", "difference", 0), 0),
+        ("step.time<=120ms", GateRule("step.time", "<=", "absolute", 120, "ms"), 120e6),
+        ("step.time<=120 ms abs", GateRule("step.time", "<=", "absolute", 120, "ms"), 120e6),
+        ("memory.peak<=1.5GiB", GateRule("memory.peak", "<=", "absolute", 1.5, "GiB"), 1.5 * 2**30),
+        ("idle.fraction<=10%", GateRule("idle.fraction", "<=", "absolute", 10, "%"), 0.1),
+        ("moe.blocking_calls<=3 abs", GateRule("moe.blocking_calls", "<=", "absolute", 3), 3),
+        ("moe.blocking_calls<=0", GateRule("moe.blocking_calls", "<=", "absolute", 0), 0),
+        ("computation.time>=0.9", GateRule("computation.time", ">=", "ratio", 0.9), 0.9),
+        ("exposed_comm<=1.05", GateRule("exposed_comm", "<=", "ratio", 1.05), 1.05),
+        ("op[aten::mm].time<=1.05", GateRule("op[aten::mm].time", "<=", "ratio", 1.05), 1.05),
+        ("op[a<=b]].count>=2", GateRule("op[a<=b]].count", ">=", "ratio", 2), 2),
+        ("category[gemm]<=1e0", GateRule("category[gemm]", "<=", "ratio", 1), 1),
     ],
 )
-def test_reading(text: str, rule: Rule, limit: float) -> None:
+def test_reading(text: str, rule: GateRule, limit: float) -> None:
     assert read_rule(text) == rule
     assert read_rule(text).limit == pytest.approx(limit, rel=1e-12)
 
@@ -50,18 +51,18 @@ numbers = st.floats(0, 1e15, exclude_min=True, allow_subnormal=False)
 units = st.sampled_from(["", *UNITS])
 signed = units.filter(lambda unit: unit != "%")  # which with a sign is a ratio
 rules = (
-    st.builds(Rule, metrics, senses, st.just("ratio"), numbers)
-    | st.builds(Rule, metrics, senses, st.just("difference"), st.floats(-1e15, 1e15), signed)
-    | st.builds(Rule, metrics, senses, st.just("absolute"), numbers | st.just(0.0), units)
+    st.builds(GateRule, metrics, senses, st.just("ratio"), numbers)
+    | st.builds(GateRule, metrics, senses, st.just("difference"), st.floats(-1e15, 1e15), signed)
+    | st.builds(GateRule, metrics, senses, st.just("absolute"), numbers | st.just(0.0), units)
 )
 
 
 @given(rules)
-def test_what_is_written_reads_as_the_same(rule: Rule) -> None:
+def test_what_is_written_reads_as_the_same(rule: GateRule) -> None:
     assert read_rule(str(rule)) == rule
 
 
-def parsed(text: str) -> Rule | str:
+def parsed(text: str) -> GateRule | str:
     """The rule, or the error."""
     try:
         return read_rule(text)
@@ -72,7 +73,7 @@ def parsed(text: str) -> Rule | str:
 @given(st.text(max_size=40) | st.builds("{}<={}".format, names, st.text(max_size=8)))
 def test_any_text_is_a_rule_or_a_one_line_error(text: str) -> None:
     rule = parsed(text)
-    if isinstance(rule, Rule):
+    if isinstance(rule, GateRule):
         assert read_rule(str(rule)) == rule
     else:
         assert "\n" not in rule

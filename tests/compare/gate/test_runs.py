@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compare.gate.gate_sides import side
-from tracelens.compare.gate import gate, of_metrics, read_rule
-from tracelens.compare.gate.runs import Side
+from tracelens.compare.gate import Side, gate, of_metrics, read_rule
 
 
 def runs(name: str, *means: float) -> list[object]:

@@ -14,11 +14,11 @@ import pytest
 import tracelens
 from tests.builders import draw, draw_run
 from tests.compare.gate.gate_sides import side
-from tracelens.compare.gate.samples import Samples, from_result, from_saved, read_saved
+from tracelens.compare.gate import Samples, from_result, read_saved
+from tracelens.compare.gate.runs import from_saved
 from tracelens.errors import TracelensError
-from tracelens.rendering.formats.json import one_result
-from tracelens.trace.pace import PacePart
-from tracelens.trace.run import Run, make_run
+from tracelens.rendering.formats import one_result
+from tracelens.trace import PacePart, Run, make_run
 
 FIRST = """
     step 1      | ----------

@@ -7,12 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.compare.gate.gate_sides import side
-from tracelens.compare.gate.ci import commands, junit
-from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.verdict import headline, report, result, sentence
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.rendering.renderer import RENDERERS
+from tracelens.compare.gate import Verdict, commands, gate, headline, junit, read_rule, report
+from tracelens.compare.gate.verdict import result, sentence
+from tracelens.rendering import RENDERERS
+from tracelens.rendering.formats import markdown
 
 HOSTILE = "op[</failure>]]>&\"'\x00\x1b\ud800|`<img src=x>\n::error::%0A,\u202e].time"
 

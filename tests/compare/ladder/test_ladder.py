@@ -10,11 +10,11 @@ import pytest
 
 from tests.builders import draw, events, records, write
 from tracelens.cli import run as run_cli
-from tracelens.compare.ladder.ladder import ladder
-from tracelens.compare.ladder.rungs import LadderRun, Rung, read
+from tracelens.compare.ladder import ladder, read
+from tracelens.compare.ladder.ladder import LadderRun, Rung
 from tracelens.errors import TracelensError
-from tracelens.table.result import Result
-from tracelens.trace.run import Run, make_run
+from tracelens.table import Result
+from tracelens.trace import Run, make_run
 
 # Two steps of 30 columns; each rung has one edit. A column is a microsecond.
 BASELINE = """

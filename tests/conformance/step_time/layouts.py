@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 
 FILE = Path(__file__).with_name("layouts.toml")
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from tests.conformance.step_time.layouts import layouts
 from tests.conformance.truth_table import pairs
 from tests.workload import record_pairs
-from tracelens.devices.catalogue import device
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.devices import device
+from tracelens.planner.config import Config, override, preset
 from tracelens.planner.step_time import Machine, estimate
 
 HERE = Path(__file__).parent

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import at_step, recorded
-from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
+from tracelens.costs import Lengths, OpCall, ServingBatch, Uncounted
 
 NONE = Lengths(0, 0, 0, 0)
-DECODING = Batch(NONE, Lengths(32, 32_785, 32, 32_785))
+DECODING = ServingBatch(NONE, Lengths(32, 32_785, 32, 32_785))
 """A step of 32 requests with 32 785 tokens in the cache together."""
 
 
@@ -43,7 +43,7 @@ def test_blocks_of_a_cache_by_the_label(call: OpCall) -> None:
         at_step(call)
     # More keys than the cache has room for are those of another call.
     with pytest.raises(Uncounted, match="lengths"):
-        at_step(call, Batch(NONE, Lengths(32, 144_001, 32, 144_001)))
+        at_step(call, ServingBatch(NONE, Lengths(32, 144_001, 32, 144_001)))
 
 
 def test_eight_bit_caches_are_read_as_bytes() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
-from tracelens.costs.attention.forward import Mask, twice_unmasked
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
+from tracelens.costs.attention import Mask, twice_unmasked
 
 _FLASH = (None, None, "559", "559", "0.", "True", "False", "0.125", None, None, None, None)
 

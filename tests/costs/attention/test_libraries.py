@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import at_step, costed, recorded
-from tracelens.costs.call import Batch, Lengths, Uncounted
+from tracelens.costs import Lengths, ServingBatch, Uncounted
 
 _Q, _KV = "bf16 2 1024 32 128", "bf16 2 1024 8 128"
 _FULL = 4 * 2 * 32 * 1024 * 1024 * 128
@@ -135,7 +135,7 @@ def test_latent_decoding_by_the_label() -> None:
         "aiter::mla_decode_stage1_asm_fwd", "bf16 8 128 576", "bf16 9000 1 1 576", "i32 9", "i32 9",
         "i32 900000", "i32 8", "1", "0.04", "fp32 8 4 128 512", "fp32 8 4 128 1", "bf16 8 128 512",
     )._replace(is_replayed=True)  # fmt: skip
-    cost = at_step(call, Batch(Lengths(0, 0, 0, 0), Lengths(8, 8000, 8, 8000)))
+    cost = at_step(call, ServingBatch(Lengths(0, 0, 0, 0), Lengths(8, 8000, 8, 8000)))
     assert cost.flops == 2 * 128 * 8000 * (576 + 512)
     assert cost.read_bytes == (8 * 128 * 576 + 8000 * 576) * 2
     with pytest.raises(Uncounted, match="those of the capture"):

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.costs.recorded import at_step, recorded
-from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
+from tracelens.costs import Lengths, OpCall, ServingBatch, Uncounted
 
 NONE = Lengths(0, 0, 0, 0)
 POOL = "bf16 835874 8 128"
 # A recorded step of vLLM: execute_8192_context_9(sq8155...)_generation_37(sq37...).
-MIXED = Batch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489))
+MIXED = ServingBatch(Lengths(8155, 8430, 7475785, 7671310), Lengths(37, 34489, 37, 34489))
 
 
 def prefill(
@@ -26,8 +26,10 @@ def prefill(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [None, Batch(Lengths(15360, 15360, 15 * 1024**2, 15 * 1024**2), NONE)])
-def test_equal_sequences_without_a_prefix(batch: Batch | None) -> None:
+@pytest.mark.parametrize(
+    "batch", [None, ServingBatch(Lengths(15360, 15360, 15 * 1024**2, 15 * 1024**2), NONE)]
+)
+def test_equal_sequences_without_a_prefix(batch: ServingBatch | None) -> None:
     """129 GFLOP and 0.31 GB, not the 3.4 GB of the cache."""
     cost = at_step(prefill(), batch)
     assert cost.flops == 4 * 32 * 128 * 15 * 1024**2 // 2 == 128_849_018_880
@@ -92,20 +94,20 @@ def test_unknown_lengths_are_not_counted(call: OpCall) -> None:
         at_step(call)
     # Neither does the label of a step with other queries tell them.
     with pytest.raises(Uncounted, match="sequence lengths"):
-        at_step(call, Batch(Lengths(9_000_000, 9_000_000, 10**13, 10**13), NONE))
+        at_step(call, ServingBatch(Lengths(9_000_000, 9_000_000, 10**13, 10**13), NONE))
 
 
 def test_ragged_sequences_by_the_label() -> None:
     """Sums of 2 sequences: 100 new of 300 keys, 12 of 12."""
     lengths = Lengths(112, 312, 100**2 + 12**2, 100 * 300 + 12 * 12)
-    cost = at_step(prefill(112, 2, 568, (100, 300)), Batch(lengths, NONE))
+    cost = at_step(prefill(112, 2, 568, (100, 300)), ServingBatch(lengths, NONE))
     assert cost.flops == 4 * 32 * 128 * (100 * 300 - 100 * 50 + 12 * 6)
     assert cost.read_bytes == (112 * 32 + 2 * 312 * 8) * 128 * 2
     assert cost.note == "lengths from the step label"
     # Of a step with decoding beside it, the call has the prefill; other sums than its pages hold are not its.
-    assert at_step(prefill(112, 2, 568, (100, 300)), Batch(lengths, Lengths(7, 900, 7, 900))) == cost
+    assert at_step(prefill(112, 2, 568, (100, 300)), ServingBatch(lengths, Lengths(7, 900, 7, 900))) == cost
     with pytest.raises(Uncounted):
-        at_step(prefill(112, 2, 300, (100, 300)), Batch(lengths, NONE))
+        at_step(prefill(112, 2, 300, (100, 300)), ServingBatch(lengths, NONE))
 
 
 @pytest.mark.parametrize("queries", [8192, 8448])
@@ -131,7 +133,7 @@ def test_other_layouts_are_not_guessed(shapes: list[str], reason: str) -> None:
         at_step(recorded("vllm::unified_attention", *shapes), MIXED)
 
 
-DECODE = Batch(NONE, Lengths(37, 34489, 37, 34489))
+DECODE = ServingBatch(NONE, Lengths(37, 34489, 37, 34489))
 LATENT = recorded(
     "vllm::unified_mla_attention_with_output",
     "bf16 40 128 192",
@@ -160,7 +162,7 @@ def test_decoding_over_latents_by_the_label() -> None:
     ],
 )
 def test_other_latent_attention_is_not_counted(
-    change: dict[str, Any], batch: Batch | None, reason: str
+    change: dict[str, Any], batch: ServingBatch | None, reason: str
 ) -> None:
     with pytest.raises(Uncounted, match=reason):
         at_step(LATENT._replace(**change), batch)
@@ -171,12 +173,12 @@ def test_arguments_of_a_capture_are_not_those_of_its_replay() -> None:
     assert at_step(counted).flops
     with pytest.raises(Uncounted, match="those of the capture"):
         at_step(counted._replace(is_replayed=True))
-    labelled = at_step(counted._replace(is_replayed=True), Batch(NONE, Lengths(60, 30000, 60, 30000)))
+    labelled = at_step(counted._replace(is_replayed=True), ServingBatch(NONE, Lengths(60, 30000, 60, 30000)))
     assert labelled.flops == 4 * 32 * 128 * 30000
 
 
 PAGES = "i32 64 4096"
-LONG = Batch(NONE, Lengths(64, 100_000, 64, 100_000))
+LONG = ServingBatch(NONE, Lengths(64, 100_000, 64, 100_000))
 
 
 @pytest.mark.parametrize("values", ["fp8e4m3 9000 8 128 16", "fp8e4m3 9000 8 1 128 16"])
@@ -206,7 +208,7 @@ def test_decoding_over_lists_of_pages_as_recorded_on_mi300x() -> None:
         "bf16 32 32 128", "bf16 835874 1 8 128", "bf16 835874 1 8 128", "i32 33", "i32 20971520", "i32 4096",
         None, "fp32 1", "fp32 1", None,
     )  # fmt: skip
-    cost = at_step(call, Batch(NONE, Lengths(32, 32785, 32, 32785)))
+    cost = at_step(call, ServingBatch(NONE, Lengths(32, 32785, 32, 32785)))
     assert cost.flops == 4 * 32 * 128 * 32785
     assert cost.read_bytes == 2 * (32 * 32 * 128 + 2 * 32785 * 8 * 128)
     with pytest.raises(Uncounted, match="sequence lengths in the KV cache"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Batch, Lengths, OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import Lengths, OpCall, OpCost, ServingBatch, Uncounted, find
 
 NONE = Lengths(0, 0, 0, 0)
 B, L, H, P, N, G, W, Q = 2, 4096, 80, 64, 128, 8, 4, 256
@@ -68,7 +67,7 @@ KEYS, VALUES = 2 * 16 * 128, 32 * 128
 STATE = 32 * 128 * 128
 
 
-def delta(call: OpCall, batch: Batch | None) -> OpCost:
+def delta(call: OpCall, batch: ServingBatch | None) -> OpCost:
     model = find(call.name)
     assert model is not None
     assert model.batch
@@ -81,7 +80,7 @@ def test_gated_delta_rule_decoding(name: str) -> None:
     call = recorded(
         name, f"bf16 64 {KEYS + VALUES}", "bf16 64 32", "bf16 64 32", "bf16 64 32 128", "layers.0"
     )
-    cost = delta(call, Batch(NONE, Lengths(60, 60000, 60, 60000)))
+    cost = delta(call, ServingBatch(NONE, Lengths(60, 60000, 60, 60000)))
     assert cost.flops == 60 * 7 * STATE
     assert cost.read_bytes == 2 * 60 * (KEYS + VALUES + 2 * 32 + STATE)
     assert cost.write_bytes == 2 * 60 * (VALUES + STATE)
@@ -90,7 +89,7 @@ def test_gated_delta_rule_decoding(name: str) -> None:
 
 def test_gated_delta_rule_in_prefill_and_with_an_output_gate() -> None:
     name = "vllm::gdn_attention_core"
-    prefill = Batch(Lengths(2048, 2048, 2048**2, 2048**2), NONE)
+    prefill = ServingBatch(Lengths(2048, 2048, 2048**2, 2048**2), NONE)
     call = recorded(name, f"bf16 2048 {KEYS + VALUES}", "bf16 2048 32", "bf16 2048 32", "bf16 2048 32 128")
     cost = delta(call, prefill)
     # One state at least: the label does not say how many sequences the tokens are of.
@@ -107,6 +106,9 @@ def test_states_are_not_guessed() -> None:
     with pytest.raises(Uncounted, match="how many states"):
         delta(known, None)
     with pytest.raises(Uncounted, match="how many states"):
-        delta(known, Batch(NONE, Lengths(65, 65, 65, 65)))
+        delta(known, ServingBatch(NONE, Lengths(65, 65, 65, 65)))
     with pytest.raises(Uncounted, match="width of keys"):
-        delta(recorded(name, f"bf16 64 {VALUES + 2 * 1000}", *gates), Batch(NONE, Lengths(64, 64, 64, 64)))
+        delta(
+            recorded(name, f"bf16 64 {VALUES + 2 * 1000}", *gates),
+            ServingBatch(NONE, Lengths(64, 64, 64, 64)),
+        )

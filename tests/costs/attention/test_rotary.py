@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 _X = 2048 * 2 * 16 * 128
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 _FP8 = "sglang_profiler::batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant_12"
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 M, N, K = 256, 512, 128
 FLOPS = 2 * M * N * K

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 SIZES = st.integers(1, 300)
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 MESSAGE = st.integers(0, 1 << 36)  # whole messages stay below 2**48 bytes, more than any tensor has
 RANKS = st.integers(2, 4096)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Uncounted
-from tracelens.costs.libraries.custom_collective import MESSAGE_OPS, Message, message
-from tracelens.costs.model import find
+from tracelens.costs import MESSAGE_OPS, Message, Uncounted, find, message
 
 ROWS = "bf16 64 4096"
 S = 2 * 64 * 4096

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 
 def counted(call: OpCall) -> OpCost:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 T, H, E, K, F = 4096, 2048, 64, 6, 1408
 """Tokens, hidden size, experts, experts a token, inner size of an expert."""

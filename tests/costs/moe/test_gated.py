@@ -3,7 +3,7 @@
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 
 @pytest.mark.parametrize("name", ["_C::silu_and_mul", "sgl_kernel::silu_and_mul", "aiter::silu_and_mul"])

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 T, H, E, K = 4096, 2048, 64, 6
 """Tokens, hidden size, experts, experts a token."""

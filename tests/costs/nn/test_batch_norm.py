@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 _X = "bf16 10 64 56 56"
 _ELEMENTS = 10 * 64 * 56 * 56

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Uncounted
-from tracelens.costs.model import OpCost
+from tracelens.costs import OpCost, Uncounted
 
 _ONES = "[1, 1]"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 M, S, C = 64, 4, 4096
 ROWS = S * S + 2 * S  # of the projection: 24

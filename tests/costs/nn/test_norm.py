@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 _ROWS = 4 * 197
 _X = _ROWS * 768

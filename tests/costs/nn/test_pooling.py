@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 
 def test_max_pool_as_recorded_on_mi300x() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 _ROWS, _WIDTH = 1000, 7168
 _X = _ROWS * _WIDTH

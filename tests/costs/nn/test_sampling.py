@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.model import find
+from tracelens.costs import find
 
 
 def test_a_draw_by_temperature() -> None:

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed, recorded
-from tracelens.costs.call import OpCall, Tensor, Uncounted
-from tracelens.costs.model import find
-from tracelens.costs.torch.pointwise import rules
-from tracelens.costs.torch.tensors import broadcast, promote
+from tracelens.costs import OpCall, Tensor, Uncounted, find
+from tracelens.costs.elementwise import rules
+from tracelens.costs.tensors import broadcast, promote
 
 
 def bytes_of(name: str, *arguments: object) -> tuple[int, int]:

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
-from tracelens.costs.torch.multi_tensor import ONE_FACTOR
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs.multi_tensor import ONE_FACTOR
 
 LISTS = [[1000, 10], [24]]
 """10,024 elements, 40,096 bytes."""

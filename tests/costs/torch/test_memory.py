@@ -3,8 +3,7 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
+from tracelens.costs import OpCall, OpCost, Uncounted, find
 
 
 def copied(name: str, size: int) -> OpCost:

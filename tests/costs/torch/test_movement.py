@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
-from tracelens.costs.torch.movement import upper
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs.movement import upper
 
 CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<"
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import tracelens
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import OpCost, find
-from tracelens.costs.torch.multi_tensor import CHUNK, ONE_FACTOR, Functor, functor
-from tracelens.trace.activities import gpu_work
+from tracelens.costs import OpCall, OpCost, Uncounted, find
+from tracelens.costs.multi_tensor import CHUNK, ONE_FACTOR, Functor, functor
+from tracelens.trace import gpu_work
 
 AT = "at::native::(anonymous namespace)::"
 

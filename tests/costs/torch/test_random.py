@@ -3,7 +3,7 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import Uncounted
+from tracelens.costs import Uncounted
 
 
 def moved(name: str, *arguments: object) -> tuple[int, int]:

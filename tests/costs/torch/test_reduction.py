@@ -3,8 +3,7 @@
 import pytest
 
 from tests.costs.recorded import costed
-from tracelens.costs.call import OpCall, Uncounted
-from tracelens.costs.model import find
+from tracelens.costs import OpCall, Uncounted, find
 
 
 def test_mean_over_the_last_dimension() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.detectors.host.garbage_collection import garbage_collection
-from tracelens.findings.rank_context import RankContext
+from tracelens.findings.detectors import Detection, Outcome, RankContext
+from tracelens.findings.detectors.host import garbage_collection
 
 COLUMN = 10_000
 

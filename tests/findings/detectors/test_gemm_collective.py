@@ -6,13 +6,11 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.analysis.fusable.gemm_collectives import GATHER, REDUCE, SCATTER, fused_ns
-from tracelens.costs.call import OpCall
-from tracelens.costs.model import OpCost, find
-from tracelens.devices.catalogue import device as device_named
-from tracelens.devices.spec import Device
-from tracelens.findings.detectors.comm.gemm_collective import gemm_collective
-from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.rank_context import RankContext
+from tracelens.costs import OpCall, OpCost, find
+from tracelens.devices import Device
+from tracelens.devices import device as device_named
+from tracelens.findings.detectors import Detection, Outcome, RankContext
+from tracelens.findings.detectors.comm import gemm_collective
 
 MI300X = device_named("mi300x")
 TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"

@@ -9,9 +9,9 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze
-from tracelens.findings.detectors.comm.hierarchical_all_reduce import hierarchical_all_reduce
-from tracelens.findings.detectors.detector import Detection
-from tracelens.trace.run import Run, make_run
+from tracelens.findings.detectors import Detection
+from tracelens.findings.detectors.comm import hierarchical_all_reduce
+from tracelens.trace import Run, make_run
 
 RING = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 HOSTS = ("a", "a", "b", "b")

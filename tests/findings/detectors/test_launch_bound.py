@@ -8,11 +8,9 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens import load
-from tracelens.analysis.common.cpu_only import NO_LAUNCH
-from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.detectors.host.host_idle import silent_host
-from tracelens.findings.detectors.host.launch_bound import launch_bound
-from tracelens.findings.rank_context import RankContext
+from tracelens.analysis.common import NO_LAUNCH
+from tracelens.findings.detectors import Detection, Outcome, RankContext
+from tracelens.findings.detectors.host import launch_bound, silent_host
 
 COLUMN = 10_000
 SAMPLES = Path(__file__).parents[3] / "sample_traces"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.devices.catalogue import device
-from tracelens.devices.spec import Device
-from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.detectors.model.loss import loss_unfused
-from tracelens.findings.rank_context import RankContext
+from tracelens.devices import Device, device
+from tracelens.findings.detectors import Detection, Outcome, RankContext
+from tracelens.findings.detectors.model import loss_unfused
 
 COLUMN = 10_000
 H100 = device("h100")

@@ -11,15 +11,12 @@ import pytest
 from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_trace, record, recorded
 from tests.builders import draw
 from tracelens import analyze
-from tracelens.devices.catalogue import device
-from tracelens.findings.detectors.comm.all_to_all import exposed_all_to_all, exposed_token_gather
-from tracelens.findings.detectors.detector import Detection, Detector, Outcome
-from tracelens.findings.detectors.host.blocking import moe_blocking_calls, other_blocking_calls
-from tracelens.findings.detectors.moe.expert_loop import expert_loop
-from tracelens.findings.detectors.moe.imbalance import token_imbalance
-from tracelens.findings.detectors.moe.permutation import permute_unfused, router_unfused
-from tracelens.findings.rank_context import RankContext
-from tracelens.trace.run import Run, make_run
+from tracelens.devices import device
+from tracelens.findings.detectors import Detection, Detector, Outcome, RankContext
+from tracelens.findings.detectors.comm import exposed_all_to_all, exposed_token_gather
+from tracelens.findings.detectors.host import moe_blocking_calls, other_blocking_calls
+from tracelens.findings.detectors.moe import expert_loop, permute_unfused, router_unfused, token_imbalance
+from tracelens.trace import Run, make_run
 
 H200 = device("h200")
 EP2 = {"ranks": 2, "exchange": "all_to_all"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors.detector import Detection, Outcome
-from tracelens.findings.detectors.model.recompute import recompute
-from tracelens.findings.rank_context import RankContext
+from tracelens.findings.detectors import Detection, Outcome, RankContext
+from tracelens.findings.detectors.model import recompute
 
 
 def outcome(text: str) -> Outcome:

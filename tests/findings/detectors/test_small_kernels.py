@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import draw
-from tracelens.findings.detectors.detector import Detection
-from tracelens.findings.detectors.host.small_kernels import small_kernels
-from tracelens.findings.rank_context import RankContext
+from tracelens.findings.detectors import Detection, RankContext
+from tracelens.findings.detectors.host import small_kernels
 
 EAGER = """
     step 1                  | --------------------

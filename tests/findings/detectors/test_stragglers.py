@@ -8,15 +8,15 @@ import pytest
 
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, LONG, ORDINARY, ranks
 from tracelens import analyze
-from tracelens.findings.detectors.comm.stragglers import (
+from tracelens.findings.detectors import Detection
+from tracelens.findings.detectors.comm import (
     EXPLAINED,
     stragglers,
     stragglers_load,
     stragglers_noise,
     stragglers_unexplained,
 )
-from tracelens.findings.detectors.detector import Detection
-from tracelens.trace.run import Run
+from tracelens.trace import Run
 
 
 def outcome(detector: Any, run: Run) -> Any:

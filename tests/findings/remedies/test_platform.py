@@ -10,7 +10,7 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, events, write
-from tracelens.findings.remedies.platform import Platform, joined, platform_of
+from tracelens.findings.remedies import TracePlatform, joined, platform_of
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 H200: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
@@ -18,7 +18,7 @@ MI300X: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "AMD Instinct M
 NO_NAME: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": ""}]}
 
 
-def shown(text: str, **header: Any) -> Platform:
+def shown(text: str, **header: Any) -> TracePlatform:
     return platform_of(draw(text, **header))
 
 
@@ -46,7 +46,7 @@ def test_a_trace_without_a_gpu_is_the_processors() -> None:
 
 
 def test_nothing_shows_the_vendor_of_bare_kernels() -> None:
-    assert shown("s7 gemm | ---") == Platform()
+    assert shown("s7 gemm | ---") == TracePlatform()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_another_run_json_says_nothing(tmp_path: Path, content: str) -> None:
 
 def test_ranks_together_show_what_one_of_them_shows() -> None:
     ranks = [
-        Platform("nvidia", ("megatron",), {"cuda": "13.0"}),
-        Platform("nvidia", ("primus",)),
-        Platform("", (), {"nccl": "2.27"}),
+        TracePlatform("nvidia", ("megatron",), {"cuda": "13.0"}),
+        TracePlatform("nvidia", ("primus",)),
+        TracePlatform("", (), {"nccl": "2.27"}),
     ]
-    assert joined(ranks) == Platform("nvidia", ("primus",), {"cuda": "13.0", "nccl": "2.27"})
-    assert joined([Platform("nvidia"), Platform("amd")]).vendor == ""
+    assert joined(ranks) == TracePlatform("nvidia", ("primus",), {"cuda": "13.0", "nccl": "2.27"})
+    assert joined([TracePlatform("nvidia"), TracePlatform("amd")]).vendor == ""

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tracelens.findings.detectors import DETECTORS
-from tracelens.findings.remedies.platform import Platform, _frameworks
-from tracelens.findings.remedies.remedies import Remedy, remedies, remedy
+from tracelens.findings.remedies import Remedy, TracePlatform, remedy
+from tracelens.findings.remedies.remedies import _frameworks, remedies
 
 FRAMEWORKS = [framework.name for framework in _frameworks()]
 FILE = Path(__file__).parents[3] / "tracelens/findings/remedies/remedies.toml"
 VENDORS = ("amd", "nvidia", "cpu", "")
 ALL = [
-    Platform(vendor, frameworks)
+    TracePlatform(vendor, frameworks)
     for vendor in VENDORS
     for frameworks in [(), *((name,) for name in FRAMEWORKS)]
 ]
@@ -83,24 +83,24 @@ def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
 
 
 def test_the_kernel_argument_pool_is_for_rocm_only() -> None:
-    assert "HSA_KERNARG_POOL_SIZE=12582912" in remedy("launch_bound", Platform("amd"))
-    assert "HSA_KERNARG_POOL_SIZE" not in remedy("launch_bound", Platform("nvidia", ("megatron",)))
+    assert "HSA_KERNARG_POOL_SIZE=12582912" in remedy("launch_bound", TracePlatform("amd"))
+    assert "HSA_KERNARG_POOL_SIZE" not in remedy("launch_bound", TracePlatform("nvidia", ("megatron",)))
 
 
 def test_a_framework_is_told_in_its_own_flags() -> None:
-    assert "--moe-grouped-gemm" in remedy("expert_loop", Platform("nvidia", ("megatron",)))
-    assert "use_turbo_grouped_gemm" in remedy("expert_loop", Platform("amd", ("primus",)))
-    assert "experts_implementation" in remedy("expert_loop", Platform("nvidia", ("huggingface",)))
-    assert "--experts grouped" in remedy("expert_loop", Platform("nvidia", ("workload",)))
-    assert "grouped_mm" not in remedy("expert_loop", Platform("nvidia", ("megatron",)))
+    assert "--moe-grouped-gemm" in remedy("expert_loop", TracePlatform("nvidia", ("megatron",)))
+    assert "use_turbo_grouped_gemm" in remedy("expert_loop", TracePlatform("amd", ("primus",)))
+    assert "experts_implementation" in remedy("expert_loop", TracePlatform("nvidia", ("huggingface",)))
+    assert "--experts grouped" in remedy("expert_loop", TracePlatform("nvidia", ("workload",)))
+    assert "grouped_mm" not in remedy("expert_loop", TracePlatform("nvidia", ("megatron",)))
 
 
 def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_it() -> None:
-    text = remedy("expert_loop", Platform("nvidia"))
+    text = remedy("expert_loop", TracePlatform("nvidia"))
     assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("Best known:")
     assert "Primus" not in text
     assert text.partition("Best known:")[2].count(": ") == 2
-    assert "Primus" in remedy("expert_loop", Platform("amd")).partition("Best known:")[2]
+    assert "Primus" in remedy("expert_loop", TracePlatform("amd")).partition("Best known:")[2]
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,20 @@ def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_
     ],
 )
 def test_versions_count_and_an_unknown_one_is_recent(version: str, function: str) -> None:
-    text = remedy("expert_loop", Platform("nvidia", (), {"torch": version} if version else {}))
+    text = remedy("expert_loop", TracePlatform("nvidia", (), {"torch": version} if version else {}))
     assert function in text
     assert text.count("Sort the tokens by expert") == 1
 
 
 def test_a_processor_is_no_gpu() -> None:
-    assert Remedy("x", vendor=("gpu",)).fits(Platform(""))
-    assert not Remedy("x", vendor=("gpu",)).fits(Platform("cpu"))
-    assert "number of threads" in remedy("stragglers", Platform("cpu"))
-    assert "power cap" not in remedy("stragglers", Platform("cpu"))
+    assert Remedy("x", vendor=("gpu",)).fits(TracePlatform(""))
+    assert not Remedy("x", vendor=("gpu",)).fits(TracePlatform("cpu"))
+    assert "number of threads" in remedy("stragglers", TracePlatform("cpu"))
+    assert "power cap" not in remedy("stragglers", TracePlatform("cpu"))
 
 
 def test_a_plugins_detector_brings_its_own_remedy() -> None:
-    assert remedy("fills", Platform("amd"), "Allocate them with torch.empty.") == (
+    assert remedy("fills", TracePlatform("amd"), "Allocate them with torch.empty.") == (
         "Allocate them with torch.empty."
     )
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tracelens.planner.block import Sizes, Tape, Value, layer_ops, recomputed
-from tracelens.planner.block.op import Exchange, Kernel, Load, Weight, one_way
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.block import (
+    Exchange,
+    Kernel,
+    Load,
+    RankSizes,
+    Tape,
+    Value,
+    Weight,
+    layer_ops,
+    one_way,
+    recomputed,
+)
+from tracelens.planner.config import Config, override, preset
 
 GEMM = (Kernel("gemm", Load(8, 4), Load(16, 8)),)
 
@@ -56,7 +66,7 @@ def config(*assignments: str) -> Config:
 
 def test_a_toggle_adds_and_removes_ops() -> None:
     def number(*assignments: str) -> int:
-        return len(layer_ops(Sizes(config(*assignments)), True))
+        return len(layer_ops(RankSizes(config(*assignments)), True))
 
     base = number("permute=plain")
     assert number("permute=fused") < base
@@ -67,7 +77,7 @@ def test_a_toggle_adds_and_removes_ops() -> None:
 
 
 def test_every_weight_belongs_to_a_group_of_replicas() -> None:
-    s = Sizes(config())
+    s = RankSizes(config())
     weights = {op.weight for op in layer_ops(s, True) if op.weights}
     assert Weight("edp", "experts") in weights
     assert {weight.replicas for weight in weights if weight} == {"stage", "dense", "edp"}
@@ -75,6 +85,6 @@ def test_every_weight_belongs_to_a_group_of_replicas() -> None:
 
 
 def test_sections_of_equal_sizes_are_built_once() -> None:
-    s = Sizes(config())
+    s = RankSizes(config())
     assert layer_ops(s, True)[0] is layer_ops(replace(s), True)[0]
     assert layer_ops(s, True)[0] is not layer_ops(replace(s, imbalance=2.0, cp_rank=0), True)[0]

@@ -6,7 +6,7 @@ import pytest
 
 from tracelens.planner.block import (
     TEMPORARY,
-    Sizes,
+    RankSizes,
     Tape,
     attention_section,
     embedding_section,
@@ -15,7 +15,7 @@ from tracelens.planner.block import (
     moe_section,
     total,
 )
-from tracelens.planner.config.config import override, preset
+from tracelens.planner.config import override, preset
 
 
 def test_two_products_by_hand() -> None:
@@ -29,7 +29,7 @@ def test_two_products_by_hand() -> None:
     x = t.input(10)
     a = t.op([x], 20, saves=[x], weights=7)
     y = t.op([a], 30, saves=[a], weights=9)
-    block = t.block(x, y)
+    block = t.section(x, y).memory
     assert block.kept == {"part": 30}
     assert [total(one.peak) for one in block.forward] == [60]
     assert [total(one.peak) for one in block.unsaved] == [60]
@@ -44,7 +44,7 @@ def test_without_saving_what_is_read_is_freed() -> None:
     y = x
     for _ in range(5):
         y = t.op([y], 10, saves=[y])
-    block = t.block(x, y)
+    block = t.section(x, y).memory
     assert block.kept == {"part": 41}
     assert [total(one.peak) for one in block.forward] == [51]
     assert [total(one.peak) for one in block.unsaved] == [21]
@@ -55,7 +55,7 @@ def test_a_gradient_of_two_readers_is_summed_in_place() -> None:
     t = Tape("part")
     x = t.input(5)
     y = t.op([t.op([x], 5), t.op([x], 5)], 5, gradient="same")
-    (piece,) = t.block(x, y).backward
+    (piece,) = t.section(x, y).memory.backward
     # x 5, the gradient of y, which is that of both, 5, the first of x 5, the second 5.
     assert total(piece.peak) == 20
     assert piece.end == {"part": 5, TEMPORARY: 5}
@@ -66,7 +66,7 @@ def test_a_pass_is_cut_where_it_waits() -> None:
     x = t.input(4)
     a = t.op([x], 8, saves=[x], waits=True)
     y = t.op([a], 2, saves=[a])
-    block = t.block(x, y)
+    block = t.section(x, y).memory
     assert [total(one.end) for one in block.forward] == [12, 14]
     assert [total(one.end) for one in block.backward] == [4 + 8 + 4, 4]
 
@@ -76,7 +76,7 @@ def test_views_share_memory_and_their_gradients_are_joined() -> None:
     x = t.input(8)
     left, right = t.split(x, [3, 5])
     y = t.op([left, right], 8, saves=[left, right])
-    block = t.block(x, y)
+    block = t.section(x, y).memory
     assert block.kept == {"part": 8}
     assert [total(one.peak) for one in block.forward] == [16]
     # x, the gradients of y and of both parts; then of x instead of y.
@@ -98,12 +98,12 @@ TOGGLES = [
 @pytest.mark.parametrize("fields", TOGGLES)
 def test_a_backward_leaves_the_gradient_of_the_input_alone(fields: str) -> None:
     config = override(preset("tiny"), fields.split())
-    s = Sizes(config)
+    s = RankSizes(config)
     for section in (
         attention_section(s, "flash"),
         attention_section(s, "math"),
         mlp_section(s),
-        moe_section(Sizes(config, 1.5)),
+        moe_section(RankSizes(config, 1.5)),
         embedding_section(s),
         head_section(s),
     ):

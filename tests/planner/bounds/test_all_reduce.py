@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.devices import device
-from tracelens.planner.bounds import Platform, bounds
-from tracelens.planner.bounds.all_reduce import algorithms, fastest
-from tracelens.planner.collectives import AlphaBeta
+from tracelens.planner import AlphaBeta
+from tracelens.planner.bounds import Platform, algorithms, bounds, fastest
 
 LINES = st.dictionaries(
     st.sampled_from("abcde"),

@@ -9,9 +9,7 @@ from dataclasses import fields
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import HELP, PARTS, Config, override, preset
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.config.toggles import CHOICES, Toggles
+from tracelens.planner.config import CHOICES, HELP, MODELS, PARTS, Config, Toggles, override, preset
 
 
 def test_importing_the_config_does_not_import_torch() -> None:

@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 
 from tracelens.errors import MissingExtra, TracelensError
-from tracelens.planner.config.files import read_config, read_file
-from tracelens.planner.config.foreign import ModelFile
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.expected.parameters import totals
+from tracelens.planner.config import MODELS, Model, ModelFile, read_config, read_file
+from tracelens.planner.expected import totals
 
 FOLDER = Path(sys.modules[Model.__module__].__file__ or "").parent / "models"
 

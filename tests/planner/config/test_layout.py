@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.planner.config.layout import DIMENSIONS, Layout
+from tracelens.planner.config import DIMENSIONS, Layout
 
 
 @st.composite

@@ -28,9 +28,8 @@ from tests.workload.whole import (  # noqa: E402
     whole_gradients,
 )
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config, override, preset  # noqa: E402
-from tracelens.planner.config.toggles import CHOICES, Toggles  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, make_groups  # noqa: E402
+from tracelens.planner.config import CHOICES, Config, Toggles, override, preset  # noqa: E402  # noqa: E402
+from tracelens.workload.parallel import Groups, make_groups  # noqa: E402
 from tracelens.workload.train import Trainer  # noqa: E402
 
 # Experts, dense matrices and gradients all have both replicas and other parts here; two nodes of two ranks.

@@ -15,15 +15,15 @@ from tracelens.planner.expected import (
     INT64,
     AttentionKernel,
     Collective,
-    Routed,
+    RankRouting,
     Routing,
     group_ranks,
 )
-from tracelens.planner.expected import Share as RankShare
+from tracelens.planner.expected import RankShare as RankShare
 
 
 @dataclass(frozen=True)
-class Share(RankShare):
+class RankShare(RankShare):
     """The share of a rank, with the widths that the formulas use."""
 
     @property
@@ -101,7 +101,7 @@ def flops(
     Recompute stops at the last tensor that the backward needs, before the last GEMM; if GEMM and
     reduce-scatter are one operation, after it.
     """
-    share, model, toggles = Share(config, rank), config.model, config.toggles
+    share, model, toggles = RankShare(config, rank), config.model, config.toggles
     batches = config.training.micro_batches
     to_the_end = to_the_end or (config.layout.tp > 1 and toggles.tp_overlap != "off")
     by_scope: dict[str, Work] = {}
@@ -127,7 +127,7 @@ def flops(
     return by_scope
 
 
-def attention_work(share: Share, kernel: AttentionKernel) -> Work:
+def attention_work(share: RankShare, kernel: AttentionKernel) -> Work:
     """FLOPs of the attention of one layer and micro-batch, projections included."""
     model, heads, D = share.config.model, share.heads, share.config.model.hidden
     positions, keys = share.gathered, share.keys * share.config.training.micro_batch
@@ -146,7 +146,7 @@ def attention_work(share: Share, kernel: AttentionKernel) -> Work:
     return Work.summed(parts)
 
 
-def scores_work(share: Share, kernel: AttentionKernel) -> Work:
+def scores_work(share: RankShare, kernel: AttentionKernel) -> Work:
     """FLOPs of the scores of one layer and micro-batch, and of the weighted sum of values."""
     model, queries, keys = share.config.model, share.queries, share.keys
     # Twice the scores: half a square need not be a whole number.
@@ -159,7 +159,7 @@ def scores_work(share: Share, kernel: AttentionKernel) -> Work:
     return Work(forward, 2 * forward + recomputed_scores)
 
 
-def _gated_work(share: Share, ffn: int, is_recomputed: bool, runs_down: bool) -> Work:
+def _gated_work(share: RankShare, ffn: int, is_recomputed: bool, runs_down: bool) -> Work:
     """A gated MLP in one micro-batch on this rank; recomputed in full, or without its last GEMM."""
     D, F = share.config.model.hidden, share.cut(ffn)
     up = _with_recompute(gemm(share.gathered, D, 2 * F), is_recomputed)
@@ -174,12 +174,12 @@ def _with_recompute(work: Work, is_recomputed: bool) -> Work:
 def parameters(config: Config, rank: int) -> Counter[tuple[str, str]]:
     """Parameters of a rank by replica group and component."""
     counts: Counter[tuple[str, str]] = Counter()
-    for replicas, component, elements in each_parameter(Share(config, rank)):
+    for replicas, component, elements in each_parameter(RankShare(config, rank)):
         counts[replicas, component] += elements
     return counts
 
 
-def each_parameter(share: Share) -> Iterator[tuple[str, str, int]]:
+def each_parameter(share: RankShare) -> Iterator[tuple[str, str, int]]:
     """Every parameter of a rank."""
     model, D = share.config.model, share.config.model.hidden
     if share.is_first:
@@ -200,7 +200,7 @@ def each_parameter(share: Share) -> Iterator[tuple[str, str, int]]:
         yield ("stage", "head", model.vocab * D)
 
 
-def _latent(share: Share) -> Iterator[tuple[str, str, int]]:
+def _latent(share: RankShare) -> Iterator[tuple[str, str, int]]:
     """Multi-head latent attention (arXiv:2405.04434, section 2.1), including the norms of its latents."""
     model, n, D = share.config.model, share.heads, share.config.model.hidden
     unsharded = [D * (model.kv_lora + model.rope_dim), model.kv_lora]
@@ -213,7 +213,7 @@ def _latent(share: Share) -> Iterator[tuple[str, str, int]]:
         yield ("dense", "attention", n * width)
 
 
-def _grouped(share: Share) -> Iterator[tuple[str, str, int]]:
+def _grouped(share: RankShare) -> Iterator[tuple[str, str, int]]:
     """Grouped-query attention: queries, keys, values and output."""
     model = share.config.model
     for heads in (share.heads, share.kv_groups, share.kv_groups, share.heads):
@@ -253,7 +253,7 @@ class Step(NamedTuple):
     backward: list[LayerMessage]
 
 
-def layer_steps(share: Share, layer: int, routed: Routed | None) -> list[Step]:
+def layer_steps(share: RankShare, layer: int, routed: RankRouting | None) -> list[Step]:
     """The steps of a layer in execution order; `routed` is needed where sizes depend on the routing."""
     model, name = share.config.model, f"L{layer}"
     steps = _attention(share, f"{name}.attention")
@@ -276,7 +276,7 @@ def _both_ways(scope: str, what: str, collective: Collective, group: str, sent: 
     return Step([message], [message.transposed])
 
 
-def _sharded(share: Share, scope: str) -> list[Step]:
+def _sharded(share: RankShare, scope: str) -> list[Step]:
     """A block sharded by tensor parallelism: gathers all positions, reduce-scatters the results."""
     overlap, ranks = share.config.toggles.tp_overlap, share.config.layout.tp
     part, full = share.tokens * share.row, share.gathered * share.row
@@ -293,7 +293,7 @@ def _sharded(share: Share, scope: str) -> list[Step]:
     return [Step(broadcasts, [scatter]), Step(pieces, broadcasts)]
 
 
-def _attention(share: Share, scope: str) -> list[Step]:
+def _attention(share: RankShare, scope: str) -> list[Step]:
     model, (first, last) = share.config.model, _sharded(share, scope)
     # "mla" sends the latents, which each rank then up-projects to keys and values.
     width = model.kv_lora + model.rope_dim
@@ -303,7 +303,7 @@ def _attention(share: Share, scope: str) -> list[Step]:
     return [first, _both_ways(scope, "keys", "all_gather", "cp", part, part * share.config.layout.cp), last]
 
 
-def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
+def _dispatch(share: RankShare, name: str, routed: RankRouting | None) -> list[Step]:
     """Dispatch of tokens to the experts, and combine as the last step."""
     toggles, scope, combine = share.config.toggles, f"{name}.dispatch", f"{name}.combine"
     if toggles.dispatch == "allgather":
@@ -321,7 +321,7 @@ def _dispatch(share: Share, name: str, routed: Routed | None) -> list[Step]:
     ]
 
 
-def _gathered(share: Share, scope: str, combine: str) -> list[Step]:
+def _gathered(share: RankShare, scope: str, combine: str) -> list[Step]:
     ranks, K = share.config.layout.experts_over, share.config.model.top_k
     weights, experts, tokens = (share.tokens * size for size in (K * FLOAT32, K * INT64, share.row))
     return [
@@ -332,7 +332,7 @@ def _gathered(share: Share, scope: str, combine: str) -> list[Step]:
     ]
 
 
-def _sizes_first(share: Share, scope: str, routed: Routed | None) -> list[Step]:
+def _sizes_first(share: RankShare, scope: str, routed: RankRouting | None) -> list[Step]:
     """Messages ahead of an all-to-all of tokens: counts, and with copies their routing."""
     toggles, model, ranks = share.config.toggles, share.config.model, share.config.layout.experts_over
     steps = []
@@ -347,7 +347,7 @@ def _sizes_first(share: Share, scope: str, routed: Routed | None) -> list[Step]:
     return steps
 
 
-def _rows(share: Share, routed: Routed | None) -> tuple[int, int]:
+def _rows(share: RankShare, routed: RankRouting | None) -> tuple[int, int]:
     """Rows of tokens that this rank sends and receives; without a routing those of static buffers."""
     has_copies = share.config.toggles.dispatch != "alltoall"
     if routed is None:
@@ -358,7 +358,9 @@ def _rows(share: Share, routed: Routed | None) -> tuple[int, int]:
     return sum(routed.rows_to), sum(routed.rows_from)
 
 
-def layer_messages(share: Share, layer: int, routed: Routed | None) -> Iterator[tuple[str, LayerMessage]]:
+def layer_messages(
+    share: RankShare, layer: int, routed: RankRouting | None
+) -> Iterator[tuple[str, LayerMessage]]:
     """Phase and message: forward, recompute, backward; `routed` where sizes depend on the routing."""
     steps = layer_steps(share, layer, routed)
     forward = [message for step in steps for message in step.forward]
@@ -370,7 +372,7 @@ def layer_messages(share: Share, layer: int, routed: Routed | None) -> Iterator[
             yield "backward", message._replace(scope=f"{message.scope}.B")
 
 
-def sent(share: Share, layer: int, routed: Routed | None) -> list[tuple[str, LayerMessage]]:
+def sent(share: RankShare, layer: int, routed: RankRouting | None) -> list[tuple[str, LayerMessage]]:
     """`layer_messages` of groups of several ranks."""
     return [
         (phase, message)
@@ -379,7 +381,7 @@ def sent(share: Share, layer: int, routed: Routed | None) -> list[tuple[str, Lay
     ]
 
 
-def _recompute_messages(share: Share, layer: int, forward: list[LayerMessage]) -> list[LayerMessage]:
+def _recompute_messages(share: RankShare, layer: int, forward: list[LayerMessage]) -> list[LayerMessage]:
     """Messages of a recomputed layer, without the reduction at its end.
 
     That is not left out if GEMM and reduction are one operation, nor if the shared expert comes after it.

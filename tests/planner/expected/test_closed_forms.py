@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from tests.planner.expected import closed_forms
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout, Model, Toggles, Training
-from tracelens.planner.config.toggles import CHOICES
-from tracelens.planner.expected import Share, balanced, flops, is_routed, parameters
-from tracelens.planner.expected.messages import layer_messages
+from tracelens.planner.config import CHOICES, Config, Layout, Model, Toggles, Training
+from tracelens.planner.expected import RankShare, balanced, flops, is_routed, layer_messages, parameters
 
 MODEL = Model(
     layers=3, dense_layers=1, hidden=64, dense_ffn=64, heads=8, attention="gqa", kv_groups=4, head_dim=16,
@@ -78,11 +76,11 @@ def test_the_ops_have_the_flops_of_the_closed_form(
 @settings(deadline=None, max_examples=150)
 def test_the_ops_have_the_messages_of_the_closed_form(config: Config, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, config.layout.ranks - 1))
-    share, routing = Share(config, rank), balanced(config, rank)
+    share, routing = RankShare(config, rank), balanced(config, rank)
     for layer in share.layers:
         routed = routing.at(layer, 0) if is_routed(share) and share.is_moe(layer) else None
         sent = [
-            (message.phase, closed_forms.LayerMessage(message.scope, *message[3:6], *message[7:]))
+            (message.phase, closed_forms.LayerMessage(message.scope, *message.exchange))
             for message in layer_messages(share, layer, 0, routed)
         ]
-        assert sent == closed_forms.sent(closed_forms.Share(config, rank), layer, routed)
+        assert sent == closed_forms.sent(closed_forms.RankShare(config, rank), layer, routed)

@@ -11,35 +11,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracelens.errors import TracelensError
-from tracelens.planner.block import attention_section
-from tracelens.planner.config.config import Config, Training, override, preset
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.block import Exchange, attention_section
+from tracelens.planner.config import MODELS, Config, Layout, Model, Training, override, preset
 from tracelens.planner.expected import (
-    Message,
-    Routed,
+    RankRouting,
+    RankShare,
     Routing,
+    ScopeFlops,
+    StepMessage,
     attention_kernel,
     balanced,
     buffer_bytes,
     flops,
+    messages,
     parameters,
     summary,
+    totals,
 )
-from tracelens.planner.expected.flops import Work
-from tracelens.planner.expected.messages import messages
-from tracelens.planner.expected.parameters import totals
-from tracelens.planner.expected.share import Share
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from tracelens.workload.model.model import Transformer  # noqa: E402
-from tracelens.workload.model.router import Router  # noqa: E402
-from tracelens.workload.parallel.groups import Groups, initialise  # noqa: E402
+from tracelens.workload.model import (  # noqa: E402
+    Router,
+    Transformer,
+)
+from tracelens.workload.parallel import Groups, initialise  # noqa: E402
 from tracelens.workload.routing_log import RoutingLog  # noqa: E402
 
 # Small enough to do in one's head: 1 dense layer, 1 with experts.
@@ -175,7 +174,7 @@ def test_recomputation_ends_before_the_last_product() -> None:
 
 def test_experts_take_the_rows_that_were_routed_or_all_of_the_buffers() -> None:
     config = by_hand(Layout(ranks=2), "experts=grouped", "sync_free=3", "routing=learned")
-    routed = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
+    routed = RankRouting(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
     routing = Routing({1: (routed, replace(routed, rows=(0, 1)))})
     assert flops(config, 1, routing)["L1.experts"].forward == 2 * (9 + 1) * 192
     # Both ranks' 6 tokens may all choose both experts of this rank, in each of two micro-batches.
@@ -191,7 +190,7 @@ def test_experts_take_the_rows_that_were_routed_or_all_of_the_buffers() -> None:
 def test_scores_are_those_that_the_mask_leaves(queries: int, cp: int, flash: bool) -> None:
     config = by_hand(None, f"ranks={cp}", f"cp={cp}", f"seq={queries * cp}")
     for rank in range(cp):
-        ops = attention_section(Share(config, rank).sizes, "flash" if flash else "math").ops
+        ops = attention_section(RankShare(config, rank).sizes, "flash" if flash else "math").ops
         (work,) = (kernel for op in ops for kernel in op.kernels if kernel.kind == "attention")
         first, keys = rank * queries, (rank + 1) * queries
         seen = sum(key <= first + query for query in range(queries) for key in range(keys))
@@ -252,7 +251,7 @@ def test_the_kernel_of_attention_is_torchs_choice(attention: str, v_dim: int, ra
         "cp=2",
     ]
     config = override(preset("tiny"), assignments)
-    s = Share(config, rank).sizes
+    s = RankShare(config, rank).sizes
     groups = Groups(config.layout, rank)
     with torch.device("cpu"):
         layer = Transformer(config, groups).layers["0"].attention
@@ -303,33 +302,36 @@ def test_messages_by_hand() -> None:
     row = 8 * 4
     sent = messages(config, 1)
     assert sent[:3] == [
-        Message("L1.dispatch", "forward", 0, "counts", "all_to_all", "ep", 2, 4 * 8, 4 * 8),
-        Message("L1.dispatch", "forward", 0, "tokens", "all_to_all", "ep", 2, 12 * row, 12 * row),
-        Message("L1.combine", "forward", 0, "results", "all_to_all", "ep", 2, 12 * row, 12 * row),
+        StepMessage("L1.dispatch", "forward", 0, 2, Exchange("counts", "all_to_all", "ep", 4 * 8, 4 * 8)),
+        StepMessage(
+            "L1.dispatch", "forward", 0, 2, Exchange("tokens", "all_to_all", "ep", 12 * row, 12 * row)
+        ),
+        StepMessage(
+            "L1.combine", "forward", 0, 2, Exchange("results", "all_to_all", "ep", 12 * row, 12 * row)
+        ),
     ]
     assert [one[:2] for one in sent[3:5]] == [("L1.combine.B", "backward"), ("L1.dispatch.B", "backward")]
     # 32 numbers are a cache line: norms of 8 take one, 80 numbers of embedding and head three each. Both
     # ranks have as many lines: of dense parameters there are 27, so one is added.
     sizes = {"stage": 128 * (3 + 5 + 1 + 3), "dense": 128 * (2 * (2 + 1 + 1 + 2) + 3 * (4 + 1) + 1)}
-    assert [one[3:] for one in sent[5:9]] == [
-        ("gradients", "reduce_scatter", "dp_cp_tp", 2, sizes["stage"], sizes["stage"] // 2),
-        ("gradients", "reduce_scatter", "dp_cp", 2, sizes["dense"], sizes["dense"] // 2),
-        ("parameters", "all_gather", "dp_cp_tp", 2, sizes["stage"] // 2, sizes["stage"]),
-        ("parameters", "all_gather", "dp_cp", 2, sizes["dense"] // 2, sizes["dense"]),
+    assert [(message.ranks, *message.exchange) for message in sent[5:9]] == [
+        (2, "gradients", "reduce_scatter", "dp_cp_tp", sizes["stage"], sizes["stage"] // 2),
+        (2, "gradients", "reduce_scatter", "dp_cp", sizes["dense"], sizes["dense"] // 2),
+        (2, "parameters", "all_gather", "dp_cp_tp", sizes["stage"] // 2, sizes["stage"]),
+        (2, "parameters", "all_gather", "dp_cp", sizes["dense"] // 2, sizes["dense"]),
     ]
-    assert buffer_bytes(Share(config, 0)) == {**sizes, "edp": 128 * (8 + 4)}
+    assert buffer_bytes(RankShare(config, 0)) == {**sizes, "edp": 128 * (8 + 4)}
 
 
 def test_messages_of_unevenly_routed_tokens() -> None:
-    routed = Routed(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
+    routed = RankRouting(rows=(7, 2), rows_to=(5, 7), rows_from=(4, 5), copies_to=(4, 5), copies_from=(3, 4))
     routing, row = Routing({1: (routed,)}), 8 * 4
     for dispatch, sent, received in (("alltoall", 12, 9), ("dedup", 9, 7), ("deepep", 9, 7)):
         config = by_hand(Layout(ranks=2), "micro_batches=1", "routing=learned", f"dispatch={dispatch}")
-        token_messages = [
-            message for message in messages(config, 1, routing) if message.what in ("tokens", "results")
-        ]
+        exchanges = [message.exchange for message in messages(config, 1, routing)]
+        sizes = [exchange[-2:] for exchange in exchanges if exchange.what in ("tokens", "results")]
         there, back = (sent * row, received * row), (received * row, sent * row)
-        assert [message[-2:] for message in token_messages] == [there, back, there, back]
+        assert sizes == [there, back, there, back]
         with pytest.raises(TracelensError, match="routing=learned depends on the weights"):
             messages(config, 1)
 
@@ -337,26 +339,26 @@ def test_messages_of_unevenly_routed_tokens() -> None:
 def test_static_buffers_need_no_routing() -> None:
     layout, row = Layout(ranks=2), 8 * 4
     options = ["experts=grouped", "sync_free=3", "routing=learned"]
-    tokens = {
-        dispatch: {message.sent for message in messages(by_hand(layout, f"dispatch={dispatch}", *options), 0)
-                   if message.what == "tokens"}
-        for dispatch in ("alltoall", "dedup")
-    }  # fmt: skip
+    tokens = {}
+    for dispatch in ("alltoall", "dedup"):
+        sent = messages(by_hand(layout, f"dispatch={dispatch}", *options), 0)
+        tokens[dispatch] = {message.exchange.sent for message in sent if message.exchange.what == "tokens"}
     assert tokens == {"alltoall": {2 * 6 * 2 * row}, "dedup": {2 * 6 * row}}
 
 
 def test_a_pipeline_passes_on_the_stream() -> None:
     config = by_hand(Layout(ranks=2, pp=2))
     size = 6 * 8 * 4
-    assert [one[:3] + one[4:] for one in messages(config, 0) if one.collective in ("send", "recv")] == [
-        (f"mb{batch}.chunk0.{phase[0].upper()}", phase, batch, *way)
+    sent = [message for message in messages(config, 0) if message.exchange.collective in ("send", "recv")]
+    assert [(*message[:4], *message.exchange[1:]) for message in sent] == [
+        (f"mb{batch}.chunk0.{phase[0].upper()}", phase, batch, 2, *way)
         for batch in range(2)
         for phase, way in (
-            ("forward", ("send", "pp", 2, size, 0)),
-            ("backward", ("recv", "pp", 2, 0, size)),
+            ("forward", ("send", "pp", size, 0)),
+            ("backward", ("recv", "pp", 0, size)),
         )
     ]
-    assert [one.collective for one in messages(config, 1)][:2] == ["recv", "send"]
+    assert [message.exchange.collective for message in messages(config, 1)][:2] == ["recv", "send"]
 
 
 def test_one_rank_sends_nothing() -> None:
@@ -366,12 +368,12 @@ def test_one_rank_sends_nothing() -> None:
 def test_hierarchical_reduction_by_hand() -> None:
     layout = Layout(ranks=4, node=2)
     config = by_hand(layout, "grad_reduce=hierarchical", "micro_batches=1")
-    size = buffer_bytes(Share(config, 0))["dense"]
+    size = buffer_bytes(RankShare(config, 0))["dense"]
     reductions = [message for message in messages(config, 3) if message.scope == "grad_reduce"][-3:]
-    assert [message[4:] for message in reductions] == [
-        ("reduce_scatter", "dp_node", 2, size, size // 2),
-        ("all_reduce", "dp_across", 2, size // 2, size // 2),
-        ("all_gather", "dp_node", 2, size // 2, size),
+    assert [(message.ranks, *message.exchange[1:]) for message in reductions] == [
+        (2, "reduce_scatter", "dp_node", size, size // 2),
+        (2, "all_reduce", "dp_across", size // 2, size // 2),
+        (2, "all_gather", "dp_node", size // 2, size),
     ]
     uneven = by_hand(Layout(ranks=6, ep=2, node=3), "grad_reduce=hierarchical")
     with pytest.raises(TracelensError, match=r"grad_reduce=hierarchical.*nodes of 3 ranks"):
@@ -400,7 +402,7 @@ def test_a_summary_is_plain_and_holds_everything() -> None:
     assert document["flops"]["head"] == {"forward": 1920, "backward": 3840, "recomputed": 0}
     assert sum(message["times"] for message in document["messages"]) == len(messages(config, 1))
     assert sum(message["sent"] * message["times"] for message in document["messages"]) == sum(
-        message.sent for message in messages(config, 1)
+        message.exchange.sent for message in messages(config, 1)
     )
 
 
@@ -443,4 +445,4 @@ def test_a_router_outside_of_numbered_layers_cannot_be_logged() -> None:
 
 
 def test_work_adds_up() -> None:
-    assert Work(1, 2, 3).total == 6
+    assert ScopeFlops(1, 2, 3).total == 6

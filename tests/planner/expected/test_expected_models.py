@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tracelens.planner.config.config import Config, preset
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.expected import parameters
-from tracelens.planner.expected.parameters import totals
+from tracelens.planner.config import MODELS, Config, Layout, preset
+from tracelens.planner.expected import parameters, totals
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
-from tracelens.workload.model.model import Transformer  # noqa: E402
-from tracelens.workload.parallel.groups import Groups  # noqa: E402
+from tracelens.workload.model import Transformer  # noqa: E402
+from tracelens.workload.parallel import Groups  # noqa: E402
 
 SMALL = [
     Layout(),

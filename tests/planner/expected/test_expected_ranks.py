@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.expected import Routing, attention_kernel, flops
-from tracelens.planner.expected.messages import messages
+from tracelens.planner.config import Config, override, preset
+from tracelens.planner.expected import Routing, attention_kernel, flops, messages
 
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
@@ -68,7 +67,7 @@ def cases(world: int) -> list[str]:
 
 def train(rank: int, world: int, folder: Path) -> list[dict[str, Any]]:
     """Routing of a profiled step of each case, and traces in the folder."""
-    from tracelens.workload.parallel.groups import make_groups
+    from tracelens.workload.parallel import make_groups
     from tracelens.workload.routing_log import RoutingLog
     from tracelens.workload.train import Trainer
 
@@ -129,10 +128,10 @@ def test_a_step_does_what_is_expected(
 
 def expected_messages(config: Config, rank: int, routing: Routing) -> Counter[Any]:
     return Counter(
-        (one.scope, one.phase, one.collective, one.sent, one.received)
-        if one.collective not in ("send", "recv")
-        else ("", "step", one.collective, one.sent, one.received)
-        for one in messages(config, rank, routing)
+        (scope, phase, exchange.collective, exchange.sent, exchange.received)
+        if exchange.collective not in ("send", "recv")
+        else ("", "step", exchange.collective, exchange.sent, exchange.received)
+        for scope, phase, _, _, exchange in messages(config, rank, routing)
     )
 
 

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tracelens.devices.catalogue import device
-from tracelens.planner.block import Gemm, Load, Sizes
-from tracelens.planner.block.experts import expert_gemm, quantized
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.devices import device
+from tracelens.planner.block import Gemm, Load, RankSizes, expert_gemm, quantized
+from tracelens.planner.config import Config, override, preset
 from tracelens.planner.expected import flops, summary
-from tracelens.planner.memory.memory import worst
-from tracelens.planner.step_time.layers import Timer
-from tracelens.planner.step_time.machine import ROOFLINE, Machine
+from tracelens.planner.memory import worst
+from tracelens.planner.step_time import ROOFLINE, Machine, Timer
 
 H200 = device("h200")
 
@@ -48,7 +46,7 @@ def test_bytes_of_quantized_operands() -> None:
 
 def test_loads_of_an_fp8_gemm() -> None:
     bfloat16 = "dtype=bfloat16 main_params=false experts_count=3 top_k=2 expert_groups=1 top_groups=1"
-    sizes, operands = Sizes(config(bfloat16)), quantized(10, 16, 32, 3)
+    sizes, operands = RankSizes(config(bfloat16)), quantized(10, 16, 32, 3)
     quantize, multiply, weight = expert_gemm(sizes, 10, 16, 32)
     assert quantize.forward == Load(0, 2 * (10 * 16 + 3 * 16 * 32) + operands.forward)
     assert multiply.backward[:2] == (2 * 10 * 16 * 32, operands.backward + 2 * 10 * 16)
@@ -61,7 +59,7 @@ def test_loads_of_an_fp8_gemm() -> None:
         (16, 32, "output"), (32, 16, "output"), (16, 32, "weight"),
     ]  # fmt: skip
     assert [round(kernel.flops) for kernel in gemms] == [2 * 10 * 16 * 32] * 3
-    (gemm,) = expert_gemm(Sizes(config(f"{bfloat16} fp8=off")), 10, 16, 32)
+    (gemm,) = expert_gemm(RankSizes(config(f"{bfloat16} fp8=off")), 10, 16, 32)
     for phase in ("forward", "backward"):
         in_parts = sum(getattr(part, phase).flops for part in (quantize, multiply, weight))
         assert in_parts == getattr(gemm, phase).flops
@@ -70,8 +68,8 @@ def test_loads_of_an_fp8_gemm() -> None:
 def test_the_rate_is_that_of_fp8() -> None:
     machine = replace(ROOFLINE, matrix_efficiency=0.5)
     timer = Timer(config("dtype=bfloat16 main_params=false"), H200, machine)
-    assert timer.nanoseconds(Load(10**12, 0, dtype="fp8")) == pytest.approx(1e21 / (1979e12 / 2))
-    assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e21 / (989.4e12 / 2))
+    assert timer.rates.nanoseconds(Load(10**12, 0, dtype="fp8")) == pytest.approx(1e21 / (1979e12 / 2))
+    assert timer.rates.nanoseconds(Load(10**12, 0)) == pytest.approx(1e21 / (989.4e12 / 2))
 
 
 def test_large_gemms_in_fp8_are_faster_by_size_too() -> None:
@@ -80,7 +78,7 @@ def test_large_gemms_in_fp8_are_faster_by_size_too() -> None:
     for value in ("off", "experts"):
         timer = Timer(config(f"{large} fp8={value}"), H200, Machine())
         kernels = expert_gemm(timer.share.sizes, 4 * timer.share.tokens, 4096, 8192)
-        times[value] = sum(timer.nanoseconds(kernel.forward) for kernel in kernels)
+        times[value] = sum(timer.rates.nanoseconds(kernel.forward) for kernel in kernels)
     assert 0.5 < times["experts"] / times["off"] < 0.9
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tracelens.planner.block import total
-from tracelens.planner.config.config import Config
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.stage import Stages
-from tracelens.workload.parallel.groups import Groups, initialise, make_groups
-from tracelens.workload.pipeline import Schedule
+from tracelens.planner.config import Config
+from tracelens.planner.memory import Assumptions, Stages
+from tracelens.workload.parallel import Groups, initialise, make_groups
+from tracelens.workload.pipeline import MicroBatchSchedule
 
 # Smaller are scalars.
 LEAST = 9
@@ -22,7 +21,7 @@ LEAST = 9
 def saved(config: Config, groups: Groups | None = None) -> int:
     """Bytes of distinct storages that one forward saves, but for parameters, tables and tokens."""
     groups = groups or Groups(config.layout)
-    schedule = Schedule(config, groups, torch.device("cpu"))
+    schedule = MicroBatchSchedule(config, groups, torch.device("cpu"))
     chunk = schedule.chunks[0]
     initialise(chunk, 0, 0.02)
     shards = config.layout.cp * config.layout.tp
@@ -59,7 +58,8 @@ def norms_on_cpu(config: Config) -> int:
 def projected(config: Config, **assumed: Any) -> int:
     """Bytes that the projection counts as kept of one micro-batch of the whole model."""
     stages = Stages(config, Assumptions(**assumed))
-    return sum(total(cost.kept) for cost in stages._costs(stages._chunk_kind(0)))
+    _, kinds = stages._chunks_of(0)
+    return sum(total(cost.kept) for cost in stages._costs(kinds[0]))
 
 
 def of_rank(rank: int, configs: Sequence[Config]) -> list[int]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tracelens.planner.config.config import Config
-from tracelens.workload.parallel.groups import Groups
+from tracelens.planner.config import Config
+from tracelens.workload.parallel import Groups
 from tracelens.workload.train import Trainer
 
 

@@ -6,11 +6,16 @@ import pytest
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, override, preset
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.megatron.allocator import MIB, Allocator, OutOfMemory
-from tracelens.planner.memory.megatron.steps import schedule
-from tracelens.planner.memory.memory import memory, stages
-from tracelens.planner.memory.stage import Stages
+from tracelens.planner.memory import (
+    MIB,
+    Allocator,
+    Assumptions,
+    OutOfMemory,
+    Stages,
+    memory,
+    schedule,
+    stages,
+)
 
 MEGATRON = Assumptions(framework="megatron")
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from tracelens.planner.config import Config, Layout, Model, Toggles, Training
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.stage import Stage, Stages
+from tracelens.planner.memory import Assumptions, StageMemory, Stages
 
 CASES = tomllib.loads((Path(__file__).parent / "megatron_peaks.toml").read_text())["case"]
 NAMED = [pytest.param(case, id=case["name"]) for case in CASES]
 
 
-def projected(case: dict[str, Any]) -> tuple[Stage, Stage]:
+def projected(case: dict[str, Any]) -> tuple[StageMemory, StageMemory]:
     """The stage by its tensors, and with what the allocator reserves."""
     config = Config(
         Model(**case["model"]),

@@ -8,10 +8,7 @@ import pytest
 
 from tracelens.devices import device
 from tracelens.planner.config import Config, override, preset
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.fits import RESERVE_BYTES
-from tracelens.planner.memory.memory import memory, worst
-from tracelens.planner.memory.stage import Stages
+from tracelens.planner.memory import RESERVE_BYTES, Assumptions, Stages, memory, worst
 
 # AMD, MoE training best practices on AMD GPUs: DeepSeek-V2-Lite on a node of MI355X, 288 GB each, sequences
 # of 4096. Settings of examples/moe_package/run_deepseek_v2_lite_pretrain_mi355x.sh and its YAML files

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
 from tracelens.planner import expected
 from tracelens.planner.block import total
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.expected.parameters import totals
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.memory import memory, stages, worst
-from tracelens.planner.memory.tables import COMPONENTS
+from tracelens.planner.config import Config, override, preset
+from tracelens.planner.expected import totals
+from tracelens.planner.memory import COMPONENTS, Assumptions, memory, stages, worst
 
 FUSED = "experts=grouped permute=fused router=fused loss=fused sync_free=2"
 

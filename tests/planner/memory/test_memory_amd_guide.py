@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.memory import memory, worst
+from tracelens.planner.config import Config, override, preset
+from tracelens.planner.memory import Assumptions, memory, worst
 
 GUIDE = Assumptions(framework="amd-guide")
 

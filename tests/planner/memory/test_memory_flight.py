@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from tests.planner.pipeline.drawn import in_flight
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.memory.flight import flight, warm_up
-from tracelens.planner.pipeline.schedules import make_schedule
+from tracelens.planner.config import Config, override, preset
+from tracelens.planner.memory import flight, warm_up
+from tracelens.planner.pipeline import make_schedule
 
 
 def config(pp: int, vpp: int, batches: int) -> Config:

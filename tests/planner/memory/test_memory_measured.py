@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tracelens.planner.config.config import Config, override, preset
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.memory import stages, worst
+from tracelens.planner.config import Config, override, preset
+from tracelens.planner.memory import Assumptions, stages, worst
 
 HERE = Path(__file__).parent
 LADDER = HERE.parents[2] / "sample_traces" / "ladder" / "ep4" / "ladder.json"

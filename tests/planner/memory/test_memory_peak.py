@@ -8,9 +8,8 @@ pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.planner.memory.kept import norms_on_cpu
 from tests.planner.memory.meter import peak
-from tracelens.planner.config.config import override, preset
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.memory import worst
+from tracelens.planner.config import override, preset
+from tracelens.planner.memory import Assumptions, worst
 
 # Large enough that no scalar counts, and with a small vocabulary: else the peak were always in the loss.
 SIZES = (

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.planner.memory.kept import norms_on_cpu, of_rank, projected, saved
 from tests.workload.ranks import run_ranks
-from tracelens.planner.config.config import Config, override, preset
+from tracelens.planner.config import Config, override, preset
 
 GQA = "attention=gqa kv_groups=2 head_dim=24"
 

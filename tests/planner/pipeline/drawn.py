@@ -14,9 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracelens.arrays import Int
-from tracelens.planner.pipeline.schedule import BACKWARD, FORWARD, PHASES, WEIGHT, Slot
-from tracelens.planner.pipeline.simulate import Played
-from tracelens.planner.pipeline.times import ChunkTimes
+from tracelens.planner.pipeline import BACKWARD, FORWARD, PHASES, WEIGHT, ChunkTimes, Played, Slot
 
 _RUN = re.compile(r"([0-9a-zA-Z])\1*")
 Bars = list[tuple[str, int, int, int]]

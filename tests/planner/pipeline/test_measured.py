@@ -14,14 +14,10 @@ import tracelens
 from tests.analysis.schedules import Piece, played, stage, stages
 from tests.reference.traces import PP2VPP2EP4, path_of
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.measured.measured import Measured, measure
-from tracelens.planner.pipeline.measured.source import measured_costs, measured_source
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.schedules import make_schedule
-from tracelens.planner.pipeline.simulate import simulate
-from tracelens.planner.pipeline.sources import Fixed, Layers
-from tracelens.table.result import Result
-from tracelens.trace.run import make_run
+from tracelens.planner.pipeline import Fixed, Layers, Setting, make_schedule, pipeline, simulate
+from tracelens.planner.pipeline.measured import PipelineMeasurement, measure, measured_costs, measured_source
+from tracelens.table import Result
+from tracelens.trace import make_run
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "pipeline"
 SCOPES = "PP:{stage}{kind}{microbatch}"
@@ -29,11 +25,11 @@ US = 1000
 
 
 @cache
-def sample(name: str) -> Measured:
+def sample(name: str) -> PipelineMeasurement:
     return measure(tracelens.load(SAMPLES / name))
 
 
-def project(measured: Measured, *names: str, chunks: int = 1) -> Result:
+def project(measured: PipelineMeasurement, *names: str, chunks: int = 1) -> Result:
     size = measured.size
     counts = {1 if name == "1f1b" else chunks for name in names}
     setting = Setting(

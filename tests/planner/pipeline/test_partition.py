@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.partition import best_partition, shortest
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.schedule import round_robin
-from tracelens.planner.pipeline.sources import Layers, Uniform, even_shares
-from tracelens.planner.step_time.layers import LayerTimes
+from tracelens.planner.pipeline import (
+    Layers,
+    Setting,
+    Uniform,
+    best_partition,
+    even_shares,
+    pipeline,
+    round_robin,
+    shortest,
+)
+from tracelens.planner.step_time import LayerTimes
 
 COSTS = st.lists(st.integers(1, 30), min_size=2, max_size=8)
 ENDS = st.tuples(st.integers(0, 40), st.integers(0, 40))

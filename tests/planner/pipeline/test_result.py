@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.schedules import SCHEDULES
-from tracelens.planner.pipeline.sources import Uniform
-from tracelens.planner.pipeline.times import Costs
-from tracelens.table.result import Result
+from tracelens.planner.pipeline import SCHEDULES, Costs, Setting, Uniform, pipeline
+from tracelens.table import Result
 
 STAGE = Uniform(4_000_000, 8_000_000)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.devices.catalogue import device
-from tracelens.planner.config.files import read_config
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.stage import Stages
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.sources import activations, roofline
+from tracelens.devices import device
+from tracelens.planner.config import read_config
+from tracelens.planner.memory import Assumptions, Stages
+from tracelens.planner.pipeline import Setting, activations, pipeline, roofline
 
 RUN = ["ranks=64", "pp=8", "ep=8", "micro_batches=16", "seq=4096"]
 

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.schedule import Pass, Schedule
-from tracelens.planner.pipeline.schedule_file import find_schedule, read_schedule
-from tracelens.planner.pipeline.schedules import SCHEDULES, chunks_of, make_schedule
-from tracelens.planner.pipeline.sources import Uniform
+from tracelens.planner.pipeline import (
+    SCHEDULES,
+    Pass,
+    Schedule,
+    Setting,
+    Uniform,
+    chunks_of,
+    find_schedule,
+    make_schedule,
+    pipeline,
+    read_schedule,
+)
 
 LETTERS = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
 

@@ -9,12 +9,20 @@ from hypothesis import strategies as st
 from tests.analysis.schedules import played
 from tests.planner.pipeline.drawn import bars, drawn, even, in_flight
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.planner.bubble import fractions
-from tracelens.planner.bubble import in_flight as closed_in_flight
-from tracelens.planner.pipeline.schedule import PHASES, Schedule, check
-from tracelens.planner.pipeline.schedules import SCHEDULES, chunks_of, make_schedule
-from tracelens.planner.pipeline.simulate import Played, simulate
-from tracelens.planner.pipeline.times import Costs, make_times
+from tracelens.planner import fractions
+from tracelens.planner import in_flight as closed_in_flight
+from tracelens.planner.pipeline import (
+    PHASES,
+    SCHEDULES,
+    Costs,
+    Played,
+    Schedule,
+    check,
+    chunks_of,
+    make_schedule,
+    make_times,
+    simulate,
+)
 
 
 def play(schedule: Schedule, forward: int = 1, backward: int = 2, **costs: float) -> Played:

@@ -9,20 +9,23 @@ from hypothesis import strategies as st
 
 from tests.planner.pipeline.drawn import bars, drawn, even
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.schedule import (
+from tracelens.planner.pipeline import (
     BACKWARD,
     FORWARD,
     INPUT,
     WEIGHT,
+    ChunkTimes,
+    Costs,
     Pass,
     Schedule,
     check,
+    make_schedule,
+    make_times,
+    overlapped_ns,
     round_robin,
+    simulate,
     singles,
 )
-from tracelens.planner.pipeline.schedules import make_schedule
-from tracelens.planner.pipeline.simulate import simulate
-from tracelens.planner.pipeline.times import ChunkTimes, Costs, make_times, overlapped
 
 
 def passes(text: str, chunk: int = 0) -> list[Pass]:
@@ -61,7 +64,7 @@ def test_each_pass_may_take_another_time() -> None:
 )
 def test_a_pair_is_never_faster_than_what_it_is_made_of(computed: list[int], exchanged: list[int]) -> None:
     wholes = [one + other for one, other in zip(computed, exchanged, strict=True)]
-    ns = overlapped(wholes, exchanged)
+    ns = overlapped_ns(wholes, exchanged)
     assert max(*wholes, sum(computed), sum(exchanged)) == ns <= sum(wholes)
 
 

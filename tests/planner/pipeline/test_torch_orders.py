@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tracelens.planner.pipeline.schedules import make_schedule
+from tracelens.planner.pipeline import make_schedule
 
 torch = pytest.importorskip("torch", reason="the schedules of torch.distributed.pipelining need torch")
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
 from tracelens.planner.config import MODELS, Config, Layout, Toggles, Training
-from tracelens.planner.scaling import Request, scaling
-from tracelens.planner.scaling.tables import PARTS
+from tracelens.planner.scaling import PARTS, Request, scaling
 from tracelens.planner.step_time import Machine, estimate, read_network
 from tracelens.session import project_scaling
 from tracelens.table import Result

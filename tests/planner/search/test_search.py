@@ -7,20 +7,24 @@ from typing import Any
 
 import pytest
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import Config, Training
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.config.toggles import Toggles
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.fits import room
-from tracelens.planner.memory.memory import worst
-from tracelens.planner.search import BATCH, Question, Space, search
-from tracelens.planner.search.footprint import at_least, footprint
-from tracelens.planner.search.space import Refusal, candidates, divisors, variants
+from tracelens.planner.config import MODELS, Config, Layout, Toggles, Training
+from tracelens.planner.memory import Assumptions, room, worst
+from tracelens.planner.search import (
+    BATCH,
+    Question,
+    Refusal,
+    Space,
+    at_least,
+    candidates,
+    divisors,
+    footprint,
+    search,
+    variants,
+)
 from tracelens.planner.step_time import ROOFLINE, estimate
-from tracelens.table.result import Result
+from tracelens.table import Result
 
 MI300X, MI355X, H200 = device("mi300x"), device("mi355x"), device("h200")
 # The layouts of two published charts of memory on 768 GPUs, and their way of counting.

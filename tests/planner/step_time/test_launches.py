@@ -10,9 +10,16 @@ import pytest
 
 import tracelens
 from tests.planner.step_time.test_step import H200, SAMPLES, read_config, run
-from tracelens.planner.config.config import Config, override
-from tracelens.planner.step_time import Machine, estimate
-from tracelens.planner.step_time.launches import STEP, Host, Launches, ends_launches, layer_launches
+from tracelens.planner.config import Config, override
+from tracelens.planner.step_time import (
+    STEP,
+    Launches,
+    LaunchTime,
+    Machine,
+    ends_launches,
+    estimate,
+    layer_launches,
+)
 
 RUNS = {
     "ladder/ep4/00_baseline": 0.005,
@@ -78,7 +85,7 @@ def test_a_host_that_reads_sizes_cannot_run_ahead_of_the_forward() -> None:
         estimate(override(config, [f"sync_free={level}"]), H200, Machine(launch_ns=20e3)) for level in (2, 3)
     )
     assert waiting.parts["launch"] > 0
-    host = Host(config, H200, Machine(launch_ns=20e3))
+    host = LaunchTime(config, H200, Machine(launch_ns=20e3))
     assert host.has_syncs
     assert host.both(Launches(2, 3)) == 5 * 20e3
     assert free.parts["launch"] == 0
@@ -87,7 +94,7 @@ def test_a_host_that_reads_sizes_cannot_run_ahead_of_the_forward() -> None:
 def test_cost_of_a_launch_is_that_of_the_device_or_as_assumed() -> None:
     config = run("deepseek_v2_lite", 1, ranks=8, ep=8)
     cost = H200.measured.launch
-    host = Host(config, H200, Machine())
+    host = LaunchTime(config, H200, Machine())
     assert (host.forward_ns, host.backward_ns) == (cost.forward_ns, cost.backward_ns)
     assert host.both(Launches(3, 2)) == 3 * cost.forward_ns + 2 * cost.backward_ns
-    assert Host(config, replace(H200), Machine(launches="none")).both(Launches(3, 2)) == 0
+    assert LaunchTime(config, replace(H200), Machine(launches="none")).both(Launches(3, 2)) == 0

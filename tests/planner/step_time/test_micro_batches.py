@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.devices import device
-from tracelens.planner.config.config import Config, Training, override
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model_file import MODELS
+from tracelens.planner.config import MODELS, Config, Layout, Training, override
 from tracelens.planner.step_time import ROOFLINE, Estimate, Machine, estimate
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"

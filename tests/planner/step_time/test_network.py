@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.step_time import Machine
-from tracelens.planner.step_time.network import Network
+from tracelens.planner.config import MODELS, Layout
+from tracelens.planner.step_time import Machine, Network
 
 FREE = Machine(link_latency_ns=0, nic_latency_ns=0)
 SIZE = 8_000_000_000

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import tracelens
-from tracelens.devices.catalogue import device
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.step_time import Machine, read_network
-from tracelens.planner.step_time.network import Network
+from tracelens.devices import device
+from tracelens.planner.config import Layout
+from tracelens.planner.step_time import Machine, Network, read_network
 
 
 @pytest.mark.parametrize(("folder", "ranks"), [("ep8", 8), ("pp2ep4", 4)])

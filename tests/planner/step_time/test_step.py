@@ -11,22 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.planner.config.config import PARTS as CONFIG_PARTS
-from tracelens.planner.config.config import Config, Training, override, preset
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.config.toggles import Toggles
-from tracelens.planner.expected import buffer_bytes, parameters
-from tracelens.planner.expected.parameters import totals
-from tracelens.planner.expected.share import Share
-from tracelens.planner.pipeline.schedules import make_schedule
-from tracelens.planner.pipeline.simulate import simulate
-from tracelens.planner.pipeline.sources import Layers
-from tracelens.planner.pipeline.times import make_times
-from tracelens.planner.step_time import ROOFLINE, Estimate, Machine, estimate, layer_times
-from tracelens.planner.step_time.step import PARTS
+from tracelens.planner.config import MODELS, Config, Layout, Toggles, Training, override, preset
+from tracelens.planner.config import PARTS as CONFIG_PARTS
+from tracelens.planner.expected import RankShare, buffer_bytes, parameters, totals
+from tracelens.planner.pipeline import Layers, make_schedule, make_times, simulate
+from tracelens.planner.step_time import PARTS, ROOFLINE, Estimate, Machine, estimate, layer_times
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 H200, MI300X, MI355X = device("h200"), device("mi300x"), device("mi355x")
@@ -205,7 +196,7 @@ def test_buffers_are_those_of_each_stage() -> None:
         rank = stage * 4
         held = {name: 2 * sum(counts.values()) for name, counts in parameters(config, rank).items()}
         # Each parameter may be filled up to a multiple of 128 bytes, and the whole to one for each rank.
-        assert buffer_bytes(Share(config, rank)) == pytest.approx(held, rel=1e-5)
+        assert buffer_bytes(RankShare(config, rank)) == pytest.approx(held, rel=1e-5)
 
 
 def test_imbalance_makes_experts_and_their_exchanges_longer() -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.expected import closed_forms
-from tracelens.devices.catalogue import device
+from tracelens.devices import device
 from tracelens.planner.block import (
     Gemm,
+    Kernel,
     Load,
     Op,
     RoutedCounts,
@@ -21,14 +22,9 @@ from tracelens.planner.block import (
     moe_section,
     recomputed,
 )
-from tracelens.planner.block.op import Kernel
-from tracelens.planner.config.config import Config, Training, override, preset
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.expected import balanced
-from tracelens.planner.expected.share import Share
-from tracelens.planner.step_time import ROOFLINE
-from tracelens.planner.step_time.layers import LayerKind, Timer
+from tracelens.planner.config import Config, Layout, Model, Training, override, preset
+from tracelens.planner.expected import RankShare, balanced
+from tracelens.planner.step_time import ROOFLINE, LayerKind, Timer
 
 CASES = [
     "routing=balanced",
@@ -83,9 +79,9 @@ BY_HAND = Model(
 
 
 @pytest.fixture
-def share() -> Share:
+def share() -> RankShare:
     """Six tokens of float32: four bytes a number."""
-    return Share(Config(BY_HAND, training=Training(seq=6, dtype="float32", routing="balanced")), 0)
+    return RankShare(Config(BY_HAND, training=Training(seq=6, dtype="float32", routing="balanced")), 0)
 
 
 def kernels(ops: Sequence[Op], scope: str) -> list[Kernel]:
@@ -100,7 +96,7 @@ def eager(ops: Sequence[Op], scope: str) -> list[tuple[int, int]]:
     return [(kernel.forward.bytes, kernel.backward.bytes) for kernel in of_scope if kernel.kind == "eager"]
 
 
-def test_a_product_reads_both_and_writes_one(share: Share) -> None:
+def test_a_product_reads_both_and_writes_one(share: RankShare) -> None:
     (kernel,) = share.sizes.gemm(6, 8, 5)
     assert kernel.forward[:2] == (2 * 6 * 8 * 5, 4 * (48 + 40 + 30))
     # The output's gradient twice, the input, its gradient, the weights, and their gradient read and written.
@@ -111,7 +107,7 @@ def test_a_product_reads_both_and_writes_one(share: Share) -> None:
         assert sum(item.flops for item in load.kernels if isinstance(item, Gemm)) == load.flops
 
 
-def test_bytes_by_hand(share: Share) -> None:
+def test_bytes_by_hand(share: RankShare) -> None:
     T, D = 6, 8
     ops = mlp_section(share.sizes).ops
     norm, up, inner, _down, add = kernels(ops, "mlp")
@@ -125,11 +121,11 @@ def test_bytes_by_hand(share: Share) -> None:
     assert lookup.backward.bytes == 4 * 3 * T * D
 
 
-def test_bytes_of_experts_by_hand(share: Share) -> None:
+def test_bytes_of_experts_by_hand(share: RankShare) -> None:
     T, D = 6, 8
     several = replace(share.config, layout=Layout(ranks=4, ep=4))
     deduplicated = replace(several, toggles=replace(several.toggles, dispatch="dedup"))
-    ops = moe_section(Share(deduplicated, 0).routed(RoutedCounts(10, 12, 11))).ops
+    ops = moe_section(RankShare(deduplicated, 0).routed(RoutedCounts(10, 12, 11))).ops
     _, logits, soft, add_shared, add = kernels(ops, "router")
     assert logits.forward.bytes == 4 * (T * D + D * 4 + T * 4)
     assert soft.forward.bytes == 4 * 2 * T * 4
@@ -142,7 +138,7 @@ def test_bytes_of_experts_by_hand(share: Share) -> None:
     assert down.forward.bytes == 4 * (10 * 8 + 1 * 8 * D + 10 * D)
 
 
-def test_bytes_of_attention_by_hand(share: Share) -> None:
+def test_bytes_of_attention_by_hand(share: RankShare) -> None:
     T, D = 6, 8
     norm, qkv, q, k, scores, out, add = kernels(attention_section(share.sizes, "flash").ops, "attention")
     assert qkv.forward.bytes == 4 * (T * D + D * 16 + T * 16)
@@ -157,25 +153,25 @@ def test_bytes_of_attention_by_hand(share: Share) -> None:
     assert norm.backward.bytes - norm.forward.bytes == 4 * T * D
 
 
-def test_bytes_of_the_loss(share: Share) -> None:
+def test_bytes_of_the_loss(share: RankShare) -> None:
     *_, plain = kernels(head_section(share.sizes).ops, "head")
     assert plain.forward.bytes == 60 * (4 + 12)
     fused = replace(share.config, toggles=replace(share.config.toggles, loss="fused"))
-    *_, loss = kernels(head_section(Share(fused, 0).sizes).ops, "head")
+    *_, loss = kernels(head_section(RankShare(fused, 0).sizes).ops, "head")
     assert loss.forward.bytes == loss.backward.bytes == 60 * 2 * 4
 
 
-def test_a_part_takes_the_longer_of_flops_and_bytes(share: Share) -> None:
+def test_a_part_takes_the_longer_of_flops_and_bytes(share: RankShare) -> None:
     h200 = device("h200")
     timer = Timer(share.config, h200, replace(ROOFLINE, matrix_efficiency=0.5, hbm_efficiency=0.25))
     rate = h200.peak("matrix", "fp32")
     assert rate is not None
-    assert timer.nanoseconds(Load(10**12, 0)) == pytest.approx(1e12 / (rate / 2) * 1e9)
-    assert timer.nanoseconds(Load(1, 10**9)) == pytest.approx(1e9 / (4.8e12 / 4) * 1e9)
+    assert timer.rates.nanoseconds(Load(10**12, 0)) == pytest.approx(1e12 / (rate / 2) * 1e9)
+    assert timer.rates.nanoseconds(Load(1, 10**9)) == pytest.approx(1e9 / (4.8e12 / 4) * 1e9)
     assert timer.of_kind(LayerKind(False, False)) is timer.of_kind(timer.kind(0))
 
 
-def test_bytes_of_ops_one_by_one_by_hand(share: Share) -> None:
+def test_bytes_of_ops_one_by_one_by_hand(share: RankShare) -> None:
     """Beyond fused kernels: rotary positions, SiLU, gradient of the embedding, loss, and rows of experts."""
     queries, keys, inner, logits, table = 192, 96, 384, 240, 320
     ops = [*attention_section(share.sizes, "flash").ops, *mlp_section(share.sizes).ops]
@@ -187,5 +183,5 @@ def test_bytes_of_ops_one_by_one_by_hand(share: Share) -> None:
     assert eager(moe, "dispatch") == [(0, 2 * 12 * 8 * 4)]
     assert eager(moe, "combine") == [(2 * 12 * 8 * 4, 6 * 12 * 8 * 4)]
     fused = replace(share.config, toggles=replace(share.config.toggles, permute="fused", loss="fused"))
-    assert eager(head_section(Share(fused, 0).sizes).ops, "head") == []
-    assert sum(sum(loads) for loads in eager(moe_section(Share(fused, 0).sizes).ops, "combine")) == 0
+    assert eager(head_section(RankShare(fused, 0).sizes).ops, "head") == []
+    assert sum(sum(loads) for loads in eager(moe_section(RankShare(fused, 0).sizes).ops, "combine")) == 0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.builders import Event, aligned, draw, events, read, records
-from tracelens.read.gloo.groups import Group, header_groups, listed_groups, peer_group, thread_groups
-from tracelens.trace.trace import Trace
+from tracelens.read.gloo import Group, header_groups, listed_groups, peer_group, thread_groups
+from tracelens.trace import Trace
 
 UNKNOWN = Group("not recorded", "", ())
 WORLD, HALF, PAIR = Group("0", "world", (0, 1, 2, 3)), Group("1", "half", (0, 1)), Group("2", "pp", (0, 2))

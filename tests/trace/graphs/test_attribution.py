@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.builders import aligned, draw, kernel_names, records
-from tracelens.trace import gpu_work
+from tracelens.trace import Trace, gpu_work
 from tracelens.trace.graphs import attributed, captures, replays
-from tracelens.trace.trace import Trace
 
 CAPTURE = """
     scope capture_4_FULL                        | --------------------------

@@ -9,9 +9,9 @@ from tests.builders import aligned, draw, events, kernel_names, records, write
 from tracelens.analysis.common import grammar
 from tracelens.read import parse
 from tracelens.session import load
+from tracelens.trace import Trace
 from tracelens.trace.graphs import UNKNOWN, Size, attributed
-from tracelens.trace.graphs.padding import Batch, captured_size, step_batch
-from tracelens.trace.trace import Trace
+from tracelens.trace.graphs.nodes import Batch, captured_size, step_batch
 
 
 def capture(batch: int, mode: str = "FULL", when: int = 0) -> str:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.trace.graphs.test_alignment import Edited, nodes, replay
-from tracelens.trace.graphs.alignment import align
+from tracelens.trace.graphs.alignment import align, inferred
 from tracelens.trace.graphs.nodes import Content, Nodes
-from tracelens.trace.graphs.unnamed import inferred
 
 LAYER = [
     *(("aten::rms_norm", "norm"), ("aten::mm", "gemm_qkv"), ("aten::copy_", "copy"), ("aten::copy_", "copy")),

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 from tests.workload.kernels.compare import DTYPES, Backend, assert_near, normal  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
-from tracelens.workload.model.loss import token_loss  # noqa: E402
+from tracelens.workload.model import token_loss  # noqa: E402
 
 # The last has more than one block of the vocabulary, and ends inside one.
 SHAPES = [(3, 37), (1, 1), (5, 8), (2, 1000), (2, 40003)]

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tests.workload.kernels.compare import DTYPES, Backend, assert_near, normal  # noqa: E402
-from tracelens.planner.config.model import Model  # noqa: E402
-from tracelens.planner.config.model_file import MODELS  # noqa: E402
+from tracelens.planner.config import MODELS, Model  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
 from tracelens.workload.model.router import _Route  # noqa: E402
 from tracelens.workload.routing import choose, scores, weights  # noqa: E402

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracelens.workload.serving import Serving
 from tracelens.workload.serving.measure import Ticks
-from tracelens.workload.serving.plan import PrefillDelayer, make_plan, propose
-from tracelens.workload.serving.scheduler import Scheduler, Traffic
-from tracelens.workload.serving.settings import Serving
+from tracelens.workload.serving.plan import PrefillDelayer, RequestTraffic, Scheduler, make_plan, propose
 
 VOCAB = 16
 
@@ -25,7 +24,7 @@ class Simulated:
 
 def simulate(settings: Serving, ranks: int, most: int) -> Simulated:
     """Run until all requests are served, or for so many ticks."""
-    traffic = [Traffic(settings, VOCAB, rank, ranks) for rank in range(ranks)]
+    traffic = [RequestTraffic(settings, VOCAB, rank, ranks) for rank in range(ranks)]
     schedulers = [Scheduler(settings) for _ in range(ranks)]
     delayer = PrefillDelayer(settings) if settings.prefill_delayer == "on" else None
     ticks, used, waited = Ticks(), 0, 0

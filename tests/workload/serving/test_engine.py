@@ -17,17 +17,26 @@ from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tests.workload.whole import STD, make_model  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
-from tracelens.planner.config.config import Config  # noqa: E402
-from tracelens.workload.model.model import Transformer  # noqa: E402
-from tracelens.workload.parallel.groups import Groups  # noqa: E402
-from tracelens.workload.serving.engine import Engine, Ranks, make_ranks  # noqa: E402
-from tracelens.workload.serving.graphs import require  # noqa: E402
-from tracelens.workload.serving.model import ServingModel  # noqa: E402
-from tracelens.workload.serving.passes import eager, overlapped, together  # noqa: E402
-from tracelens.workload.serving.rows import BatchTensors, numbers  # noqa: E402
+from tracelens.planner.config import Config  # noqa: E402
+from tracelens.workload.model import Transformer  # noqa: E402
+from tracelens.workload.parallel import Groups  # noqa: E402
+from tracelens.workload.serving import Serving, model_config, serving_preset  # noqa: E402
+from tracelens.workload.serving.engine import (  # noqa: E402  # noqa: E402
+    Ranks,
+    ServingEngine,
+    eager,
+    make_ranks,
+    overlapped,
+    require,
+    together,
+)
+from tracelens.workload.serving.model import (  # noqa: E402
+    BatchTensors,
+    ServingModel,
+    numbers,
+)
+from tracelens.workload.serving.plan import Batch, BatchPiece, halves  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob  # noqa: E402
-from tracelens.workload.serving.settings import Serving, model_config, serving_preset  # noqa: E402
-from tracelens.workload.serving.split import Batch, Piece, halves  # noqa: E402
 
 CPU = torch.device("cpu")
 TINY = replace(serving_preset("tiny"), requests=8, rate=2.0)
@@ -94,10 +103,10 @@ def test_logits_of_prefill_and_decode_are_those_of_the_whole_sequence(name: str,
     # All but the last three tokens as a prompt, those one by one.
     lengths = [len(one) - 3 for one in sequences]
     begin = zip(slots, sequences, lengths, strict=True)
-    found = [run(tuple(Piece(slot, 0, one[:cut]) for slot, one, cut in begin), prefill=True)]
+    found = [run(tuple(BatchPiece(slot, 0, one[:cut]) for slot, one, cut in begin), prefill=True)]
     for step in range(3):
         now = zip(slots, sequences, lengths, strict=True)
-        batch = tuple(Piece(slot, cut + step, (one[cut + step],)) for slot, one, cut in now)
+        batch = tuple(BatchPiece(slot, cut + step, (one[cut + step],)) for slot, one, cut in now)
         found.append(run(batch, prefill=False))
     for place, tokens in enumerate(sequences):
         whole_SV = full_logits(config, list(tokens))
@@ -108,7 +117,7 @@ def test_logits_of_prefill_and_decode_are_those_of_the_whole_sequence(name: str,
 
 def serve(rank: int, ranks: int, name: str, serving: Serving) -> tuple[dict[int, list[int]], int]:
     """Requests of one rank with what was made of them, and how many ticks were cut in two."""
-    engine = Engine(model_config("tiny", MODELS[name], serving), serving, make_ranks(rank, ranks), CPU)
+    engine = ServingEngine(model_config("tiny", MODELS[name], serving), serving, make_ranks(rank, ranks), CPU)
     busy, cut = True, 0
     while busy:
         plan = engine.tick()
@@ -130,7 +139,7 @@ def alone(name: str) -> dict[int, list[int]]:
 @pytest.mark.parametrize("name", PLAIN)
 def test_greedy_tokens_are_those_of_the_whole_model(name: str) -> None:
     config = config_of(name)
-    engine = Engine(config, TINY, Ranks(), CPU)
+    engine = ServingEngine(config, TINY, Ranks(), CPU)
     model = Transformer(config, Groups(config.layout)).eval()
     model.load_state_dict(engine.model.state_dict())
     assert sorted(alone(name)) == list(range(TINY.requests))
@@ -176,10 +185,10 @@ def test_a_decode_as_a_graph_runs_it_reads_nothing_and_makes_the_same(name: str)
     config = config_of(name)
     model = make_serving_model(config)
     first, second = prompts(12, 30)
-    batch = (Piece(1, 11, first[-1:]), Piece(3, 29, second[-1:]))
-    padded = (*batch, *[Piece(TINY.slots, 0, (0,))] * 2)
+    batch = (BatchPiece(1, 11, first[-1:]), BatchPiece(3, 29, second[-1:]))
+    padded = (*batch, *[BatchPiece(TINY.slots, 0, (0,))] * 2)
     with torch.inference_mode():
-        eager(model, (Piece(1, 0, first[:-1]), Piece(3, 0, second[:-1])), True, 40, CPU)
+        eager(model, (BatchPiece(1, 0, first[:-1]), BatchPiece(3, 0, second[:-1])), True, 40, CPU)
         expected = eager(model, batch, False, 2, CPU)
         token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3])
         rows = BatchTensors(token_B, slot_B, position_B, torch.arange(4), longest=TINY.context)
@@ -196,7 +205,7 @@ def test_a_rank_holds_a_slice_of_every_expert(tmp_path: Path) -> None:
 
 
 def expert_shapes(rank: int) -> dict[str, tuple[int, ...]]:
-    engine = Engine(config_of("mla"), TINY, make_ranks(rank, 2), CPU)
+    engine = ServingEngine(config_of("mla"), TINY, make_ranks(rank, 2), CPU)
     moe = engine.model.layers["1"].ffn
     some = {"up_eDG": moe.experts.up_eDG, "down_eFD": moe.experts.down_eFD}
     some |= {"gate": moe.shared.gate, "down": moe.shared.down}

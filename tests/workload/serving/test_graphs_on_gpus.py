@@ -14,12 +14,11 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import load  # noqa: E402
-from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
-from tracelens.workload.serving.passes import eager, together  # noqa: E402
-from tracelens.workload.serving.rows import BatchTensors, numbers  # noqa: E402
+from tracelens.workload.serving import model_config, serving_preset  # noqa: E402
+from tracelens.workload.serving.engine import ServingEngine, eager, make_ranks, together  # noqa: E402  # noqa: E402
+from tracelens.workload.serving.model import BatchTensors, numbers  # noqa: E402
+from tracelens.workload.serving.plan import BatchPiece  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob, run_serving  # noqa: E402
-from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
-from tracelens.workload.serving.split import Piece  # noqa: E402
 
 GPUS = torch.cuda.device_count()
 GRAPHED = replace(serving_preset("tiny"), graph="on", slots=6, requests=12, rate=1.0)
@@ -31,17 +30,17 @@ def differences(rank: int, ranks: int, fields: list[str]) -> list[float]:
     config = model_config("tiny", ["dtype=bfloat16", *fields], GRAPHED)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    engine = Engine(config, GRAPHED, make_ranks(rank, ranks), device)
+    engine = ServingEngine(config, GRAPHED, make_ranks(rank, ranks), device)
     graphs = engine.graphs
     assert graphs is not None
     assert sorted(graphs.captured) == [1, 2, 4, 6]
-    prompts = tuple(Piece(slot, 0, tuple(range(5 + 7 * slot))) for slot in range(6))
+    prompts = tuple(BatchPiece(slot, 0, tuple(range(5 + 7 * slot))) for slot in range(6))
     found = []
     with torch.inference_mode():
         eager(engine.model, prompts, True, 160, device)
         for requests, size in ((1, 1), (1, 2), (3, 4), (5, 6), (6, 6), (2, 2)):
-            batch = tuple(Piece(slot, 5 + 7 * slot, (slot + 1,)) for slot in range(requests))
-            padded = batch + (Piece(GRAPHED.slots, 0, (0,)),) * (size - requests)
+            batch = tuple(BatchPiece(slot, 5 + 7 * slot, (slot + 1,)) for slot in range(requests))
+            padded = batch + (BatchPiece(GRAPHED.slots, 0, (0,)),) * (size - requests)
             token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3], device=device)
             every_B = torch.arange(size, device=device)
             rows = BatchTensors(token_B, slot_B, position_B, every_B, longest=GRAPHED.context)
@@ -57,7 +56,7 @@ def tokens(rank: int, ranks: int, fields: dict[str, Any]) -> tuple[int, int]:
     serving = replace(GRAPHED, **fields)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    engine = Engine(
+    engine = ServingEngine(
         model_config("tiny", ["dtype=bfloat16"], serving), serving, make_ranks(rank, ranks), device
     )
     plans = [engine.tick() for _ in range(80)]

@@ -18,11 +18,11 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import analyze, load  # noqa: E402
-from tracelens.table.result import Result  # noqa: E402
-from tracelens.trace.run import Run  # noqa: E402
-from tracelens.workload.serving.engine import Engine, make_ranks  # noqa: E402
+from tracelens.table import Result  # noqa: E402
+from tracelens.trace import Run  # noqa: E402
+from tracelens.workload.serving import model_config, serving_preset  # noqa: E402
+from tracelens.workload.serving.engine import ServingEngine, make_ranks  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob, measure, recorder  # noqa: E402
-from tracelens.workload.serving.settings import model_config, serving_preset  # noqa: E402
 
 RANKS, FIRST, TICKS = 2, 6, 20
 BASE = replace(
@@ -47,7 +47,7 @@ def record(rank: int, folder: Path) -> list[dict[str, Any] | None]:
     found = []
     for name, serving in RUNS.items():
         job = job_of(name, folder)
-        engine = Engine(job.config, serving, make_ranks(rank, RANKS), torch.device("cpu"))
+        engine = ServingEngine(job.config, serving, make_ranks(rank, RANKS), torch.device("cpu"))
         with recorder(job, folder / name) as recording:
             found.append(measure(engine, job, recording))
     return found

@@ -13,11 +13,24 @@ from hypothesis import strategies as st
 from tests.workload.serving.simulate import VOCAB, simulate
 from tracelens.analysis.common import grammar
 from tracelens.errors import TracelensError
+from tracelens.workload.serving import Serving, model_config, override_serving, serving_preset
 from tracelens.workload.serving.measure import Ticks, latencies, summary
-from tracelens.workload.serving.plan import Plan, PrefillDelayer, Proposal, half_label, label, make_plan
-from tracelens.workload.serving.scheduler import Request, Running, Scheduler, Traffic
-from tracelens.workload.serving.settings import Serving, model_config, override_serving, serving_preset
-from tracelens.workload.serving.split import Batch, Piece, halves, size
+from tracelens.workload.serving.plan import (
+    Batch,
+    BatchPiece,
+    Plan,
+    PrefillDelayer,
+    Proposal,
+    RequestTraffic,
+    Running,
+    Scheduler,
+    ServedRequest,
+    half_label,
+    halves,
+    label,
+    make_plan,
+    size,
+)
 
 TINY = serving_preset("tiny")
 
@@ -73,22 +86,22 @@ def test_plans_fit_the_settings(some: Serving, ranks: int) -> None:
 
 def test_arrivals_and_lengths_are_those_asked_for() -> None:
     some = Serving(rate=0.5, prompt_min=100, prompt_max=900, output_min=3, output_max=30)
-    traffic = [Traffic(some, VOCAB, rank, 2) for rank in range(2)]
+    traffic = [RequestTraffic(some, VOCAB, rank, 2) for rank in range(2)]
     arrived = [one for tick in range(2000) for part in traffic for one in part.arrive(tick)]
     assert len(arrived) == pytest.approx(2 * 0.5 * 2000, rel=0.1)
     lengths = [len(one.prompt) for one in arrived]
     assert min(lengths) >= 100
     assert max(lengths) <= 900
     assert statistics.median(lengths) == pytest.approx(300, rel=0.05)  # sqrt(100 * 900)
-    uniform = Traffic(replace(some, lengths="uniform"), VOCAB)
+    uniform = RequestTraffic(replace(some, lengths="uniform"), VOCAB)
     assert statistics.mean(uniform.request(number, 0).output for number in range(999)) == pytest.approx(
         16.5, 0.1
     )
 
 
 def test_a_request_is_the_same_on_any_number_of_ranks() -> None:
-    def arrived(ranks: int) -> dict[int, Request]:
-        parts = [Traffic(replace(TINY, requests=9), VOCAB, rank, ranks) for rank in range(ranks)]
+    def arrived(ranks: int) -> dict[int, ServedRequest]:
+        parts = [RequestTraffic(replace(TINY, requests=9), VOCAB, rank, ranks) for rank in range(ranks)]
         return {one.number: replace(one, tick=0) for part in parts for one in part.arrive(10**6)}
 
     assert arrived(1) == arrived(3)
@@ -97,10 +110,12 @@ def test_a_request_is_the_same_on_any_number_of_ranks() -> None:
 
 def test_a_prefill_takes_what_slots_and_tokens_allow() -> None:
     scheduler = Scheduler(replace(TINY, slots=3, prompt_max=20, prefill_tokens=25))
-    scheduler.arrive([Request(number, 0, (1,) * length, 2) for number, length in enumerate((10, 12, 4, 3))])
+    scheduler.arrive(
+        [ServedRequest(number, 0, (1,) * length, 2) for number, length in enumerate((10, 12, 4, 3))]
+    )
     assert [piece.slot for piece in scheduler.prefill_batch()] == [0, 1]
     scheduler.prefilled([7, 8], tick=0)
-    assert scheduler.decode_batch() == (Piece(0, 10, (7,)), Piece(1, 12, (8,)))
+    assert scheduler.decode_batch() == (BatchPiece(0, 10, (7,)), BatchPiece(1, 12, (8,)))
     assert [one.number for one in scheduler.next_prefill()] == [2]
     scheduler.decoded([9, 9], tick=1)
     assert [one.made for one in scheduler.finished] == [[7, 9], [8, 9]]
@@ -151,7 +166,9 @@ def test_the_delayer_lets_ranks_prefill_together() -> None:
 
 
 pieces = st.lists(st.integers(1, 40), max_size=6).map(
-    lambda lengths: tuple(Piece(slot, 3 * slot, tuple(range(length))) for slot, length in enumerate(lengths))
+    lambda lengths: tuple(
+        BatchPiece(slot, 3 * slot, tuple(range(length))) for slot, length in enumerate(lengths)
+    )
 )
 
 
@@ -198,15 +215,20 @@ def test_a_tick_is_cut_in_two_where_every_prefill_can_be() -> None:
     assert make_plan(beside, prefill=True, settings=some).padded == (12, 20)  # type: ignore[union-attr]
 
 
-BATCH = tuple(Piece(slot, 10 * slot, (5,)) for slot in range(5))
+BATCH = tuple(BatchPiece(slot, 10 * slot, (5,)) for slot in range(5))
 EAGER, SPLIT = Plan(("decode",), ((0, 5),), (5,)), Plan(("decode",), ((2, 3),), (2, 3))
 
 
 @pytest.mark.parametrize(
     ("kind", "batch", "plan", "text"),
     [
-        ("prefill", (Piece(0, 0, (1,) * 7), Piece(1, 0, (1,) * 9)), EAGER, "prefill[bs=2 tok=16 ctx=[7, 9]]"),
-        ("prefill", (Piece(0, 0, (1,) * 78),), SPLIT, "prefill[bs=1 tok=78 ctx=78] tbo=1"),
+        (
+            "prefill",
+            (BatchPiece(0, 0, (1,) * 7), BatchPiece(1, 0, (1,) * 9)),
+            EAGER,
+            "prefill[bs=2 tok=16 ctx=[7, 9]]",
+        ),
+        ("prefill", (BatchPiece(0, 0, (1,) * 78),), SPLIT, "prefill[bs=1 tok=78 ctx=78] tbo=1"),
         ("decode", BATCH, EAGER, "eager_decode[bs=5 tok=5 ctx=[1, 11, 21]...+2]"),
         ("decode", BATCH, EAGER._replace(graph=8), "decode[bs=5/8 tok=5 d=5]"),
         ("dummy_prefill", BATCH[:1], EAGER, "dummy_prefill[bs=1 tok=1 ctx=1]"),
@@ -234,8 +256,8 @@ def test_latencies_are_of_requests_in_timed_ticks() -> None:
     ticks = Ticks()
     for tick in range(6):
         ticks.add(None, False, tick * 10.0, tick * 10.0 + 8)
-    late = Running(Request(0, 1, (1, 2), 3), 0, [1, 1, 1], [2, 3, 5])
-    early = Running(Request(1, 0, (1, 2), 2), 1, [1, 1], [0, 4])
+    late = Running(ServedRequest(0, 1, (1, 2), 3), 0, [1, 1, 1], [2, 3, 5])
+    early = Running(ServedRequest(1, 0, (1, 2), 2), 1, [1, 1], [0, 4])
     found = latencies([late, early], ticks, range(1, 6))
     assert found["ttft_ms"] == [28 - 10]
     assert found["ttft_ticks"] == [2]

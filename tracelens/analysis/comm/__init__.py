@@ -1,13 +1,32 @@
 """Communication: collectives matched across ranks, clocks, waiting against transfer, overlap."""
 
-from tracelens.analysis.comm.aligned import AlignedRun, align, align_run
-from tracelens.analysis.comm.hierarchy import HostSpans, Part, host_spans, spans_of
-from tracelens.analysis.comm.kinds import collective_kinds
-from tracelens.analysis.comm.matching import SEND_RECV, Group, MatchedCollective, Participant
-from tracelens.analysis.comm.messages import fit, traffic_matrices
+from tracelens.analysis.comm.aligned import (
+    SEND_RECV,
+    AlignedRun,
+    Group,
+    MatchedCollective,
+    Participant,
+    align,
+    align_run,
+    match_messages,
+)
+from tracelens.analysis.comm.collectives import (
+    HostKernels,
+    HostSpans,
+    bus_factor,
+    fit,
+    host_spans,
+    spans_of,
+    traffic_matrices,
+)
 from tracelens.analysis.comm.overlap import NOT_RECORDED, communication_labels
-from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
-from tracelens.analysis.comm.waiting import bus_factor
+from tracelens.analysis.comm.records import (
+    POINT_TO_POINT,
+    RankCommunication,
+    Record,
+    collective_kinds,
+    rank_communication,
+)
 
 __all__ = [
     "NOT_RECORDED",
@@ -15,9 +34,9 @@ __all__ = [
     "SEND_RECV",
     "AlignedRun",
     "Group",
+    "HostKernels",
     "HostSpans",
     "MatchedCollective",
-    "Part",
     "Participant",
     "RankCommunication",
     "Record",
@@ -28,6 +47,7 @@ __all__ = [
     "communication_labels",
     "fit",
     "host_spans",
+    "match_messages",
     "rank_communication",
     "spans_of",
     "traffic_matrices",

@@ -1,38 +1,46 @@
-"""The run as one: collectives matched across its ranks, and all times by one clock."""
+"""The run as one: collectives matched across its ranks, sends with receives, all on one clock."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tracelens.analysis.analyzer import share
-from tracelens.analysis.comm.clocks import Clock, clocks
-from tracelens.analysis.comm.matching import Group, MatchedCollective, Participant, alone, match_collectives
-from tracelens.analysis.comm.point_to_point import match_messages
-from tracelens.analysis.comm.records import RankCommunication, rank_communication
+from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
 from tracelens.analysis.common import distinct_names
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
+
+SEND_RECV = "send/recv"
+_AHEAD = 64  # collectives: how many one rank's recording may begin before another's
+# Pairs that are looked at to find where a recording begins in a longer one; of more, every n-th.
+_LOOKS = 1 << 22
+# A receive that ends longer than this before its send begins is another's; clocks agree better than this.
+_SLACK_NS = 100_000
+# So many messages in a row may be missing on either side, beyond what the two lists differ by in length.
+_BAND = 64
+# Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
+# name their hosts, ranks whose ends lie further apart than this read different clocks.
+_APART_NS = 20_000
+
+Group = tuple[str, tuple[int, ...]]
+"""The name of a process group and its ranks, as recorded."""
 
 
 class AlignedRun(NamedTuple):
     """The communication of all ranks, made once for whoever compares them.
 
     The common clock is that of the first rank's host and counts from the first rank's base.
-
-    Attributes:
-        ranks: in order of rank; times by the rank's own clock.
-        collectives: in order of start, by the common clock.
-        clocks: of all ranks.
-        shift: rank to the ns that are added to its times to get them by the common clock.
-        unmatched: process group to what could not be matched in it.
     """
 
-    ranks: Sequence[RankCommunication]
-    collectives: Sequence[MatchedCollective]
-    clocks: Sequence[Clock]
-    shift: Mapping[int, int]
-    unmatched: Mapping[Group, Sequence[Skip]]
+    ranks: Sequence[RankCommunication]  # in order of rank; times by the rank's own clock
+    collectives: Sequence[MatchedCollective]  # in order of start, by the common clock
+    clocks: Sequence[Clock]  # of all ranks
+    shift: Mapping[int, int]  # rank to the ns that are added to its times to get them by the common clock
+    unmatched: Mapping[Group, Sequence[Skip]]  # process group to what could not be matched in it
 
     @property
     def skips(self) -> list[Skip]:
@@ -51,6 +59,76 @@ class AlignedRun(NamedTuple):
         return rows
 
 
+class Participant(NamedTuple):
+    """One rank's part in a collective."""
+
+    rank: int
+    record: Record
+    start: int
+    end: int
+
+
+class MatchedCollective(NamedTuple):
+    """One collective, or one send with its receive, on the ranks that recorded it."""
+
+    collective: str  # name; SEND_RECV for a pair
+    group: str  # the process group as people know it, see `group_names`
+    order: int  # position among the collectives of its group
+    participants: tuple[Participant, ...]  # in order of rank; for a pair the sender first
+
+    @property
+    def bytes(self) -> int:
+        """Largest message of a rank, -1 where none is recorded."""
+        return max(participant.record.bytes for participant in self.participants)
+
+    @property
+    def start(self) -> int:
+        """When the first rank arrives."""
+        return min(participant.start for participant in self.participants)
+
+    @property
+    def latency_ns(self) -> int:
+        return min(participant.end - participant.start for participant in self.participants)
+
+    @property
+    def start_skew_ns(self) -> int:
+        starts = [participant.start for participant in self.participants]
+        return max(starts) - min(starts)
+
+    @property
+    def end_skew_ns(self) -> int:
+        ends = [participant.end for participant in self.participants]
+        return max(ends) - min(ends)
+
+    @property
+    def wall_ns(self) -> int:
+        return max(participant.end for participant in self.participants) - self.start
+
+    @property
+    def last(self) -> Participant:
+        """The last to arrive; of a tie the lowest rank."""
+        return max(self.participants, key=lambda participant: (participant.start, -participant.rank))
+
+    @property
+    def wait_ns(self) -> dict[int, int]:
+        """What each rank waited for the last one to arrive, at most its kernel's duration."""
+        arrival = self.last.start
+        return {
+            participant.rank: min(arrival - participant.start, participant.end - participant.start)
+            for participant in self.participants
+        }
+
+
+class Clock(NamedTuple):
+    """The clock of one rank."""
+
+    rank: int  # that reads it
+    host: int  # number of the host, 0 for that of the lowest rank; ranks of one host share a clock
+    offset_ns: int  # to be subtracted from the rank's times to get those of host 0
+    residual_ns: int  # how far apart the ends of collectives still are, the median
+    collectives: int  # those that it is measured by; 0 where none reaches the rank and its offset is unknown
+
+
 @share("aligned run", part=rank_communication)
 def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     """Match the communication of all ranks and put it on one clock.
@@ -60,8 +138,17 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     """
     epoch = ranks[0].epoch_ns
     base = {rank.rank: rank.epoch_ns - epoch if rank.epoch_ns and epoch else 0 for rank in ranks}
-    groups = _groups(ranks, base)
-    names = distinct_names({group: _description(of_group) for group, of_group in groups.items()})
+    # The communication of all ranks by process group and rank, times counted from the first rank's base.
+    groups: dict[Group, dict[int, list[Participant]]] = {}
+    descriptions: dict[Group, str] = {}
+    for rank in ranks:
+        for record in rank.records:
+            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
+            group = record.group, record.group_ranks
+            of_rank = groups.setdefault(group, {}).setdefault(rank.rank, [])
+            of_rank.append(Participant(rank.rank, record, start, end))
+            descriptions[group] = descriptions.get(group) or record.description
+    names = distinct_names(descriptions)
     unmatched = {group: alone(names[group], of_group) for group, of_group in groups.items()}
     collectives: list[MatchedCollective] = []
     for group, of_group in groups.items():
@@ -85,25 +172,6 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     return AlignedRun(ranks, collectives, rank_clocks, shift, unmatched)
 
 
-def _groups(
-    ranks: Sequence[RankCommunication], base: Mapping[int, int]
-) -> dict[Group, dict[int, list[Participant]]]:
-    """The communication of all ranks by process group and rank, times counted from the first rank's base."""
-    groups: dict[Group, dict[int, list[Participant]]] = {}
-    for rank in ranks:
-        for record in rank.records:
-            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
-            of_group = groups.setdefault((record.group, record.group_ranks), {})
-            of_group.setdefault(rank.rank, []).append(Participant(rank.rank, record, start, end))
-    return groups
-
-
-def _description(of_group: Mapping[int, Sequence[Participant]]) -> str:
-    """What the program calls a process group; '' where no record says it."""
-    records = (participant.record for participants in of_group.values() for participant in participants)
-    return next((record.description for record in records if record.description), "")
-
-
 def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> tuple[Participant, ...]:
     """The same by the clock of the first host."""
     if not any(offset[participant.rank] for participant in participants):
@@ -119,3 +187,258 @@ def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> 
 def align_run(run: Run, scope: Scope = "all") -> AlignedRun:
     """The same of traces that are in memory."""
     return align([rank_communication(trace, scope=scope) for trace in run.traces])
+
+
+def match_collectives(
+    name: str, of_group: Mapping[int, Sequence[Participant]]
+) -> tuple[list[MatchedCollective], list[Skip]]:
+    """The collectives of one process group; a Skip for those on which its ranks disagree.
+
+    Args:
+        name: of the process group, as people know it.
+        of_group: its communication by rank, in the order in which the rank asked for it.
+    """
+    lists = {
+        rank: collectives
+        for rank, participants in of_group.items()
+        if (collectives := [each for each in participants if each.record.collective not in POINT_TO_POINT])
+    }
+    if len(lists) < 2:
+        return [], []
+    longest = max(lists, key=lambda rank: (len(lists[rank]), -rank))
+    shift = {rank: _shift(participants, lists[longest]) for rank, participants in lists.items()}
+    first = min(shift.values())
+    matched, wrong = [], []
+    for order in range(max(shift[rank] + len(participants) for rank, participants in lists.items()) - first):
+        taking_part = [
+            participants[index]
+            for rank, participants in sorted(lists.items())
+            if 0 <= (index := order + first - shift[rank]) < len(participants)
+        ]
+        if len({_signature(participant.record) for participant in taking_part}) > 1:
+            wrong.append((order, taking_part))
+        elif len(taking_part) > 1:
+            matched.append(
+                MatchedCollective(taking_part[0].record.collective, name, order, tuple(taking_part))
+            )
+    if not wrong:
+        return matched, []
+    order, taking_part = wrong[0]
+    described = "; ".join(
+        f"rank {rank} {record.collective} {record.dtype} {record.bytes:,} bytes"
+        for rank, record, _, _ in taking_part[:3]
+    )
+    reason = f"ranks disagree on them; skipped; first at position {order}: {described}"
+    return matched, [Skip(f"{len(wrong)} collective(s) of {name}", reason)]
+
+
+def _shift(participants: list[Participant], longest: list[Participant]) -> int:
+    """Where in the longest list this one begins: where all agree, and ends lie closest together."""
+    signatures = [[_signature(member.record) for member in side] for side in (participants, longest)]
+    if signatures[0] == signatures[1]:
+        return 0
+    code: dict[tuple[str, str, int], int] = {}
+    codes, longest_codes = (
+        np.array([code.setdefault(signature, len(code)) for signature in side], dtype=np.int64)
+        for side in signatures
+    )
+    end, end2 = (np.array([participant.end for participant in side]) for side in (participants, longest))
+    shifts = range(-_AHEAD, len(longest_codes) - len(codes) + _AHEAD + 1)
+    every = 1 + len(shifts) * len(codes) // _LOOKS
+    least, best = None, 0
+    for shift in shifts:
+        places = np.arange(max(-shift, 0), min(len(longest_codes) - shift, len(codes)), every)
+        if not len(places):
+            continue
+        agree = int((codes[places] == longest_codes[places + shift]).sum())
+        apart = float(np.median(np.abs(end[places] - end2[places + shift])))
+        # Agreement first; of shifts that agree alike, the one with the smallest difference of ends.
+        key = (-agree, apart)
+        if least is None or key < least:
+            least, best = key, shift
+    return best
+
+
+def _signature(record: Record) -> tuple[str, str, int]:
+    """What all ranks of a collective agree on; parts of uneven messages differ."""
+    is_all_to_all = record.collective in ("all_to_allv", "all_to_all")
+    uneven = bool(record.sent_to or record.received_from) or is_all_to_all
+    return record.collective, record.dtype, -1 if uneven else record.bytes
+
+
+def alone(name: str, of_group: Mapping[int, Sequence[Participant]]) -> list[Skip]:
+    """Groups with only one rank in the run: nothing to compare with."""
+    if len(of_group) > 1:
+        return []
+    ((rank, participants),) = of_group.items()
+    size = participants[0].record.size
+    if size <= 1:
+        return []
+    names = Counter(participant.record.collective for participant in participants)
+    listed = ", ".join(f"{count} {collective}" for collective, count in names.items())
+    return [
+        Skip(
+            f"waiting of rank {rank} in {name} ({listed})",
+            f"only this one of its {size} ranks is in the run; waiting needs at least two",
+        )
+    ]
+
+
+def match_messages(
+    name: str, ranks: tuple[int, ...], of_group: Mapping[int, Sequence[Participant]]
+) -> tuple[list[MatchedCollective], list[Skip]]:
+    """The sends of a process group, each with its receive.
+
+    NCCL delivers messages from one rank to another in order, so the n-th send belongs to the n-th receive.
+    Where the recording of one rank lacks messages, sizes and times say which.
+
+    Args:
+        name: of the process group.
+        ranks: of the group, as recorded.
+        of_group: its communication by rank, in the order in which the rank asked for it, by one clock.
+    """
+    # (sender, receiver) to its sends and receives, in the order in which each of them asked for it.
+    links: dict[tuple[int, int], tuple[list[Participant], list[Participant]]] = {}
+    unknown = 0
+    for rank, participants in of_group.items():
+        for participant in participants:
+            kind = participant.record.collective
+            if kind not in POINT_TO_POINT:
+                continue
+            peer = participant.record.peer
+            if peer in (-1, rank) and len(ranks) == 2 and rank in ranks:
+                peer = sum(ranks) - rank
+            if peer in (-1, rank):
+                unknown += 1
+                continue
+            sends, receives = links.setdefault((rank, peer) if kind == "send" else (peer, rank), ([], []))
+            (sends if kind == "send" else receives).append(participant)
+    skips = []
+    if unknown:
+        reason = "the peer rank is not recorded and the group has more than two ranks"
+        skips.append(Skip(f"{unknown} send(s) and receive(s) of {name}", reason))
+    matched: list[MatchedCollective] = []
+    for (sender, receiver), (sends, receives) in sorted(links.items(), key=lambda link: link[0]):
+        if len(sends) == len(receives) and all(map(_may_pair, sends, receives)):
+            pairs = list(zip(sends, receives, strict=True))
+        else:
+            pairs = _best_pairs(sends, receives)
+        matched += [MatchedCollective(SEND_RECV, name, order, pair) for order, pair in enumerate(pairs)]
+        unpaired = len(sends) + len(receives) - 2 * len(pairs)
+        if unpaired and sender in of_group and receiver in of_group:
+            subject = f"{unpaired} send(s) and receive(s) of {name} from rank {sender} to rank {receiver}"
+            skips.append(Skip(subject, "no counterpart of the same size and time recorded"))
+    return matched, skips
+
+
+def _may_pair(send: Participant, receive: Participant) -> bool:
+    """Whether these may be one message: of one size and type, and not received before it was sent."""
+    alike = send.record.sent == receive.record.sent and send.record.dtype == receive.record.dtype
+    return alike and receive.end >= send.start - _SLACK_NS
+
+
+def _best_pairs(
+    sends: list[Participant], receives: list[Participant]
+) -> list[tuple[Participant, Participant]]:
+    """As many pairs in order as there can be; of as many, those whose ends lie closest together.
+
+    The least cost of an alignment of two sequences, by dynamic programming over a band around the diagonal.
+    """
+    longer = abs(len(sends) - len(receives))
+    width = longer + _BAND
+    # Cost of the best alignment of the first `row` sends with the first `column` receives: (unpaired, ns).
+    previous = {column: (column, 0) for column in range(min(width, len(receives)) + 1)}
+    steps: list[dict[int, str]] = [dict.fromkeys(previous, "receive")]
+    for row, send in enumerate(sends, start=1):
+        current: dict[int, tuple[int, int]] = {}
+        step: dict[int, str] = {}
+        for column in range(max(row - width, 0), min(row + width, len(receives)) + 1):
+            options = []
+            if column in previous:
+                options.append(((previous[column][0] + 1, previous[column][1]), "send"))
+            if column - 1 in current:
+                options.append(((current[column - 1][0] + 1, current[column - 1][1]), "receive"))
+            if column - 1 in previous and _may_pair(send, receives[column - 1]):
+                unpaired, apart = previous[column - 1]
+                apart += abs(send.end - receives[column - 1].end)
+                options.append(((unpaired, apart), "pair"))
+            current[column], step[column] = min(options)
+        steps.append(step)
+        previous = current
+    # Back along the best alignment, from the last step of each row and column.
+    row, column = len(sends), len(receives)
+    pairs = []
+    while row and column:
+        way = steps[row][column]
+        if way == "pair":
+            pairs.append((sends[row - 1], receives[column - 1]))
+        row -= way in ("pair", "send")
+        column -= way in ("pair", "receive")
+    return pairs[::-1]
+
+
+def clocks(ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]) -> list[Clock]:
+    """The clocks of all ranks.
+
+    All ranks of a collective end almost together, so the median difference of ends between ranks of
+    different hosts is the difference of their clocks. Ranks of one host are left as they are.
+    """
+    # Offset of each rank against the lowest, one collective away after the other.
+    of_rank: dict[int, list[int]] = {}
+    for index, collective in enumerate(collectives):
+        for participant in collective.participants:
+            of_rank.setdefault(participant.rank, []).append(index)
+    lowest = min(rank.rank for rank in ranks)
+    measured, reached, compared = {lowest: 0}, [lowest], set[int]()
+    while reached:
+        # Once a collective was looked at, all its ranks are known.
+        to_compare = {index for rank in reached for index in of_rank.get(rank, ())} - compared
+        compared |= to_compare
+        apart: dict[int, list[int]] = {}
+        for members in (collectives[index].participants for index in sorted(to_compare)):
+            end = _median(
+                [member.end - measured[member.rank] for member in members if member.rank in measured]
+            )
+            for member in members:
+                if member.rank not in measured:
+                    apart.setdefault(member.rank, []).append(member.end - end)
+        measured |= {rank: _median(differences) for rank, differences in apart.items()}
+        reached = list(apart)
+    # The host of each rank: by the names in the traces, else by clocks that agree.
+    if all(rank.host for rank in ranks):
+        names = dict.fromkeys(rank.host for rank in sorted(ranks, key=lambda rank: rank.rank))
+        number_of = {name: number for number, name in enumerate(names)}
+        host = {rank.rank: number_of[rank.host] for rank in ranks}
+    else:
+        readings = sorted((measured.get(rank.rank, 0), rank.rank) for rank in ranks)
+        clusters = [[readings[0]]]
+        for reading in readings[1:]:
+            if reading[0] - clusters[-1][-1][0] > _APART_NS:
+                clusters.append([])
+            clusters[-1].append(reading)
+        clusters.sort(key=lambda cluster: min(rank for _, rank in cluster))
+        host = {rank: number for number, cluster in enumerate(clusters) for _, rank in cluster}
+    on_host: dict[int, list[int]] = {number: [] for number in host.values()}
+    for rank, offset_ns in measured.items():
+        on_host[host[rank]].append(offset_ns)
+    of_host = {number: _median(offsets) if offsets else 0 for number, offsets in on_host.items()}
+    offset = {rank: of_host[number] - of_host[0] for rank, number in host.items()}
+    # How far the ends of collectives are apart once the offsets are subtracted.
+    residuals: dict[int, list[int]] = {rank: [] for rank in offset}
+    for collective in collectives:
+        ends = {member.rank: member.end - offset[member.rank] for member in collective.participants}
+        typical = _median([*ends.values()])
+        for rank, end in ends.items():
+            residuals[rank].append(abs(end - typical))
+    return [
+        Clock(
+            rank, host[rank], offset[rank], _median(spread) if (spread := residuals[rank]) else 0, len(spread)
+        )
+        for rank in sorted(host)
+    ]
+
+
+def _median(values: Sequence[int]) -> int:
+    """Median in whole ns: times since 1970 are beyond what a double can tell apart."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2

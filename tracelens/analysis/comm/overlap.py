@@ -1,4 +1,4 @@
-"""How much communication is hidden under computation, by process group and collective."""
+"""How much communication is hidden under computation, and how much that slows the computation down."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm.slowdown import SLOWDOWN, slowdown
 from tracelens.analysis.common import group_kind, integers, no_gpu_work
-from tracelens.arrays import Int
-from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Union, Work, gpu_work, union
+from tracelens.arrays import Int, lookup
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, describe, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
+FEWEST = 3  # calls, overlapped and alone each, that means are compared of
 # What the host recorded around a batch or a wait; its kernel is better named by what was in the batch.
 _HOST = ("coalesced", "wait")
-
 OVERLAP = Schema(
     "Communication hidden under computation",
     (
@@ -43,15 +41,43 @@ OVERLAP = Schema(
 )
 
 
+SLOWDOWN = Schema(
+    "Computation slowed down by communication",
+    (
+        RANK,
+        Column("name", "category", doc="kernel"),
+        Column("shapes", "category", doc="arguments of the op that launched it, '' where not recorded"),
+        Column("blocks", "int64", "count", "thread blocks of the kernel, -1 where not recorded"),
+        Column(
+            "overlapped_count",
+            "int64",
+            "count",
+            "calls overlapped by communication for at least half of their time",
+        ),
+        Column("alone_count", "int64", "count", "calls without communication"),
+        Column("overlapped_mean_ns", "float64", "ns", "mean duration of the overlapped calls"),
+        Column("alone_mean_ns", "float64", "ns", "mean duration of the calls without communication"),
+        Column("slowdown", "float64", "ratio", "overlapped mean / alone mean; 100%: no slowdown"),
+        Column("extra_ns", "int64", "ns", "difference of means x overlapped calls; negative if faster"),
+    ),
+    doc="Same kernel, shapes and grid: overlapped by communication on another stream of its GPU against "
+    f"alone, with at least {FEWEST} calls of each. (all) sums over kernels, with the alone mean of "
+    "the same mix. Negative extra time: overlapped calls were faster, by coincidence or because their "
+    "data differed.",
+    key=("name", "shapes", "blocks"),
+    leading="extra_ns",
+    absent_is_zero=False,
+)
+
+TABLES = {"overlap": OVERLAP, "slowdown": SLOWDOWN}
+
+
 class Labels(NamedTuple):
     """Process group and collective of each communication kernel."""
 
     group: Coded
     collective: Coded
-    unrecorded: int
-
-
-TABLES = {"overlap": OVERLAP, "slowdown": SLOWDOWN}
+    unrecorded: int  # kernels without a record
 
 
 @analyzer("overlap", title="Overlap of communication and computation", order=82, tables=TABLES)
@@ -81,7 +107,16 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
     slower: list[dict[str, Any]] = []
     for trace in run.traces:
         work = gpu_work(trace, scope)
-        if why := _no_communication(trace, work, scope):
+        is_comm = work.kind == WORK_KINDS.index("comm")
+        if not work.dur[is_comm].any():
+            if not len(work.event):
+                why = no_gpu_work(trace, scope)
+            elif is_comm.any():
+                why = "its communication kernels have no duration"
+            elif scope == "linked" and (gpu_work(trace).kind == WORK_KINDS.index("comm")).any():
+                why = "no communication is linked to a launch call; use --scope all"
+            else:
+                why = "no communication kernel in the trace"
             skips.append(Skip(f"rank {trace.meta.rank}", why))
             continue
         rows.append(_overlap(trace, work, scope, skips))
@@ -93,19 +128,8 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
     return result(tables, skips, scope=scope)
 
 
-def _no_communication(trace: Trace, work: Work, scope: Scope) -> str:
-    """Why there is nothing that could be hidden; '' if there is."""
-    if not len(work.event):
-        return no_gpu_work(trace, scope)
-    comm = work.kind == WORK_KINDS.index("comm")
-    if comm.any():
-        return "" if work.dur[comm].any() else "its communication kernels have no duration"
-    if scope == "linked" and (gpu_work(trace).kind == WORK_KINDS.index("comm")).any():
-        return "no communication is linked to a launch call; use --scope all"
-    return "no communication kernel in the trace"
-
-
 def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[str, Any]:
+    """The rows of one rank, by process group and collective after one for all."""
     rank = trace.meta.rank
     computing = work.union("computation", "memset") if scope == "linked" else work.union("computation")
     comm = work.take(work.kind == WORK_KINDS.index("comm"))
@@ -119,15 +143,28 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
         )
     label, (group, collective) = codes(_int(labels.group), _int(labels.collective))
     masks = [np.ones(len(label), dtype=bool), *(label == number for number in range(len(group)))]
-    sets = [union(comm.start[mask], comm.end[mask]) for mask in masks]
     count = np.array([mask.sum() for mask in masks])
-    columns = _columns(sets, computing, _total(trace, work))
+    running = [union(comm.start[mask], comm.end[mask]) for mask in masks]
+    comm_ns = np.array([merged.total for merged in running], dtype=np.int64)
+    hidden_ns = np.array([computing.covered(*merged).sum() for merged in running], dtype=np.int64)
+    # The timeline's total: of a step its window, else from the first start to the last end of GPU work.
+    window = trace.window
+    begin, end = (window.start, window.end) if window else (work.start.min(), work.end.max())
+    nonzero = np.maximum(comm_ns, 1)
+    columns = {
+        "comm_ns": comm_ns,
+        "hidden_ns": hidden_ns,
+        "exposed_ns": comm_ns - hidden_ns,
+        "hidden_fraction": hidden_ns / nonzero,
+        "bound_fraction": np.minimum(comm_ns, computing.total) / nonzero,
+        "exposed_fraction_of_total": (comm_ns - hidden_ns) / max(int(end - begin), 1),
+    }
     names = [(ALL, ALL)] + [
         (labels.group.values[group_code], labels.collective.values[collective_code])
         for group_code, collective_code in zip(group.tolist(), collective.tolist(), strict=True)
     ]
-    order = np.concatenate(([0], 1 + np.argsort(-columns["comm_ns"][1:], kind="stable")))
-    empty = columns["comm_ns"][order] == 0
+    order = np.concatenate(([0], 1 + np.argsort(-comm_ns[1:], kind="stable")))
+    empty = comm_ns[order] == 0
     skips += [
         Skip(f"rank {rank}: {names[row][1]} of {names[row][0]}", "its kernels have no duration")
         for row in order[empty].tolist()
@@ -140,28 +177,6 @@ def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[
         "count": count[order],
         **{name: column[order] for name, column in columns.items()},
     }
-
-
-def _columns(sets: list[Union], computing: Union, total: int) -> dict[str, NDArray[Any]]:
-    """The numbers of each set of communication."""
-    comm = np.array([merged.total for merged in sets], dtype=np.int64)
-    hidden = np.array([computing.covered(merged.start, merged.end).sum() for merged in sets], dtype=np.int64)
-    nonzero = np.maximum(comm, 1)
-    return {
-        "comm_ns": comm,
-        "hidden_ns": hidden,
-        "exposed_ns": comm - hidden,
-        "hidden_fraction": hidden / nonzero,
-        "bound_fraction": np.minimum(comm, computing.total) / nonzero,
-        "exposed_fraction_of_total": (comm - hidden) / max(total, 1),
-    }
-
-
-def _total(trace: Trace, work: Work) -> int:
-    """The timeline's total: first start to last end of GPU work; of a step its window."""
-    if trace.window is not None:
-        return trace.window.end - trace.window.start
-    return int(work.end.max() - work.start.min())
 
 
 def communication_labels(trace: Trace, comm: Work) -> Labels:
@@ -233,3 +248,80 @@ def _joined(position: Int, record: Coded, count: int) -> Coded:
             for label_code, letter_code in zip(before.tolist(), added.tolist(), strict=True)
         ]
     return Coded.merged(label, [text or NOT_RECORDED for text in texts])
+
+
+def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | None:
+    """The rows of one rank, largest extra time first after the row for all; None, with a skip, if none.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work in scope.
+        skips: where to say what could not be compared.
+    """
+    subject, events = f"rank {trace.meta.rank}: slowdown", trace.arrays
+    # How long work took is known where it has an extent and is not cut off by the border of a step.
+    cut = (events.start[work.event] != work.start) | (events.end[work.event] != work.end)
+    comp = work.take((work.kind == WORK_KINDS.index("computation")) & (work.dur > 0) & ~cut)
+    comm = work.take(work.kind == WORK_KINDS.index("comm"))
+    # For each computing kernel, ns during which communication runs on another stream of its GPU.
+    beside_ns = np.zeros(len(comp.event), dtype=np.int64)
+    lane, (devices, streams) = codes(comp.device, comp.stream)
+    for number, (device, stream) in enumerate(zip(devices, streams, strict=True)):
+        concurrent, on_lane = (comm.device == device) & (comm.stream != stream), lane == number
+        communicating = union(comm.start[concurrent], comm.end[concurrent])
+        beside_ns[on_lane] = communicating.covered(comp.start[on_lane], comp.end[on_lane])
+    overlapped, alone = 2 * beside_ns >= comp.dur, beside_ns == 0
+    if not overlapped.any():
+        skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
+        return None
+    # Code and text of the argument shapes and types of the launching op, '' where not recorded.
+    ops = trace.tables["ops"]
+    row = lookup(events.places(ops.array("event_id")), comp.op, -1)
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    pair, of_pair = codes(*(np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes)))
+    described = [
+        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
+        for shape, dtype in zip(*(column.tolist() for column in of_pair), strict=True)
+    ]
+    texts = list(dict.fromkeys(described))
+    code = {text: number for number, text in enumerate(texts)}
+    shape = np.array([code[text] for text in described], dtype=np.int64)[pair]
+    # One op may launch a kernel at several sizes; those that differ in blocks take differently long.
+    group, (name, shape, blocks) = codes(comp.name, shape, comp.blocks)
+    overlapped_count, alone_count = (
+        np.bincount(group[mask], minlength=len(name)) for mask in (overlapped, alone)
+    )
+    enough = (overlapped_count >= FEWEST) & (alone_count >= FEWEST)
+    if too_few := int(overlapped_count[~enough].sum()):
+        skips.append(
+            Skip(
+                f"{subject} of {too_few:,} kernel calls under communication",
+                f"needs {FEWEST} overlapped and {FEWEST} alone calls of the same kernel, shapes and blocks",
+            )
+        )
+    if not enough.any():
+        return None
+    overlapped_ns, alone_ns = (sums(group[mask], comp.dur[mask], len(name)) for mask in (overlapped, alone))
+    rows = np.flatnonzero(enough)
+    alone_mean = alone_ns[rows] / alone_count[rows]
+    extra_ns = np.rint(overlapped_ns[rows] - alone_mean * overlapped_count[rows]).astype(np.int64)
+    order = np.argsort(-extra_ns, kind="stable")
+    rows, alone_mean, extra_ns = rows[order], alone_mean[order], extra_ns[order]
+    overlapped_mean = overlapped_ns[rows] / overlapped_count[rows]
+    calls, total, total_extra = (
+        int(overlapped_count[rows].sum()),
+        int(overlapped_ns[rows].sum()),
+        int(extra_ns.sum()),
+    )
+    return {
+        "rank": np.full(len(rows) + 1, trace.meta.rank),
+        "name": [ALL, *(comp.names[code] for code in name[rows].tolist())],
+        "shapes": ["", *(texts[code] for code in shape[rows].tolist())],
+        "blocks": np.append(-1, blocks[rows]),
+        "overlapped_count": np.append(calls, overlapped_count[rows]),
+        "alone_count": np.append(alone_count[rows].sum(), alone_count[rows]),
+        "overlapped_mean_ns": np.append(total / calls, overlapped_mean),
+        "alone_mean_ns": np.append((total - total_extra) / calls, alone_mean),
+        "slowdown": np.append(total / (total - total_extra), overlapped_mean / alone_mean),
+        "extra_ns": np.append(total_extra, extra_ns),
+    }

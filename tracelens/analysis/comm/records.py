@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from tracelens.trace import (
     argument_dtypes,
     argument_lists,
     argument_texts,
+    collective_of,
+    collectives,
     difference,
     gpu_work,
     launched_in,
@@ -30,37 +33,21 @@ _NO_KERNEL = ("wait", "coalesced")
 
 
 class Record(NamedTuple):
-    """One recorded collective, or one send or receive, of a kernel.
+    """One recorded collective, or one send or receive, of a kernel."""
 
-    Attributes:
-        kernel: place among the rank's communication kernels.
-        step: in which the kernel was launched, by the rank's own marks.
-        collective: name.
-        group: name of the process group.
-        description: what the program calls the group.
-        group_ranks: of the process group, empty where the trace cut the list off.
-        size: of the group.
-        dtype: element type.
-        sent: bytes of the message that goes in.
-        received: bytes of the message that comes out.
-        sent_to: bytes for each member, empty where they are not recorded.
-        received_from: bytes from each member.
-        peer: the other rank of a send or receive, -1 where it is not recorded.
-    """
-
-    kernel: int
-    step: str
-    collective: str
-    group: str
-    description: str
-    group_ranks: tuple[int, ...]
-    size: int
-    dtype: str
-    sent: int
-    received: int
-    sent_to: tuple[int, ...]
-    received_from: tuple[int, ...]
-    peer: int = -1
+    kernel: int  # place among the rank's communication kernels
+    step: str  # in which the kernel was launched, by the rank's own marks
+    collective: str  # name
+    group: str  # name of the process group
+    description: str  # what the program calls the group
+    group_ranks: tuple[int, ...]  # of the process group, empty where the trace cut the list off
+    size: int  # of the group
+    dtype: str  # element type
+    sent: int  # bytes of the message that goes in
+    received: int  # bytes of the message that comes out
+    sent_to: tuple[int, ...]  # bytes for each member, empty where they are not recorded
+    received_from: tuple[int, ...]  # bytes from each member
+    peer: int = -1  # the other rank of a send or receive, -1 where it is not recorded
 
     @property
     def bytes(self) -> int:
@@ -69,27 +56,16 @@ class Record(NamedTuple):
 
 
 class RankCommunication(NamedTuple):
-    """The communication of one rank.
+    """The communication of one rank."""
 
-    Attributes:
-        rank: of the trace.
-        host: name of its host, "" where the trace does not say.
-        epoch_ns: base of its clock, 0 where not known.
-        start: of each communication kernel, ns, ascending.
-        end: of the same.
-        records: in the order in which the program asked for them.
-        alone: when there was communication and no computation.
-        kernels: name of each communication kernel.
-    """
-
-    rank: int
-    host: str
-    epoch_ns: int
-    start: Int
-    end: Int
-    records: list[Record]
-    alone: Union
-    kernels: list[str]
+    rank: int  # of the trace
+    host: str  # name of its host, "" where the trace does not say
+    epoch_ns: int  # base of its clock, 0 where not known
+    start: Int  # of each communication kernel, ns, ascending
+    end: Int  # of the same
+    records: list[Record]  # in the order in which the program asked for them
+    alone: Union  # when there was communication and no computation
+    kernels: list[str]  # name of each communication kernel
 
     @property
     def exposed_ns(self) -> int:
@@ -110,26 +86,13 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
     alone = difference(work.union("comm"), work.union("computation"))
     meta = trace.meta
     names = [work.names[code] for code in kernels.name.tolist()]
-    step = _steps(trace, kernels.event)
-    records = _records(trace, kernel_of, step)
-    records += _of_libraries(trace, kernels, step, {record.kernel for record in records})
-    return RankCommunication(
-        meta.rank, meta.host, meta.epoch_ns, kernels.start, kernels.end, records, alone, names
-    )
-
-
-def _steps(trace: Trace, kernels: Int) -> list[str]:
-    """The step of each of these event rows."""
     steps = steps_of(trace)
-    return [steps.labels[window] for window in launched_in(trace, steps, kernels).tolist()]
-
-
-def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:
+    step = [steps.labels[window] for window in launched_in(trace, steps, kernels.event).tolist()]
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
     rows = np.flatnonzero(lookup(kernel_of, kernel, -1) >= 0)
-    names = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
-    texts = {name: table.texts(name, rows) for name in names}
+    columns = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
+    texts = {name: table.texts(name, rows) for name in columns}
     # Many records share one list of ranks, which may be long.
     ranks = {text: tuple(integers(text)) for text in set(texts["group_ranks"])}
     counts = ("group_size", "in_bytes", "out_bytes", "peer")
@@ -142,22 +105,32 @@ def _records(trace: Trace, kernel_of: Int, step: list[str]) -> list[Record]:
         sent, received = numbers["in_bytes"][number], numbers["out_bytes"][number]
         records.append(
             Record(
-                index,
-                step[index],
-                collective,
-                texts["group"][number],
-                texts["group_description"][number],
-                ranks[texts["group_ranks"][number]],
-                numbers["group_size"][number],
-                texts["dtype"][number],
-                sent,
-                received,
-                _shares(texts["in_split"][number], sent),
-                _shares(texts["out_split"][number], received),
-                numbers["peer"][number],
+                kernel=index,
+                step=step[index],
+                collective=collective,
+                group=texts["group"][number],
+                description=texts["group_description"][number],
+                group_ranks=ranks[texts["group_ranks"][number]],
+                size=numbers["group_size"][number],
+                dtype=texts["dtype"][number],
+                sent=sent,
+                received=received,
+                sent_to=_shares(texts["in_split"][number], sent),
+                received_from=_shares(texts["out_split"][number], received),
+                peer=numbers["peer"][number],
             )
         )
-    return records
+    records += _of_libraries(trace, kernels, step, {record.kernel for record in records})
+    return RankCommunication(
+        rank=meta.rank,
+        host=meta.host,
+        epoch_ns=meta.epoch_ns,
+        start=kernels.start,
+        end=kernels.end,
+        records=records,
+        alone=alone,
+        kernels=names,
+    )
 
 
 def _of_libraries(trace: Trace, kernels: Work, step: list[str], recorded: set[int]) -> list[Record]:
@@ -189,10 +162,20 @@ def _of_libraries(trace: Trace, kernels: Work, step: list[str], recorded: set[in
         library, members = name.partition("::")[0], tuple(range(world))
         records.append(
             Record(
-                index, step[index], known.collective, library, "", members, world, known.dtype, known.sent,
-                known.received, (), (),
+                kernel=index,
+                step=step[index],
+                collective=known.collective,
+                group=library,
+                description="",
+                group_ranks=members,
+                size=world,
+                dtype=known.dtype,
+                sent=known.sent,
+                received=known.received,
+                sent_to=(),
+                received_from=(),
             )
-        )  # fmt: skip
+        )
     return records
 
 
@@ -203,3 +186,33 @@ def _shares(split: str, size: int) -> tuple[int, ...]:
     if rows <= 0 or min(parts) < 0 or size < 0 or size % rows:
         return ()
     return tuple(part * (size // rows) for part in parts)
+
+
+def collective_kinds(trace: Trace) -> Int:
+    """Code into `collectives()` of each piece of GPU work; ask with `trace.once(collective_kinds)`.
+
+    By the profiler's record of the message, else by the kernel's name, else by the op that launched it. -1
+    for other work, and where none of them tells: NCCL's kernel that sends and receives may be a part of any.
+    """
+    work, events, table = trace.work, trace.arrays, trace.tables["collectives"]
+    is_comm = work.kind == WORK_KINDS.index("comm")
+    record = np.full(len(events.start) + 1, -1, dtype=np.int64)
+    record[table.array("kernel_id")] = _codes(table.texts("collective"))
+    op_name = lookup(events.name, work.op, -1)
+    by_op, by_kernel = (np.full(len(names), -1, dtype=np.int64) for names in (events.names, work.names))
+    for kinds, names, name in ((by_op, events.names, op_name), (by_kernel, work.names, work.name)):
+        used = np.unique(name[is_comm & (name >= 0)])
+        kinds[used] = _codes([names[code] for code in used.tolist()])
+    by_kernel[by_kernel == collectives().index("send_recv")] = -1
+    kind = np.full(len(work.event), -1, dtype=np.int64)
+    for known in (record[work.event], lookup(by_kernel, work.name, -1), lookup(by_op, op_name, -1)):
+        kind = np.where(is_comm & (kind < 0), known, kind)
+    return kind
+
+
+def _codes(names: Sequence[str]) -> Int:
+    """Code into `collectives()` of each name, -1 where it is none."""
+    known = (*collectives(), "")
+    code = {name: known.index(collective_of(name)) for name in set(names)}
+    kinds = np.array([code[name] for name in names], dtype=np.int64)
+    return np.where(kinds == len(known) - 1, -1, kinds)

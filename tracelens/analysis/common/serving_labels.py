@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracelens.costs import Batch, Lengths
+from tracelens.costs import Lengths, ServingBatch
 from tracelens.errors import TracelensError
 from tracelens.limits import read_config_file
 
@@ -40,35 +40,22 @@ _RULE_KEYS = ("pattern", "kind", "run", "dummy", "tokens_per_request", "also", "
 
 
 class Label(NamedTuple):
-    """What one label says; numbers that it does not give are -1.
+    """What one label says; numbers that it does not give are -1."""
 
-    Attributes:
-        engines: that write such labels, mostly one.
-        kind: one of KINDS.
-        run: "eager", "graph", or "" where the label does not tell.
-        dummy: no request is served, the rank only takes part in what the others do.
-        tbo: the step is run as two overlapped batches.
-        requests: in the batch.
-        graph_requests: what the replayed graph is made for, padding included.
-        tokens: that the model is run on, without padding.
-        batch: lengths of the requests, None where the label does not give their sums.
-        prefill_tokens: of prompts, among `tokens`.
-        decode_requests: among `requests`.
-        decode_tokens: of these, among `tokens`: more than requests where drafts are verified.
-    """
-
-    engines: tuple[str, ...]
-    kind: str
-    run: str
-    dummy: bool
-    tbo: bool
-    requests: int
-    graph_requests: int
-    tokens: int
-    batch: Batch | None = None
-    prefill_tokens: int = -1
-    decode_requests: int = -1
-    decode_tokens: int = -1
+    engines: tuple[str, ...]  # that write such labels, mostly one
+    kind: str  # one of KINDS
+    run: str  # "eager", "graph", or "" where the label does not tell
+    dummy: bool  # no request is served, the rank only takes part in what the others do
+    tbo: bool  # the step is run as two overlapped batches
+    requests: int  # in the batch
+    graph_requests: int  # what the replayed graph is made for, padding included
+    tokens: int  # that the model is run on, without padding
+    batch: ServingBatch | None = (
+        None  # lengths of the requests, None where the label does not give their sums
+    )
+    prefill_tokens: int = -1  # of prompts, among `tokens`
+    decode_requests: int = -1  # among `requests`
+    decode_tokens: int = -1  # of these, among `tokens`: more than requests where drafts are verified
 
 
 class Half(NamedTuple):
@@ -101,17 +88,11 @@ class _Rule(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """By what an engine is told, whoever's labels it writes; None where nothing of the kind tells it.
+    """By what an engine is told, whoever's labels it writes; None where nothing of the kind tells it."""
 
-    Attributes:
-        name: of the engine.
-        frames: searched in the names of Python frames.
-        ops: searched in the names of ops.
-    """
-
-    name: str
-    frames: re.Pattern[str] | None
-    ops: re.Pattern[str] | None
+    name: str  # of the engine
+    frames: re.Pattern[str] | None  # searched in the names of Python frames
+    ops: re.Pattern[str] | None  # searched in the names of ops
 
 
 class Grammar(NamedTuple):
@@ -243,23 +224,18 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
     if tokens < 0 <= requests and each >= 0:
         tokens = requests * each
     return Label(
-        (rule.engine, *rule.values.get("also", ())),
-        kind,
-        rule.values.get("run", ""),
-        bool(rule.values.get("dummy", False)) or kind == "idle",
-        numbers.get("tbo", 0) > 0,
-        requests,
-        numbers.get("graph_requests", -1),
-        tokens,
-        _batch(numbers, kind, tokens),
-        *(
-            _of_phase(numbers, phase, counted, kind, total)
-            for phase, counted, total in (
-                ("prefill", "tokens", tokens),
-                ("decode", "requests", requests),
-                ("decode", "tokens", tokens),
-            )
-        ),
+        engines=(rule.engine, *rule.values.get("also", ())),
+        kind=kind,
+        run=rule.values.get("run", ""),
+        dummy=bool(rule.values.get("dummy", False)) or kind == "idle",
+        tbo=numbers.get("tbo", 0) > 0,
+        requests=requests,
+        graph_requests=numbers.get("graph_requests", -1),
+        tokens=tokens,
+        batch=_batch(numbers, kind, tokens),
+        prefill_tokens=_of_phase(numbers, "prefill", "tokens", kind, tokens),
+        decode_requests=_of_phase(numbers, "decode", "requests", kind, requests),
+        decode_tokens=_of_phase(numbers, "decode", "tokens", kind, tokens),
     )
 
 
@@ -270,7 +246,7 @@ def _of_phase(numbers: Mapping[str, int], phase: str, counted: str, kind: str, t
     return numbers.get(f"{phase}_{counted}", -1)
 
 
-def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> Batch | None:
+def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> ServingBatch | None:
     """The lengths of a step's requests, None where the label lacks those of a phase or contradicts itself."""
     phases = []
     for phase in _PHASES:
@@ -281,7 +257,7 @@ def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> Batch | None:
         queries = numbers.get(f"{phase}_tokens", tokens if kind == phase else -1)
         sums = [numbers.get(f"{phase}_{name}", of_phase.get(name, -1)) for name in _SUMS]
         phases.append(Lengths(queries, *sums))
-    return Batch(*phases) if all(lengths.is_consistent for lengths in phases) else None
+    return ServingBatch(*phases) if all(lengths.is_consistent for lengths in phases) else None
 
 
 def _by_counts(numbers: Mapping[str, int]) -> str:

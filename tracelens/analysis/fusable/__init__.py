@@ -1,8 +1,12 @@
 """Work that a fused kernel could do, or that could overlap: losses, routers, GEMMs beside collectives."""
 
-from tracelens.analysis.fusable.chains import Chains
-from tracelens.analysis.fusable.gemm_collectives import Pairs, exposed_pairs, pairs, speed_of_light
-from tracelens.analysis.fusable.logits import (
+from tracelens.analysis.fusable.gemm_collectives import (
+    GemmCollectivePairs,
+    exposed_pairs,
+    pairs,
+    speed_of_light,
+)
+from tracelens.analysis.fusable.losses import (
     COPY,
     LOSSES,
     NLL_BACK,
@@ -10,26 +14,29 @@ from tracelens.analysis.fusable.logits import (
     SOFTMAX,
     SOFTMAX_BACK,
     VOCABULARY,
+    LogitsShape,
     LossWork,
-    Size,
+    UnfusedLoss,
     distinct,
     events_named,
+    loss_chains,
     of_size,
     operands,
     sizes_of,
+    unfused_loss,
     width,
 )
-from tracelens.analysis.fusable.loss import UnfusedLoss, loss_chains, unfused_loss
 from tracelens.analysis.fusable.moe_stages import (
     CHAIN,
+    Chains,
     StageWork,
+    StepWork,
     permutation_bytes,
     permutation_chains,
     permutation_work,
     router_chains,
     router_work,
 )
-from tracelens.analysis.fusable.step_work import StepWork
 
 __all__ = [
     "CHAIN",
@@ -41,9 +48,9 @@ __all__ = [
     "SOFTMAX_BACK",
     "VOCABULARY",
     "Chains",
+    "GemmCollectivePairs",
+    "LogitsShape",
     "LossWork",
-    "Pairs",
-    "Size",
     "StageWork",
     "StepWork",
     "UnfusedLoss",

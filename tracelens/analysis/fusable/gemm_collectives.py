@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.fusable.step_work import StepWork
+from tracelens.analysis.fusable.moe_stages import StepWork
 from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device
@@ -22,6 +22,9 @@ _KINDS = {
     "all_gather": GATHER,
 }  # fmt: skip
 _ORDER = [REDUCE, SCATTER, GATHER]
+_EXPOSED = 0.5
+"""Share of a transfer beside no computation, above which the pair is serialized: less of it could be hidden
+at most once more."""
 # What frameworks call groups that hold the parts of one matrix, and others.
 _TENSOR = re.compile(r"tensor|(?:^|[^a-z])tp(?:$|[^a-z])")
 _OTHER = re.compile(
@@ -29,28 +32,17 @@ _OTHER = re.compile(
 )
 
 
-class Pairs(NamedTuple):
-    """Each GEMM with the collective directly after or before it.
+class GemmCollectivePairs(NamedTuple):
+    """Each GEMM with the collective directly after or before it."""
 
-    Attributes:
-        row: the collective's place in the work of the context.
-        op: event row of the GEMM's op.
-        kind: of the collective, code into `kinds`.
-        cost: of the GEMM, code into `costs`.
-        message: bytes of the whole tensor.
-        ranks: in the group.
-        gemm_ns: GPU time of the GEMM.
-        serial: whether the one ends before the other begins.
-    """
-
-    row: Int
-    op: Int
-    kind: Int
-    cost: Int
-    message: Int
-    ranks: Int
-    gemm_ns: Int
-    serial: Bool
+    row: Int  # the collective's place in the work of the context
+    op: Int  # event row of the GEMM's op
+    kind: Int  # of the collective, code into `kinds`
+    cost: Int  # of the GEMM, code into `costs`
+    message: Int  # bytes of the whole tensor
+    ranks: Int  # in the group
+    gemm_ns: Int  # GPU time of the GEMM
+    serial: Bool  # whether the one ends before the other begins
     kinds: list[str]
     costs: list[OpCost]
 
@@ -92,7 +84,7 @@ def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) 
     return max(seconds) * 1e9
 
 
-def pairs(context: StepWork) -> Pairs | str:
+def pairs(context: StepWork) -> GemmCollectivePairs | str:
     """The GEMMs of a rank that could be fused with a collective, or why there are none."""
     work = context.work
     comm = _collectives(context)
@@ -103,29 +95,95 @@ def pairs(context: StepWork) -> Pairs | str:
     computed = computed[np.lexsort((work.start[computed], context.called[computed]))]
     gemm_ops = np.unique(work.op[is_gemm & (work.op >= 0)])
     gather = comm.kind == _ORDER.index(GATHER)
-    index = _before(context, computed, comm)
+    # Place in `computed` of the last computation called before each collective; -1 for none.
+    called, start = context.called[computed], context.work.start[computed]
+    # A replayed graph calls all its kernels at once: there, GPU time tells the order.
+    both = np.concatenate((called, comm.called)), np.concatenate((start, context.work.start[comm.row]))
+    order = np.lexsort((both[1], both[0]))
+    before = np.cumsum(order < len(computed)) - 1
+    last_before = np.empty(len(order), dtype=np.int64)
+    last_before[order] = before
+    index = last_before[len(computed) :]
     index = np.where(gather, index + 1, index)
     has_gemm = (index >= 0) & (index < len(computed))
     beside = computed[np.clip(index, 0, max(len(computed) - 1, 0))] if len(computed) else comm.row
     has_gemm &= np.isin(work.op[beside], gemm_ops) & (work.op[beside] >= 0)
     if not has_gemm.any():
         return "no GEMM directly before a reduction or after a gather of a tensor-parallel group"
-    return _matching(
-        context, comm.take(has_gemm), work.op[beside[has_gemm]], work.forward[beside[has_gemm]] >= 0
+    # Pairs whose message is the GEMM's result or operand.
+    comm = comm.take(has_gemm)
+    op = work.op[beside[has_gemm]]
+    group, _ = codes(*context.ops.keys(op))
+    _, first, of_op = np.unique(group, return_index=True, return_inverse=True)
+    costs: list[OpCost] = []
+    code_of_group: list[int] = []
+    for row in op[first].tolist():
+        cost = context.ops.cost(row)
+        if cost is None or not {"M", "N", "K"} <= dict(cost.dims).keys():
+            code_of_group.append(-1)
+            continue
+        costs.append(cost)
+        code_of_group.append(costs.index(cost))
+    cost_code = np.array(code_of_group, dtype=np.int64)[of_op]
+    operand_bytes = [(-1, -1, -1)] * (not costs)  # of the result, of the left and right operand
+    for cost in costs:
+        dims = dict(cost.dims)
+        elements = dims.get("B", 1) * BITS.get(cost.dtype, 0) // 8
+        operand_bytes.append(
+            (cost.write_bytes, elements * dims["M"] * dims["K"], elements * dims["K"] * dims["N"])
+        )
+    sizes = np.array(operand_bytes, dtype=np.int64)[np.maximum(cost_code, 0)]
+    out_bytes, left_bytes, right_bytes = sizes.T
+    same = np.where(gather, comm.message == left_bytes, comm.message == out_bytes)
+    # Weights that are gathered, or gradients that are reduced, look alike where groups have no names.
+    same = np.where(
+        comm.named,
+        same | (gather & (comm.message == right_bytes)),
+        same & ~(work.forward[beside[has_gemm]] >= 0),
+    )
+    keep = same & (cost_code >= 0)
+    # A GEMM is fused with one collective.
+    rows = np.flatnonzero(keep)
+    rows = rows[np.unique(op[rows], return_index=True)[1]]
+    if not len(rows):
+        return "no GEMM next to a collective has its message as result or operand"
+    comm, op, cost_code = comm.take(rows), op[rows], cost_code[rows]
+    # GPU time, first start and last end of the kernels of each op.
+    kernels = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))
+    known, of_row = np.unique(work.op[kernels], return_inverse=True)
+    limits = np.iinfo(np.int64)
+    op_start, op_end = np.full(len(known), limits.max), np.full(len(known), limits.min)
+    np.minimum.at(op_start, of_row, work.start[kernels])
+    np.maximum.at(op_end, of_row, work.end[kernels])
+    at = np.searchsorted(known, op)
+    gemm_ns, low, high = sums(of_row, work.dur[kernels], len(known))[at], op_start[at], op_end[at]
+    start, end = context.work.start[comm.row], context.work.end[comm.row]
+    serial = np.where(gather[rows], end <= low, start >= high)
+    return GemmCollectivePairs(
+        row=comm.row,
+        op=op,
+        kind=comm.kind,
+        cost=cost_code,
+        message=comm.message,
+        ranks=comm.ranks,
+        gemm_ns=gemm_ns,
+        serial=serial,
+        kinds=list(_ORDER),
+        costs=costs,
     )
 
 
-def exposed_pairs(context: StepWork, gemm_pairs: Pairs) -> tuple[Int, Bool]:
+def exposed_pairs(context: StepWork, gemm_pairs: GemmCollectivePairs) -> tuple[Int, Bool]:
     """How long each pair's collective runs beside no computation, ns, and which pairs run one by one.
 
     A collective that mostly runs beside computation is overlapped already, if not with this GEMM.
     """
     start, end = context.work.start[gemm_pairs.row], context.work.end[gemm_pairs.row]
     exposed = end - start - context.work.union("computation").covered(start, end)
-    return exposed, gemm_pairs.serial & (2 * exposed > end - start)
+    return exposed, gemm_pairs.serial & (exposed > _EXPOSED * (end - start))
 
 
-def speed_of_light(gemm_pairs: Pairs, device: Device | None) -> Float:
+def speed_of_light(gemm_pairs: GemmCollectivePairs, device: Device | None) -> Float:
     """Speed of light of each pair, ns; 0 where the device is not known."""
     if device is None:
         return np.zeros(len(gemm_pairs.row))
@@ -146,7 +204,13 @@ def _collectives(context: StepWork) -> _Collectives:
     position_of = np.full(len(events.start), -1, dtype=np.int64)
     position_of[work.event] = np.arange(len(work.event))
     kernel = table.array("kernel_id")
-    kind = np.array([_kind(name) for name in table.texts("collective")], dtype=np.int64)
+    kind = np.array(
+        [
+            next((_ORDER.index(kind) for part, kind in _KINDS.items() if part in name), -1)
+            for name in table.texts("collective")
+        ],
+        dtype=np.int64,
+    )
     description = table.coded("group_description")
     named = description.mask(lambda text: _TENSOR.search(text.lower()))
     allowed = ~description.mask(lambda text: _OTHER.search(text.lower()))
@@ -163,75 +227,3 @@ def _collectives(context: StepWork) -> _Collectives:
         row, kind[rows], message[rows], table.array("group_size")[rows], called, named[rows]
     )
     return collectives.take(called >= 0)
-
-
-def _kind(collective: str) -> int:
-    return next((_ORDER.index(kind) for name, kind in _KINDS.items() if name in collective), -1)
-
-
-def _before(context: StepWork, computed: Int, comm: _Collectives) -> Int:
-    """Place in `computed` of the last computation called before each collective; -1 for none."""
-    called, start = context.called[computed], context.work.start[computed]
-    # A replayed graph calls all its kernels at once: there, GPU time tells the order.
-    both = np.concatenate((called, comm.called)), np.concatenate((start, context.work.start[comm.row]))
-    order = np.lexsort((both[1], both[0]))
-    before = np.cumsum(order < len(computed)) - 1
-    last_before = np.empty(len(order), dtype=np.int64)
-    last_before[order] = before
-    return last_before[len(computed) :]
-
-
-def _matching(context: StepWork, comm: _Collectives, op: Int, backward: Bool) -> Pairs | str:
-    """Pairs whose message is the GEMM's result or operand."""
-    group, _ = codes(*context.ops.keys(op))
-    _, first, of_op = np.unique(group, return_index=True, return_inverse=True)
-    counted = [_cost(context, row) for row in op[first].tolist()]
-    costs = [cost for cost in counted if cost is not None]
-    cost_code = np.array([-1 if cost is None else costs.index(cost) for cost in counted], dtype=np.int64)[
-        of_op
-    ]
-    sizes = np.array([_sizes(cost) for cost in costs] or [(-1, -1, -1)], dtype=np.int64)[
-        np.maximum(cost_code, 0)
-    ]
-    out_bytes, left_bytes, right_bytes = sizes.T
-    gather = comm.kind == _ORDER.index(GATHER)
-    same = np.where(gather, comm.message == left_bytes, comm.message == out_bytes)
-    # Weights that are gathered, or gradients that are reduced, look alike where groups have no names.
-    same = np.where(comm.named, same | (gather & (comm.message == right_bytes)), same & ~backward)
-    keep = same & (cost_code >= 0)
-    # A GEMM is fused with one collective.
-    rows = np.flatnonzero(keep)
-    rows = rows[np.unique(op[rows], return_index=True)[1]]
-    if not len(rows):
-        return "no GEMM next to a collective has its message as result or operand"
-    comm, op, cost_code = comm.take(rows), op[rows], cost_code[rows]
-    gemm_ns, low, high = _extent(context, op)
-    start, end = context.work.start[comm.row], context.work.end[comm.row]
-    serial = np.where(gather[rows], end <= low, start >= high)
-    return Pairs(
-        comm.row, op, comm.kind, cost_code, comm.message, comm.ranks, gemm_ns, serial, list(_ORDER), costs
-    )
-
-
-def _cost(context: StepWork, op: int) -> OpCost | None:
-    cost = context.ops.cost(op)
-    return cost if cost is not None and {"M", "N", "K"} <= dict(cost.dims).keys() else None
-
-
-def _sizes(cost: OpCost) -> tuple[int, int, int]:
-    """Bytes of the result and of the left and right operand."""
-    dims = dict(cost.dims)
-    elements = dims.get("B", 1) * BITS.get(cost.dtype, 0) // 8
-    return cost.write_bytes, elements * dims["M"] * dims["K"], elements * dims["K"] * dims["N"]
-
-
-def _extent(context: StepWork, op: Int) -> tuple[Int, Int, Int]:
-    """GPU time, first start and last end of the kernels of each op."""
-    work = context.work
-    rows = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))
-    known, of_row = np.unique(work.op[rows], return_inverse=True)
-    low, high = np.full(len(known), np.iinfo(np.int64).max), np.full(len(known), np.iinfo(np.int64).min)
-    np.minimum.at(low, of_row, work.start[rows])
-    np.maximum.at(high, of_row, work.end[rows])
-    index = np.searchsorted(known, op)
-    return sums(of_row, work.dur[rows], len(known))[index], low[index], high[index]

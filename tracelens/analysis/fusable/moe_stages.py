@@ -1,18 +1,22 @@
-"""Routers and permutations of MoE layers that run kernel by kernel."""
+"""Work that runs kernel by kernel, and the one fused kernel in place of each chain: routers, permutations.
+
+`StepWork`, the GPU work of the whole steps of one rank, is what all finders of avoidable work look at.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.fusable.chains import Chains, chains
-from tracelens.analysis.fusable.step_work import StepWork
+from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
-from tracelens.arrays import Int
+from tracelens.analysis.roofline import OpCalls
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device
-from tracelens.trace import WORK_KINDS, Trace
+from tracelens.trace import WORK_KINDS, Trace, Union, Work, steps_of, union
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
 _FUSED_ROUTER = re.compile(
@@ -24,22 +28,98 @@ kernel beside its GEMM."""
 
 
 class StageWork(NamedTuple):
-    """The work of one stage of all MoE layers in the steps.
+    """The work of one stage of all MoE layers in the steps."""
 
-    Attributes:
-        rows: positions in the work of the steps.
-        cell: layer pass and phase of each: pass * len(PHASES) + phase; negative for an unknown pass.
-        kernels: in forward, of a pass.
-    """
-
-    rows: Int
-    cell: Int
-    kernels: float
+    rows: Int  # positions in the work of the steps
+    cell: Int  # layer pass and phase of each: pass * len(PHASES) + phase; negative for an unknown pass
+    kernels: float  # in forward, of a pass
 
     @property
     def cells(self) -> Int:
         """The passes and phases that have any of it."""
         return np.unique(self.cell)
+
+
+class Chains(NamedTuple):
+    """Kernels launched one after the other, each chain of which one kernel could replace."""
+
+    rows: Int  # positions in the trace's work, in order of launch
+    chain: Int  # number of the chain of each
+    fused_ns: Float  # time of the kernel that replaces each chain
+
+    @staticmethod
+    def none() -> Chains:
+        """No chain."""
+        empty = np.empty(0, dtype=np.int64)
+        return Chains(empty, empty, np.empty(0))
+
+
+class StepWork:
+    """One rank's work in its whole steps, with what several finders need of it."""
+
+    def __init__(self, trace: Trace, device: Device | None) -> None:
+        self.trace = trace  # all that it recorded
+        self.device = device  # whose figures count, None where it is not known
+        work = trace.work
+        steps = steps_of(trace)
+        inner = steps.whole
+        self.steps = max(len(inner), 1)  # 1 where they are not marked
+        low, high = (inner[0], inner[-1] + 1) if inner else (0, 0)
+        # First and last time of the steps, ns: on the GPU, on the host.
+        self.window = int(steps.edges[low]), int(steps.edges[high])
+        self.host_window = int(steps.marks[low]), int(steps.marks[high])
+        # The work that started in a step, in order of start, and its positions in `trace.work`.
+        self.rows = np.flatnonzero((work.start >= self.window[0]) & (work.start <= self.window[1]))
+        self.work: Work = work.take(self.rows)
+
+    @property
+    def step_ns(self) -> float:
+        return (self.window[1] - self.window[0]) / self.steps
+
+    def per_step(self, total: float) -> float:
+        """A total of the recording, for one step."""
+        return total / self.steps
+
+    @cached_property
+    def caller(self) -> Int:
+        """The event row of the call behind each piece of work, see Work.host_call."""
+        return self.work.host_call
+
+    @cached_property
+    def called(self) -> Int:
+        """When each piece of work was called by the host, ns; -1 where that is not known."""
+        return lookup(self.trace.arrays.start, self.caller, -1)
+
+    @cached_property
+    def busy(self) -> Union:
+        return self.work.union()
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """All gaps in the GPU work of the steps; positions are in `work`."""
+        return self.trace.once(_gaps)
+
+    @cached_property
+    def idle(self) -> IdlePieces:
+        """These gaps by cause, as analyzer `idle` tells them."""
+        return self.trace.once(_idle)
+
+    def idle_by(self, *causes: str) -> IdlePieces:
+        """The idle time of some causes."""
+        return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
+
+    def during(self, mask: Bool | Int) -> Union:
+        """When the work under a mask ran."""
+        return union(self.work.start[mask], self.work.end[mask])
+
+    @cached_property
+    def ops(self) -> OpCalls:
+        """The recorded arguments of the ops."""
+        return self.trace.once(OpCalls)
+
+    def op_names(self) -> Int:
+        """Code into the events' names of each piece of work's op, -1 for none."""
+        return lookup(self.trace.arrays.name, self.work.op, -1)
 
 
 def permutation_work(step: StepWork) -> StageWork | str:
@@ -132,3 +212,53 @@ def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
     """Whether any kernel of these has such a name."""
     codes = np.unique(step.work.name[rows])
     return any(names.search(step.work.names[code]) for code in codes.tolist())
+
+
+def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chains:
+    """Cut kernels into chains: nothing else is launched in between, and the cell stays the same.
+
+    A fused kernel takes its least time, but no less than the shortest kernel of its chain. Where no least
+    time is known it takes as long as the longest kernel. It never takes longer than the chain.
+
+    Args:
+        step: the work of a rank.
+        rows: kernels, positions in its work.
+        cell: of each, such as its layer.
+        least_ns: of all of a cell's work, by cell, shared out by the kernels' times; None if unknown.
+    """
+    if not len(rows):
+        return Chains.none()
+    work = step.work
+    counted = np.unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
+    counted = counted[np.lexsort((work.start[counted], step.called[counted]))]
+    cell_of = np.full(len(work.event), -1, dtype=np.int64)
+    cell_of[rows] = cell
+    ordered = cell_of[counted]
+    turn = np.cumsum(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    inside = ordered >= 0
+    kept, cells = counted[inside], ordered[inside]
+    chain = np.unique(turn[inside], return_inverse=True)[1].ravel()
+    dur = work.dur[kept].astype(float)
+    count = int(chain.max()) + 1
+    total = np.bincount(chain, dur, count)
+    longest, shortest = np.zeros(count), np.full(count, np.inf)
+    np.maximum.at(longest, chain, dur)
+    np.minimum.at(shortest, chain, dur)
+    if least_ns is None:
+        return Chains(step.rows[kept], chain, longest)
+    cell_of_chain = np.zeros(count, dtype=np.int64)
+    cell_of_chain[chain] = cells
+    cell_ns = np.bincount(cells, dur, len(least_ns))
+    fused = least_ns[cell_of_chain] * total / np.maximum(cell_ns[cell_of_chain], 1)
+    return Chains(step.rows[kept], chain, np.clip(fused, shortest, total))
+
+
+def _gaps(trace: Trace) -> Gaps:
+    step = StepWork(trace, None)
+    return find_gaps(step.work, np.array(step.window))
+
+
+def _idle(trace: Trace) -> IdlePieces:
+    """Kept with the trace, as it takes long and no device changes it."""
+    step = StepWork(trace, None)
+    return idle_pieces(trace, step.work, step.gaps)

@@ -1,16 +1,25 @@
 """The host: idle GPU time and what the host did meanwhile, launches, blocking calls."""
 
-from tracelens.analysis.host.causes import CAUSES, CODE, HOST_CAUSES, IdlePieces, idle_pieces, idle_time
-from tracelens.analysis.host.gaps import GAP_NS, Gaps, find_gaps
-from tracelens.analysis.host.idle import host_names
-from tracelens.analysis.host.launches import launch_bound
-from tracelens.analysis.host.reads import reads
-from tracelens.analysis.host.stacks import threads
-from tracelens.analysis.host.waits import (
+from tracelens.analysis.host.idle import (
+    CAUSES,
+    CODE,
+    GAP_NS,
+    HOST_CAUSES,
+    Gaps,
+    IdlePieces,
+    find_gaps,
+    host_names,
+    idle_pieces,
+    idle_time,
+    threads,
+)
+from tracelens.analysis.host.launches import (
     GARBAGE,
     SYNCHRONIZE,
     blocking_calls,
+    launch_bound,
     named,
+    reads,
     waiting_calls,
 )
 

@@ -1,32 +1,90 @@
-"""Why the GPU waits: its idle time by cause, and the longest gaps."""
+"""Why the GPU waits: gaps in its work, cut into pieces by what its host's threads did, and their causes."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
-from tracelens.analysis.host.causes import CAUSES, CODE, IdlePieces, idle_time
-from tracelens.analysis.host.gaps import GAP_NS, Gaps
-from tracelens.analysis.host.stacks import threads
-from tracelens.arrays import Int, lookup
-from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, stats
-from tracelens.trace import Run, Scope, Trace, Work, enclosing_op, gpu_work, steps_of
+from tracelens.analysis.host.launches import (
+    GARBAGE,
+    SYNCHRONIZE,
+    named,
+    profiler_calls,
+    profiler_overhead,
+    waiting_calls,
+)
+from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
+from tracelens.trace import (
+    STACK_KINDS,
+    STEP_MARK,
+    Events,
+    Run,
+    Scope,
+    Trace,
+    Union,
+    Work,
+    cut,
+    difference,
+    enclosing_op,
+    gpu_work,
+    steps_of,
+    union,
+)
 from tracelens.units import duration
 
-SHOWN = 500
+SHOWN = 500  # longest gaps listed
+OTHER_THREADS = 8  # where a thread is silent, so many others that launch most are looked at
+
+# What decides on a cause.
+# Gaps up to this separate back-to-back kernels on any GPU; they are summed, not explained.
+GAP_NS = 1000
+# Python between two ops takes a few us, rarely 0.3 ms. What takes longer is something else.
+SILENT_NS = 500_000
+# From one launch to the next the host takes less: a gap with more time in ops and calls waits for these.
+BUSY_NS = 1_000_000
+# In 20 traces without losses no work stood longer than 84 us in the queue of an idle GPU, and no host waited
+# longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded.
+UNRECORDED_NS = 200_000
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
+_COLLECTIVE = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
+_LOADING = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__")
+_FOREVER = 1 << 62
 
 _HOST = Column("host", "category", doc="the call, op, annotation or Python frame that the host was in")
 _OP = Column(
     "op", "category", doc="innermost op around that; for a silent host, the ops or calls before and after"
 )
-_LISTED = "; ".join(f"{name}: {why}" for name, why in CAUSES.items())
+CAUSES = {
+    "silent host": f"the launching thread was in no recorded op or call, for {SILENT_NS / 1e6:g} ms at "
+    f"once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, logging, "
+    "checkpoints), unrecorded garbage collection, or a process that slept or had no core",
+    "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
+    "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
+    "between them",
+    "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
+    "queue refill": "launch overhead after a blocking call: the launch queue was empty",
+    "data loading": "the host was fetching the next batch",
+    "garbage collection": "Python's garbage collector ran",
+    "collective call": f"the host was inside a collective call for over {BUSY_NS / 1e6:g} ms",
+    "profiler": "the profiler's own work, absent from a run without it",
+    "dispatch": "launched, and queued behind work of its own stream",
+    "other stream": "launched, and queued; the last work before the gap ran on another stream",
+    "unrecorded work": "the host waited for the GPU, or launched work sat in its queue, for over "
+    f"{UNRECORDED_NS / 1e6:g} ms with nothing recorded running: kernels missing from "
+    "the trace, or another process",
+    "no launch": "the launch call of the next work is not in the trace",
+    "window": "after the last GPU work of the steps, where no launch identifies the thread",
+    "short gaps": f"up to {GAP_NS} ns each, between back-to-back kernels",
+}
 
+_LISTED = "; ".join(f"{name}: {why}" for name, why in CAUSES.items())
 CAUSE_TABLE = Schema(
     "Idle time by cause",
     (
@@ -88,8 +146,185 @@ PIECES = Schema(
     key=(),
 )
 
-
 TABLES = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS, "pieces": PIECES}
+
+HOST_CAUSES = tuple(CAUSES)[: list(CAUSES).index("dispatch")]
+"""Those that name what the host did before it launched the next work."""
+CODE = {name: code for code, name in enumerate(CAUSES)}
+
+
+class IdlePieces(NamedTuple):
+    """Gaps cut into pieces that add up to them, in order of time."""
+
+    gap: Int  # position in the gaps
+    start: Int  # ns
+    end: Int  # ns
+    cause: Int  # code into CAUSES
+    # Event row of what the host was in, -1 if unknown or not the host's affair. Of CPU ops and collectives
+    # the outermost op; of a queue refill the blocking call before it.
+    host: Int
+    inner: Int  # event row of the innermost op, call or frame then, mostly the same
+    thread: Int  # number of the thread that launched the next work (see stacks.threads), -1 likewise
+
+    @property
+    def dur(self) -> Int:
+        return self.end - self.start
+
+    def take(self, rows: Int | Bool) -> IdlePieces:
+        return IdlePieces(*(values[rows] for values in self))
+
+
+class Gaps(NamedTuple):
+    """Gaps of one rank: [start, end), and the position in Work of what ran before and comes after (-1)."""
+
+    start: Int
+    end: Int
+    before: Int
+    after: Int
+
+    @property
+    def dur(self) -> Int:
+        return self.end - self.start
+
+    def take(self, rows: Int | Bool) -> Gaps:
+        """The gaps at these positions or under this mask."""
+        return Gaps(*(values[rows] for values in self))
+
+
+NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
+"""What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
+themselves), an op or a runtime call, fetching a batch, the profiler's business, waiting for a GPU, collecting
+garbage. Where several events are around, the last of these that one of them says."""
+
+
+class Activity(NamedTuple):
+    """What threads did in intervals; disjoint, in order of the intervals."""
+
+    interval: Int  # position of the interval
+    start: Int  # ns
+    end: Int  # ns
+    what: Int  # one of NOTHING to COLLECTING
+    event: Int  # row of the event that says so, of NOTHING the frame or annotation around it; -1 for none
+
+    def take(self, rows: Int | Bool) -> Activity:
+        return Activity(*(values[rows] for values in self))
+
+    def outside(self, times: Union) -> Activity:
+        """What lies outside of these times."""
+        rows, start, end = cut(self.start, self.end, difference(union(self.start, self.end), times))
+        return self.take(rows)._replace(start=start, end=end)
+
+
+class Host:
+    """The threads of a trace that launch GPU work; ask with `trace.once(Host)`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._events = events = trace.arrays
+        work = trace.work
+        self.thread = threads(trace)
+        calling = work.launch_call[work.launch_call >= 0]
+        numbers, first, count = np.unique(self.thread[calling], return_index=True, return_counts=True)
+        order = np.argsort(-count, kind="stable")
+        self._pid = dict(
+            zip(numbers[order].tolist(), events.pid[calling[first[order]]].tolist(), strict=True)
+        )
+        self._pieces: dict[int, Pieces] = {}
+        says = [
+            (BUSY, events.where("op", "launch")),
+            (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
+            (BLOCKED, waiting_calls(trace, work)),
+            (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
+            (PROFILER, trace.once(profiler_calls)),
+        ]
+        frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied
+        self._event = nearest(events.parent, events.depth, frames)
+        self._what = np.full(len(events.start), NOTHING)
+        for what, mask in says:
+            own = mask & ~events.copied  # what a graph replays takes no time of the host
+            if not own.any():
+                continue
+            event = nearest(events.parent, events.depth, own)
+            self._event = np.where(event >= 0, event, self._event)
+            self._what[event >= 0] = what
+        rows = np.flatnonzero(profiler_overhead(events))
+        self._overhead = rows[np.argsort(events.start[rows], kind="stable")]
+
+    def during(self, number: int, start: Int, end: Int) -> Activity:
+        """What a thread did in intervals; where it did nothing, what the other launching threads did.
+
+        A thread that waits in Python for another (the autograd engine's, a pipeline's) is not the one that
+        holds the GPU up.
+
+        Args:
+            number: of the thread.
+            start: ns, of disjoint intervals in order of time.
+            end: ns.
+        """
+        own = self._with_overhead(number, self._of_thread(number, start, end))
+        parts = [own.take(own.what != NOTHING)]
+        silent = own.take(own.what == NOTHING)
+        others = [other for other, pid in self._pid.items() if pid == self._pid[number] and other != number]
+        for other in others[:OTHER_THREADS]:
+            if not len(silent.start):
+                break
+            activity = self._of_thread(other, silent.start, silent.end)
+            activity = activity.take(activity.what != NOTHING)
+            parts.append(activity._replace(interval=silent.interval[activity.interval]))
+            silent = silent.outside(union(activity.start, activity.end))
+        return _in_order(*parts, silent)
+
+    def _of_thread(self, number: int, start: Int, end: Int) -> Activity:
+        """What one thread did in intervals."""
+        interval, pieces = overlaps(self._everywhere(number), start, end)
+        owner = pieces.owner
+        what, event = lookup(self._what, owner, NOTHING), lookup(self._event, owner, -1)
+        return Activity(interval, pieces.start, pieces.end, what, event)
+
+    def _everywhere(self, number: int) -> Pieces:
+        """All time of a thread, that before its first and after its last event included."""
+        if number not in self._pieces:
+            pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
+            first, last = pieces.start[:1], pieces.end[-1:]
+            self._pieces[number] = Pieces(
+                np.concatenate(([-_FOREVER], pieces.start, last)),
+                np.concatenate((first, pieces.end, [_FOREVER])),
+                np.concatenate(([-1], pieces.owner, [-1])),
+            )
+        return self._pieces[number]
+
+    def _with_overhead(self, number: int, activity: Activity) -> Activity:
+        """The same, but for what the profiler held up.
+
+        Whose call it held is not recorded: it was this thread's if that was busy and got nothing done
+        meanwhile.
+        """
+        if not len(self._overhead):
+            return activity
+        start, end = self._events.start[self._overhead], self._events.end[self._overhead]
+        pieces = self._everywhere(number)
+        borders = pieces.start[1:]
+        piece = np.searchsorted(borders, start, side="right")
+        untouched = piece == np.searchsorted(borders, end)
+        held = untouched & (lookup(self._what, pieces.owner[piece], NOTHING) == BUSY)
+        overhead = calls(self._events, self._overhead[held])
+        if not len(overhead.start):
+            return activity
+        slowed = activity.what < PROFILER
+        rows = np.flatnonzero(slowed)
+        hit, inside = overlaps(overhead, activity.start[rows], activity.end[rows])
+        profiler = activity.take(rows[hit])._replace(
+            start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
+        )
+        others = activity.take(rows).outside(union(overhead.start, overhead.end))
+        return _in_order(activity.take(~slowed), profiler, others)
+
+
+class Pieces(NamedTuple):
+    """Disjoint pieces of one thread's time in order, each with the event row it belongs to (-1: none)."""
+
+    start: Int
+    end: Int
+    owner: Int
 
 
 @analyzer("idle", title="Idle time", order=60, tables=TABLES)
@@ -114,68 +349,54 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
     """
     parts: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     skips: list[Skip] = []
+    names = list(CAUSES)
     for trace in run.traces:
         rank, work = trace.meta.rank, gpu_work(trace, scope)
         if not len(work.event):
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
-        tables = _tables(trace, work, scope)
+        gaps, pieces = idle_time(trace, scope)
+        total = max(int(gaps.dur.sum()), 1)
+        # A gap's share of a cause, or of a host, is one share, however often it was broken off.
+        share, _, cause = _shares(pieces, pieces.gap, pieces.cause)
+        by_cause = stats(cause, share, len(CAUSES))
+        causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
+        tables: dict[str, dict[str, Any]] = {
+            "causes": {
+                "cause": [names[code] for code in causes],
+                "count": by_cause.number[causes],
+                "dur_ns": by_cause.total[causes],
+                "fraction": by_cause.total[causes] / total,
+            }
+        }
+        host, op, texts = host_names(trace, pieces)
+        is_long = pieces.cause != CODE["short gaps"]
+        long = pieces.take(is_long)
+        share, _, cause, at_host, in_op = _shares(long, long.gap, long.cause, host[is_long], op[is_long])
+        group, (cause, at_host, in_op) = codes(cause, at_host, in_op)
+        by_host = stats(group, share, len(cause))
+        order = np.argsort(-by_host.total, kind="stable")
+        tables["hosts"] = {
+            "cause": [names[code] for code in cause[order]],
+            "host": [texts[code] for code in at_host[order]],
+            "op": [texts[code] for code in in_op[order]],
+            "count": by_host.number[order],
+            "dur_ns": by_host.total[order],
+            "mean_ns": by_host.mean[order],
+            "max_ns": by_host.max[order],
+            "fraction": by_host.total[order] / total,
+        }
+        tables |= _longest(trace, work, gaps, pieces, (host, op, texts))
         for name, rows in tables.items():
             parts[name].append({"rank": np.full(len(next(iter(rows.values()))), rank), **rows})
         if not len(tables["gaps"]["dur_ns"]):
-            short = (
-                f"no gap is longer than {GAP_NS} ns"
-                if len(tables["causes"]["dur_ns"])
-                else "the GPU never waits"
-            )
+            short = f"no gap is longer than {GAP_NS} ns" if causes else "the GPU never waits"
             skips.append(Skip(f"rank {rank}: gaps", short))
-        skips += _advice(trace, tables["causes"])
+        silent_ns = int(by_cause.total[CODE["silent host"]])
+        if silent_ns and not trace.arrays.where("python").any():
+            reason = "no Python frames recorded; with_stack=True (tracelens.record: stack=True) shows them"
+            skips.append(Skip(f"rank {rank}: activity of a host silent for {duration(silent_ns)}", reason))
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
-
-
-def _tables(trace: Trace, work: Work, scope: Scope) -> dict[str, dict[str, Any]]:
-    gaps, pieces = idle_time(trace, scope)
-    host, op, texts = host_names(trace, pieces)
-    total = max(int(gaps.dur.sum()), 1)
-    # A gap's share of a cause, or of a host, is one share, however often it was broken off.
-    group, (_, cause) = codes(pieces.gap, pieces.cause)
-    share = np.zeros(len(cause), dtype=np.int64)
-    np.add.at(share, group, pieces.dur)
-    by_cause = stats(cause, share, len(CAUSES))
-    shown = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
-    names = list(CAUSES)
-    return {
-        "causes": {
-            "cause": [names[code] for code in shown],
-            "count": by_cause.number[shown],
-            "dur_ns": by_cause.total[shown],
-            "fraction": by_cause.total[shown] / total,
-        },
-        "hosts": _by_host(pieces, host, op, texts, total),
-        **_longest(trace, work, gaps, pieces, (host, op, texts)),
-    }
-
-
-def _by_host(pieces: IdlePieces, host: Int, op: Int, texts: list[str], total: int) -> dict[str, Any]:
-    listed = pieces.cause != CODE["short gaps"]
-    pieces, host, op = pieces.take(listed), host[listed], op[listed]
-    group, (_, cause, host, op) = codes(pieces.gap, pieces.cause, host, op)
-    share = np.zeros(len(cause), dtype=np.int64)
-    np.add.at(share, group, pieces.dur)
-    group, (cause, host, op) = codes(cause, host, op)
-    by_host = stats(group, share, len(cause))
-    order = np.argsort(-by_host.total, kind="stable")
-    names = list(CAUSES)
-    return {
-        "cause": [names[code] for code in cause[order]],
-        "host": [texts[code] for code in host[order]],
-        "op": [texts[code] for code in op[order]],
-        "count": by_host.number[order],
-        "dur_ns": by_host.total[order],
-        "mean_ns": by_host.mean[order],
-        "max_ns": by_host.max[order],
-        "fraction": by_host.total[order] / total,
-    }
 
 
 def _longest(
@@ -218,11 +439,17 @@ def _longest(
     }
 
 
+def _shares(pieces: IdlePieces, *keys: Int) -> tuple[Int, ...]:
+    """Time of all pieces with the same keys, and these keys."""
+    group, distinct = codes(*keys)
+    time = np.zeros(len(distinct[0]), dtype=np.int64)
+    np.add.at(time, group, pieces.dur)
+    return time, *distinct
+
+
 def _largest(pieces: IdlePieces, rows: Int, gaps: int, value: Int) -> tuple[Int, Int]:
     """For each gap, the value with most of the time of these pieces, and that time."""
-    group, (gap, values) = codes(pieces.gap[rows], value[rows])
-    time = np.zeros(len(gap), dtype=np.int64)
-    np.add.at(time, group, pieces.dur[rows])
+    time, gap, values = _shares(pieces.take(rows), pieces.gap[rows], value[rows])
     order = np.lexsort((time, gap))
     largest, largest_ns = np.full(gaps, -1), np.zeros(gaps, dtype=np.int64)
     largest[gap[order]], largest_ns[gap[order]] = values[order], time[order]
@@ -274,10 +501,231 @@ def _around(trace: Trace, silent: IdlePieces) -> list[str]:
     return [texts[index] for index in stretch.tolist()]
 
 
-def _advice(trace: Trace, causes: dict[str, Any]) -> list[Skip]:
-    """What to record to learn what a silent host did."""
-    silent = dict(zip(causes["cause"], causes["dur_ns"], strict=True)).get("silent host", 0)
-    if not silent or trace.arrays.where("python").any():
-        return []
-    reason = "no Python frames recorded; with_stack=True (tracelens.record: stack=True) shows them"
-    return [Skip(f"rank {trace.meta.rank}: activity of a host silent for {duration(int(silent))}", reason)]
+def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
+    """All gaps of a rank with GPU work, and their pieces; kept with the trace."""
+    return trace.once(_idle_time) if scope == "all" else _idle_time(trace, scope)
+
+
+def _idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
+    work = gpu_work(trace, scope)
+    gaps = find_gaps(work, steps_of(trace).edges)
+    return gaps, idle_pieces(trace, work, gaps)
+
+
+def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
+    """What was waited for in each moment of the gaps.
+
+    Until the next work has been launched the GPU waits for the host, and the cause is what its launching
+    thread was doing then; from there on it waits for the queue.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work.
+        gaps: of it, in order of time.
+    """
+    events = trace.arrays
+    after = np.maximum(gaps.after, 0)
+    launch = lookup(work.launch_call, gaps.after, -1)
+    # What ended the last step kept its thread busy; nothing is launched there any more.
+    calls = work.launch_call[work.launch_call >= 0]
+    launch[gaps.after < 0] = calls[np.argmax(events.start[calls])] if len(calls) else -1
+    whole = np.full(len(gaps.start), -1)
+    whole[launch < 0] = CODE["no launch"]
+    whole[(gaps.after < 0) & (launch < 0)] = CODE["window"]
+    whole[gaps.dur <= GAP_NS] = CODE["short gaps"]
+    split = np.flatnonzero(whole < 0)
+    launched = np.clip(events.end[launch[split]], gaps.start[split], gaps.end[split])
+    launched = np.where(gaps.after[split] < 0, gaps.end[split], launched)
+    in_queue = gaps.end[split] - launched
+    queue = np.flatnonzero(in_queue > 0)
+    before = np.maximum(gaps.before, 0)
+    same_stream = (work.stream[after] == work.stream[before]) & (work.device[after] == work.device[before])
+    same_stream |= gaps.before < 0
+    waited = np.where(same_stream[split], CODE["dispatch"], CODE["other stream"])
+    waited[in_queue > UNRECORDED_NS] = CODE["unrecorded work"]
+    undivided = np.flatnonzero(whole >= 0)
+    parts = [
+        _of_gaps(undivided, gaps.start[undivided], gaps.end[undivided], whole[undivided]),
+        _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
+        *_of_host(trace, split, gaps.start[split], launched, launch[split]),
+    ]
+    together = IdlePieces(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return together.take(np.lexsort((together.start, together.gap)))
+
+
+def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
+    unknown = np.full(len(gap), -1)
+    return IdlePieces(gap=gap, start=start, end=end, cause=cause, host=unknown, inner=unknown, thread=unknown)
+
+
+def _of_host(trace: Trace, gap: Int, start: Int, launched: Int, launch: Int) -> list[IdlePieces]:
+    """The pieces of gaps up to the end of the launch call, by launching thread."""
+    program = trace.once(Host)
+    late = np.flatnonzero(launched > start)
+    number = program.thread[launch[late]]
+    outermost = trace.once(_outermost_op)
+    parts = []
+    for thread in np.unique(number).tolist():
+        rows = late[number == thread]
+        activity = program.during(thread, start[rows], launched[rows])
+        cause, event = _causes(trace.arrays, activity)
+        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
+        host = np.where(in_ops, outermost[event], event)
+        parts.append(
+            IdlePieces(
+                gap=gap[rows[activity.interval]],
+                start=activity.start,
+                end=activity.end,
+                cause=cause,
+                host=host,
+                inner=activity.event,
+                thread=np.full(len(cause), thread),
+            )
+        )
+    return parts
+
+
+def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
+    """Cause of each piece of the host's time, in order of gaps and time, and the event to name with it."""
+    gap, what, dur = activity.interval, activity.what, activity.end - activity.start
+    cause = np.full(len(gap), CODE["launch overhead"])
+    for code, name in (
+        (LOADING, "data loading"),
+        (PROFILER, "profiler"),
+        (BLOCKED, "blocking call"),
+        (COLLECTING, "garbage collection"),
+    ):
+        cause[what == code] = CODE[name]
+    waits = np.flatnonzero((what == BLOCKED) & named(events, SYNCHRONIZE)[activity.event])
+    long = _total(dur[waits], gap[waits], activity.event[waits]) > UNRECORDED_NS
+    cause[waits[long]] = CODE["unrecorded work"]
+    busy = np.flatnonzero(what == BUSY)
+    busy = busy[_total(dur[busy], gap[busy]) > BUSY_NS]
+    collective = named(events, _COLLECTIVE) & events.where("op", "annotation")
+    in_collective = nearest(events.parent, events.depth, collective)[activity.event[busy]] >= 0
+    cause[busy] = np.where(in_collective, CODE["collective call"], CODE["CPU ops"])
+    silent = np.flatnonzero(what == NOTHING)
+    # A stretch is silent from one recorded op to the next, whatever frames it goes through.
+    goes_on = (activity.start[silent[1:]] == activity.end[silent[:-1]]) & (
+        gap[silent[1:]] == gap[silent[:-1]]
+    )
+    stretch = np.cumsum(np.concatenate(([0], ~goes_on))[: len(silent)])
+    long = (_total(dur[silent], stretch) >= SILENT_NS) | (_total(dur[silent], gap[silent]) > BUSY_NS)
+    cause[silent[long]] = CODE["silent host"]
+    # Row of the last piece up to each one in which the host waited for the GPU.
+    waited = np.maximum.accumulate(np.where(what == BLOCKED, np.arange(len(what)), -1))
+    refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
+    cause[refill] = CODE["queue refill"]
+    return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+
+
+def _outermost_op(trace: Trace) -> Int:
+    """For each event, the outermost op around it, wrappers of the autograd engine aside; -1 for none."""
+    events = trace.arrays
+    is_op = events.where("op") & ~named(events, _WRAPPER)
+    top = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
+    return nearest(events.parent, events.depth, top)
+
+
+def _total(values: Int, *keys: Int) -> Int:
+    """For each row, the sum of the values of all rows with its keys."""
+    group, first = codes(*keys)
+    return sums(group, values, len(first[0]))[group] if len(values) else values
+
+
+def find_gaps(work: Work, edges: Int) -> Gaps:
+    """All times in the step windows in which no GPU work runs."""
+    reached = np.maximum.accumulate(work.end)
+    cut = np.flatnonzero(work.start[1:] > reached[:-1])
+    # Who reached furthest so far: the work that ended last before the gap.
+    holder = np.maximum.accumulate(np.where(work.end >= reached, np.arange(len(reached)), 0))
+    start, end = reached[cut], work.start[cut + 1]
+    before, after = holder[cut], cut + 1
+    first, last = int(work.start[0]), int(reached[-1])
+    if edges[0] < first:
+        start, end = np.append(edges[0], start), np.append(first, end)
+        before, after = np.append(-1, before), np.append(0, after)
+    if edges[-1] > last:
+        start, end = np.append(start, last), np.append(end, edges[-1])
+        before, after = np.append(before, holder[-1]), np.append(after, -1)
+    return Gaps(start, end, before, after)
+
+
+def _in_order(*parts: Activity) -> Activity:
+    """One of several, in order of time."""
+    together = Activity(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return together.take(np.argsort(together.start, kind="stable"))
+
+
+def threads(trace: Trace) -> Int:
+    """A number for each (pid, tid), one element an event; kept with the trace."""
+    return trace.once(_threads)
+
+
+def _threads(trace: Trace) -> Int:
+    events = trace.arrays
+    tids, tid = np.unique(events.tid, return_inverse=True)
+    pid = np.unique(events.pid, return_inverse=True)[1]
+    return pid * len(tids) + tid
+
+
+def stack_rows(events: Events, thread: Int, number: int) -> Int:
+    """Rows of one thread that nest on its call stack, without those copied under graph launches."""
+    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS) & ~events.copied)
+
+
+def innermost(events: Events, rows: Int) -> Pieces:
+    """Cut a thread's time at every begin and end; each piece belongs to the event that began last around it.
+
+    Neighbors may overlap without being nested, by clocks that are read in turn or times rounded to us.
+    """
+    # Outer ones first where some begin together.
+    rows = rows[np.lexsort((events.depth[rows], -events.end[rows], events.start[rows]))]
+    start, end = events.start[rows], events.end[rows]
+    time = np.sort(np.concatenate((start, end)))
+    owner = np.searchsorted(start, time, side="right") - 1
+    # Of each event in order of begin, position of the last one before it that ends later, -1 for none.
+    longer = np.arange(-1, len(end) - 1)
+    unresolved = np.arange(len(end))
+    while len(unresolved := unresolved[longer[unresolved] >= 0]):
+        # Every row asks the one that it has come to; on "no", whom that one has come to meanwhile.
+        earlier = longer[unresolved]
+        not_longer = end[earlier] <= end[unresolved]
+        unresolved = unresolved[not_longer]
+        longer[unresolved] = longer[earlier[not_longer]]
+    # What is over by now gives way to the last one before it that goes on.
+    while len(over := np.flatnonzero((owner >= 0) & (end[owner] <= time))):
+        owner[over] = longer[owner[over]]
+    return Pieces(time[:-1], time[1:], lookup(rows, owner[:-1], -1))
+
+
+def calls(events: Events, rows: Int) -> Pieces:
+    """The given events of one thread as pieces; of nested ones the outer."""
+    order = rows[np.argsort(events.start[rows], kind="stable")]
+    end = np.maximum.accumulate(events.end[order]) if len(order) else order
+    start = events.start[order].copy()
+    start[1:] = np.maximum(start[1:], end[:-1])
+    return Pieces(start, np.maximum(events.end[order], start), order)
+
+
+def overlaps(pieces: Pieces, start: Int, end: Int) -> tuple[Int, Pieces]:
+    """Pieces cut to intervals.
+
+    Args:
+        pieces: of one thread.
+        start: ns, of disjoint intervals.
+        end: ns.
+
+    Returns:
+        (position of the interval, piece), in order of the intervals.
+    """
+    if not len(pieces.start) or not len(start):
+        none = np.empty(0, dtype=np.int64)
+        return none, Pieces(none, none, none)
+    first = np.maximum(np.searchsorted(pieces.start, start, side="right") - 1, 0)
+    last = np.searchsorted(pieces.start, end, side="left")
+    interval, piece = ranges(first, np.maximum(last - first, 0))
+    low = np.maximum(pieces.start[piece], start[interval])
+    high = np.minimum(pieces.end[piece], end[interval])
+    inside = high > low
+    return interval[inside], Pieces(low[inside], high[inside], pieces.owner[piece[inside]])

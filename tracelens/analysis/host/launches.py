@@ -1,27 +1,37 @@
-"""Whether the CPU launches work fast enough: latency, queue depth, small kernels."""
+"""Whether the CPU launches work fast enough, and the calls in which the host waits and for whom."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Int
-from tracelens.table import RANK, Column, Result, Schema, Skip, result, stats
-from tracelens.trace import Run, Scope, Trace, Work, clip, gpu_work, union
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
+from tracelens.trace import (
+    STEP_MARK,
+    WORK_KINDS,
+    Events,
+    Run,
+    Scope,
+    Trace,
+    Work,
+    clip,
+    gpu_work,
+    matching,
+    union,
+)
 
 SMALL_NS = 10_000
 """A kernel shorter than this costs about as much to launch as to run."""
-
 QUEUE_BINS = 400
-
 _EDGES = np.array([0, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000])
 _BUCKETS = (
     "before its launch", "0-2 us", "2-5 us", "5-10 us", "10-20 us", "20-50 us", "50-100 us", "0.1-1 ms",
     "1-10 ms", "over 10 ms",
 )  # fmt: skip
-
 LAUNCHES = Schema(
     "Launching",
     (
@@ -73,8 +83,28 @@ QUEUE = Schema(
     detail=True,
 )
 
-
 TABLES = {"launches": LAUNCHES, "calls": CALLS, "latency_histogram": HISTOGRAM, "queue": QUEUE}
+
+SYNCHRONIZE = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize")
+"""Calls that do nothing but wait."""
+BLOCKING = re.compile(
+    rf"{SYNCHRONIZE.pattern}|^hipMemcpyWithStream$|^(?:cuda|hip)Memcpy(?:2D|3D)?$"
+    r"|^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|HostMalloc)$"
+    r"|^(?:cuda|hip)Memcpy(?:To|From)Symbol$"
+    r"|^cuMem(?:cpy(?:DtoH|HtoD)|Alloc|Free|AllocHost|FreeHost|HostAlloc)(?:_v2)?$"
+)
+GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
+_COPY_CALL = re.compile(r"emcpy")
+_ON_DEVICE = re.compile(r"DtoD|PtoP|DeviceToDevice|DEVICE_TO_DEVICE")
+_DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
+_PROFILER_FRAME = re.compile(r"\btorch/(?:autograd/)?profiler")
+# What CUPTI does for the recording itself; a full command buffer and the loading of code are the program's.
+_PROFILER_OVERHEAD = re.compile(r"^(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$")
+
+_READS = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
+# All that is recorded of .tolist() where there is nothing to copy; ops call it on their way, programs hardly.
+_LISTS = re.compile(r"^aten::resolve_neg$")
+_OPS = re.compile(r"^aten::")
 
 
 @analyzer("launches", title="Launches", order=70, tables=TABLES)
@@ -113,8 +143,33 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         called = trace.arrays.start[work.launch]
         parts["launches"].append(_summary(trace, everything, work, called))
         parts["calls"].append(_calls(rank, trace, work))
-        parts["latency_histogram"].append(_histogram(rank, _latency(trace, work)))
-        parts["queue"].append(_queue(rank, work, called, int(everything.start.min())))
+        bucket = np.searchsorted(_EDGES, _latency(trace, work), side="right")
+        count = np.bincount(bucket, minlength=len(_BUCKETS)).astype(np.int64)
+        parts["latency_histogram"].append(
+            {
+                "rank": np.full(len(count), rank),
+                "bucket": list(_BUCKETS),
+                "count": count,
+                "fraction": count / len(bucket),
+            }
+        )
+        time, depth = _depth(called, work.end)
+        # From 0: doubles do not hold nanoseconds since 1970.
+        edges = np.unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
+        if len(edges) < 2:
+            edges = np.array([time[0], time[0] + 1])
+        area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))
+        index = np.searchsorted(time, edges, side="right") - 1
+        passed = area[index] + depth[index] * (edges - time[index])
+        bins = zip(index[:-1], np.searchsorted(time, edges[1:], side="left"), strict=True)
+        parts["queue"].append(
+            {
+                "rank": np.full(len(edges) - 1, rank),
+                "ts_ns": edges[:-1] - int(everything.start.min()),
+                "depth_max": np.array([depth[low : max(high, low + 1)].max() for low, high in bins]),
+                "depth_mean": np.diff(passed) / np.diff(edges),
+            }
+        )
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
@@ -200,32 +255,68 @@ def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
     }
 
 
-def _histogram(rank: int, latency: Int) -> dict[str, Any]:
-    count = np.bincount(np.searchsorted(_EDGES, latency, side="right"), minlength=len(_BUCKETS)).astype(
-        np.int64
+def named(events: Events, pattern: re.Pattern[str]) -> Bool:
+    """Which events have a name that fits."""
+    return matching(events.names, pattern)[events.name]
+
+
+def waiting_calls(trace: Trace, work: Work) -> Bool:
+    """Calls in which the host has nothing to do but wait for a GPU: none where there is no GPU."""
+    return np.zeros(len(trace.arrays.start), dtype=bool) if work.cpu_only else blocking_calls(trace, work)
+
+
+def blocking_calls(trace: Trace, work: Work) -> Bool:
+    """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done.
+
+    In a CPU-only trace, those in which the host would wait (see reads.py). The profiler's own are not among
+    them.
+    """
+    events = trace.arrays
+    if work.cpu_only:
+        return reads(trace)
+    mask = named(events, BLOCKING) & events.where("launch")
+    # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
+    inside = matching(work.names, _ON_DEVICE)
+    # A copy that is a kernel may be one of a graph; what launched that waited for none of them.
+    is_copy = ~work.is_kernel | lookup(named(events, _COPY_CALL), work.launch, False)
+    copies = work.take(
+        (work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & is_copy & ~inside[work.name]
     )
-    return {
-        "rank": np.full(len(count), rank),
-        "bucket": list(_BUCKETS),
-        "count": count,
-        "fraction": count / len(latency),
-    }
+    mask[copies.launch[events.end[copies.launch] >= copies.end]] = True
+    return mask & ~trace.once(profiler_calls)
 
 
-def _queue(rank: int, work: Work, called: Int, origin: int) -> dict[str, Any]:
-    time, depth = _depth(called, work.end)
-    # From 0: doubles do not hold nanoseconds since 1970.
-    edges = np.unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
-    if len(edges) < 2:
-        edges = np.array([time[0], time[0] + 1])
-    area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))
-    index = np.searchsorted(time, edges, side="right") - 1
-    passed = area[index] + depth[index] * (edges - time[index])
-    low, high = index[:-1], np.searchsorted(time, edges[1:], side="left")
-    deepest = np.array([depth[a : max(b, a + 1)].max() for a, b in zip(low, high, strict=True)])
-    return {
-        "rank": np.full(len(edges) - 1, rank),
-        "ts_ns": edges[:-1] - origin,
-        "depth_max": deepest,
-        "depth_mean": np.diff(passed) / np.diff(edges),
-    }
+def profiler_calls(trace: Trace) -> Bool:
+    """What the profiler does on the program's threads: its frames, and its waiting at begin and end.
+
+    Kineto waits for the device when it starts and stops: outside of whatever the program does, before its
+    first op or behind its last one. Ask with `trace.once(profiler_calls)`.
+    """
+    events = trace.arrays
+    frames = events.where("python") & named(events, _PROFILER_FRAME)
+    steps = events.where("annotation") & named(events, STEP_MARK)
+    ops = np.flatnonzero(events.where("op") | steps)
+    begin, end = (int(events.start[ops].min()), int(events.end[ops].max())) if len(ops) else (0, 0)
+    waits = named(events, _DEVICE_SYNCHRONIZE) & events.where("launch")
+    waits &= (events.end <= begin) | (events.start >= end)
+    programs = events.where("op", "annotation", "python") & ~frames
+    inside_profiler, inside_program = (
+        nearest(events.parent, events.depth, mask) >= 0 for mask in (frames, programs)
+    )
+    return frames | (waits & (inside_profiler | ~inside_program))
+
+
+def profiler_overhead(events: Events) -> Bool:
+    """What the profiler does between the program's calls, on threads and buffers of its own."""
+    return events.where("overhead") & named(events, _PROFILER_OVERHEAD)
+
+
+def reads(trace: Trace) -> Bool:
+    """The ops on which a program's course depends; what an op's work reads on its way is that op's affair."""
+    events = trace.arrays
+    works = np.zeros(len(events.start), dtype=bool)
+    works[trace.work.event] = True
+    around = nearest(events.parent, events.depth, works)
+    is_read: Bool = named(events, _READS) & (lookup(around, events.parent, -1) < 0)
+    is_read |= named(events, _LISTS) & ~lookup(named(events, _OPS), events.parent, False)
+    return is_read & events.where("op")

@@ -1,10 +1,23 @@
 """MoE layers: their passes and stages, expert balance, host synchronization inside them."""
 
-from tracelens.analysis.moe.host_syncs import Blocking, blocking
-from tracelens.analysis.moe.passes import deduplicated_share, expert_parallel_group, token_messages
-from tracelens.analysis.moe.regions import BACKWARD, FORWARD, PHASES, LayerPass, Regions, regions
-from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
-from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED, UNATTRIBUTED_NAME
+from tracelens.analysis.moe.layers import COMBINE, DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES
+from tracelens.analysis.moe.passes import (
+    Blocking,
+    blocking,
+    deduplicated_share,
+    expert_parallel_group,
+    token_messages,
+)
+from tracelens.analysis.moe.regions import (
+    BACKWARD,
+    FORWARD,
+    PHASES,
+    UNATTRIBUTED,
+    UNATTRIBUTED_NAME,
+    LayerPass,
+    Regions,
+    regions,
+)
 
 __all__ = [
     "BACKWARD",

@@ -1,4 +1,4 @@
-"""Times of each pass of a micro-batch through an MoE layer on one rank: the part that travels."""
+"""Times of each pass through an MoE layer on one rank, and the calls in which the host waits in it."""
 
 from __future__ import annotations
 
@@ -9,64 +9,53 @@ import numpy as np
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers
-from tracelens.analysis.moe.host_syncs import blocking
-from tracelens.analysis.moe.regions import PHASES, LayerPass, Regions, regions
-from tracelens.analysis.moe.stages import COMBINE, DISPATCH, EXPERTS, STAGES
-from tracelens.analysis.moe.tensor_sizes import UNATTRIBUTED
+from tracelens.analysis.host import blocking_calls, threads
+from tracelens.analysis.moe.layers import COMBINE, DISPATCH, EXPERTS, HOST_COPY, STAGES, stage_of
+from tracelens.analysis.moe.regions import PHASES, UNATTRIBUTED, LayerPass, Regions, regions
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, collectives, exclusive, is_step, steps_of
+from tracelens.table import nearest
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Work,
+    collectives,
+    enclosing_op,
+    exclusive,
+    is_step,
+    matching,
+    steps_of,
+)
 
 
 class RankPasses(NamedTuple):
-    """What one rank knows of its MoE layers.
+    """What one rank knows of its MoE layers."""
 
-    Attributes:
-        rank: of the trace.
-        passes: passes of micro-batches through layers.
-        labels: names of the steps.
-        steps: number of steps, whole ones.
-        step_ns: mean duration of a step.
-        number: index into `passes` of each row of the following, one a pass and phase.
-        phase: code into PHASES.
-        stage_ns: time of each stage, one column each.
-        no_layer_ns: time of each stage in whole steps, in compiled backward work whose layer is not known; at
-            UNATTRIBUTED that whose stage is not known either.
-        start: first GPU work of the pass, ns.
-        end: end of its last.
-        dur: from start to end; of a pass in a compiled graph, which interleaves layers, in its own work and
-            idle before each piece of it.
-        idle_ns: of that time, without any GPU work.
-        exposed_ns: of the time in between, in its communication and without computation.
-        experts_end: end of the last work of the experts.
-        blocking: number of blocking calls, one column a stage.
-        blocked_ns: time in them.
-        received: of each pass, rows that the dispatch brought, -1 if not recorded.
-        group: ranks of the expert-parallel group; empty without expert parallelism.
-        moves_tokens: whether any communication brings tokens or takes them back.
-        framed: whether frames of the program mark the layers.
-    """
-
-    rank: int
-    passes: list[LayerPass]
-    labels: list[str]
-    steps: int
-    step_ns: float
-    number: Int
-    phase: Int
-    stage_ns: Int
+    rank: int  # of the trace
+    passes: list[LayerPass]  # passes of micro-batches through layers
+    labels: list[str]  # names of the steps
+    steps: int  # number of steps, whole ones
+    step_ns: float  # mean duration of a step
+    number: Int  # index into `passes` of each row of the following, one a pass and phase
+    phase: Int  # code into PHASES
+    stage_ns: Int  # time of each stage, one column each
+    # time of each stage in whole steps, in compiled backward work whose layer is not known; at UNATTRIBUTED
+    # that whose stage is not known either
     no_layer_ns: Int
-    start: Int
-    end: Int
+    start: Int  # first GPU work of the pass, ns
+    end: Int  # end of its last
+    # from start to end; of a pass in a compiled graph, which interleaves layers, in its own work and idle
+    # before each piece of it
     dur: Int
-    idle_ns: Int
-    exposed_ns: Int
-    experts_end: Int
-    blocking: Int
-    blocked_ns: Int
-    received: list[int]
-    group: tuple[int, ...]
-    moves_tokens: bool
-    framed: bool
+    idle_ns: Int  # of that time, without any GPU work
+    exposed_ns: Int  # of the time in between, in its communication and without computation
+    experts_end: Int  # end of the last work of the experts
+    blocking: Int  # number of blocking calls, one column a stage
+    blocked_ns: Int  # time in them
+    received: list[int]  # of each pass, rows that the dispatch brought, -1 if not recorded
+    group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
+    moves_tokens: bool  # whether any communication brings tokens or takes them back
+    framed: bool  # whether frames of the program mark the layers
 
     @property
     def in_step(self) -> Bool:
@@ -83,6 +72,20 @@ class RankPasses(NamedTuple):
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
         known = self.passes[number].rows
         return sum(known) if known and min(known) >= 0 else self.received[number]
+
+
+class Blocking(NamedTuple):
+    """Blocking calls in order of time, nested ones once."""
+
+    event: Int  # row of the call
+    # pass through an MoE layer (see Regions) whose work the thread launched last, -1 for none
+    layer_pass: Int
+    stage: Int  # code of its stage, -1 for none
+    phase: Int  # code of its phase, -1 for none
+    start: Int  # of the call, ns
+    blocked_ns: Int  # duration of the call
+    # start of the first work that the thread launched after it, ns; the call's end if there is none
+    until: Int
 
 
 def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
@@ -274,3 +277,106 @@ def deduplicated_share(trace: Trace) -> float:
     elsewhere = layer_pass.experts - layer_pass.experts // ranks
     copies = ranks * (1 - comb(elsewhere, layer_pass.top_k) / comb(layer_pass.experts, layer_pass.top_k))
     return copies / layer_pass.top_k
+
+
+def blocking(trace: Trace) -> Blocking:
+    """The blocking calls of one rank; ask with `trace.once(blocking)`."""
+    work, events = trace.work, trace.arrays
+    layers = trace.once(regions)
+    if not len(work.event):
+        return Blocking(*(np.empty(0, dtype=np.int64) for _ in Blocking._fields))
+    rows = np.flatnonzero(blocking_calls(trace, work))
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    thread = threads(trace)
+    # Of nested calls the outer one.
+    reached = _reached(events.end[rows], thread[rows])
+    rows = rows[events.end[rows] > reached]
+    caller = work.host_call
+    called = np.flatnonzero(caller >= 0)
+    last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
+    for number in np.unique(thread[rows]):
+        on_thread = np.flatnonzero(thread[rows] == number)
+        thread_work = called[thread[caller[called]] == number]
+        thread_work = thread_work[np.argsort(events.start[caller[thread_work]], kind="stable")]
+        times = events.start[caller[thread_work]]
+        before = np.searchsorted(times, events.end[rows[on_thread]], side="right") - 1
+        last[on_thread] = lookup(thread_work, before, -1)
+        after = before + 1
+        following[on_thread] = (
+            np.where(after < len(thread_work), thread_work[np.minimum(after, len(thread_work) - 1)], -1)
+            if len(thread_work)
+            else -1
+        )
+    named = np.full(len(rows), -1, dtype=np.int64)
+    if work.cpu_only:
+        last, named = _inside(trace, rows, last, following)
+    else:
+        last = _waited_for(trace, rows, last, caller)
+    start, end = events.start[rows], events.end[rows]
+    until = np.where(following >= 0, np.maximum(work.start[following], end), end)
+
+    def of(values: Int) -> Int:
+        return lookup(values, last, -1)
+
+    layer_pass = of(layers.layer_pass)
+    stage = np.where((layer_pass >= 0) & (named >= 0), named, of(layers.stage))
+    return Blocking(
+        event=rows,
+        layer_pass=layer_pass,
+        stage=stage,
+        phase=of(layers.phase),
+        start=start,
+        blocked_ns=end - start,
+        until=until,
+    )
+
+
+def _inside(trace: Trace, rows: Int, last: Int, following: Int) -> tuple[Int, Int]:
+    """The work beside each read of a host that does the work itself, and the stage that its frame names.
+
+    There is no copy to tell by, and a part of a layer may begin with a read: then it is the work behind. The
+    stage is -1 where no frame says it, and where the read is work of its own.
+    """
+    events, work = trace.arrays, trace.work
+    names = [stage_of(name) for name in events.names]
+    code = np.array([STAGES.index(name) if name else -1 for name in names], dtype=np.int64)[events.name]
+    frames = nearest(events.parent, events.depth, (code >= 0) & events.where("annotation", "python"))
+    frame = np.where(events.places(work.event)[rows] < 0, frames[rows], -1)
+    before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
+    after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
+    last = np.where((frame >= 0) & ~before & after, following, last)
+    return last, lookup(code, frame, -1)
+
+
+def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
+    """The work that says where a blocking call belongs: its op's, else the last copy to the host.
+
+    Sizes are often copied beside other work, and waited for when that has been launched.
+    """
+    work, events = trace.work, trace.arrays
+    around = trace.once(enclosing_op)
+    op = around[rows]
+    by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
+    out = matching(work.names, HOST_COPY)
+    copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
+    # What an op copies and waits for itself, nobody else waits for.
+    copies = copies[~np.isin(around[caller[copies]], op[op >= 0])]
+    copies = copies[np.argsort(events.start[caller[copies]], kind="stable")]
+    if not len(copies):
+        return last
+    index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
+    copied = lookup(copies, index, -1)
+    layer_pass = trace.once(regions).layer_pass
+    beside = (
+        (copied >= 0) & (last >= 0) & (layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)])
+    )
+    return np.where(beside & ~by_own_op, copied, last)
+
+
+def _reached(end: Int, thread: Int) -> Int:
+    """How far the calls before each one reach on its thread."""
+    result = np.full(len(end), np.iinfo(np.int64).min)
+    for number in np.unique(thread):
+        on_thread = np.flatnonzero(thread == number)
+        result[on_thread[1:]] = np.maximum.accumulate(end[on_thread])[:-1]
+    return result

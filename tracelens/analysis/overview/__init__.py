@@ -1,8 +1,8 @@
 """The whole run: timeline, breakdown, steps, annotations, ops and kernels."""
 
 from tracelens.analysis.overview.breakdown import NO_OP, NO_SHAPE, shape_texts
-from tracelens.analysis.overview.pace import NO_PACE, PACE_META, PaceSummary, pace_summary
 from tracelens.analysis.overview.scopes import MODULE_MARK, module_frames, program_scopes
+from tracelens.analysis.overview.steps import NO_PACE, PACE_META, PaceSummary, pace_summary
 
 __all__ = [
     "MODULE_MARK",

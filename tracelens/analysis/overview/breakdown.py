@@ -1,14 +1,13 @@
-"""The step's wall time, taken apart: step, category, op, argument shape, kernel."""
+"""The step's wall time, taken apart: by step, category, op, argument shape and kernel; by op; by kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.common import call_time, no_gpu_work
 from tracelens.arrays import Int, lookup
 from tracelens.table import (
     RANK,
@@ -19,28 +18,27 @@ from tracelens.table import (
     Result,
     Schema,
     Skip,
+    codes,
     depth_first,
     levels,
     outermost,
     result,
+    stats,
     subtree_sums,
     sums,
 )
-from tracelens.trace import Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
+from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
 
 Label = tuple[str, str]
 """Name and forward op of a row."""
-
 LEVELS = ("step", "category", "op", "shape", "kernel")
 UNLINKED, IDLE, NO_OP, NO_SHAPE = "unlinked", "idle", "(no op)", "(shapes not recorded)"
-
 RULE = (
     "Overlapping GPU work: each nanosecond goes to one kernel, copy or memset, in the order computation, "
     "communication, copy, memset, then earliest start. Exclusive times of children therefore add up to "
     "their parent, and steps to the wall time. Work launched before the recording began is 'unlinked'; "
     "time without GPU work is 'idle'."
 )
-
 BREAKDOWN = Schema(
     "Step time by category, op, shape and kernel",
     (
@@ -62,6 +60,45 @@ BREAKDOWN = Schema(
     ),
     kind="tree",
     doc=RULE,
+)
+
+OPS = Schema(
+    "Ops by name",
+    (
+        RANK,
+        Column("name", "category", doc="op"),
+        Column("category", "category", doc="kernel class with most of its time"),
+        Column("count", "int64", "count", "calls that launched GPU work themselves"),
+        Column("dur_ns", "int64", "ns", "GPU time of work launched by the op itself; union per call"),
+        Column("subtree_dur_ns", "int64", "ns", "including called ops"),
+        Column("mean_ns", "float64", "ns", "of dur_ns per call", intensive=True),
+        Column("median_ns", "float64", "ns", "of dur_ns per call", intensive=True),
+        Column("min_ns", "int64", "ns", "of dur_ns per call", intensive=True),
+        Column("max_ns", "int64", "ns", "of dur_ns per call", intensive=True),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+    ),
+    doc="GPU work belongs to the innermost op around its launch call.",
+    key=("name",),
+    leading="dur_ns",
+    descending=True,
+)
+
+KERNELS = Schema(
+    "Kernels by name",
+    (
+        RANK,
+        Column("name", "category", doc="kernel"),
+        Column("category", "category", doc="kernel class"),
+        Column("count", "int64", "count", "calls"),
+        Column("sum_ns", "int64", "ns", "sum of durations; kernels on several streams may overlap"),
+        Column("mean_ns", "float64", "ns", "mean duration", intensive=True),
+        Column("median_ns", "float64", "ns", "median duration", intensive=True),
+        Column("min_ns", "int64", "ns", "shortest call", intensive=True),
+        Column("max_ns", "int64", "ns", "longest call", intensive=True),
+        Column("fraction", "float64", "fraction", "share of the summed time of all kernels"),
+    ),
+    leading="sum_ns",
+    descending=True,
 )
 
 
@@ -94,47 +131,44 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(
                 Skip(f"rank {trace.meta.rank}: shapes", "not recorded; use profile(record_shapes=True)")
             )
-        parts.append(_breakdown(trace, work, steps_of(trace)))
+        steps = steps_of(trace)
+        row, window, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), steps.edges)
+        starts_here = np.searchsorted(steps.edges, work.start[row], side="right") - 1 == window
+        # Work without extent at the very end lies behind the last edge; it counts in the last window.
+        starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
+        # Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels.
+        events = trace.arrays
+        category = np.where(work.unlinked, len(work.categories), work.category)
+        no_name = len(events.names)
+        op_name = lookup(events.name, work.op, no_name)
+        forward = lookup(events.name, work.forward, no_name)
+        second_names = [*events.names, ""]
+        distinct, code = np.unique(
+            op_name.astype(np.int64) * len(second_names) + forward, return_inverse=True
+        )
+        pairs = [divmod(int(value), len(second_names)) for value in distinct]
+        op_labels = [([*events.names, NO_OP][first], second_names[second]) for first, second in pairs]
+        shape, shape_labels = shape_texts(trace, work)
+        labels = [
+            [(label, "") for label in steps.labels],
+            [(name, "") for name in [*work.categories, UNLINKED]],
+            op_labels,
+            [(text, "") for text in shape_labels],
+            [(name, "") for name in work.names],
+        ]
+        path = [category.astype(np.int64), code, shape, work.name.astype(np.int64)]
+        leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
+        # The levels with a row for each step: one without GPU work is idle, but a step.
+        count = len(steps.labels)
+        top, below, *rest = levels(leaves)
+        columns = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
+        for name, values in top.columns.items():
+            columns[name][top.key] = values
+        every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
+        tree = [every_step, below._replace(parent=top.key[below.parent]), *rest]
+        subtree = _subtree(trace, work, tree[2].group[starts_here], row[starts_here], len(tree[2].key))
+        parts.append(_rows(trace.meta.rank, tree, labels, steps, subtree))
     return result({"breakdown": BREAKDOWN.concat(parts)}, skips, scope=scope)
-
-
-def _breakdown(trace: Trace, work: Work, steps: Steps) -> dict[str, Any]:
-    row, window, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), steps.edges)
-    starts_here = np.searchsorted(steps.edges, work.start[row], side="right") - 1 == window
-    # Work without extent at the very end lies behind the last edge; it counts in the last window.
-    starts_here |= (work.start[row] >= steps.edges[-1]) & (window == len(steps.labels) - 1)
-    path, labels = _paths(trace, work, steps)
-    leaves = Leaves([window, *(key[row] for key in path)], exclusive, work.dur[row], starts_here)
-    tree = _every_step(levels(leaves), len(steps.labels))
-    subtree = _subtree(trace, work, tree[2].group[starts_here], row[starts_here], len(tree[2].key))
-    return _rows(trace.meta.rank, tree, labels, steps, subtree)
-
-
-def _paths(trace: Trace, work: Work, steps: Steps) -> tuple[list[Int], list[list[Label]]]:
-    """Keys of category, op, shape and kernel of each piece of work, and their (name, forward op) labels."""
-    events = trace.arrays
-    category = np.where(work.unlinked, len(work.categories), work.category)
-    no_name = len(events.names)
-    op_name = lookup(events.name, work.op, no_name)
-    forward = lookup(events.name, work.forward, no_name)
-    op, op_labels = _pairs(op_name, forward, [*events.names, NO_OP], [*events.names, ""])
-    shape, shape_labels = shape_texts(trace, work)
-    labels = [
-        [(label, "") for label in steps.labels],
-        [(name, "") for name in [*work.categories, UNLINKED]],
-        op_labels,
-        [(text, "") for text in shape_labels],
-        [(name, "") for name in work.names],
-    ]
-    return [category.astype(np.int64), op, shape, work.name.astype(np.int64)], labels
-
-
-def _pairs(
-    first: Int, second: Int, first_names: Sequence[str], second_names: Sequence[str]
-) -> tuple[Int, list[Label]]:
-    distinct, code = np.unique(first.astype(np.int64) * len(second_names) + second, return_inverse=True)
-    pairs = [divmod(int(value), len(second_names)) for value in distinct]
-    return code, [(first_names[a], second_names[b]) for a, b in pairs]
 
 
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
@@ -149,7 +183,13 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     joint[known] = shapes.codes[row[known]].astype(np.int64) * width + dtypes.codes[row[known]]
     distinct, code = np.unique(joint, return_inverse=True)
     texts: dict[str, int] = {}
-    merged = [texts.setdefault(_shape(shapes, dtypes, value), len(texts)) for value in distinct.tolist()]
+    merged = []
+    for value in distinct.tolist():
+        shape, dtype = divmod(value, width)
+        text = NO_SHAPE
+        if value >= 0 and shapes.values[shape]:
+            text = describe(shapes.values[shape], dtypes.values[dtype]) or "()"
+        merged.append(texts.setdefault(text, len(texts)))
     codes = np.array(merged, dtype=np.int64)[code]
     inferred = ops.columns["inferred"]
     other_size = [f"~{text}" if text else "" for text in inferred.values]
@@ -158,23 +198,6 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
             is_other = known & (lookup(inferred.codes, row, -1) == value)
             codes[is_other] = texts.setdefault(other_size[value], len(texts))
     return codes, list(texts)
-
-
-def _shape(shapes: Coded, dtypes: Coded, joint: int) -> str:
-    shape, dtype = divmod(joint, len(dtypes.values))
-    if joint < 0 or not shapes.values[shape]:
-        return NO_SHAPE
-    return describe(shapes.values[shape], dtypes.values[dtype]) or "()"
-
-
-def _every_step(tree: list[Level], count: int) -> list[Level]:
-    """The levels with a row for each step: one without GPU work is idle, but a step."""
-    top, below, *rest = tree
-    columns = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
-    for name, values in top.columns.items():
-        columns[name][top.key] = values
-    every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
-    return [every_step, below._replace(parent=top.key[below.parent]), *rest]
 
 
 def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int:
@@ -239,3 +262,122 @@ def _rows(
         "forward_op": Coded.used(label[order], [forward for _, forward in texts]),
         "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
     } | {name: values[order] for name, values in columns.items()}
+
+
+@analyzer("ops", title="Ops", order=40, tables={"ops": OPS})
+def ops(run: Run, *, scope: Scope = "all") -> Result:
+    """Which framework ops take the GPU time?
+
+    Reading:
+        `dur_ns` is GPU time that the op launches itself, `subtree_dur_ns` includes the ops that it calls.
+
+    Limits:
+        GPU work whose launch call is not in the trace belongs to no op and is in no row.
+
+    Args:
+        run: the ranks.
+        scope: "all", or "linked" for work whose launch call is in the trace, without communication
+            (which is what AMD's TraceLens reports).
+
+    Returns:
+        table `ops`, one row a rank and op name that launches GPU work, largest dur_ns first.
+    """
+    parts, skips = [], []
+    for trace in run.traces:
+        work = gpu_work(trace, scope)
+        if scope == "linked":
+            work = work.take(work.kind != WORK_KINDS.index("comm"))
+        with_op = work.take(work.op >= 0)
+        if len(with_op.event):
+            events = trace.arrays
+            call, dur = call_time(with_op, with_op.op)
+            direct = np.zeros(len(events.start), dtype=np.int64)
+            direct[call] = dur
+            subtree = subtree_sums(events.parent, events.depth, direct)
+            names = events.name[call]
+            group, (name,) = codes(names)
+            by_name = stats(group, dur, len(name))
+            # A call inside a call of the same op is part of that one's subtree.
+            outer = outermost(events.parent, call, group)
+            # Category with most time in each group of calls.
+            group_of_work = group[np.searchsorted(call, with_op.op)]
+            pair, (owner, category_of_pair) = codes(group_of_work, with_op.category.astype(np.int64))
+            time = sums(pair, with_op.dur, len(owner))
+            category = np.zeros(len(name), dtype=np.int64)
+            by_time = np.lexsort((time, owner))
+            category[owner[by_time]] = category_of_pair[by_time]
+            order = np.argsort(-by_name.total, kind="stable")
+            parts.append(
+                {
+                    "rank": np.full(len(order), trace.meta.rank),
+                    "name": Coded.used(name[order], events.names),
+                    "category": Coded.used(category[order], with_op.categories),
+                    "count": by_name.number[order],
+                    "dur_ns": by_name.total[order],
+                    "subtree_dur_ns": sums(group[outer], subtree[call[outer]], len(name))[order],
+                    "mean_ns": by_name.mean[order],
+                    "median_ns": by_name.median[order],
+                    "min_ns": by_name.min[order],
+                    "max_ns": by_name.max[order],
+                    "fraction": by_name.total[order] / max(int(work.dur.sum()), 1),
+                }
+            )
+            without_op_ns = int(work.dur.sum() - with_op.dur.sum())
+            if without_op_ns:
+                skips.append(
+                    Skip(
+                        f"rank {trace.meta.rank}: {without_op_ns:,} ns of GPU work", "no op around its launch"
+                    )
+                )
+        else:
+            skips.append(
+                Skip(f"rank {trace.meta.rank}", "no GPU work linked to an op; record ProfilerActivity.CPU")
+            )
+    return result({"ops": OPS.concat(parts)}, skips, scope=scope)
+
+
+@analyzer("kernels", title="Kernels", order=50, tables={"kernels": KERNELS})
+def kernels(run: Run, *, scope: Scope = "all") -> Result:
+    """Which kernels take the GPU time?
+
+    Copies and memsets by the copy engines are not kernels and are left out (see timeline).
+
+    Reading:
+        Largest sum first. A `max_ns` far above `median_ns` is worth a look: other shapes, or a disturbance.
+
+    Limits:
+        `sum_ns` adds durations, so kernels that overlap count twice; see `breakdown` for wall time.
+
+    Args:
+        run: the ranks.
+        scope: "all", or "linked" for kernels whose launch call is in the trace.
+
+    Returns:
+        table `kernels`, one row a rank and kernel name, largest sum first.
+    """
+    parts, skips = [], []
+    for trace in run.traces:
+        work = gpu_work(trace, scope)
+        work = work.take(work.is_kernel)
+        if not len(work.event):
+            skips.append(Skip(f"rank {trace.meta.rank}", "no kernels in the trace"))
+            continue
+        # One name can have two classes where the launching op decided; each is a row.
+        group, (name, category) = codes(work.name, work.category)
+        by_name = stats(group, work.dur, len(name))
+        order = np.argsort(-by_name.total, kind="stable")
+        parts.append(
+            {
+                "rank": np.full(len(order), trace.meta.rank),
+                "name": Coded.used(name[order], work.names),
+                "category": Coded.used(category[order], work.categories),
+                "count": by_name.number[order],
+                "sum_ns": by_name.total[order],
+                "mean_ns": by_name.mean[order],
+                "median_ns": by_name.median[order],
+                "min_ns": by_name.min[order],
+                "max_ns": by_name.max[order],
+                "fraction": by_name.total[order] / max(int(by_name.total.sum()), 1),
+            }
+        )
+    return result({"kernels": KERNELS.concat(parts)}, skips, scope=scope)

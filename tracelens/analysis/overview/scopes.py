@@ -131,8 +131,24 @@ def program_scopes(trace: Trace) -> Bool:
 def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[str, Any]:
     """One row a distinct path of chosen ancestors."""
     events = trace.arrays
-    path_of, parent_path, name_of = _paths(events.parent, events.depth, marked, events.name)
+    # Number the distinct paths of names; nearest() of the parent is the chosen event around a chosen one.
     around = nearest(events.parent, events.depth, marked)
+    rows = np.flatnonzero(marked)
+    above = lookup(around, events.parent[rows], -1)
+    path_of = np.full(len(events.parent), -1, dtype=np.int64)
+    parents: list[int] = []
+    names: list[int] = []
+    number = np.full(len(events.parent), -1, dtype=np.int64)
+    number[rows] = np.arange(len(rows))
+    level = depths(lookup(number, above, -1))
+    by_level = np.argsort(level, kind="stable")
+    for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
+        up = lookup(path_of, above[now], -1)
+        group, (path_above, path_name) = codes(up, events.name[rows[now]].astype(np.int64))
+        path_of[rows[now]] = group + len(parents)
+        parents += path_above.tolist()
+        names += path_name.tolist()
+    parent_path = np.array(parents, dtype=np.int64)
 
     def path_around(event: Int) -> Int:
         frame = lookup(around, event, -1)
@@ -140,11 +156,17 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
 
     caller = work.host_call
     via_caller, via_forward = path_around(caller), path_around(work.forward)
-    is_recompute = _recomputed_in_scope(trace, caller, around)
+    # Which work is recompute in a scope of its own: one inside the autograd node that runs it.
+    within = nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
+    call = np.maximum(caller, 0)
+    inner = (
+        (around[call] >= 0) & (within[call] >= 0) & (events.depth[around[call]] > events.depth[within[call]])
+    )
+    is_recompute: Bool = (caller >= 0) & trace.once(recomputed)[call] & inner
     path = np.where((via_forward >= 0) & ~is_recompute, via_forward, via_caller)
     edges = steps_of(trace).edges[[0, -1]]
     row, _, exclusive = shares(work.start, work.end, work.kind.astype(np.int64), edges)
-    outside = len(name_of)  # one more path for work outside of all of them
+    outside = len(names)  # one more path for work outside of all of them
     path = np.where(path >= 0, path, outside)[row]
     backward = ((work.forward >= 0) & ~is_recompute)[row]
     values = {
@@ -170,68 +192,18 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
     for name, lacking in (("matrix_flops", "lacking"), ("backward_matrix_flops", "backward_lacking")):
         unknown = (columns.pop(lacking) > 0) & (columns[name] == 0)
         columns[name][unknown] = -1
-    names = [events.names[code].removeprefix(MODULE_MARK) for code in name_of] + [OUTSIDE]
-    return _rows(trace.meta.rank, parent_path, columns, names)
-
-
-def _recomputed_in_scope(trace: Trace, caller: Int, around: Int) -> Bool:
-    """Which work is recompute in a scope of its own: one inside the autograd node that runs it.
-
-    Args:
-        trace: of the rank.
-        caller: event row of the call behind each piece of work, -1 if none.
-        around: of each event, the row of the scope around it, -1 if none.
-    """
-    events = trace.arrays
-    is_recompute = trace.once(recomputed)
-    within = nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
-    call = np.maximum(caller, 0)
-    inner = (
-        (around[call] >= 0) & (within[call] >= 0) & (events.depth[around[call]] > events.depth[within[call]])
-    )
-    result: Bool = (caller >= 0) & is_recompute[call] & inner
-    return result
-
-
-def _rows(rank: int, parent: Int, columns: dict[str, Int], names: list[str]) -> dict[str, Any]:
+    texts = [events.names[code].removeprefix(MODULE_MARK) for code in names] + [OUTSIDE]
     used = columns["count"] > 0
-    order = depth_first(parent, columns["exclusive_ns"])
+    order = depth_first(parent_path, columns["exclusive_ns"])
     order = order[used[order]]
-    node = np.full(len(parent), -1, dtype=np.int64)
+    node = np.full(len(parent_path), -1, dtype=np.int64)
     node[order] = np.arange(len(order))
-    above = parent[order]
-    busy = int(columns["exclusive_ns"][parent < 0].sum())
+    above = parent_path[order]
+    busy = int(columns["exclusive_ns"][parent_path < 0].sum())
     return {
-        "rank": np.full(len(order), rank),
+        "rank": np.full(len(order), trace.meta.rank),
         "node": np.arange(len(order)),
         "parent": lookup(node, above, -1),
-        "name": [names[path] for path in order],
+        "name": [texts[path] for path in order],
         "fraction": columns["exclusive_ns"][order] / max(busy, 1),
     } | {name: values[order] for name, values in columns.items()}
-
-
-def _paths(parent: Int, depth: Int, marked: Bool, name: Int) -> tuple[Int, Int, list[int]]:
-    """Number the distinct paths of names of chosen events.
-
-    Returns:
-        (path of each event, -1 for those not chosen; parent of each path; name code of each path).
-        Parents have lower numbers than their children.
-    """
-    # nearest() of the parent: the chosen event around each chosen event.
-    around = nearest(parent, depth, marked)
-    rows = np.flatnonzero(marked)
-    above = lookup(around, parent[rows], -1)
-    path_of = np.full(len(parent), -1, dtype=np.int64)
-    parents: list[int] = []
-    names: list[int] = []
-    number = np.full(len(parent), -1, dtype=np.int64)
-    number[rows] = np.arange(len(rows))
-    level = depths(lookup(number, above, -1))
-    by_level = np.argsort(level, kind="stable")
-    for now in np.split(by_level, np.cumsum(np.bincount(level))[:-1]):
-        up = lookup(path_of, above[now], -1)
-        group, (path_above, path_name) = codes(up, name[rows[now]].astype(np.int64))
-        path_of[rows[now]] = group + len(parents)
-        parents += path_above.tolist()
-        names += path_name.tolist()
-    return path_of, np.array(parents, dtype=np.int64), names

@@ -1,8 +1,9 @@
-"""Metrics of each step: the figures by which two runs are compared."""
+"""Metrics of each step, by which two runs are compared; and the pace of steps timed without the profiler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
-from tracelens.analysis.overview.pace import METRIC, NO_PACE, PACE, pace_rows, pace_summary
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import RANK, STEP, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
@@ -24,6 +24,7 @@ from tracelens.trace import (
     Work,
     gpu_work,
     launched_in,
+    mean_step_ns,
     settled,
     shares,
     steps_of,
@@ -31,6 +32,8 @@ from tracelens.trace import (
 )
 
 Values = NDArray[Any]
+
+METRIC = "step.pace"
 
 METRICS = {
     METRIC: "duration of a step without the profiler, if the recorder timed some; `step` is then the part of "
@@ -64,7 +67,6 @@ METRICS = {
     "op[NAME].count": "calls that launched work",
 }
 """Times: what runs in the step's window. Counts: what the host launched between its marks."""
-
 STEPS = Schema(
     "Steps",
     (
@@ -96,7 +98,6 @@ STEP_METRICS = Schema(
     ),
     detail=True,
 )
-
 MEMORY_EVENT = "[memory]"
 _UNITS = {
     "time": "ns",
@@ -116,7 +117,51 @@ class Share(NamedTuple):
     dur: Int
 
 
+PACE = Schema(
+    "Steps without the profiler",
+    (
+        RANK,
+        Column("part", "category", doc="part of the loop: before or after the recorded steps"),
+        Column("first_step", "int64", doc="number of the part's first step, from 0"),
+        Column("steps", "int64", "count", "steps timed together"),
+        Column("step_ns", "float64", "ns", "mean of these steps"),
+        Column("profiled_ns", "float64", "ns", "mean of the rank's recorded steps"),
+        Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
+        Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
+        Column("samples_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
+    ),
+    doc="Measured by the recorder around the recorded steps, which the profiler slows down. Parts of "
+    "fewer than five steps count only if no part is longer.",
+    key=("part", "first_step"),
+    absent_is_zero=False,
+)
+
 TABLES = {"steps": STEPS, "metrics": STEP_METRICS, "pace": PACE}
+
+NO_PACE = "no step was timed without the profiler; record with tracelens.record(..., pace_steps=20)"
+PACE_META = ("step_without_profiler_ns", "profiler_cost", "tokens_per_s")
+"""What the meta of a result or report says of the pace."""
+
+
+@dataclass(frozen=True)
+class PaceSummary:
+    """What the steps of a run take without the profiler and with it."""
+
+    step_ns: float  # without it, mean of the timed steps of settled parts and of the ranks
+    profiled_ns: float  # mean of the recorded steps of the same ranks
+    tokens_per_s: float  # of all ranks together, without the profiler; -1 where the program did not tell
+    steps: int  # timed, on the rank with fewest
+
+    @property
+    def profiler_cost(self) -> float:
+        """Profiled / unprofiled - 1."""
+        return self.profiled_ns / self.step_ns - 1
+
+    def meta(self) -> dict[str, Any]:
+        """PACE_META with its values, as far as they are told."""
+        values = (round(self.step_ns), self.profiler_cost, self.tokens_per_s)
+        shown = values if self.tokens_per_s >= 0 else values[:-1]
+        return dict(zip(PACE_META, shown, strict=False))
 
 
 @analyzer("steps", title="Steps", order=25, tables=TABLES)
@@ -152,13 +197,75 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
             reason = "no ProfilerStep marks: the recording is one step; call prof.step() once per step"
             skips.append(Skip(f"rank {rank}: steps", reason))
         step = launched_in(trace, windows, work.event)  # -1 for work of no step
-        values, lacking = _metrics(trace, work, step, windows, scope)
+        # One value a step of each metric that does not name an op or a class; and why others are not there.
+        low, high = windows.edges[:-1], windows.edges[1:]
+        length = high - low
+        busy = work.union().covered(low, high)
+        computation, comm = (work.union(kind).covered(low, high) for kind in ("computation", "comm"))
+        useful = work.union("computation", "comm").covered(low, high)
+        moved = work.union("computation", "comm", "memcpy").covered(low, high)
+        idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
+        starts = trace.arrays.start
+        values: dict[str, Values] = {
+            "step.time": length,
+            "busy.time": busy,
+            "idle.time": idle,
+            "computation.time": computation,
+            "comm.time": comm,
+            "exposed_comm.time": exposed,
+            "memcpy.time": moved - useful,
+            "memset.time": busy - moved,
+            "idle.fraction": idle / nonzero_length,
+            "comm.fraction": comm / nonzero_length,
+            "exposed_comm.fraction": exposed / nonzero_length,
+            "kernel.count": _count(step[work.is_kernel], windows),
+            "launch.count": _count(
+                _step_at(windows, starts[np.unique(work.launch[work.launch >= 0])]), windows
+            ),
+            "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
+            "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
+        }
+        lacking: dict[str, str] = {}
+        if len(work.launch) and (work.launch < 0).all():
+            del values["launch.count"]
+            lacking["launch.count"] = "no kernel has its launch call in the trace"
+        for subject, value in (
+            ("comm.bytes", _comm_bytes(trace, work, step, windows)),
+            ("moe", _moe(trace, windows, scope)),
+            ("memory.peak", _memory(trace, windows)),
+        ):
+            if isinstance(value, str):
+                lacking[subject] = value
+            else:
+                values |= value
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
-        rows.append(_rows(rank, windows.labels, values))
-        metrics.append(_long(rank, windows.labels, values, _named(trace, work, step, windows)))
+        # Rows of STEPS of one rank.
+        columns = ("computation", "comm", "exposed_comm", "idle")
+        rows.append(
+            {
+                "rank": np.full(len(windows.labels), rank),
+                "step": list(windows.labels),
+                "dur_ns": values["step.time"],
+                **{f"{name}_ns": values[f"{name}.time"] for name in columns},
+                "idle_fraction": values["idle.fraction"],
+                "kernels": values["kernel.count"],
+                "launches": values.get("launch.count", np.full(len(windows.labels), -1)),
+                "blocking_calls": values["blocking_calls"],
+            }
+        )
+        metrics.append(_metric_rows(trace, work, step, windows, values))
         if trace.meta.pace:
             paces.append(pace_rows(rank, trace.meta.pace, float(values["step.time"].mean())))
-            metrics.append(_pace(rank, settled(trace.meta.pace)))
+            parts = settled(trace.meta.pace)
+            metrics.append(
+                {
+                    "rank": np.full(len(parts), rank),
+                    "step": [part.name for part in parts],
+                    "metric": [METRIC] * len(parts),
+                    "value": [part.step_ns for part in parts],
+                    "unit": ["ns"] * len(parts),
+                }
+            )
         else:
             skips.append(Skip(f"rank {rank}: {METRIC}", NO_PACE))
     tables = {"steps": STEPS.concat(rows), "metrics": STEP_METRICS.concat(metrics)}
@@ -166,51 +273,6 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
     if summary is None or not paces:
         return result(tables, skips, scope=scope)
     return result({**tables, "pace": PACE.concat(paces)}, skips, scope=scope, **summary.meta())
-
-
-def _metrics(
-    trace: Trace, work: Work, step: Int, windows: Steps, scope: Scope
-) -> tuple[dict[str, Values], dict[str, str]]:
-    """One value a step of each metric that does not name an op or a class; and why others are not there."""
-    low, high = windows.edges[:-1], windows.edges[1:]
-    length = high - low
-    busy = work.union().covered(low, high)
-    computation, comm = (work.union(kind).covered(low, high) for kind in ("computation", "comm"))
-    useful = work.union("computation", "comm").covered(low, high)
-    moved = work.union("computation", "comm", "memcpy").covered(low, high)
-    idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
-    starts = trace.arrays.start
-    values: dict[str, Values] = {
-        "step.time": length,
-        "busy.time": busy,
-        "idle.time": idle,
-        "computation.time": computation,
-        "comm.time": comm,
-        "exposed_comm.time": exposed,
-        "memcpy.time": moved - useful,
-        "memset.time": busy - moved,
-        "idle.fraction": idle / nonzero_length,
-        "comm.fraction": comm / nonzero_length,
-        "exposed_comm.fraction": exposed / nonzero_length,
-        "kernel.count": _count(step[work.is_kernel], windows),
-        "launch.count": _count(_step_at(windows, starts[np.unique(work.launch[work.launch >= 0])]), windows),
-        "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
-        "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
-    }
-    lacking: dict[str, str] = {}
-    if len(work.launch) and (work.launch < 0).all():
-        del values["launch.count"]
-        lacking["launch.count"] = "no kernel has its launch call in the trace"
-    for subject, value in (
-        ("comm.bytes", _comm_bytes(trace, work, step, windows)),
-        ("moe", _moe(trace, windows, scope)),
-        ("memory.peak", _memory(trace, windows)),
-    ):
-        if isinstance(value, str):
-            lacking[subject] = value
-        else:
-            values |= value
-    return values, lacking
 
 
 def _step_at(windows: Steps, times: Int) -> Int:
@@ -278,10 +340,23 @@ def _memory(trace: Trace, windows: Steps) -> dict[str, Values] | str:
     return {"memory.peak": np.maximum.reduceat(np.append(sizes, 0), ends)[::2]}
 
 
-def _named(
-    trace: Trace, work: Work, step: Int, windows: Steps
-) -> Iterator[tuple[str, list[str], Int, Int, Int]]:
-    """(form of the name, names, code, step, value) of the metrics of classes and ops, one entry a row."""
+def _metric_rows(
+    trace: Trace, work: Work, step: Int, windows: Steps, by_metric: dict[str, Values]
+) -> dict[str, Any]:
+    """Rows of STEP_METRICS of one rank: one value a step `by_metric`, then those of classes, kernels, ops."""
+    count = len(windows.labels)
+    metrics: list[str] = list(by_metric)
+    metric = [np.repeat(np.arange(len(by_metric)), count)]
+    steps = [np.tile(np.arange(count), len(by_metric))]
+    values = [np.asarray(value, dtype=np.float64) for value in by_metric.values()]
+
+    def add(form: str, texts: list[str], code: Int, step_of_row: Int, value: Int) -> None:
+        distinct, position = np.unique(code, return_inverse=True)
+        metric.append(position + len(metrics))
+        metrics.extend(form.format(texts[number]) for number in distinct.tolist())
+        steps.append(step_of_row)
+        values.append(value.astype(np.float64))
+
     share = Share(*shares(work.start, work.end, work.kind.astype(np.int64), windows.edges))
     names = trace.arrays.names
     op = lookup(trace.arrays.name, work.op, -1).astype(np.int64)
@@ -296,62 +371,48 @@ def _named(
     ):
         keep = (key[share.row] >= 0) & (share.dur > 0)
         group, (code, step_of_row) = codes(key[share.row][keep], share.step[keep])
-        yield f"{form}.time", texts, code, step_of_row, sums(group, share.dur[keep], len(code))
+        add(f"{form}.time", texts, code, step_of_row, sums(group, share.dur[keep], len(code)))
         keep = (key[counted] >= 0) & (step[counted] >= 0)
         group, (code, step_of_row) = codes(key[counted][keep], step[counted][keep])
-        yield f"{form}.count", texts, code, step_of_row, np.bincount(group, minlength=len(code))
-
-
-def _rows(rank: int, labels: list[str], values: dict[str, Values]) -> dict[str, Any]:
-    """Rows of STEPS of one rank."""
-    columns = ("computation", "comm", "exposed_comm", "idle")
-    return {
-        "rank": np.full(len(labels), rank),
-        "step": list(labels),
-        "dur_ns": values["step.time"],
-        **{f"{name}_ns": values[f"{name}.time"] for name in columns},
-        "idle_fraction": values["idle.fraction"],
-        "kernels": values["kernel.count"],
-        "launches": values.get("launch.count", np.full(len(labels), -1)),
-        "blocking_calls": values["blocking_calls"],
-    }
-
-
-def _pace(rank: int, parts: Sequence[PacePart]) -> dict[str, Any]:
-    """Rows of STEP_METRICS of one rank for its steps without the profiler."""
-    return {
-        "rank": np.full(len(parts), rank),
-        "step": [part.name for part in parts],
-        "metric": [METRIC] * len(parts),
-        "value": [part.step_ns for part in parts],
-        "unit": ["ns"] * len(parts),
-    }
-
-
-def _long(
-    rank: int,
-    labels: list[str],
-    by_metric: dict[str, Values],
-    named: Iterator[tuple[str, list[str], Int, Int, Int]],
-) -> dict[str, Any]:
-    """Rows of STEP_METRICS of one rank."""
-    count = len(labels)
-    metrics: list[str] = list(by_metric)
-    metric = [np.repeat(np.arange(len(by_metric)), count)]
-    step = [np.tile(np.arange(count), len(by_metric))]
-    values = [np.asarray(value, dtype=np.float64) for value in by_metric.values()]
-    for form, texts, code, step_of_row, value in named:
-        distinct, position = np.unique(code, return_inverse=True)
-        metric.append(position + len(metrics))
-        metrics += [form.format(texts[number]) for number in distinct.tolist()]
-        step.append(step_of_row)
-        values.append(value.astype(np.float64))
+        add(f"{form}.count", texts, code, step_of_row, np.bincount(group, minlength=len(code)))
     which = np.concatenate(metric)
     units = [_UNITS.get(name.rpartition(".")[2], "count") for name in metrics]
     return {
-        "rank": np.full(len(which), rank),
-        "step": Coded(np.concatenate(step), labels),
+        "rank": np.full(len(which), trace.meta.rank),
+        "step": Coded(np.concatenate(steps), windows.labels),
         "metric": Coded.used(which, metrics),
         "value": np.concatenate(values),
         "unit": Coded.used(which, units),
+    }
+
+
+def pace_summary(run: Run) -> PaceSummary | None:
+    """The pace of a run, None where no rank has one and a recorded step."""
+    timed = [(trace, steps_of(trace).only_whole()) for trace in run.traces if trace.meta.pace]
+    traces = [trace for trace, windows in timed if len(windows.labels)]
+    if not traces:
+        return None
+    parts = [part for trace in traces for part in settled(trace.meta.pace) if part.tokens >= 0]
+    dur_ns = sum(part.dur_ns for part in parts)
+    return PaceSummary(
+        step_ns=float(np.mean([mean_step_ns(trace.meta.pace) for trace in traces])),
+        profiled_ns=float(np.mean([np.diff(windows.edges).mean() for _, windows in timed if windows.labels])),
+        tokens_per_s=sum(part.tokens for part in parts) / dur_ns * 1e9 if parts else -1.0,
+        steps=min(sum(part.steps for part in settled(trace.meta.pace)) for trace in traces),
+    )
+
+
+def pace_rows(rank: int, parts: Sequence[PacePart], profiled_ns: float) -> dict[str, Any]:
+    """Rows of PACE of one rank."""
+    step_ns = np.array([part.step_ns for part in parts])
+    return {
+        "rank": np.full(len(parts), rank),
+        "part": [part.name for part in parts],
+        "first_step": [part.first for part in parts],
+        "steps": [part.steps for part in parts],
+        "step_ns": step_ns,
+        "profiled_ns": np.full(len(parts), profiled_ns),
+        "profiler_cost": profiled_ns / step_ns - 1,
+        "tokens_per_s": [part.per_s(part.tokens) for part in parts],
+        "samples_per_s": [part.per_s(part.samples) for part in parts],
     }

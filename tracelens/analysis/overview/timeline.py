@@ -1,4 +1,4 @@
-"""Where the wall time of the GPU goes, from the outside: computing, communicating, copying, waiting."""
+"""Where the wall time of the GPU goes, from the outside; and what was read, what of it could not be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.common import HOST, NO_GPU, no_gpu_work
 from tracelens.arrays import Int
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
@@ -39,7 +39,6 @@ METRICS = {
     "unlinked": "work whose launch call is not in the trace",
 }
 """Only the exposed ones add up: busy = computation + exposed_comm + exposed_memcpy + exposed_memset."""
-
 TIMELINE = Schema(
     "GPU timeline",
     (
@@ -91,12 +90,43 @@ STRIP = Schema(
     detail=True,
     key=(),
 )
-
 STRIP_BINS = 800
 STRIP_STREAMS = 12
 
-
 TABLES = {"timeline": TIMELINE, "steps": STEPS, "strip": STRIP}
+
+INPUT = Schema(
+    "Traces read",
+    (
+        RANK,
+        Column("path", "str", doc="file that was read"),
+        Column("format", "str", doc="parser that read it, as in `tracelens list parsers`"),
+        Column("device", "str", doc="device that did the work: the GPU, or the CPU in a CPU-only trace"),
+        Column("events_read", "int64", "count", "records in the file"),
+        Column("events_kept", "int64", "count", "records that became events"),
+        Column("events_dropped", "int64", "count", "read = kept + dropped"),
+        Column("gpu_events", "int64", "count", "in a CPU-only trace the host ops that count as kernels"),
+        Column(
+            "linked_fraction", "float64", "fraction", "of GPU events whose launch call or op is in the trace"
+        ),
+    ),
+    key=(),
+)
+PROBLEMS = Schema(
+    "Problems in the traces",
+    (
+        RANK,
+        Column("problem", "str", doc="what is wrong with the events or the file"),
+        Column(
+            "outcome", "str", doc="dropped: left out; repaired: used after repair; problem: with the file"
+        ),
+        Column("count", "int64", "count", "affected events"),
+        Column("first_byte", "int64", "bytes", "of the first one, -1 if unknown", intensive=True),
+    ),
+    key=("problem", "outcome"),
+)
+
+INPUT_TABLES = {"input": INPUT, "losses": PROBLEMS}
 
 
 @analyzer("timeline", title="GPU timeline", order=10, tables=TABLES)
@@ -134,10 +164,26 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
         if not trace.window:  # all of it, also what lies outside of the linked work
             metrics["unlinked"] = _unlinked(trace).total
         hidden = ("memset", "exposed_memset") if scope == "linked" else ()  # memsets are computation there
-        rows.append(_rows(rank, {name: dur for name, dur in metrics.items() if name not in hidden}))
+        shown = {name: dur for name, dur in metrics.items() if name not in hidden}
+        dur_ns = np.array(list(shown.values()), dtype=np.int64)
+        rows.append(
+            {
+                "rank": np.full(len(dur_ns), rank),
+                "metric": list(shown),
+                "dur_ns": dur_ns,
+                "fraction": dur_ns / max(shown["total"], 1),
+            }
+        )
         if steps_of_rank.marked:
             by_step = _metrics(trace, scope, steps_of_rank.edges[:-1], steps_of_rank.edges[1:])
-            steps.append(_steps(rank, steps_of_rank.labels, by_step))
+            steps.append(
+                {
+                    "rank": np.full(len(steps_of_rank.labels), rank),
+                    "step": steps_of_rank.labels,
+                    **{f"{name}_ns": by_step[name] for name in _IN_STEPS},
+                    "idle_fraction": by_step["idle"] / np.maximum(by_step["total"], 1),
+                }
+            )
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
         strips += _strips(rank, work, skips)
@@ -152,7 +198,10 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
 def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
     """Nanoseconds of each metric in each window."""
     work = gpu_work(trace, scope)
-    masks = _kind_masks(work, scope)
+    masks = {kind: work.kind == code for code, kind in enumerate(WORK_KINDS)}
+    if scope == "linked":
+        masks["computation"] = masks["computation"] | masks["memset"]
+        masks["memset"] = np.zeros_like(masks["memset"])
     comp, comm, copy, memset = (union(work.start[masks[kind]], work.end[masks[kind]]) for kind in WORK_KINDS)
     busy = union(work.start, work.end).covered(low, high)
     return {
@@ -175,33 +224,6 @@ def _unlinked(trace: Trace) -> Union:
     return union(everything.start[everything.unlinked], everything.end[everything.unlinked])
 
 
-def _rows(rank: int, metrics: dict[str, int]) -> dict[str, Any]:
-    values = np.array(list(metrics.values()), dtype=np.int64)
-    return {
-        "rank": np.full(len(values), rank),
-        "metric": list(metrics),
-        "dur_ns": values,
-        "fraction": values / max(metrics["total"], 1),
-    }
-
-
-def _steps(rank: int, labels: list[str], metrics: dict[str, Int]) -> dict[str, Any]:
-    return {
-        "rank": np.full(len(labels), rank),
-        "step": labels,
-        **{f"{name}_ns": metrics[name] for name in _IN_STEPS},
-        "idle_fraction": metrics["idle"] / np.maximum(metrics["total"], 1),
-    }
-
-
-def _kind_masks(work: Work, scope: Scope) -> dict[str, np.ndarray]:
-    masks = {kind: work.kind == code for code, kind in enumerate(WORK_KINDS)}
-    if scope == "linked":
-        masks["computation"] = masks["computation"] | masks["memset"]
-        masks["memset"] = np.zeros_like(masks["memset"])
-    return masks
-
-
 def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]]:
     """Activity of each stream; of many streams only the busiest."""
     device, stream = work.device, work.stream
@@ -218,8 +240,30 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
         np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
     )
     for number in shown:
-        piece = _strip(work.take(group == number), edges)
-        count = len(piece["ts_ns"])
+        # The span cut at `edges`: what each piece is mostly busy with; like neighbors are merged.
+        on_stream = work.take(group == number)
+        low, high = edges[:-1], edges[1:]
+        covered = np.stack([on_stream.union(kind).covered(low, high) for kind in WORK_KINDS])
+        kind = covered.argmax(axis=0)
+        busy = on_stream.union().covered(low, high)
+        kept = np.flatnonzero(busy > 0)
+        if not len(kept):
+            count = 0
+            piece = {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
+        else:
+            # Alike: same kind, and as busy to within a fifth.
+            look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
+            new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(look) != 0)))
+            first = np.flatnonzero(new)
+            last = np.concatenate((first[1:], [len(kept)])) - 1
+            start, end = low[kept[first]], high[kept[last]]
+            count = len(start)
+            piece = {
+                "kind": [WORK_KINDS[code] for code in kind[kept[first]]],
+                "ts_ns": start - edges[0],
+                "dur_ns": end - start,
+                "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
+            }
         yield piece | {
             "rank": np.full(count, rank),
             "device": np.full(count, devices[number]),
@@ -227,24 +271,61 @@ def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]
         }
 
 
-def _strip(work: Work, edges: np.ndarray) -> dict[str, Any]:
-    """The span cut at `edges`: what each piece is mostly busy with; like neighbors are merged."""
-    low, high = edges[:-1], edges[1:]
-    covered = np.stack([work.union(kind).covered(low, high) for kind in WORK_KINDS])
-    kind = covered.argmax(axis=0)
-    busy = work.union().covered(low, high)
-    kept = np.flatnonzero(busy > 0)
-    if not len(kept):
-        return {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
-    # Alike: same kind, and as busy to within a fifth.
-    look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
-    new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(look) != 0)))
-    first = np.flatnonzero(new)
-    last = np.concatenate((first[1:], [len(kept)])) - 1
-    start, end = low[kept[first]], high[kept[last]]
-    return {
-        "kind": [WORK_KINDS[code] for code in kind[kept[first]]],
-        "ts_ns": start - edges[0],
-        "dur_ns": end - start,
-        "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
-    }
+@analyzer("input", title="Input", order=7, tables=INPUT_TABLES)
+def inputs(run: Run) -> Result:
+    """What was read, and was any of it lost?
+
+    Reading:
+        `events_dropped` should be 0; `losses` says what was lost and where. GPU work outside
+        `linked_fraction` belongs to no op, since its launch call is not in the trace.
+
+    Limits:
+        Counts what the file says. `completeness` looks for what the profiler lost without saying.
+
+    Returns:
+        tables `input`, one row a trace, and `losses` where events were dropped or mended.
+    """
+    metas = [trace.meta for trace in run.traces]
+    rows, losses, skips = [], [], []
+    for trace, meta in zip(run.traces, metas, strict=True):
+        work = gpu_work(trace)
+        linked = float(work.linked.mean()) if len(work.event) else 0.0
+        if work.cpu_only:
+            skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
+        used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
+        if len(np.unique(work.device)) > 1:
+            skips.append(
+                Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are treated as one")
+            )
+        rows.append(
+            {
+                "rank": np.array([meta.rank]),
+                "path": [meta.path],
+                "format": [meta.format],
+                "device": [HOST if work.cpu_only else ", ".join(used) or "unknown"],
+                "events_read": np.array([meta.read]),
+                "events_kept": np.array([meta.kept]),
+                "events_dropped": np.array([sum(meta.dropped.values())]),
+                "gpu_events": np.array([len(work.event)]),
+                "linked_fraction": np.array([linked]),
+            }
+        )
+        entries = [
+            (loss, "dropped", count, meta.first_drop.get(loss, -1)) for loss, count in meta.dropped.items()
+        ]
+        entries += [(loss, "repaired", count, -1) for loss, count in meta.repaired.items()]
+        entries += [(loss, "problem", 0, -1) for loss in meta.problems]
+        losses += [(meta.rank, *entry) for entry in entries]
+    tables = {"input": INPUT.concat(rows)}
+    if losses:
+        rank, loss, outcome, count, first = zip(*losses, strict=True)
+        tables["losses"] = PROBLEMS.table(
+            {
+                "rank": np.array(rank),
+                "problem": list(loss),
+                "outcome": list(outcome),
+                "count": np.array(count),
+                "first_byte": np.array(first),
+            }
+        )
+    return result(tables, skips)

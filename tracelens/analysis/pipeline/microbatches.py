@@ -1,65 +1,51 @@
-"""Forward and backward of each micro-batch on one rank of a pipeline: the part that travels."""
+"""Forward and backward of each micro-batch on one rank of a pipeline: the part that travels.
+
+They are read from scopes that name them, else from the autograd graph (which backward ran when on the host,
+and which forward made its nodes), else from the messages between the stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.pipeline.graph import Graph, autograd_graph, in_autograd
-from tracelens.analysis.pipeline.pass_scopes import Scopes, pipeline_scopes
-from tracelens.analysis.pipeline.stage_messages import Messages, gradient_sync, stage_messages
+from tracelens.analysis.comm import POINT_TO_POINT
+from tracelens.analysis.common import integers
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, gpu_work, steps_of, union
+from tracelens.table import nearest
+from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, forward_ops, gpu_work, steps_of, union
 
 FORWARD, BACKWARD = "forward", "backward"
 _OPTIMIZER = "Optimizer."
 _GEMMS = ("gemm", "grouped_gemm")
 
 
-class Span(NamedTuple):
-    """One micro-batch passing forward or backward through one chunk of the model.
+class MicrobatchPass(NamedTuple):
+    """One micro-batch passing forward or backward through one chunk of the model."""
 
-    Attributes:
-        step: name of its step.
-        phase: FORWARD or BACKWARD.
-        virtual: number of the chunk in the whole model, from 0; -1 if not known.
-        microbatch: number, -1 if not known.
-        start: of its first GPU work, ns.
-        end: of its last GPU work.
-        busy_ns: time in which its GPU work runs.
-        launched: when the host launched the first of it, ns by the rank's own clock.
-        forward: number of the forward on this rank whose graph it made or runs, -1 if not known. Two
-            backwards with one forward are the gradients of its inputs and those of its weights.
-    """
-
-    step: str
-    phase: str
-    virtual: int
-    microbatch: int
-    start: int
-    end: int
-    busy_ns: int
-    launched: int
+    step: str  # name of its step
+    phase: str  # FORWARD or BACKWARD
+    virtual: int  # number of the chunk in the whole model, from 0; -1 if not known
+    microbatch: int  # number, -1 if not known
+    start: int  # of its first GPU work, ns
+    end: int  # of its last GPU work
+    busy_ns: int  # time in which its GPU work runs
+    launched: int  # when the host launched the first of it, ns by the rank's own clock
+    # Number of the forward on this rank whose graph it made or runs, -1 if not known. Two backwards with one
+    # forward are the gradients of its inputs and those of its weights.
     forward: int = -1
 
 
-class Message(NamedTuple):
-    """A send or receive of data.
+class StageMessage(NamedTuple):
+    """A send or receive of data."""
 
-    Attributes:
-        step: name of its step.
-        time: when the host asked for it, ns by the rank's own clock.
-        is_send: sent by this rank.
-        peer: the rank at the other end, -1 if not recorded.
-    """
-
-    step: str
-    time: int
-    is_send: bool
-    peer: int
+    step: str  # name of its step
+    time: int  # when the host asked for it, ns by the rank's own clock
+    is_send: bool  # sent by this rank
+    peer: int  # the rank at the other end, -1 if not recorded
 
 
 class StepWindow(NamedTuple):
@@ -71,33 +57,102 @@ class StepWindow(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """What one rank knows of its pipeline.
+    """What one rank knows of its pipeline."""
 
-    Attributes:
-        rank: of the trace.
-        staged: whether anything tells that it is part of a pipeline.
-        pipeline_ranks: ranks of its pipeline, one a stage; empty where the trace does not say.
-        spans: in the order in which the host launched them, times by the rank's clock.
-        p2p: when its sends and receives ran.
-        other: when other GPU work ran that is in no span.
-        messages: to and from other stages, in the order in which the host asked for them.
-        steps: windows of the steps.
+    rank: int  # of the trace
+    staged: bool  # whether anything tells that it is part of a pipeline
+    pipeline_ranks: tuple[int, ...]  # ranks of its pipeline, one a stage; empty where the trace does not say
+    spans: list[MicrobatchPass]  # in the order in which the host launched them, times by the rank's clock
+    p2p: Union  # when its sends and receives ran
+    other: Union  # when other GPU work ran that is in no span
+    messages: list[StageMessage]  # to and from other stages, in the order in which the host asked for them
+    steps: list[StepWindow]  # windows of the steps
+
+
+_NODE = "autograd::engine::evaluate_function"
+
+
+class Graph(NamedTuple):
+    """The host's time cut into cells, and the cells in which backwards and forwards ran.
+
+    A backward whose forward is not recorded has the forward -1. Two backwards with one forward are the
+    gradients of its inputs and those of its weights (zero-bubble schedules).
     """
 
-    rank: int
-    staged: bool
-    pipeline_ranks: tuple[int, ...]
-    spans: list[Span]
-    p2p: Union
-    other: Union
-    messages: list[Message]
-    steps: list[StepWindow]
+    borders: Int  # ns of the host, ascending: cell c is [borders[c - 1], borders[c])
+    backward: Int  # cell of each backward, in order of time
+    forward: Int  # cell of its forward
+    made: Int  # when the first op began that made one of its nodes, ns
+
+
+# Numbers become sizes of tables: no model has ten thousand stages.
+_GRAMMARS = (
+    # torch.distributed.pipelining: stage, action, micro-batch; I and W are the two halves of a backward.
+    r"PP:(?P<stage>[0-9]{1,4})(?P<kind>[FBIW])(?P<microbatch>[0-9]{1,6})",
+    # Its schedules of one stage, and scopes that programs write themselves.
+    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>[0-9]{1,6})",
+    # The bundled workload, with and without a pipeline: chunk 0 may be the whole model.
+    r"mb(?P<microbatch>[0-9]{1,6})\.chunk(?P<stage>[0-9]{1,4})\.(?P<kind>[FB])",
+    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>[0-9]{1,6}))?",
+    # Python frames of Megatron-LM.
+    r".*pipeline_parallel/schedules\.py\(\d+\): (?P<kind>forward|backward)_step",
+)
+_SCOPE = [re.compile(text) for text in _GRAMMARS]
+_PAIR = re.compile(r"PP:\((?P<actions>.*)\)OVERLAP_F_B")
+
+
+class _Action(NamedTuple):
+    backward: bool
+    virtual: int
+    microbatch: int
+    pipelined: bool
+
+
+class Scopes(NamedTuple):
+    """Scopes of micro-batches in order of time, none inside another.
+
+    A scope of an overlapped forward and backward stands twice, with the same times.
+    """
+
+    start: Int  # ns
+    end: Int  # ns
+    backward: Bool  # whether it is a backward
+    virtual: Int  # number of the stage in the whole model, -1 where the name does not say
+    microbatch: Int  # number, -1 where the name does not say
+    pipelined: bool  # whether one of them has the name of a part of a pipeline
+
+    @property
+    def usable(self) -> bool:
+        """Whether both phases are named: one alone would leave the other without spans."""
+        return bool(self.backward.any() and not self.backward.all())
+
+    @property
+    def staged(self) -> bool:
+        """Whether they say the stage, and so that there is a pipeline."""
+        return self.usable and self.pipelined and bool((self.virtual >= 0).all())
+
+
+_PIPELINE = re.compile(r"pipeline|(^|_)pp($|_)", re.IGNORECASE)
+# Groups whose collectives run beside the backward of whatever micro-batch is the last one.
+_GRADIENTS = re.compile(r"data_parallel|distributed_optimizer|fsdp|(^|_)e?dp($|_)", re.IGNORECASE)
+_SHAPES = "Long"  # messages of this type tell the shape of the one that follows
+
+
+class Messages(NamedTuple):
+    """Sends and receives of a pipeline, one element a message."""
+
+    time: Int  # when the host asked for it, ns
+    kernel: Int  # event row of its kernel, -1 if not in the trace; a batch of messages shares one
+    is_send: Bool  # sent by this rank
+    is_data: Bool  # no message of shapes
+    peer: Int  # the rank at the other end, -1 where it is not recorded
+    group_ranks: tuple[int, ...]  # the ranks of the pipeline, empty where the trace does not say
 
 
 def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     """The spans of one rank; none where nothing tells that it is part of a pipeline.
 
-    Scopes that name them decide, see pass_scopes, else the autograd graph, see graph. Where neither is
+    Scopes that name them decide (pipeline_scopes), else the autograd graph (autograd_graph). Where neither is
     recorded, work of the autograd engine is backward, other work is forward, and each message to or from
     another stage, each step mark and each optimizer step ends a span.
 
@@ -118,86 +173,90 @@ def _passes(trace: Trace, work: Work) -> Passes:
     messages = stage_messages(trace, unnamed=scopes.usable)
     empty = union(np.empty(0, np.int64), np.empty(0, np.int64))
     if not len(work.event) or not (len(messages.time) or scopes.staged):
-        return Passes(trace.meta.rank, False, (), [], empty, empty, [], [])
+        return Passes(
+            rank=trace.meta.rank,
+            staged=False,
+            pipeline_ranks=(),
+            spans=[],
+            p2p=empty,
+            other=empty,
+            messages=[],
+            steps=[],
+        )
     is_p2p = np.isin(work.event, messages.kernel)
-    host = _host_times(trace, work)
+    host = lookup(trace.arrays.start, work.host_call, -1)
     counted = (work.host_call >= 0) & ~is_p2p & ~gradient_sync(trace, work)
-    backward = _is_backward(trace, work)
-    ends = _step_ends(trace)
-    cuts = np.union1d(messages.time, ends)
-    graph = None if scopes.usable else autograd_graph(trace, cuts)
-    if scopes.usable:
-        key = _by_scope(host, backward, scopes)
-    elif graph is not None:
-        key = _by_graph(work, host, backward, graph, ends)
-    else:
-        key = np.searchsorted(cuts, host, side="right") * 2 + backward
-    key = np.where(counted, key, -1)
-    steps, borders = _steps(trace, work)
-    spans, in_span = _spans(work, host, key, scopes, steps, borders)
-    if graph is not None:
-        spans = [(number, span._replace(forward=_forward_of(number, graph))) for number, span in spans]
-    outside = work.take(~is_p2p & ~in_span)
-    return Passes(
-        trace.meta.rank,
-        True,
-        messages.group_ranks,
-        [span for _, span in spans],
-        union(work.start[is_p2p], work.end[is_p2p]),
-        union(outside.start, outside.end),
-        _messages(messages, steps, borders),
-        steps,
-    )
-
-
-def _messages(messages: Messages, steps: Sequence[StepWindow], cuts: Int) -> list[Message]:
-    data = messages.is_data
-    time, peer = messages.time[data], messages.peer[data].tolist()
-    labels = [steps[index].label for index in _step_at(time, cuts).tolist()]
-    parts = zip(labels, time.tolist(), messages.is_send[data].tolist(), peer, strict=True)
-    return [Message(*message) for message in parts]
-
-
-def _host_times(trace: Trace, work: Work) -> Int:
-    anchor = work.host_call
-    return lookup(trace.arrays.start, anchor, -1)
-
-
-def _is_backward(trace: Trace, work: Work) -> Bool:
-    """Whether the autograd engine launched it."""
-    anchor = work.host_call
-    return lookup(in_autograd(trace), anchor, False)
-
-
-def _by_scope(host: Int, backward: Bool, scopes: Scopes) -> Int:
-    """Number of the scope that each piece of work was launched in; of a scope of both phases by its phase."""
-    scope = np.searchsorted(scopes.start, host, side="right") - 1
-    inside = (scope >= 0) & (host < scopes.end[np.maximum(scope, 0)])
-    # Two scopes that share their times are the forward and the backward of an overlapped pair.
-    pair = (
-        inside & (scope > 0) & (scopes.start[np.maximum(scope - 1, 0)] == scopes.start[np.maximum(scope, 0)])
-    )
-    swap = pair & (scopes.backward[np.maximum(scope, 0)] != backward)
-    return np.where(inside, scope - swap, -1)
-
-
-def _step_ends(trace: Trace) -> Int:
-    """Begins and ends of step marks and optimizer steps, between which the passes of a step lie."""
+    backward = lookup(in_autograd(trace), work.host_call, False)
+    # Begins and ends of step marks and optimizer steps, between which the passes of a step lie.
     events = trace.arrays
     marks = [c for c, name in enumerate(events.names) if STEP_MARK.match(name) or name.startswith(_OPTIMIZER)]
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation"))
-    return np.union1d(events.start[rows], events.end[rows])
-
-
-def _by_graph(work: Work, host: Int, backward: Bool, graph: Graph, ends: Int) -> Int:
-    """Number of the span of each piece of work, -1 for what is in no cell of a forward or backward."""
-    cell = np.searchsorted(graph.borders, host, side="right")
-    valid = np.where(backward, np.isin(cell, graph.backward), np.isin(cell, graph.forward))
-    key = np.where(valid, cell * 2 + backward, -1)
-    gemm = np.isin(work.category, [work.categories.index(name) for name in _GEMMS])
-    rows = np.flatnonzero(gemm & ~backward & (work.host_call >= 0))
-    until = _put_off_until(cell[rows], host[rows], graph, ends)
-    return np.where(~backward & (host <= until[cell]), cell * 2 + 1, key)
+    ends = np.union1d(events.start[rows], events.end[rows])
+    cuts = np.union1d(messages.time, ends)
+    graph = None if scopes.usable else autograd_graph(trace, cuts)
+    if scopes.usable:
+        # Number of the scope that each piece of work was launched in. Two scopes that share their times are
+        # the forward and the backward of an overlapped pair: there the phase of the work decides.
+        last = np.searchsorted(scopes.start, host, side="right") - 1
+        scope = np.maximum(last, 0)
+        inside = (last >= 0) & (host < scopes.end[scope])
+        pair = inside & (last > 0) & (scopes.start[np.maximum(last - 1, 0)] == scopes.start[scope])
+        swap = pair & (scopes.backward[scope] != backward)
+        key = np.where(inside, last - swap, -1)
+    elif graph is not None:
+        # Number of the span of each piece of work, -1 for what is in no cell of a forward or backward.
+        cell = np.searchsorted(graph.borders, host, side="right")
+        valid = np.where(backward, np.isin(cell, graph.backward), np.isin(cell, graph.forward))
+        key = np.where(valid, cell * 2 + backward, -1)
+        gemm = np.isin(work.category, [work.categories.index(name) for name in _GEMMS])
+        rows = np.flatnonzero(gemm & ~backward & (work.host_call >= 0))
+        until = _put_off_until(cell[rows], host[rows], graph, ends)
+        key = np.where(~backward & (host <= until[cell]), cell * 2 + 1, key)
+    else:
+        key = np.searchsorted(cuts, host, side="right") * 2 + backward
+    key = np.where(counted, key, -1)
+    # Windows of the steps, and the times at which the host went on to the next one. Without step marks a
+    # step ends with the optimizer's.
+    windows = steps_of(trace)
+    if windows.marked or trace.window is not None:
+        edges, borders, labels = windows.edges, windows.marks[1:-1], windows.labels
+    else:
+        codes = [code for code, name in enumerate(events.names) if name.startswith(_OPTIMIZER + "step")]
+        updates = np.sort(events.end[np.isin(events.name, codes) & events.where("annotation")])
+        low, high = int(windows.edges[0]), int(windows.edges[-1])
+        updates = updates[(updates > low) & (updates < high)]
+        # Several optimizers may share a step: only after more work of micro-batches comes another one.
+        busy = np.sort(host[backward])
+        later = np.searchsorted(busy, updates)
+        borders = updates[later < np.append(later[1:], len(busy))]
+        edges = np.concatenate(([low], borders, [high]))
+        labels = windows.labels if not len(borders) else [f"update {n}" for n in range(1, len(edges))]
+    steps = [StepWindow(label, *span) for label, span in zip(labels, pairwise(edges.tolist()), strict=True)]
+    spans = []
+    numbered_spans, in_span = _spans(work, host, key, scopes, steps, borders)
+    for number, span in numbered_spans:
+        if graph is not None:
+            forward, is_backward = divmod(number, 2)
+            if is_backward:
+                forward = int(graph.forward[np.searchsorted(graph.backward, forward, side="right") - 1])
+            spans.append(span._replace(forward=forward))
+        else:
+            spans.append(span)
+    outside = work.take(~is_p2p & ~in_span)
+    data = messages.is_data
+    time, peer = messages.time[data], messages.peer[data].tolist()
+    labels = [steps[index].label for index in _step_at(time, borders).tolist()]
+    parts = zip(labels, time.tolist(), messages.is_send[data].tolist(), peer, strict=True)
+    return Passes(
+        rank=trace.meta.rank,
+        staged=True,
+        pipeline_ranks=messages.group_ranks,
+        spans=spans,
+        p2p=union(work.start[is_p2p], work.end[is_p2p]),
+        other=union(outside.start, outside.end),
+        messages=[StageMessage(*message) for message in parts],
+        steps=steps,
+    )
 
 
 def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
@@ -228,45 +287,13 @@ def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
     return until
 
 
-def _forward_of(number: int, graph: Graph) -> int:
-    """Cell of the forward of a span that `_by_graph` numbered."""
-    cell, backward = divmod(number, 2)
-    if not backward:
-        return cell
-    return int(graph.forward[np.searchsorted(graph.backward, cell, side="right") - 1])
-
-
-def _steps(trace: Trace, work: Work) -> tuple[list[StepWindow], Int]:
-    """Windows of the steps, and the times at which the host went on to the next one.
-
-    Without step marks a step ends with the optimizer's.
-    """
-    steps = steps_of(trace)
-    if steps.marked or trace.window is not None:
-        edges, cuts, labels = steps.edges, steps.marks[1:-1], steps.labels
-    else:
-        events = trace.arrays
-        codes = [code for code, name in enumerate(events.names) if name.startswith(_OPTIMIZER + "step")]
-        ends = np.sort(events.end[np.isin(events.name, codes) & events.where("annotation")])
-        low, high = int(steps.edges[0]), int(steps.edges[-1])
-        ends = ends[(ends > low) & (ends < high)]
-        # Several optimizers may share a step: only after more work of micro-batches comes another one.
-        busy = np.sort(_host_times(trace, work)[_is_backward(trace, work)])
-        later = np.searchsorted(busy, ends)
-        inner = ends[later < np.append(later[1:], len(busy))]
-        edges, cuts = np.concatenate(([low], inner, [high])), inner
-        labels = steps.labels if not len(inner) else [f"update {n}" for n in range(1, len(edges))]
-    windows = [StepWindow(label, *span) for label, span in zip(labels, pairwise(edges.tolist()), strict=True)]
-    return windows, cuts
-
-
 def _step_at(times: Int, cuts: Int) -> Int:
     return np.searchsorted(cuts, times, side="right")
 
 
 def _spans(
     work: Work, host: Int, key: Int, scopes: Scopes, steps: list[StepWindow], cuts: Int
-) -> tuple[list[tuple[int, Span]], Bool]:
+) -> tuple[list[tuple[int, MicrobatchPass]], Bool]:
     """The spans with their numbers, by order of launch, and which work is in one."""
     inside = key >= 0
     rows = np.flatnonzero(inside)
@@ -284,7 +311,197 @@ def _spans(
             backward = bool(scopes.backward[number])
             virtual, microbatch = int(scopes.virtual[number]), int(scopes.microbatch[number])
         label = steps[int(_step_at(np.array([time]), cuts)[0])].label
-        extent = int(busy.start[0]), int(busy.end[-1])
-        phase = BACKWARD if backward else FORWARD
-        spans.append((number, Span(label, phase, virtual, microbatch, *extent, busy.total, time)))
+        microbatch_pass = MicrobatchPass(
+            step=label,
+            phase=BACKWARD if backward else FORWARD,
+            virtual=virtual,
+            microbatch=microbatch,
+            start=int(busy.start[0]),
+            end=int(busy.end[-1]),
+            busy_ns=busy.total,
+            launched=time,
+        )
+        spans.append((number, microbatch_pass))
     return sorted(spans, key=lambda item: item[1].launched), inside
+
+
+def in_autograd(trace: Trace) -> Bool:
+    """Which events the autograd engine ran."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, _is_node(trace)) >= 0
+
+
+def _is_node(trace: Trace) -> Bool:
+    events, ops = trace.arrays, trace.tables["ops"]
+    is_node: Bool = events.named(lambda name: name.startswith(_NODE)) & events.where("op")
+    is_node[ops.array("event_id")[ops.array("forward_thread") > 0]] = True
+    return is_node
+
+
+def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
+    """The backwards of a trace with their forwards; None where no forward op of a backward is recorded.
+
+    A backward is what the engine runs while the host neither makes nodes nor sends or receives. Its forward
+    is the cell in which most of its nodes were made: other ops of the same graph, such as the scaling of
+    the loss, may stand behind a message or another pass, and are no forward.
+
+    Args:
+        trace: of the rank.
+        cuts: times at which the host ended a pass: messages, step marks and optimizer steps, ascending.
+    """
+    events = trace.arrays
+    is_node = _is_node(trace)
+    node = np.flatnonzero(is_node)
+    node = node[np.argsort(events.start[node], kind="stable")]
+    # The op that made each node, and its sequence number; -1 where it is not recorded. Nodes that the engine
+    # itself made, when it recomputed a forward, have no maker.
+    ops = trace.tables["ops"]
+    row, sequence, thread = (ops.array(name) for name in ("event_id", "sequence", "forward_thread"))
+    maker_of = forward_ops(row, sequence, thread, events.tid[row], events.start[row])
+    maker_of[lookup(in_autograd(trace), maker_of, False)] = -1
+    index = events.places(row)[node]
+    maker, sequence = lookup(maker_of, index, -1), lookup(sequence, index, -1)
+    if not (maker >= 0).any():
+        return None
+    made = events.start[maker]
+    # With which of the nodes, in order of time, a backward begins. The engine runs the nodes of a graph
+    # from the highest number down, so that a number above the first one belongs to the next graph, also
+    # where nothing on the host separates the two.
+    is_made = maker >= 0
+    run = np.searchsorted(np.sort(np.concatenate((cuts, made[is_made]))), events.start[node], side="right")
+    width = int(sequence.max()) + 2
+    level = run * width + np.where(is_made, sequence + 1, 0)
+    highest = np.append(-1, np.maximum.accumulate(level)[:-1])
+    begins: Bool = is_made & (level > highest) & (highest > run * width)
+    begins |= np.append(True, np.diff(run) > 0)
+    number = np.cumsum(begins) - 1
+    # The event around a node may have no number: a backward begins with the outer one of the two.
+    first = node[begins]
+    first = np.where(lookup(is_node, events.parent[first], False), events.parent[first], first)
+    start = events.start[first]
+    ends = np.zeros(len(start), dtype=np.int64)
+    np.maximum.at(ends, number, events.end[node])
+    ends[:-1] = np.minimum(ends[:-1], start[1:])
+    borders = np.unique(np.concatenate((cuts, start, ends)))
+    borders = np.union1d(borders, _next_forwards(borders, number[is_made], made[is_made], sequence[is_made]))
+    cell = np.searchsorted(borders, made, side="right")
+    forward = _most_frequent(number[is_made], cell[is_made], len(start))
+    inside = is_made & (cell == forward[number])
+    first_made = np.full(len(start), np.iinfo(np.int64).max)
+    np.minimum.at(first_made, number[inside], made[inside])
+    return Graph(borders, np.searchsorted(borders, start, side="right"), forward, first_made)
+
+
+def _next_forwards(borders: Int, number: Int, made: Int, sequence: Int) -> Int:
+    """Borders between forwards that nothing else separates: of several graphs that one cell made.
+
+    Args:
+        borders: of the cells.
+        number: of the backward, of each node that a host op made.
+        made: when that op began.
+        sequence: number of the node.
+    """
+    cell = np.searchsorted(borders, made, side="right")
+    main = _most_frequent(number, cell, int(number.max()) + 1)[number] == cell
+    number, made, sequence, cell = (values[main] for values in (number, made, sequence, cell))
+    graphs, number = np.unique(number, return_inverse=True)
+    begin, lowest, graph_cell = (np.full(len(graphs), np.iinfo(np.int64).max) for _ in range(3))
+    highest = np.full(len(graphs), -1)
+    np.minimum.at(begin, number, made)
+    np.minimum.at(lowest, number, sequence)
+    np.maximum.at(highest, number, sequence)
+    graph_cell[number] = cell
+    order = np.lexsort((lowest, graph_cell))
+    begin, lowest, highest, graph_cell = (values[order] for values in (begin, lowest, highest, graph_cell))
+    # Two backwards of one forward have some of its nodes each: their numbers overlap.
+    following: Int = begin[1:][(np.diff(graph_cell) == 0) & (lowest[1:] > highest[:-1])]
+    return following
+
+
+def _most_frequent(group: Int, values: Int, count: int) -> Int:
+    """The value that each group has most often, the lowest of a tie; -1 for groups without values."""
+    pairs, times = np.unique(np.stack((group, values)), axis=1, return_counts=True)
+    order = np.lexsort((-pairs[1], times, pairs[0]))
+    result = np.full(count, -1, dtype=np.int64)
+    result[pairs[0][order]] = pairs[1][order]
+    return result
+
+
+def pipeline_scopes(trace: Trace) -> Scopes:
+    """The scopes of micro-batches of one rank."""
+    events = trace.arrays
+    actions: dict[int, list[_Action]] = {}
+    for code, name in enumerate(events.names):
+        pair = _PAIR.fullmatch(name)
+        parts = [f"PP:{part}" for part in pair["actions"].split(";")] if pair else [name]
+        if parsed := [action for action in map(_action, parts) if action is not None]:
+            actions[code] = parsed
+    rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
+    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
+    rows_of_scopes: list[tuple[int, int, bool, int, int, bool]] = []
+    reached = int(events.start[rows[0]]) if len(rows) else 0
+    for row in rows.tolist():
+        start, end = int(events.start[row]), int(events.end[row])
+        if start < reached:  # inside another, as a model's own scope in that of the schedule
+            continue
+        reached = end
+        rows_of_scopes += [(start, end, *action) for action in actions[int(events.name[row])]]
+    table = np.array(rows_of_scopes, dtype=np.int64).reshape(-1, 6)
+    return Scopes(
+        table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4], bool(table[:, 5].any())
+    )
+
+
+def _action(name: str) -> _Action | None:
+    """What a scope of this name does, None if it is no scope of a micro-batch."""
+    for grammar in _SCOPE:
+        if match := grammar.fullmatch(name):
+            parts = match.groupdict()
+            stage, microbatch = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
+            pipelined = name.startswith("PP:") or stage > 0
+            return _Action(parts["kind"][0] not in "Ff", stage, microbatch, pipelined)
+    return None
+
+
+def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:
+    """Of groups that are named a pipeline, and of the group of all ranks beside them.
+
+    With two stages Megatron-LM sends one way through the group of all ranks, so that both ways overlap.
+    Experts and attention over several ranks send and receive as well, in groups of their own, so where no
+    group is named a pipeline, something else (`unnamed`) has to say that there is one.
+    """
+    table = trace.tables["collectives"]
+    rows = np.flatnonzero(table.coded("collective").mask(POINT_TO_POINT.__contains__))
+    names = table.texts("group_description", rows)
+    named = np.array([bool(_PIPELINE.search(name)) for name in names], dtype=bool)
+    nameless = np.array([name in ("", "undefined", "default_pg") for name in names], dtype=bool)
+    lists = [integers(text) for text in table.texts("group_ranks", rows[named] if named.any() else rows)]
+    group_ranks = next((tuple(ranks) for ranks in lists if ranks), ())
+    rows = rows[named | (nameless & (named.any() or unnamed))]
+    # When the host asked for each message: of records that only the kernel bears, when it was launched.
+    record = table.array("event_id")[rows]
+    work = trace.work
+    call = lookup(work.host_call, lookup(trace.arrays.places(work.event), record, -1), -1)
+    time = trace.arrays.start[np.where(call >= 0, call, record)]
+    if trace.window is not None:
+        inside = (time >= trace.window.host_start) & (time < trace.window.host_end)
+        rows, time = rows[inside], time[inside]
+    rows, time = (values[np.argsort(time, kind="stable")] for values in (rows, time))
+    peer = table.array("peer")[rows]
+    if len(group_ranks) == 2 and trace.meta.rank in group_ranks:
+        peer = np.where(peer < 0, sum(group_ranks) - trace.meta.rank, peer)
+    return Messages(
+        time,
+        table.array("kernel_id")[rows],
+        np.array([kind == "send" for kind in table.texts("collective", rows)], dtype=bool),
+        np.array([dtype != _SHAPES for dtype in table.texts("dtype", rows)], dtype=bool),
+        peer,
+        group_ranks,
+    )
+
+
+def gradient_sync(trace: Trace, work: Work) -> Bool:
+    """Which work is communication among the replicas of a stage."""
+    table = trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    return np.isin(work.event, kernel[table.coded("group_description").mask(_GRADIENTS.search)])

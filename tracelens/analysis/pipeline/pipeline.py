@@ -9,11 +9,20 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
-from tracelens.analysis.pipeline.interleaving import Shape, is_complete
 from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
-from tracelens.analysis.pipeline.numbering import Numbered, numbered
-from tracelens.analysis.pipeline.pipelines import absent, lane_of, pipelines, shortened, window_of
-from tracelens.analysis.pipeline.stages import PARTS, Lane, Pipeline, Wait, extent
+from tracelens.analysis.pipeline.stages import (
+    PARTS,
+    Pipeline,
+    Shape,
+    absent,
+    extent,
+    is_complete,
+    lane_of,
+    numbered,
+    pipelines,
+    shortened,
+    window_of,
+)
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
 
@@ -124,7 +133,13 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
     Returns:
         tables `bubble` (one row a rank and step), `spans` and `waits`.
     """
-    skips = [Skip(f"rank {rank.rank}", _why_not(rank)) for rank in ranks if not rank.spans]
+    skips = []
+    for rank in ranks:
+        if not rank.spans:
+            reason = "no pipeline: no send or receive of a pipeline group, no annotations that name stages"
+            if rank.staged:
+                reason = "no forward or backward pass of the pipeline has GPU work"
+            skips.append(Skip(f"rank {rank.rank}", reason))
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for stages, stages_there in pipelines(ranks, aligned.shift, skips):
         skips += absent(stages, stages_there)
@@ -143,30 +158,19 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                 subject = f"step {label} of rank {shortened(cut or [lane.rank for lane in lanes])}"
                 skips.append(Skip(subject, f"{line}: step only partly recorded"))
                 continue
-            skips += _assumptions(f"step {label} of rank {shortened([lane.rank for lane in lanes])}", line)
+            subject = f"step {label} of rank {shortened([lane.rank for lane in lanes])}"
+            if not line.size.sure:
+                reason = "neither messages nor warm-up show the chunks per rank; assuming one"
+                skips.append(Skip(f"chunks in {subject}", reason))
+            if line.assumed:
+                reason = f"{line.assumed}; assuming the order of Megatron-LM's interleaved schedule"
+                skips.append(Skip(f"chunks and micro-batches in {subject}", reason))
             _rows(rows, label, line.size, Pipeline(line.lanes), windows, shift)
     tables = {
         name: TABLES[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
         for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)
-
-
-def _assumptions(subject: str, line: Numbered) -> list[Skip]:
-    skips = []
-    if not line.size.sure:
-        reason = "neither messages nor warm-up show the chunks per rank; assuming one"
-        skips.append(Skip(f"chunks in {subject}", reason))
-    if line.assumed:
-        reason = f"{line.assumed}; assuming the order of Megatron-LM's interleaved schedule"
-        skips.append(Skip(f"chunks and micro-batches in {subject}", reason))
-    return skips
-
-
-def _why_not(rank: Passes) -> str:
-    if not rank.staged:
-        return "no pipeline: no send or receive of a pipeline group, no annotations that name stages"
-    return "no forward or backward pass of the pipeline has GPU work"
 
 
 def _rows(
@@ -180,7 +184,38 @@ def _rows(
     """Append the rows of one step of one pipeline to all tables."""
     for number, lane in enumerate(line.lanes):
         waits = line.waits(number)
-        rows["bubble"].append(_bubble(label, size, line, lane, waits, windows[lane.rank]))
+        window = windows[lane.rank]
+        forward = extent(lane.of(FORWARD)).total
+        computed = lane.busy.total
+        bubble = line.end - line.start - computed
+        parts = {
+            f"{part}_ns": [sum(wait.end - wait.start for wait in waits if wait.part == part)]
+            for part in PARTS
+        }
+        inside = max(min(window[1], line.end) - max(window[0], line.start), 0)
+        work = size.microbatches * size.chunks
+        low, high = (np.array([getattr(wait, name) for wait in waits], np.int64) for name in ("start", "end"))
+        rows["bubble"].append(
+            {
+                "rank": [lane.rank],
+                "step": [label],
+                "stage": [lane.stage],
+                "stages": [size.stages],
+                "microbatches": [size.microbatches],
+                "chunks": [size.chunks],
+                "step_ns": [window[1] - window[0]],
+                "forward_ns": [forward],
+                "backward_ns": [computed - forward],
+                "other_ns": [window[1] - window[0] - inside],
+                "bubble_ns": [bubble],
+                "bubble_fraction": [bubble / max(line.end - line.start, 1)],
+                **parts,
+                "overlapped_ns": [int(lane.other.covered(low, high).sum())],
+                "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
+                "bubble_ideal_ratio": [bubble / max(computed, 1)],
+                "expected_ideal_ratio": [(size.stages - 1) / work],
+            }
+        )
         chunk = {
             virtual: number for number, virtual in enumerate(sorted({span.virtual for span in lane.spans}))
         }
@@ -209,36 +244,3 @@ def _rows(
                     "local_ts_ns": [wait.start - shift[lane.rank] for wait in waits],
                 }
             )
-
-
-def _bubble(
-    label: str, size: Shape, line: Pipeline, lane: Lane, waits: Sequence[Wait], window: tuple[int, int]
-) -> dict[str, Any]:
-    forward = extent(lane.of(FORWARD)).total
-    computed = lane.busy.total
-    bubble = line.end - line.start - computed
-    parts = {
-        f"{part}_ns": [sum(wait.end - wait.start for wait in waits if wait.part == part)] for part in PARTS
-    }
-    inside = max(min(window[1], line.end) - max(window[0], line.start), 0)
-    work = size.microbatches * size.chunks
-    low, high = (np.array([getattr(wait, name) for wait in waits], np.int64) for name in ("start", "end"))
-    return {
-        "rank": [lane.rank],
-        "step": [label],
-        "stage": [lane.stage],
-        "stages": [size.stages],
-        "microbatches": [size.microbatches],
-        "chunks": [size.chunks],
-        "step_ns": [window[1] - window[0]],
-        "forward_ns": [forward],
-        "backward_ns": [computed - forward],
-        "other_ns": [window[1] - window[0] - inside],
-        "bubble_ns": [bubble],
-        "bubble_fraction": [bubble / max(line.end - line.start, 1)],
-        **parts,
-        "overlapped_ns": [int(lane.other.covered(low, high).sum())],
-        "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
-        "bubble_ideal_ratio": [bubble / max(computed, 1)],
-        "expected_ideal_ratio": [(size.stages - 1) / work],
-    }

@@ -1,4 +1,4 @@
-"""What a device allows for what was counted: bound, roofline time, and the reasons for going beyond it."""
+"""What a device allows: bound and roofline time, reasons for going beyond them, FLOP/s of large GEMMs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.costing import Counted
-from tracelens.arrays import Float, Int
+from tracelens.analysis.roofline.costing import Counted, OpCalls, matrix_costing
+from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
-from tracelens.table import Column, Schema, Table
+from tracelens.table import Column, Schema, Table, codes
+from tracelens.trace import Trace, Work
 from tracelens.units import EXPLAIN_ABOVE
 
 BOUNDS = ("compute", "memory", "host link", "gpu link", "")
 """What limits a call; "" where it has nothing to do or the device's figures lack."""
-
-# Data of up to this many times a cache's size leaves a good part of itself there.
-_CACHED = 4
-
+# What decides what a note says, and which GEMMs stand for what a GPU reaches.
+_CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
+_LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 ROOFS = Schema(
     "Roofs of the devices",
     (
@@ -38,19 +38,23 @@ ROOFS = Schema(
 
 
 class Bounds(NamedTuple):
-    """Per kind of call (see Costing.items): least times of one call in ns, -1 where not known.
+    """Per kind of call (see Costing.items): least times of one call in ns, -1 where not known."""
 
-    Attributes:
-        bound: code into BOUNDS.
-        roofline: least time against peak.
-        maf: least time against max-achievable FLOPs; -1 also where none is published for the type.
-        peak: FLOP/s of the units and type used, 0 where the device has none.
-    """
+    bound: Int  # code into BOUNDS
+    roofline: Float  # least time against peak
+    maf: Float  # least time against max-achievable FLOPs; -1 also where none is published for the type
+    peak: Float  # FLOP/s of the units and type used, 0 where the device has none
 
-    bound: Int
-    roofline: Float
-    maf: Float
-    peak: Float
+
+_NAMES = ("aten::mm", "aten::addmm")
+_ON_MATRIX_UNITS = ("gemm", "grouped_gemm", "attention", "convolution")
+
+
+class MatrixFlops(NamedTuple):
+    """One element a piece of work."""
+
+    flops: Int  # of the call that the piece belongs to, at one of its pieces; 0 elsewhere
+    lacking: Bool  # whether it is a GEMM by its class, and its call is not counted
 
 
 def least_ns(cost: OpCost, device: Device) -> float:
@@ -118,7 +122,7 @@ def explain(
         return f"beyond the {cost.dtype} peak: narrower type, sparsity, or less work than counted"
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
-        if moved <= _CACHED * cache:
+        if moved <= _CACHED_RATIO * cache:
             part = "all" if moved <= cache else "much"
             return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
         return "beyond memory bandwidth: cached input, or less data moved than counted"
@@ -144,3 +148,47 @@ def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
             ]
         rows.append((device.title, role, "memory", "", 0.0, device.hbm_bytes_per_s))
     return ROOFS.from_rows(rows)
+
+
+def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
+    """FLOP/s of the large GEMMs of a trace, else what the device is known to achieve; 0 if unknown.
+
+    Args:
+        trace: of the rank.
+        device: that it ran on.
+        apart: work that does not count, aligned with the trace's work.
+    """
+    work, events = trace.work, trace.arrays
+    name_codes = [code for code, name in enumerate(events.names) if name in _NAMES]
+    rows = np.flatnonzero((work.op >= 0) & ~apart & work.is_kernel)
+    rows = rows[np.isin(events.name[work.op[rows]], name_codes)]
+    ops = trace.once(OpCalls)
+    op = np.unique(work.op[rows])
+    group, _ = codes(*ops.keys(op))
+    costs = [ops.cost(row) for row in op[np.unique(group, return_index=True)[1]].tolist()]
+    flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
+    duration = np.zeros(len(op))
+    np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
+    large = (flops >= _LARGE_FLOPS) & (duration > 0)
+    if large.any():
+        return float(flops[large].sum() / duration[large].sum() * 1e9)
+    if device is None:
+        return 0.0
+    return device.max_achievable("bf16") or device.peak("matrix", "bf16") or 0.0
+
+
+def on_matrix_units(work: Work) -> Bool:
+    """Which work multiplies matrices, by its class alone."""
+    codes = [code for code, name in enumerate(work.categories) if name in _ON_MATRIX_UNITS]
+    return np.isin(work.category, codes)
+
+
+def matrix_flops(trace: Trace, work: Work) -> MatrixFlops:
+    """What the cost models count (see costing.py) on matrix units."""
+    costs = matrix_costing(trace, work)
+    each = np.array([item.cost.flops if item.cost.engine == "matrix" else 0 for item in costs.items] + [0])
+    flops = np.zeros(len(work.event), dtype=np.int64)
+    counted = np.flatnonzero(costs.item >= 0)
+    _, first = np.unique(costs.call[counted], return_index=True)
+    flops[counted[first]] = each[costs.item[counted[first]]]
+    return MatrixFlops(flops, on_matrix_units(work) & (costs.item < 0))

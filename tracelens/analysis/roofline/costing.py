@@ -12,31 +12,28 @@ its own. A call is counted by the first of these that can:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.op_calls import OpCalls
-from tracelens.analysis.roofline.reasons import (
-    BEYOND,
-    CUSTOM_OP,
-    CUT_OFF,
-    NO_MODEL,
-    PARTLY,
-    REPEATED,
-    cut_off,
-    lacking,
-    unknown,
-    with_surroundings,
-)
-from tracelens.analysis.roofline.repeat import repeats
-from tracelens.analysis.roofline.transfers import NamedCost, collectives, copies, copy_cost
+from tracelens.analysis.common import grammar, group_kind, integers
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.costs import NO_SHAPES, OpCall, OpCost, Uncounted, find
+from tracelens.costs import NO_SHAPES, OpCall, OpCost, ServingBatch, Uncounted, find
+from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
-from tracelens.table import codes, nearest
-from tracelens.trace import Trace, Work
+from tracelens.table import Coded, Table, codes, nearest
+from tracelens.trace import (
+    WORK_KINDS,
+    Events,
+    Trace,
+    Work,
+    argument_dtypes,
+    argument_lists,
+    argument_texts,
+    describe,
+)
 
 _LOCAL = ("dtod", "memset")
 # A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.
@@ -45,66 +42,22 @@ _LARGEST_BYTES = 1 << 46
 
 
 class Counted(NamedTuple):
-    """A kind of call that was counted; calls of one kind are one row of the roofline.
+    """A kind of call that was counted; calls of one kind are one row of the roofline."""
 
-    Attributes:
-        name: op, copy or kernel.
-        shapes: its tensor arguments as text.
-        cost: of one call.
-        note: what else there is to say.
-    """
-
-    name: str
-    shapes: str
-    cost: OpCost
-    note: str
+    name: str  # op, copy or kernel
+    shapes: str  # its tensor arguments as text
+    cost: OpCost  # of one call
+    note: str  # what else there is to say
 
 
 class Costing(NamedTuple):
-    """What was counted how; aligned with the GPU work.
+    """What was counted how; aligned with the GPU work."""
 
-    Attributes:
-        call: number of the call that each piece of work belongs to.
-        item: index into `items` of its call, -1 where it was not counted.
-        reason: index into `reasons` of why it was not, -1 where it was.
-        items: all kinds of counted calls.
-        reasons: why calls were not counted.
-    """
-
-    call: Int
-    item: Int
-    reason: Int
-    items: list[Counted]
-    reasons: list[str]
-
-
-def costing(trace: Trace, work: Work) -> Costing:
-    """Count the GPU work of one rank; all of it is counted once and kept with the trace."""
-    return trace.once(_of_all) if work is trace.work else _of(trace, work)
-
-
-def _of_all(trace: Trace) -> Costing:
-    return _of(trace, trace.work)
-
-
-def _of(trace: Trace, work: Work) -> Costing:
-    return _Costing(trace, work, np.ones(len(work.event), dtype=bool)).run()
-
-
-def matrix_costing(trace: Trace, work: Work) -> Costing:
-    """The same, of what may run on matrix units alone; other work is left uncounted, without a reason."""
-    return _Costing(trace, work, _may_multiply(trace, work)).run_some()
-
-
-def _may_multiply(trace: Trace, work: Work) -> Bool:
-    """Which work a cost model may count as a GEMM: its op's, or one of those around it."""
-    events = trace.arrays
-    code = np.unique(events.name[events.where("op")]).tolist()
-    models = [(number, find(events.names[number])) for number in code]
-    multiplying = [number for number, model in models if model and model.may_multiply]
-    around = nearest(events.parent, events.depth, np.isin(events.name, multiplying) & events.where("op"))
-    multiplies: Bool = lookup(around, work.op, -1) >= 0
-    return multiplies | work.unlinked
+    call: Int  # number of the call that each piece of work belongs to
+    item: Int  # index into `items` of its call, -1 where it was not counted
+    reason: Int  # index into `reasons` of why it was not, -1 where it was
+    items: list[Counted]  # all kinds of counted calls
+    reasons: list[str]  # why calls were not counted
 
 
 class _Costing:
@@ -126,7 +79,13 @@ class _Costing:
         self._surroundings()
         self._alone()
         self._early()
-        self._name_reasons()
+        # Take back what the chosen step cut off, and say why the rest was not counted.
+        cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
+        self._set(cut, CUT_OFF)
+        opaque = [number for reason, number in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
+        unexplained = (self.item < 0) & (self.reason < 0)
+        for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
+            self._set(rows, reason)
         return Costing(self.call, self.item, self.reason, list(self._items), list(self._reasons))
 
     def run_some(self) -> Costing:
@@ -158,20 +117,17 @@ class _Costing:
         for rows, kind, cost in copies(self.trace, self.work):
             if kind not in _LOCAL:
                 self._set(rows, cost if isinstance(cost, str) else _counted(cost))
-                if isinstance(cost, str):
-                    self._copies_of_ops(rows, kind)
+                if not isinstance(cost, str):
+                    continue
+                # Copies whose size was not recorded move what their op writes.
+                for row in rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0].tolist():
+                    counted = self._count(row, int(self.work.op[row]), -1)
+                    if isinstance(counted, Counted):
+                        moved = copy_cost(kind, counted.cost.write_bytes)
+                        copy = self.work.names[self.work.name[row]]
+                        self._set(np.array([row]), Counted(copy, counted.shapes, moved, moved.note))
         for rows, cost in collectives(self.trace, self.work) if communication else ():
             self._set(rows, cost if isinstance(cost, str) else _counted(cost))
-
-    def _copies_of_ops(self, rows: Int, kind: str) -> None:
-        """Copies whose size was not recorded move what their op writes."""
-        rows = rows[lookup(self.ops.row, self.work.op[rows], -1) >= 0]
-        for row in rows.tolist():
-            counted = self._count(row, int(self.work.op[row]), -1)
-            if isinstance(counted, Counted):
-                cost = copy_cost(kind, counted.cost.write_bytes)
-                copy = self.work.names[self.work.name[row]]
-                self._set(np.array([row]), Counted(copy, counted.shapes, cost, cost.note))
 
     def _ops(self) -> None:
         rows = self._uncounted
@@ -186,8 +142,10 @@ class _Costing:
         calls, of_row = np.unique(op, return_inverse=True)
         order = np.lexsort((self.work.end[rows] - self.work.start[rows], of_row))
         longest = rows[order[np.flatnonzero(np.diff(of_row[order], append=-1))]]
-        needs = {name for name in self._names(calls) if (model := find(name)) and model.forward}
-        forward = np.where(self._named(calls, needs), self.work.forward[longest], -1)
+        called = (self.events.names[code] for code in np.unique(self.events.name[calls]).tolist())
+        needs = {name for name in called if (model := find(name)) and model.forward}
+        name_codes = [code for code, name in enumerate(self.events.names) if name in needs] if needs else []
+        forward = np.where(np.isin(self.events.name[calls], name_codes), self.work.forward[longest], -1)
         # The kernel tells what arguments do not (TF32 or FP32, element type of a list of tensors).
         kernel = (self.work.name[longest], self.work.blocks[longest])
         group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
@@ -201,13 +159,6 @@ class _Costing:
         )
         self.item[rows], self.reason[rows] = item, reason
         self.call[rows[item >= 0]] = op[item >= 0]
-
-    def _names(self, op: Int) -> Iterable[str]:
-        return (self.events.names[code] for code in np.unique(self.events.name[op]).tolist())
-
-    def _named(self, op: Int, names: set[str]) -> Bool:
-        name_codes = [code for code, name in enumerate(self.events.names) if name in names] if names else []
-        return np.isin(self.events.name[op], name_codes)
 
     def _count(self, row: int, op: int, forward: int) -> Counted | str:
         """One call of an op, or why it cannot be counted; `row` is its longest piece of work."""
@@ -285,18 +236,189 @@ class _Costing:
         item = self.item[repeat[rows]]
         for kind in np.unique(item).tolist():
             counted = items[kind]
-            self._set(rows[item == kind], counted._replace(note=_join(REPEATED, counted.note)))
+            note = f"{REPEATED}; {counted.note}" if counted.note else REPEATED
+            self._set(rows[item == kind], counted._replace(note=note))
         _, first, of_call = np.unique(call, return_index=True, return_inverse=True)
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
-    def _name_reasons(self) -> None:
-        """Take back what the chosen step cut off, and say why the rest was not counted."""
-        cut = np.flatnonzero(cut_off(self.trace, self.work, self.call) & (self.item >= 0))
-        self._set(cut, CUT_OFF)
-        opaque = [number for reason, number in self._reasons.items() if reason in (NO_MODEL, CUSTOM_OP)]
-        unexplained = (self.item < 0) & (self.reason < 0)
-        for rows, reason in lacking(self.trace, self.work, np.isin(self.reason, opaque), unexplained):
-            self._set(rows, reason)
+
+_COLUMNS = ("shapes", "dtypes", "values", "strides")
+_EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
+
+
+class OpCalls:
+    """The recorded ops of one trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        table = trace.tables["ops"]
+        event = table.array("event_id")
+        self.row = trace.arrays.places(event)  # row in the ops table by event row, -1 for what is no op
+        self._events, self._event, self._work = trace.arrays, event, trace.work
+        self._name, self._names = trace.arrays.name, trace.arrays.names
+        self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
+        self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
+        # Strides matter only where a dimension was expanded, which few calls have.
+        strides = self._text["strides"]
+        expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
+        self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
+        self._known_lists: dict[str, list[list[Any]]] = {}
+        self._known_texts: dict[str, list[str]] = {}
+        self._batch, self._batches = _serving_batches(trace)
+
+    def keys(self, op: Int) -> tuple[Int, ...]:
+        """What tells two calls of the same op apart: codes of its name and recorded arguments.
+
+        Args:
+            op: event rows of ops; -1 is a call of its own kind.
+        """
+        row = self.row[op]
+        if (row < 0).all():
+            none = np.full(len(op), -1, dtype=np.int64)
+            return (lookup(self._name, op, -1).astype(np.int64), none)
+        keys = [self._text[name].codes[row] for name in _COLUMNS[:3]]
+        if self._strides is not None:
+            keys.append(self._strides[row])
+        if self._batches:
+            keys.append(self._batch[op])
+        if self._events.copied.any():
+            keys.append(self._events.copied[op].astype(np.int64))
+        return tuple(np.where(op >= 0, key, -1).astype(np.int64) for key in (self._name[op], *keys))
+
+    def name(self, op: int) -> str:
+        """Name of the op at an event row."""
+        name: str = self._names[self._name[op]]
+        return name
+
+    def recorded(self, op: int) -> bool:
+        """Whether any argument of this op was recorded."""
+        row = int(self.row[op])
+        return bool(self._recorded("shapes", row) or self._recorded("values", row))
+
+    def call(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCall:
+        """The op at an event row as `OpCall`.
+
+        Args:
+            op: event row.
+            kernel: name of the kernel it spends its time in.
+            blocks: thread blocks of that kernel.
+            forward: event row of its forward op, -1 if none.
+        """
+        row, batch = int(self.row[op]), int(self._batch[op]) if self._batches else -1
+        expanded = self._strides is not None and self._strides[row] >= 0
+        name = self.name(op)
+        model = find(name)
+        text = self._recorded("values", row)
+        if text not in self._known_texts:
+            self._known_texts[text] = argument_texts(text)
+        inner: tuple[OpCall, ...] = ()
+        launches: tuple[tuple[str, int], ...] = ()
+        if model and model.inner:
+            # The ops that this one called, on its thread.
+            events, others = self._events, self._event
+            thread = (events.tid[others] == events.tid[op]) & (events.pid[others] == events.pid[op])
+            within = (events.start[others] >= events.start[op]) & (events.end[others] <= events.end[op])
+            called = others[thread & within & (events.depth[others] > events.depth[op])]
+            inner = tuple(self.call(other) for other in called[np.argsort(events.start[called])].tolist())
+            # Name and thread blocks of the kernels that it launched itself, as they ran.
+            work = self._work
+            rows = np.flatnonzero((work.op == op) & work.is_kernel)
+            rows = rows[np.argsort(work.start[rows], kind="stable")]
+            launches = tuple((work.names[work.name[row]], int(work.blocks[row])) for row in rows.tolist())
+        return OpCall(
+            name,
+            shapes=self._lists("shapes", row),
+            dtypes=argument_dtypes(self._recorded("dtypes", row)),
+            values=self._known_texts[text],
+            strides=self._lists("strides", row) if expanded else (),
+            kernel=kernel,
+            blocks=blocks,
+            forward=self.call(forward) if forward >= 0 else None,
+            batch=self._batches[batch] if batch >= 0 else None,
+            inner=inner,
+            launches=launches,
+            is_replayed=bool(self._events.copied[op]),
+        )
+
+    def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
+        """What the op at an event row must do at least; None without recorded arguments or a model for them.
+
+        Models that need the arguments of the forward op are left out where that is not given.
+
+        Args:
+            op: event row.
+            kernel: as for `call`.
+            blocks: as for `call`.
+            forward: as for `call`; taken by models that need it only.
+        """
+        if op < 0 or self.row[op] < 0 or not self.recorded(op):
+            return None
+        model = find(self.name(op))
+        if model is None or (model.forward and forward < 0):
+            return None
+        try:
+            return model.count(self.call(op, kernel, blocks, forward if model.forward else -1))
+        except Uncounted:
+            return None
+
+    def describe(self, op: int) -> str:
+        """The tensor arguments of the op at an event row as short text."""
+        row = int(self.row[op])
+        return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
+
+    def _recorded(self, column: str, row: int) -> str:
+        text: str = self._text[column].values[self._codes[column][row]]
+        return text
+
+    def _lists(self, column: str, row: int) -> list[list[Any]]:
+        text = self._recorded(column, row)
+        if text not in self._known_lists:
+            self._known_lists[text] = argument_lists(text)
+        return self._known_lists[text]
+
+
+NamedCost = tuple[str, str, OpCost]
+"""Name, arguments as text and cost of a call."""
+_DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
+_NO_LETTERS = re.compile(r"[^a-z]")
+
+NO_MODEL = "no cost model"
+"""The one reason that is a hole of tracelens and not of the trace."""
+CUSTOM_OP = "custom op without a registered cost model"
+REPEATED = "launched before the recording: arguments of the same work at its end"
+"""Not a reason but a note: where the arguments are from."""
+PARTLY = "launched before the recording began; the GPU recorded only part of its call"
+CUT_OFF = "cut off at the edge of the chosen step"
+BEYOND = "recorded sizes exceed any memory"
+_BEFORE = "launched before the recording began, and not repeated during it"
+_NO_OP = "launched outside any recorded op"
+_GRAPH = "launched by a graph; --captures or --twin finds the ops"
+_NODE = "launched by a graph, and not aligned with its capture"
+_NO_SIZES = "communication with no recorded size"
+# Ops of these namespaces are PyTorch's own: not to know them is our hole, not the trace's.
+_OWN = ("aten::", "c10d::", "quantized::", "prim::")
+
+
+def costing(trace: Trace, work: Work) -> Costing:
+    """Count the GPU work of one rank; all of it is counted once and kept with the trace."""
+    if work is trace.work:
+        return trace.once(_of_all)
+    return _Costing(trace, work, np.ones(len(work.event), dtype=bool)).run()
+
+
+def _of_all(trace: Trace) -> Costing:
+    return _Costing(trace, trace.work, np.ones(len(trace.work.event), dtype=bool)).run()
+
+
+def matrix_costing(trace: Trace, work: Work) -> Costing:
+    """The same, of what may run on matrix units alone; other work is left uncounted, without a reason."""
+    # Which work a cost model may count as a GEMM: its op's, or one of those around it.
+    events = trace.arrays
+    code = np.unique(events.name[events.where("op")]).tolist()
+    models = [(number, find(events.names[number])) for number in code]
+    multiplying = [number for number, model in models if model and model.may_multiply]
+    around = nearest(events.parent, events.depth, np.isin(events.name, multiplying) & events.where("op"))
+    multiplies: Bool = lookup(around, work.op, -1) >= 0
+    return _Costing(trace, work, multiplies | work.unlinked).run_some()
 
 
 def _counted(call_cost: NamedCost) -> Counted:
@@ -304,5 +426,230 @@ def _counted(call_cost: NamedCost) -> Counted:
     return Counted(name, shapes, cost, cost.note)
 
 
-def _join(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
+def _serving_batches(trace: Trace) -> tuple[Int, list[ServingBatch]]:
+    """(Batch of each event row, batches) of the ops that need the lengths of the serving step around them.
+
+    -1 for all other events, and where that step's label does not give them.
+    """
+    events = trace.arrays
+    ops = np.unique(events.name[events.where("op")]).tolist()
+    names = [code for code in ops if (model := find(events.names[code])) and model.batch]
+    if not names:
+        return np.empty(0, dtype=np.int64), []
+    # A captured label is that of the capture, not of the step that replays it.
+    around = events.where("annotation", "slice", "op") & ~events.copied
+    labels = {code: grammar().step(events.names[code]) for code in np.unique(events.name[around]).tolist()}
+    # A label without lengths may stand in one with them; a drafter's are not those of the step around it.
+    codes = [code for code, label in labels.items() if label and (label.batch or label.kind == "draft")]
+    step = nearest(events.parent, events.depth, around & np.isin(events.name, codes))
+    batches = list(dict.fromkeys(label.batch for label in labels.values() if label and label.batch))
+    of_name = np.full(len(events.names) + 1, -1, dtype=np.int64)
+    for code in codes:
+        label = labels[code]
+        of_name[code] = batches.index(label.batch) if label and label.batch else -1
+    batch = np.where(np.isin(events.name, names), of_name[lookup(events.name, step, -1)], -1)
+    return batch, batches
+
+
+def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, NamedCost | str]]:
+    """Copies and memsets by the copy engines, those of one name and size together.
+
+    Yields:
+        (positions in `work`, kind - htod, dtoh, ptop, dtod or memset -, cost or why it is not known).
+    """
+    rows = np.flatnonzero(~work.is_kernel)
+    sizes = trace.tables["events"].array("bytes")[work.event[rows]]
+    memset = WORK_KINDS.index("memset")
+    group, (name, kind, size) = codes(work.name[rows], work.kind[rows], sizes)
+    for number in range(len(name)):
+        label = work.names[name[number]]
+        copy_kind = "memset" if kind[number] == memset else direction(label)
+        positions = rows[group == number]
+        if size[number] < 0:
+            yield positions, copy_kind, "size of the copy not recorded"
+        else:
+            yield (
+                positions,
+                copy_kind,
+                (label, f"{size[number]:,} bytes", copy_cost(copy_kind, int(size[number]))),
+            )
+
+
+def direction(name: str) -> str:
+    """htod, dtoh, ptop or dtod, from the name that a profiler gives a copy; dtod where it does not say."""
+    matched = _DIRECTION.search(_NO_LETTERS.sub("", name.lower()))
+    return f"{matched[1][0]}to{matched[2][0]}" if matched else "dtod"
+
+
+def copy_cost(copy_kind: str, size: int) -> OpCost:
+    """Cost of a copy or memset of this many bytes."""
+    model = find(f"memcpy::{copy_kind}" if copy_kind != "memset" else "memset::device") or find(
+        "memcpy::dtod"
+    )
+    assert model is not None  # the models are tracelens's own
+    return model.count(OpCall(model.name, [[size]], ["u8"]))
+
+
+def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str]]:
+    """Communication kernels with the record that the profiler made of their sizes.
+
+    Yields:
+        (positions in `work`, cost or why it is not known).
+    """
+    table = trace.tables["collectives"]
+    if not len(table):
+        return
+    position_of = trace.arrays.places(work.event)
+    kernel = table.array("kernel_id")
+    row = lookup(position_of, kernel, -1)
+    recorded = np.flatnonzero(row >= 0)
+    recorded = recorded[np.argsort(row[recorded], kind="stable")]
+    positions, first = np.unique(row[recorded], return_index=True)
+    for position, records in zip(positions.tolist(), np.split(recorded, first[1:]), strict=False):
+        # Several records of one kernel are one launch of several sends and receives.
+        parts = [_collective(table, record, trace.meta.rank) for record in records.tolist()]
+        counted = [part for part in parts if not isinstance(part, str)]
+        if len(counted) < len(parts):
+            yield np.array([position]), next(part for part in parts if isinstance(part, str))
+            continue
+        name, text, cost = counted[0]
+        for _, more, added in counted[1:]:
+            text = f"{text} {more}"
+            cost = cost._replace(
+                read_bytes=cost.read_bytes + added.read_bytes,
+                write_bytes=cost.write_bytes + added.write_bytes,
+                link_bytes=cost.link_bytes + added.link_bytes,
+            )
+        yield np.array([position]), (name, text, cost)
+
+
+def _collective(table: Table, record: int, rank: int) -> NamedCost | str:
+    """One record of the collectives table."""
+
+    def text(column: str) -> str:
+        return table.texts(column, [record])[0]
+
+    def number(column: str) -> int:
+        return int(table.array(column)[record])
+
+    name = text("collective")
+    model = find(f"collective::{name}")
+    if model is None:
+        return f"unknown collective {name!r}"
+    sizes = [number("in_bytes"), number("out_bytes")]
+    if min(sizes) < 0:
+        return "size of the collective not recorded"
+    size = number("group_size")
+    group_ranks = integers(text("group_ranks"))
+    group = group_kind(text("group"), text("group_description"), group_ranks)
+    own_index = group_ranks.index(rank) if rank in group_ranks else -1
+    values = [str(size)]
+    for split, message in zip((text("in_split"), text("out_split")), sizes, strict=True):
+        # Bytes of the message that are for (or from) other ranks, by its split sizes; "" where not known.
+        parts = integers(split)
+        known = 0 <= own_index < len(parts) and sum(parts) > 0
+        values.append(str(message - message * parts[own_index] // sum(parts)) if known else "")
+    call = OpCall(f"collective::{name}", [[size] for size in sizes], ["u8", "u8"], values)
+    try:
+        cost = model.count(call)
+    except Uncounted as why:
+        return why.reason
+    dtype = short_dtype(text("dtype"))
+    shown = f"{dtype} {sizes[0]:,} -> {sizes[1]:,} bytes, {size} ranks"
+    return f"{name} ({group})", shown, cost._replace(dtype=dtype)
+
+
+def unknown(op: str) -> str:
+    """Why an op without a cost model is not counted."""
+    return NO_MODEL if op.startswith(_OWN) else CUSTOM_OP
+
+
+def lacking(trace: Trace, work: Work, opaque: Bool, unexplained: Bool) -> list[tuple[Int, str]]:
+    """What the trace lacks about work that no cost model spoke of.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work.
+        opaque: mask of work in ops without a cost model; communication is told apart from other work there.
+        unexplained: mask of work that has neither cost nor reason.
+
+    Returns:
+        (positions in `work`, reason) for each reason.
+    """
+    names = trace.arrays.names
+    graph = np.array(["GraphLaunch" in name for name in names], dtype=bool)
+    by_graph = (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
+    attributed = np.isin(work.launch, np.unique(work.launch[work.node >= 0]))
+    comm = work.kind == WORK_KINDS.index("comm")
+    early, late = unexplained & work.unlinked, unexplained & ~work.unlinked
+    return [
+        (np.flatnonzero(mask), reason)
+        for mask, reason in (
+            (early, _BEFORE),
+            (late & by_graph & ~attributed, _GRAPH),
+            (late & by_graph & attributed, _NODE),
+            ((late & ~by_graph & comm) | (opaque & comm), _NO_SIZES),
+            (late & ~by_graph & ~comm, _NO_OP),
+        )
+    ]
+
+
+def cut_off(trace: Trace, work: Work, call: Int) -> Bool:
+    """Mask of work whose call a chosen step has only a part of; a whole call's cost is not that part's.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work in the step.
+        call: of each piece, an event row or a number beyond all event rows.
+    """
+    window, events = trace.window, trace.arrays
+    if window is None:
+        return np.zeros(len(work.event), dtype=bool)
+    links = trace.tables["links"]
+    piece, op = links.array("kernel_id"), links.array("op_id")
+    outside = (events.start[piece] < window.start) | (events.end[piece] > window.end)
+    cut = with_surroundings(events, op[outside])
+    across = np.zeros(len(events.start), dtype=bool)
+    across[piece[outside]] = True
+    of_op: Bool = np.where(call < len(cut), cut[np.minimum(call, len(cut) - 1)], across[work.event])
+    return of_op
+
+
+def with_surroundings(events: Events, rows: Int) -> Bool:
+    """Mask of these event rows and of all that they are nested in; -1 is ignored."""
+    marked = np.zeros(len(events.start), dtype=bool)
+    while len(rows := np.unique(rows[rows >= 0])):
+        rows = rows[~marked[rows]]
+        marked[rows] = True
+        rows = events.parent[rows]
+    return marked
+
+
+def repeats(work: Work) -> Int:
+    """For GPU work whose launch was not recorded, the same work one or more steps later.
+
+    A recording begins and ends between steps, while the GPU still runs the end of the step before. That
+    end runs again at the end of the recording: on each stream, the last kernel that was launched too early
+    is the last one of the recording, the one before it the one before that, and so on for as long as the
+    names agree.
+
+    Returns:
+        position in `work` of the repeat of each piece of work, -1 where there is none.
+    """
+    repeat_of = np.full(len(work.event), -1, dtype=np.int64)
+    early = work.unlinked
+    if not early.any():
+        return repeat_of
+    order = np.lexsort((work.start, work.stream, work.device))
+    borders = np.flatnonzero(np.diff(work.stream[order]) | np.diff(work.device[order])) + 1
+    for rows in np.split(order, borders):
+        recorded = np.flatnonzero(~early[rows])
+        ahead = int(recorded[0]) if len(recorded) else 0
+        count = min(ahead, len(rows) - ahead)
+        if not count:
+            continue
+        lost, repeated = rows[ahead - count : ahead], rows[len(rows) - count :]
+        differs = np.flatnonzero((work.name[lost] != work.name[repeated]) | early[repeated])
+        start = int(differs[-1]) + 1 if len(differs) else 0
+        repeat_of[lost[start:]] = repeated[start:]
+    return repeat_of

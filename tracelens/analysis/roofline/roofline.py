@@ -1,43 +1,140 @@
-"""How far each op is from what the hardware allows."""
+"""How far each op is from what the hardware allows, and each step from the peak of the matrix units.
+
+The FLOPs of a step are known as far as its GPU time has cost models. Where most of it has none although it
+multiplies matrices, as in a replayed graph, their sum says nothing, and the utilization is not computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import choose_device, no_gpu_work, own_device
-from tracelens.analysis.roofline.bounds import ROOFS, bounds, roofs
-from tracelens.analysis.roofline.costing import costing
-from tracelens.analysis.roofline.coverage import COVERAGE, MODELLED, STATUSES, UNCOVERED, coverage, uncovered
-from tracelens.analysis.roofline.distance import ROOFLINE, distances
-from tracelens.analysis.roofline.utilisation import UTILISATION, utilisation
+from tracelens.analysis.common import call_time, choose_device, no_gpu_work, own_device, recomputed
+from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
+from tracelens.analysis.roofline.costing import NO_MODEL, REPEATED, Costing, costing
+from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
-from tracelens.table import Result, Skip, Table, result
-from tracelens.trace import Scope, Trace, gpu_work
+from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
+from tracelens.trace import OPAQUE, WORK_KINDS, Scope, Trace, Work, gpu_work, launched_in, steps_of
+
+COVERAGE = Schema(
+    "GPU time covered by cost models",
+    (
+        RANK,
+        Column(
+            "status", "category", doc="cost model: by its own arguments or by those of a repeat; or no cost"
+        ),
+        Column("dur_ns", "int64", "ns", "summed duration of this work"),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+    ),
+)
+UNCOVERED = Schema(
+    "GPU time without a cost, by name",
+    (
+        RANK,
+        Column("name", "category", doc="op, or kernel without an op"),
+        Column("reason", "category", doc="what the trace or tracelens lacks"),
+        Column("count", "int64", "count", "kernels, copies and memsets"),
+        Column("dur_ns", "int64", "ns", "summed duration of this work"),
+        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+    ),
+    leading="dur_ns",
+    descending=True,
+)
+
+UTILISATION = Schema(
+    "Utilization of the matrix units",
+    (
+        RANK,
+        Column("step", "str", doc="step mark, such as ProfilerStep#2"),
+        Column("dur_ns", "int64", "ns", "wall time of the step"),
+        Column("modelled_fraction", "float64", "fraction", "share of its GPU time that a cost model counts"),
+        Column("flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered"),
+        Column(
+            "recompute_flops",
+            "float64",
+            "flops",
+            "part of these: forward work recomputed in the backward pass",
+        ),
+        Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
+        Column("mfu", "float64", "efficiency", "model FLOPs utilization: without recompute, of peak"),
+        Column("hfu", "float64", "efficiency", "hardware FLOPs utilization: with recompute, of peak"),
+    ),
+    doc="Relative to the peak for the element type of most of the FLOPs; -1 if the device is unknown. "
+    "Vector work is not counted, as is usual for MFU. FLOPs are also -1 where most of the work is not "
+    "covered.",
+    leading="mfu",
+    absent_is_zero=False,
+)
+
+ROOFLINE = Schema(
+    "Distance from the roofline, by op and arguments",
+    (
+        RANK,
+        Column("name", "category", doc="op, collective, copy or kernel"),
+        Column("shapes", "category", doc="tensor arguments"),
+        Column("dtype", "category", doc="element type of the arithmetic, which determines the peak"),
+        Column("count", "int64", "count", "calls"),
+        Column("dur_ns", "int64", "ns", "GPU time of all calls; union per call"),
+        Column("roofline_ns", "int64", "ns", "roofline time of all calls; -1 without peaks of the device"),
+        Column("efficiency", "float64", "efficiency", "roofline time / measured time, against peak"),
+        Column("recoverable_ns", "int64", "ns", "measured - roofline time: what a perfect kernel would save"),
+        Column("bound", "category", doc="limit: compute, memory, host link, gpu link"),
+        Column("flops", "int64", "flops", "per call"),
+        Column("read_bytes", "int64", "bytes", "per call, each tensor once"),
+        Column("write_bytes", "int64", "bytes", "per call"),
+        Column("link_bytes", "int64", "bytes", "per call, over the link to the host or other GPUs"),
+        Column("flops_per_s", "float64", "flops/s", "achieved"),
+        Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound"),
+        Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
+        Column(
+            "maf_efficiency", "float64", "efficiency", "against max-achievable FLOPs; -1 if none is published"
+        ),
+        Column("dims", "category", doc="sizes behind the FLOPs, for a GEMM M, N and K"),
+        Column("note", "category", doc="notes on the figures", prose=True),
+    ),
+    doc="Roofline time: the longer of FLOPs at peak and bytes at full bandwidth. Largest recoverable time "
+    "first.",
+    key=("name", "shapes", "dtype", "flops", "read_bytes", "write_bytes", "link_bytes"),
+    leading="recoverable_ns",
+    descending=True,
+)
 
 _TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
 
 
 class RankRoofline(NamedTuple):
-    """The roofline of one rank.
+    """The roofline of one rank."""
 
-    Attributes:
-        rows: columns of each of _TABLES; empty where the rank has no GPU work.
-        skips: what is not known of it.
-        peaks: the device that sets its bounds.
-        ran_on: the device that it ran on, where that is known.
-        names: of its devices, as the trace has them.
-        projected: whether peaks are another device's than the one that it ran on.
-    """
+    rows: dict[str, dict[str, Any]]  # columns of each of _TABLES; empty where the rank has no GPU work
+    skips: list[Skip]  # what is not known of it
+    peaks: Device | None  # the device that sets its bounds
+    ran_on: Device | None  # the device that it ran on, where that is known
+    names: tuple[str, ...]  # of its devices, as the trace has them
+    projected: bool  # whether peaks are another device's than the one that it ran on
 
-    rows: dict[str, dict[str, Any]]
+
+STATUSES = ("cost model", "cost model, arguments of a repeat", "reason given", "no cost model")
+"""How a piece of work is counted or not. The first two are coverage; a reason is what the trace lacks, the
+last is what tracelens lacks."""
+MODELLED = 2
+"""This many of STATUSES, the first ones, are counted."""
+
+_MOSTLY_UNCOUNTED = 0.5
+"""Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
+lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
+
+
+class Utilisation(NamedTuple):
+    """Rows of UTILISATION of one rank, and why some have no figures."""
+
+    rows: dict[str, Any]
     skips: list[Skip]
-    peaks: Device | None
-    ran_on: Device | None
-    names: tuple[str, ...]
-    projected: bool
 
 
 def of_rank(
@@ -62,9 +159,208 @@ def of_rank(
         "coverage": coverage(rank, work, costs),
         "uncovered": uncovered(trace, work, costs),
     }
-    skips = [*used.skips] if peaks else [_no_device(trace), *used.skips]
+    skips = list(used.skips)
+    if not peaks:
+        named = sorted(set(names))
+        if trace.meta.cpu_only:
+            reason = "CPU-only trace: no peaks for the CPU; FLOPs and bytes are counted"
+        elif not named:
+            reason = "the trace names no device; pass --device"
+        else:
+            reason = f"no peaks known for {', '.join(named)}; pass --device or --device-file"
+        skips.insert(0, Skip(f"rank {rank}: roofline time and efficiency", reason))
     skips += [Skip("FLOPs and bytes", reason) for reason in costs.reasons if isinstance(reason, Failure)]
     return RankRoofline(rows, skips, peaks, ran_on, names, projected)
+
+
+def coverage(rank: int, work: Work, costs: Costing) -> dict[str, Any]:
+    """Rows of COVERAGE for one rank: one for each of STATUSES, in its order."""
+    # Code into STATUSES of each piece of work.
+    by_item = [STATUSES[1] if REPEATED in item.note else STATUSES[0] for item in costs.items]
+    holes = [reason == NO_MODEL or isinstance(reason, Failure) for reason in costs.reasons]
+    by_reason = [STATUSES[3] if hole else STATUSES[2] for hole in holes]
+    code = np.array([STATUSES.index(how) for how in (*by_item, *by_reason)], dtype=np.int64)
+    index = np.where(costs.item >= 0, costs.item, len(by_item) + costs.reason)
+    total = sums(code[index], work.dur, len(STATUSES))
+    return {
+        "rank": np.full(len(STATUSES), rank),
+        "status": list(STATUSES),
+        "dur_ns": total,
+        "fraction": total / max(int(total.sum()), 1),
+    }
+
+
+def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
+    """Rows of UNCOVERED for one rank, longest time first."""
+    rows = np.flatnonzero(costs.item < 0)
+    names = trace.arrays.names
+    op = work.op[rows]
+    name = lookup(trace.arrays.name, op, work.name[rows]).astype(np.int64)
+    group, (label, reason) = codes(name, costs.reason[rows])
+    dur = sums(group, work.dur[rows], len(label))
+    order = np.argsort(-dur, kind="stable")
+    return {
+        "rank": np.full(len(order), trace.meta.rank),
+        "name": Coded.used(label[order], names),
+        "reason": Coded.used(reason[order], costs.reasons),
+        "count": np.bincount(group, minlength=len(label))[order],
+        "dur_ns": dur[order],
+        "fraction": dur[order] / max(int(work.dur.sum()), 1),
+    }
+
+
+def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Utilisation:
+    """How much of the peak each step of a rank uses.
+
+    Args:
+        trace: of the rank.
+        work: its GPU work.
+        costing: how it was counted.
+        peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
+    """
+    steps = steps_of(trace)
+    # One entry a call: where it begins, and what it is.
+    counted = np.flatnonzero(costing.item >= 0)
+    _, first = np.unique(costing.call[counted], return_index=True)
+    calls = counted[first]
+    item = costing.item[calls]
+    costs = [entry.cost for entry in costing.items]
+    amount = np.array([cost.flops if cost.engine == "matrix" else 0 for cost in costs], dtype=float)
+    flops = amount[item] if len(costs) else np.empty(0)
+    peak_of_most = np.inf
+    if flops.any():  # that of the element type in which most FLOPs are
+        peaks, code = np.unique(peak[item], return_inverse=True)
+        peak_of_most = float(peaks[np.argmax(np.bincount(code, weights=flops))])
+    is_recompute = lookup(trace.once(recomputed), work.op[calls], False)
+    step = launched_in(trace, steps, work.event[calls])
+    number = len(steps.labels)
+
+    def total(values: NDArray[Any]) -> Float:
+        return np.bincount(step, weights=values, minlength=number).astype(np.float64)
+
+    dur = np.diff(steps.edges)
+    seconds = np.maximum(dur, 1) / 1e9
+    of_work = launched_in(trace, steps, work.event)
+    gpu_ns = sums(of_work, work.dur, number)
+    uncounted_ns = sums(of_work, np.where(costing.item < 0, work.dur, 0), number)
+    modelled = on_matrix_units(work) & np.isin(costing.item, np.flatnonzero(amount > 0))
+    # Work that is not counted and multiplies matrices, by its class.
+    computing = work.kind == WORK_KINDS.index("computation")
+    uncounted = computing & (costing.item < 0)
+    opaque = np.isin(work.category, [code for code, name in enumerate(work.categories) if name in OPAQUE])
+    computing_ns, not_counted_ns = (
+        sums(of_work, np.where(mask, work.dur, 0), number) for mask in (computing, uncounted)
+    )
+    mostly = not_counted_ns > _MOSTLY_UNCOUNTED * computing_ns
+    lacking: Bool = uncounted & (on_matrix_units(work) | (opaque & mostly[of_work]))
+    modelled_ns, lacking_ns = (
+        sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking)
+    )
+    unknown = lacking_ns > modelled_ns
+    figures = {
+        "flops": total(flops),
+        "recompute_flops": total(flops * is_recompute),
+        "flops_per_s": total(flops) / seconds,
+        "mfu": _share(total(flops * ~is_recompute) / seconds, peak_of_most),
+        "hfu": _share(total(flops) / seconds, peak_of_most),
+    }
+    rows = {
+        "rank": np.full(number, trace.meta.rank),
+        "step": steps.labels,
+        "dur_ns": dur,
+        "modelled_fraction": 1 - uncounted_ns / np.maximum(gpu_ns, 1),
+        **{name: np.where(unknown, -1.0, values) for name, values in figures.items()},
+    }
+    share = lacking_ns / np.maximum(lacking_ns + modelled_ns, 1)
+    # Steps whose FLOPs are not known, by the reason for most of their uncounted work.
+    reason_ns = np.zeros((number, max(len(costing.reasons), 1)), dtype=np.int64)
+    with_reason = np.flatnonzero(lacking & (of_work >= 0) & (costing.reason >= 0))
+    np.add.at(reason_ns, (of_work[with_reason], costing.reason[with_reason]), work.dur[with_reason])
+    main_reason, skips = reason_ns.argmax(axis=1), []
+    for reason in np.unique(main_reason[unknown]).tolist():
+        affected = np.flatnonzero(unknown & (main_reason == reason))
+        which = steps.labels[affected[0]] if len(affected) == 1 else f"{len(affected)} steps"
+        time = f"{share[affected].mean():.1%} of the time in kernels that (may) multiply matrices"
+        subject = f"rank {trace.meta.rank}: MFU of {which}"
+        skips.append(Skip(subject, f"no cost model for {time}: {costing.reasons[reason]}"))
+    return Utilisation(rows, skips)
+
+
+def _share(rate: Float, peak: float) -> Float:
+    return rate / peak if peak > 0 else np.full(len(rate), -1.0)
+
+
+def distances(
+    rank: int, work: Work, counted: Costing, limits: Bounds, device: Device | None, projected: bool
+) -> dict[str, Any]:
+    """Rows of ROOFLINE for one rank, largest recoverable time first.
+
+    Args:
+        rank: of the work.
+        work: its GPU work.
+        counted: how it was counted.
+        limits: what the device allows, by kind of call.
+        device: whose roofs these are, None where it is not known.
+        projected: whether the work ran on another one.
+    """
+    # Number of calls and their GPU time, by kind of call.
+    rows = np.flatnonzero(counted.item >= 0)
+    _, dur = call_time(work.take(rows), counted.call[rows])
+    _, first = np.unique(counted.call[rows], return_index=True)
+    item = counted.item[rows[first]]
+    size = len(counted.items)
+    count, dur = np.bincount(item, minlength=size), sums(item, dur, size)
+    # Kinds whose calls all lie outside of the scope or step have no row.
+    kept = np.flatnonzero(count)
+    count, dur = count[kept], dur[kept]
+    least = limits.roofline[kept] * count
+    known = limits.roofline[kept] >= 0
+    time = np.maximum(dur, 1)
+    efficiency = np.where(known, least / time, -1.0)
+    recoverable = np.where(known, np.maximum(dur - np.rint(least).astype(np.int64), 0), -1)
+    maf = limits.maf[kept]
+    maf_efficiency = np.where(maf >= 0, maf * count / time, -1.0)
+    order = np.lexsort((-dur, -recoverable))
+    kept, time = kept[order], time[order]
+    items = [counted.items[kind] for kind in kept.tolist()]
+    bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
+    notes = []
+    efficiency, maf_efficiency = efficiency[order], maf_efficiency[order]
+    for entry, limit, *reached in zip(
+        items, bound, efficiency.tolist(), maf_efficiency.tolist(), strict=True
+    ):
+        why = explain(entry, limit, device, projected, *reached) if device else ""
+        notes.append("; ".join(filter(None, (why, entry.note))))
+
+    # FLOPs and bytes of one call, and how many of them a second were achieved.
+    def amounts(name: str) -> Int:
+        return np.array([getattr(entry.cost, name) for entry in items], dtype=np.int64)
+
+    flops, read, write, link = map(amounts, ("flops", "read_bytes", "write_bytes", "link_bytes"))
+    linked = np.array([entry.cost.link != "" for entry in items], dtype=bool)
+    rate = count[order] / time * 1e9
+    return {
+        "name": [entry.name for entry in items],
+        "shapes": [entry.shapes for entry in items],
+        "dtype": [entry.cost.dtype for entry in items],
+        "dims": [" ".join(f"{key}={value}" for key, value in entry.cost.dims) for entry in items],
+        "bound": bound,
+        "note": notes,
+        "flops": flops,
+        "read_bytes": read,
+        "write_bytes": write,
+        "link_bytes": link,
+        "flops_per_s": flops * rate,
+        "bytes_per_s": np.where(linked, link, read + write) * rate,
+        "intensity": flops / np.maximum(read + write, 1),
+        "rank": np.full(len(kept), rank),
+        "count": count[order],
+        "dur_ns": dur[order],
+        "roofline_ns": np.where(known, np.rint(least), -1).astype(np.int64)[order],
+        "efficiency": efficiency,
+        "maf_efficiency": maf_efficiency,
+        "recoverable_ns": recoverable[order],
+    }
 
 
 @analyzer(
@@ -115,30 +411,23 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     if any(rank.projected for rank in ranks):
         meta["projected_onto"] = meta["roofs_of"]
     skips = list(dict.fromkeys(skip for rank in ranks for skip in rank.skips))
-    return result(tables, skips, scope=scope, **meta, **_shares(tables["coverage"]))
+    # Shares of all ranks' GPU time, by how it is counted.
+    table = tables["coverage"]
+    how, dur = table.coded("status"), table.array("dur_ns")
+    totals = [int(dur[how.equals(name)].sum()) for name in STATUSES]
+    total = max(sum(totals), 1)
+    return result(
+        tables,
+        skips,
+        scope=scope,
+        **meta,
+        **{
+            "coverage": sum(totals[:MODELLED]) / total,
+            "repeats_fraction": totals[1] / total,
+            "reasons_given": totals[STATUSES.index("reason given")] / total,
+        },
+    )
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "not known"
-
-
-def _shares(table: Table) -> dict[str, float]:
-    """Shares of all ranks' GPU time, by how it is counted."""
-    how, dur = table.coded("status"), table.array("dur_ns")
-    totals = [int(dur[how.equals(name)].sum()) for name in STATUSES]
-    total = max(sum(totals), 1)
-    return {
-        "coverage": sum(totals[:MODELLED]) / total,
-        "repeats_fraction": totals[1] / total,
-        "reasons_given": totals[STATUSES.index("reason given")] / total,
-    }
-
-
-def _no_device(trace: Trace) -> Skip:
-    names = sorted(filter(None, set(trace.meta.devices.values())))
-    subject = f"rank {trace.meta.rank}: roofline time and efficiency"
-    if trace.meta.cpu_only:
-        return Skip(subject, "CPU-only trace: no peaks for the CPU; FLOPs and bytes are counted")
-    if not names:
-        return Skip(subject, "the trace names no device; pass --device")
-    return Skip(subject, f"no peaks known for {', '.join(names)}; pass --device or --device-file")

@@ -2,26 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from statistics import median
 from typing import Any
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
-from tracelens.analysis.common import KINDS, grammar
-from tracelens.analysis.serving.global_steps import (
+from tracelens.analysis.common import KINDS, Label, grammar
+from tracelens.analysis.serving.steps import (
     GlobalStep,
+    RankSteps,
     Reference,
+    Step,
     by_one_clock,
     delay,
     global_steps,
+    rank_steps,
     reference,
 )
-from tracelens.analysis.serving.steps import RankSteps, Step, rank_steps
-from tracelens.analysis.serving.tables import ALIGNMENT, OVERLAP, RANKS, STEPS, SUMMARY, THROUGHPUT
-from tracelens.analysis.serving.throughput import NO_ARRIVALS, throughput
-from tracelens.table import Result, Skip, result
+from tracelens.table import RANK, Column, Result, Schema, Skip, result
 from tracelens.trace import Scope
+
+SUMMARY = Schema(
+    "Serving steps of all ranks",
+    (
+        Column("engine", "category", doc="engine, from its frames, labels and ops"),
+        Column(
+            "steps",
+            "int64",
+            "count",
+            "steps that several ranks ran together; -1, here and below: one rank only",
+        ),
+        Column("step_ns", "int64", "ns", "time of these steps, slowest rank each"),
+        Column(
+            "phase_mismatch_fraction",
+            "float64",
+            "fraction",
+            "share of step time with ranks in different phases; -1 if nothing to compare",
+        ),
+        Column(
+            "delay_ns",
+            "int64",
+            "ns",
+            "time beyond `decode_ns` in mismatched steps with a decoding rank; -1 if that is unknown",
+        ),
+        Column(
+            "alignable_ns",
+            "int64",
+            "ns",
+            "part of the delay saved if all ranks prefilled in the same steps: all but the delay by the "
+            "rank that prefills longest",
+        ),
+        Column("padding_fraction", "float64", "fraction", "1 - tokens / slots; -1 if unknown"),
+        Column(
+            "graph_padding_fraction",
+            "float64",
+            "fraction",
+            "1 - requests / captured batch size of their graphs; -1 if unknown",
+        ),
+        Column(
+            "eager_fraction",
+            "float64",
+            "fraction",
+            "share of the ranks' decode time outside graph replays; -1 if unknown",
+        ),
+        Column(
+            "dummy_fraction",
+            "float64",
+            "fraction",
+            "share of the ranks' step time in steps without a request",
+        ),
+        Column("tbo_steps", "int64", "count", "steps of a rank run as two overlapped batches"),
+        Column(
+            "tbo_imbalance", "float64", "ratio", "|a - b| / (a + b) of their tokens, all steps; -1 if unknown"
+        ),
+        Column(
+            "tbo_efficiency", "float64", "ratio", "their hidden / total communication; -1 if there is none"
+        ),
+        Column("mismatch_steps", "int64", "count", "with ranks in different phases"),
+        Column("mismatch_ns", "int64", "ns", "time of these steps"),
+        Column("tokens", "int64", "count", "tokens of requests, in steps that all ranks label"),
+        Column("slots", "int64", "count", "ranks x most tokens of a rank, summed over those steps"),
+        Column("decode_ns", "int64", "ns", "a step in which all ranks decode; -1 if unknown"),
+        Column(
+            "decode_source",
+            "category",
+            doc="of decode_ns: `all-decode steps`, their median; without any `least GPU work`, the least "
+            "work and transfers of a decoding rank without waiting",
+        ),
+    ),
+    doc="Expert-parallel ranks meet in every layer: all wait for a rank that prefills and are padded to "
+    "the rank with the most tokens. Ranks without requests are in no phase.",
+)
+RANKS = Schema(
+    "Kinds of steps",
+    (
+        RANK,
+        Column("kind", "category", doc=", ".join(KINDS)),
+        Column("count", "int64", "count", "steps"),
+        Column("dur_ns", "int64", "ns", "time of these steps"),
+        Column("fraction", "float64", "fraction", "share of the time of all steps of the rank"),
+        Column("requests", "int64", "count", "summed over the steps; -1 if a label lacks it"),
+        Column("tokens", "int64", "count", "summed over the steps; -1 if a label lacks it"),
+        Column(
+            "eager_fraction", "float64", "fraction", "share of the time outside graph replays; -1 if unknown"
+        ),
+        Column("dummy_fraction", "float64", "fraction", "share of the time in steps without a request"),
+    ),
+    doc="A step runs from its first to its last kernel, including waiting for other ranks; without linked "
+    "kernels, as long as its mark. Requests and tokens exclude dummies.",
+)
+THROUGHPUT = Schema(
+    "Throughput",
+    (
+        RANK,
+        Column("steps", "int64", "count", "steps after the first"),
+        Column("dur_ns", "int64", "ns", "from the end of the first step to the end of the last"),
+        Column("prompt_tokens", "int64", "count", "prefilled in these steps; -1 if a label lacks them"),
+        Column("prompt_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column("output_tokens", "int64", "count", "one per decoding request and step; -1 if unknown"),
+        Column("output_tokens_per_s", "float64", doc="-1 if unknown"),
+        Column(
+            "tpot_ns",
+            "int64",
+            "ns",
+            "time per output token: mean time between the ends of consecutive decoding steps, weighted by "
+            "the requests that decode in both; -1 if unknown",
+        ),
+        Column("tpot_max_ns", "int64", "ns", "the longest of these times"),
+        Column(
+            "prefill_ns",
+            "int64",
+            "ns",
+            "median step with prefill: a first token comes no sooner than its prefill step ends; -1 without",
+        ),
+    ),
+    doc="A step yields its tokens when it ends. Output tokens exclude the first of each request, which its "
+    "prefill yields. Requests are taken to decode in consecutive decoding steps.",
+)
+ALIGNMENT = Schema(
+    "Steps across ranks",
+    (
+        Column("step", "int64", "count", "position among the steps that several ranks ran together"),
+        Column("kinds", "category", doc="ranks by kind of step"),
+        Column("mismatch", "bool", doc="ranks with requests are in different phases"),
+        Column("dur_ns", "int64", "ns", "slowest rank"),
+        Column("ranks", "int64", "count", "ranks that labeled the step"),
+        Column("idle_ranks", "int64", "count", "ranks without a request: dummy or idle"),
+        Column("tokens_max", "int64", "count", "of the rank with the most tokens; -1 if unknown"),
+        Column("tokens_sum", "int64", "count", "of all requests; -1 if unknown"),
+        Column("padding_fraction", "float64", "fraction", "1 - sum / (ranks x max); -1 if unknown"),
+        Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
+    ),
+    doc="Steps are matched by order and overlap in time, on clocks aligned by collectives.",
+)
+OVERLAP = Schema(
+    "Two-batch overlap",
+    (
+        RANK,
+        Column("index", "int64", "count", "position among the steps of the rank"),
+        Column("kind", "category", doc="as in `ranks`"),
+        Column("tokens", "int64", "count", "-1 if unknown"),
+        Column(
+            "token_imbalance", "float64", "ratio", "|a - b| / (a + b) of the halves' tokens; -1 if unknown"
+        ),
+        Column("comm_ns", "int64", "ns", "communication in the step"),
+        Column("hidden_ns", "int64", "ns", "overlapped by computation"),
+        Column("overlap_efficiency", "float64", "ratio", "hidden / comm; -1 without communication"),
+    ),
+    doc="Steps split into two batches: one computes while the other communicates.",
+    detail=True,
+    key=(),
+)
+STEPS = Schema(
+    "Steps",
+    (
+        RANK,
+        Column("index", "int64", "count", "position among the steps of the rank"),
+        Column("kind", "category", doc="as in `ranks`"),
+        Column("eager", "bool", doc="kernels launched one by one"),
+        Column("graph", "bool", doc="a graph was replayed; both false if unknown"),
+        Column("dummy", "bool", doc="without a request"),
+        Column("tbo", "bool", doc="run as two overlapped batches"),
+        Column("requests", "int64", "count", "requests in the step, -1 if unknown"),
+        Column("graph_requests", "int64", "count", "captured batch size of the graph, -1 if unknown"),
+        Column("tokens", "int64", "count", "tokens that the step computes, -1 if unknown"),
+        Column("ts_ns", "int64", "ns", "by the clock of the first rank"),
+        Column("dur_ns", "int64", "ns", "first to last kernel of the step"),
+    ),
+    detail=True,
+    key=(),
+)
 
 TABLES = {
     "summary": SUMMARY,
@@ -31,6 +203,15 @@ TABLES = {
     "overlap": OVERLAP,
     "steps": STEPS,
 }
+
+_SERVED = ("prefill", "decode", "mixed", "idle")
+SPECULATIVE = "drafts are verified; how many of their tokens were accepted is not in the labels"
+UNLABELLED = "a label lacks the number of decoding requests or of their tokens"
+ONE_STEP = "the rank has fewer than two steps"
+EXCERPT = "only one phase is selected; leave --step out"
+NO_ARRIVALS = (
+    "the trace does not record when requests arrive; a prompt takes at least its prefill (`prefill_ns`)"
+)
 
 
 @analyzer("serving", title="Serving", order=90, part=rank_steps, shared=("aligned run",), tables=TABLES)
@@ -269,3 +450,73 @@ def _unknown(ranks: Sequence[RankSteps], steps: Sequence[GlobalStep]) -> list[Sk
         why = "the halves' token counts are not labeled (ub0[tok=512], ub1[tok=512])"
         skips.append(Skip("token balance of two-batch overlap", why))
     return skips
+
+
+def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
+    """The row of THROUGHPUT of one rank, None without two steps, and what its labels do not tell.
+
+    A step yields its tokens when it ends. So the first step sets the clock, and its tokens do not count.
+    """
+    # Where streams overlap, or the trace is damaged, a step may end before an earlier one does.
+    steps = sorted((step for step in rank.steps if step.label.kind in _SERVED), key=lambda step: step.end)
+    if len(steps) < 2 or rank.is_excerpt:
+        reason = EXCERPT if rank.is_excerpt else ONE_STEP
+        return None, [Skip(f"tokens per second of rank {rank.rank}", reason)]
+    dur_ns = steps[-1].end - steps[0].end
+    prompts = _sum([_prompt_tokens(step.label) for step in steps[1:]])
+    why_unknown = _why_unknown([step.label for step in rank.steps])
+    outputs = -1 if why_unknown else sum(_output_tokens(step.label) for step in steps[1:])
+    between = [] if why_unknown else list(_between_tokens(steps))
+    tokens = sum(requests for requests, _ in between)
+    prefills = [step.dur_ns for step in steps if _prompt_tokens(step.label) > 0]
+    return {
+        "rank": rank.rank,
+        "steps": len(steps) - 1,
+        "dur_ns": dur_ns,
+        "prompt_tokens": prompts,
+        "prompt_tokens_per_s": _rate(prompts, dur_ns),
+        "output_tokens": outputs,
+        "output_tokens_per_s": _rate(outputs, dur_ns),
+        "tpot_ns": round(sum(requests * ns for requests, ns in between) / tokens) if tokens else -1,
+        "tpot_max_ns": max((ns for _, ns in between), default=-1),
+        "prefill_ns": round(median(prefills)) if prefills else -1,
+    }, [Skip(f"output tokens of rank {rank.rank}", why_unknown)] if why_unknown else []
+
+
+def _why_unknown(labels: Sequence[Label]) -> str:
+    """Why the steps' output tokens are not known; "" where they are.
+
+    A decoding request gets one token a step, unless the step verifies drafts of several.
+    """
+    counts = [(label.decode_requests, label.decode_tokens) for label in labels if _counts(label)]
+    if any(label.kind == "draft" for label in labels) or any(0 <= each < tokens for each, tokens in counts):
+        return SPECULATIVE
+    return UNLABELLED if any(each < 0 or each != tokens for each, tokens in counts) else ""
+
+
+def _counts(label: Label) -> bool:
+    return label.kind in _SERVED and not label.dummy
+
+
+def _between_tokens(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
+    """(requests, ns) between consecutive decoding steps: the requests that get a token in both."""
+    decoding = [step for step in steps if _output_tokens(step.label)]
+    for before, step in pairwise(decoding):
+        yield min(_output_tokens(before.label), _output_tokens(step.label)), step.end - before.end
+
+
+def _prompt_tokens(label: Label) -> int:
+    return 0 if label.dummy else label.prefill_tokens
+
+
+def _output_tokens(label: Label) -> int:
+    """Tokens that a step appends to answers, one per decoding request."""
+    return 0 if label.dummy else label.decode_requests
+
+
+def _sum(numbers: Sequence[int]) -> int:
+    return -1 if min(numbers) < 0 else sum(numbers)
+
+
+def _rate(tokens: int, dur_ns: int) -> float:
+    return tokens / dur_ns * 1e9 if tokens >= 0 and dur_ns > 0 else -1.0

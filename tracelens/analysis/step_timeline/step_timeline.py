@@ -2,30 +2,444 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from statistics import median_low
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import AlignedRun
-from tracelens.analysis.step_timeline.marks import COMMON, marks, messages
-from tracelens.analysis.step_timeline.rank import RankTimeline, rank_timeline
-from tracelens.analysis.step_timeline.schemas import COMMUNICATION, SHARES, STATES, TABLES, TRACES, WAITING
-from tracelens.analysis.step_timeline.selection import kernel_table, select_steps
-from tracelens.analysis.step_timeline.states import States, coarser, merged, with_waiting
-from tracelens.table import Result, Skip, result, sums
-from tracelens.trace import Scope
-from tracelens.units import duration
+from tracelens.analysis.comm import NOT_RECORDED, SEND_RECV, AlignedRun, communication_labels
+from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.host import CAUSES, idle_time
+from tracelens.analysis.moe import STAGES, UNATTRIBUTED_NAME, regions
+from tracelens.analysis.overview import MODULE_MARK, NO_SHAPE, module_frames, program_scopes, shape_texts
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import (
+    RANK,
+    Coded,
+    Column,
+    Result,
+    Schema,
+    Skip,
+    Table,
+    codes,
+    nearest,
+    result,
+    shortened,
+    sums,
+)
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Union,
+    Work,
+    cut,
+    exclusive_pieces,
+    gpu_work,
+    is_step,
+    steps_of,
+)
+from tracelens.units import amount, duration
 
 KERNELS_SHOWN = 600_000
 """Of all ranks together: some 20 bytes each in a page."""
-
 STATES_SHOWN = 1_000_000
 """Likewise. Of more, short ones are put together, in the typical step last."""
-
 _FINEST_NS = 1000
+COMMUNICATION, WAITING, IDLE = "communication", "waiting", "idle"
+"""States besides the classes of kernels, copies and memsets."""
+_TIMES = (
+    Column("ts_ns", "int64", "ns", "since the first instant shown, by one clock for all ranks"),
+    Column("dur_ns", "int64", "ns", "from there to the end"),
+)
+SHARES = Schema(
+    "GPU time of each rank by activity",
+    (
+        RANK,
+        Column(
+            "state",
+            "category",
+            doc=f"kernel class, copy, fill (memset), {COMMUNICATION}, {WAITING} or {IDLE}",
+        ),
+        Column("dur_ns", "int64", "ns", "time in this state"),
+        Column("fraction", "float64", "fraction", "of the rank's recorded time"),
+    ),
+    doc="Each nanosecond counts once: computation hides communication, communication hides copies. "
+    f"{COMMUNICATION.capitalize()} moves data; {WAITING} is the time until the last rank arrives.",
+)
+STEPS = Schema(
+    "Steps in the picture",
+    (
+        Column("step", "str", doc="'' for a recording without step marks"),
+        *_TIMES,
+        Column("kernels", "int64", "count", "its kernels, copies and memsets on all ranks"),
+        Column("shown", "bool", doc="whether these are in the table `kernels`"),
+    ),
+    doc="A step runs from its first start to its last end on any rank.",
+    drawn=True,
+)
+STATES = Schema(
+    "Activity of each rank",
+    (
+        RANK,
+        *_TIMES,
+        Column("state", "category", doc="as in `shares`"),
+        Column(
+            "detail",
+            "category",
+            doc="op of a kernel; direction of a copy; collective and group; late rank and cause; cause of "
+            "idle time",
+        ),
+    ),
+    doc="Divides each rank's time without overlaps or gaps.",
+    drawn=True,
+)
+KERNELS = Schema(
+    "Kernels, copies and memsets",
+    (
+        RANK,
+        Column("stream", "int64", doc="stream of the GPU"),
+        *_TIMES,
+        Column("name", "category", doc="kernel, or kind and direction of a copy"),
+        Column("category", "category", doc="kernel class"),
+        Column("op", "category", doc="innermost op around the launch call"),
+        Column("shapes", "category", doc="of its arguments"),
+        Column(
+            "module",
+            "category",
+            doc="innermost nn.Module, else record_function scope; of backward work around the forward op",
+        ),
+        Column("stage", "category", doc="of the MoE layer"),
+        Column("source", "category", doc="innermost frame of the user's program, if recorded with stacks"),
+    ),
+    drawn=True,
+)
+TRACES = Schema(
+    "Traces in the picture",
+    (
+        RANK,
+        Column("host", "category", doc="name of the machine, '' where the trace does not say"),
+        Column("first_event_offset_ns", "int64", "ns", "its first event by the clock of the other tables"),
+    ),
+    doc="Perfetto shows times since the first event of a trace.",
+    drawn=True,
+)
+MARKS = Schema(
+    "Steps, passes and layers",
+    (
+        RANK,
+        Column("kind", "category", doc="step, serving, pipeline or moe_layer"),
+        Column("name", "category", doc="step mark, label of a serving step, pass or layer"),
+        *_TIMES,
+        Column("depth", "int64", "count", "0 outermost"),
+    ),
+    drawn=True,
+)
+MESSAGES = Schema(
+    "Messages between ranks",
+    (
+        Column("from_rank", "int64", doc="rank that sends"),
+        Column("from_ts_ns", "int64", "ns", "start of the send, by the clock of the other tables"),
+        Column("to_rank", "int64", doc="rank that receives"),
+        Column("to_ts_ns", "int64", "ns", "end of the receive"),
+        Column("name", "category", doc="process group and size"),
+    ),
+    drawn=True,
+)
+TABLES = {
+    "shares": SHARES,
+    "steps": STEPS,
+    "states": STATES,
+    "kernels": KERNELS,
+    "traces": TRACES,
+    "marks": MARKS,
+    "messages": MESSAGES,
+}
+COMMON = -1
+"""Stands for the common clock among those of the ranks."""
+_PHASE = {"forward": "F", "backward": "B"}
+
+
+class Selection(NamedTuple):
+    """The steps of a run in order of time, and those whose kernels are shown."""
+
+    begin: Mapping[str, int]  # first begin on any rank, ns by the common clock
+    end: Mapping[str, int]  # last end
+    kernels: Mapping[str, int]  # number of kernels, copies and memsets on all ranks
+    typical: str  # the step that stands for the run
+    shown: Sequence[str]  # steps whose kernels are shown
+    budget: int  # kernels shown at most
+
+    def table(self, origin: int) -> Table:
+        """Rows of STEPS, times since `origin`."""
+        return STEPS.from_rows(
+            (step, begin - origin, self.end[step] - begin, self.kernels[step], step in self.shown)
+            for step, begin in self.begin.items()
+        )
+
+    def skips(self) -> list[Skip]:
+        """What is not shown."""
+        why = f"the picture holds {self.budget:,} kernels"
+        hidden = [step for step in self.begin if step not in self.shown]
+        skips = [Skip(f"kernels of {len(hidden)} step(s): {shortened(hidden)}", why)] if hidden else []
+        if (count := self.kernels[self.typical]) > self.budget:
+            subject = f"all but the longest of {count:,} kernels of {self.typical or 'the run'}"
+            skips.append(Skip(subject, why))
+        return skips
+
+
+class RankTimeline(NamedTuple):
+    """One rank, times by its own clock."""
+
+    rank: int  # of the trace
+    host: str  # name of the machine, "" where the trace does not say
+    first_ns: int  # its first event
+    absent: str  # why there is nothing to show, "" where there is
+    labels: list[str]  # of its steps, "" for a recording without marks
+    edges: Int  # of the steps, one more than labels
+    states: States  # without waiting
+    step: Int  # of each kernel, position of the step that launched it
+    kernels: dict[str, Any]  # columns of KERNELS but the rank, in order of start
+
+
+State = tuple[str, str]
+"""State and detail, see STATES."""
+
+
+class States(NamedTuple):
+    """A rank's time, divided: pieces in order, without overlap or hole."""
+
+    start: Int  # ns
+    end: Int  # ns
+    code: Int  # into `states`
+    states: list[State]  # the different ones
+
+    @property
+    def state(self) -> Coded:
+        return Coded.merged(self.code, [state for state, _ in self.states])
+
+    @property
+    def detail(self) -> Coded:
+        return Coded.merged(self.code, [detail for _, detail in self.states])
+
+    def of(self, state: str) -> Bool:
+        """The pieces in this state."""
+        mask: Bool = np.array([name == state for name, _ in self.states], dtype=bool)[self.code]
+        return mask
+
+
+_FRAME = re.compile(r"^(?P<path>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$", re.DOTALL)
+_INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3[^/]*)/")
+_LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}
+
+
+def rank_timeline(trace: Trace, *, scope: Scope = "all") -> RankTimeline:
+    """The part of one rank.
+
+    Args:
+        trace: of the rank.
+        scope: which GPU work counts, see trace.Scope.
+    """
+    rank, work = trace.meta.rank, gpu_work(trace, scope)
+    if not len(work.event):
+        none = np.zeros(0, dtype=np.int64)
+        nothing = States(none, none, none, [])
+        return RankTimeline(
+            rank=rank,
+            host="",
+            first_ns=0,
+            absent=no_gpu_work(trace, scope),
+            labels=[],
+            edges=none,
+            states=nothing,
+            step=none,
+            kernels={},
+        )
+    steps = steps_of(trace)
+    labels = steps.labels if steps.marked else [""]
+    position = trace.arrays.places(trace.work.event)[work.event]
+    times = {"stream": work.stream, "ts_ns": work.start, "dur_ns": work.dur}
+    kernels = {**times, **activity_texts(trace, work)}
+    return RankTimeline(
+        rank=rank,
+        host=trace.meta.host,
+        first_ns=int(trace.arrays.start.min()),
+        absent="",
+        labels=labels,
+        edges=steps.edges,
+        states=rank_states(trace, scope),
+        step=steps.of_work[position],
+        kernels=kernels,
+    )
+
+
+def rank_states(trace: Trace, scope: Scope = "all") -> States:
+    """The states of a rank with GPU work, without its waiting, which needs all ranks.
+
+    Busy time is divided as in the breakdown, idle time by cause as in `idle`; pieces end with their step.
+    """
+    work = gpu_work(trace, scope)
+    row, start, end = exclusive_pieces(work.start, work.end, work.kind)
+    state_of_work, states = _busy(trace, work)
+    _, idle = idle_time(trace, scope)
+    start, end = np.concatenate((start, idle.start)), np.concatenate((end, idle.end))
+    code = np.concatenate((state_of_work[row], idle.cause + len(states)))
+    edges = steps_of(trace).edges
+    piece, start, end = cut(start, end, Union(edges[:-1], edges[1:]))
+    everything = States(start, end, code[piece], [*states, *((IDLE, cause) for cause in CAUSES)])
+    return merged(in_order(everything), edges)
+
+
+def _busy(trace: Trace, work: Work) -> tuple[Int, list[State]]:
+    """State of each piece of work, and the different ones."""
+    events = trace.arrays
+    names, unnamed = [*events.names, ""], len(events.names)
+    is_comm = work.kind == WORK_KINDS.index("comm")
+    computes = work.kind == WORK_KINDS.index("computation")
+    detail = np.where(computes, lookup(events.name, work.op, unnamed), work.name)
+    group, (category, text) = codes(work.category.astype(np.int64), detail.astype(np.int64))
+    states = [
+        (work.categories[class_code], names[name])
+        for class_code, name in zip(category.tolist(), text.tolist(), strict=True)
+    ]
+    comm = work.take(is_comm)
+    if len(comm.event):
+        labels = communication_labels(trace, comm)
+        pair, (collective, process_group) = codes(
+            labels.collective.codes.astype(np.int64), labels.group.codes.astype(np.int64)
+        )
+        group[is_comm] = len(states) + pair
+        states += [
+            (COMMUNICATION, _label(labels.collective.values[name], labels.group.values[of_group]))
+            for name, of_group in zip(collective.tolist(), process_group.tolist(), strict=True)
+        ]
+    return group, states
+
+
+def _label(collective: str, group: str) -> str:
+    known = [text for text in (collective, group) if text != NOT_RECORDED]
+    return " ".join(known)
+
+
+def in_order(states: States) -> States:
+    """The pieces in order of time, without those that have no extent."""
+    order = np.argsort(states.start, kind="stable")
+    order = order[states.end[order] > states.start[order]]
+    return states._replace(start=states.start[order], end=states.end[order], code=states.code[order])
+
+
+def merged(states: States, edges: Int) -> States:
+    """The same with neighbors of one step that are in one state as one piece.
+
+    Args:
+        states: in order.
+        edges: of the steps.
+    """
+    code, texts = _distinct(states)
+    begins = np.ones(len(code), dtype=bool)
+    begins[1:] = (code[1:] != code[:-1]) | np.isin(states.start[1:], edges)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(code))[: len(first)] - 1
+    return States(states.start[first], states.end[last], code[first], texts)
+
+
+def _distinct(states: States) -> tuple[Int, list[State]]:
+    """Codes and states, of which only those that occur, once each."""
+    used, code = np.unique(states.code, return_inverse=True)
+    number: dict[State, int] = {}
+    for value in used.tolist():
+        number.setdefault(states.states[value], len(number))
+    of_used = np.array([number[states.states[value]] for value in used.tolist()], dtype=np.int64)
+    return of_used[code], list(number)
+
+
+def activity_texts(trace: Trace, work: Work) -> dict[str, Coded]:
+    """What is known of each activity, one row each, "" where it is not.
+
+    Args:
+        trace: of the rank.
+        work: any of its GPU work.
+
+    Returns:
+        name, category, op, shapes, module, stage and source; see the schema KERNELS.
+    """
+    events = trace.arrays
+    names, unnamed = [*events.names, ""], len(events.names)
+    shape, shapes = shape_texts(trace, work)
+    columns = {
+        "name": Coded.used(work.name, work.names),
+        "category": Coded.used(work.category, work.categories),
+        "op": Coded.used(lookup(events.name, work.op, unnamed), names),
+        "shapes": Coded.used(shape, ["" if text == NO_SHAPE else text for text in shapes]),
+        "module": _around(trace, work, _modules(trace), [_module(name) for name in names]),
+        "stage": _stage(trace, work),
+        "source": _source(trace, work),
+    }
+    return {
+        name: Coded(column.codes.astype(np.int32, copy=False), column.values)
+        for name, column in columns.items()
+    }
+
+
+def _modules(trace: Trace) -> Bool:
+    frames = module_frames(trace)
+    return frames if frames.any() else program_scopes(trace)
+
+
+def _module(name: str) -> str:
+    return name.removeprefix(MODULE_MARK)
+
+
+def _around(trace: Trace, work: Work, marked: Bool, texts: list[str]) -> Coded:
+    """Text of the innermost marked event around each piece's forward op, else around its call.
+
+    Args:
+        trace: of the rank.
+        work: its work.
+        marked: of each event.
+        texts: of each name of events, and "" behind them.
+    """
+    events = trace.arrays
+    around = nearest(events.parent, events.depth, marked)
+    of_call, of_forward = (lookup(around, event, -1) for event in (work.host_call, work.forward))
+    event = np.where(of_forward >= 0, of_forward, of_call)
+    return Coded.used(lookup(events.name, event, len(texts) - 1), texts)
+
+
+def _stage(trace: Trace, work: Work) -> Coded:
+    texts = [*STAGES, UNATTRIBUTED_NAME, ""]
+    positions = trace.arrays.places(trace.work.event)[work.event]
+    stage = trace.once(regions).stage[positions]
+    return Coded.used(np.where(stage >= 0, stage, len(texts) - 1), texts)
+
+
+def _source(trace: Trace, work: Work) -> Coded:
+    events = trace.arrays
+    if not events.where("python").any():
+        return Coded(np.zeros(len(work.event), dtype=np.int64), [""])
+    texts = [user_frame(name) for name in events.names]
+    is_user_code = np.array([text != "" for text in texts], dtype=bool)[events.name]
+    return _around(trace, work, is_user_code & events.where("python"), [*texts, ""])
+
+
+def user_frame(name: str) -> str:
+    """A Python frame as "model.py:12 forward"; "" for one of Python, torch or Triton, and for other names.
+
+    >>> user_frame("/venv/lib/python3.12/site-packages/megatron/core/router.py(91): forward")
+    'megatron/core/router.py:91 forward'
+    """
+    frame = _FRAME.match(name)
+    if frame is None:
+        return ""
+    path = _INSTALLED.sub("", frame["path"])
+    if path.partition("/")[0].removesuffix(".py") in _LIBRARIES or path.startswith("<"):
+        return ""
+    return f"{path}:{frame['line']} {frame['function']}"
 
 
 @analyzer(
@@ -166,3 +580,224 @@ def _state_rows(part: RankTimeline, states: States, start: Mapping[int, int]) ->
         "state": states.state,
         "detail": states.detail,
     }
+
+
+def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: Mapping[int, int]) -> Table:
+    """The marks of all ranks, by rank and depth.
+
+    Args:
+        results: of `moe`, `pipeline` and `serving`.
+        parts: of the ranks.
+        start: rank to what is added to its times to get them since the first instant shown; that of the
+            first rank, by whose clock most results are, at -1.
+    """
+    steps = [_steps(part, start[part.rank]) for part in parts]
+    by_kind = {"step": steps} if any(len(rows["rank"]) for rows in steps) else {}
+    for kind, source, name, names in (
+        ("serving", "serving", "steps", _serving),
+        ("pipeline", "pipeline", "spans", _spans),
+        ("moe_layer", "moe", "passes", _layers),
+    ):
+        table = results[source].data.get(name)
+        if table is None or not len(table):
+            continue
+        # Passes through layers have the times of their rank.
+        shift = [start[rank if kind == "moe_layer" else COMMON] for rank in table.values("rank")]
+        times = table.array("ts_ns") + np.array(shift, dtype=np.int64)
+        by_kind[kind] = [_rows(table.array("rank"), names(table), times, table.array("dur_ns"))]
+    rows = [
+        row | {"kind": [kind] * len(row["rank"]), "depth": np.full(len(row["rank"]), depth)}
+        for depth, (kind, parts_of_kind) in enumerate(by_kind.items())
+        for row in parts_of_kind
+    ]
+    table = MARKS.concat(rows)
+    # A serving step without kernels lasts as long as its mark on the host, maybe before all GPU work.
+    table = table.take(table.array("ts_ns") >= 0)
+    return table.take(np.lexsort((table.array("ts_ns"), table.array("depth"), table.array("rank"))))
+
+
+def _rows(rank: Int, names: list[str], start: Int, dur: Int) -> dict[str, Any]:
+    return {"rank": rank, "name": Coded.of(names), "ts_ns": start, "dur_ns": dur}
+
+
+def _steps(part: RankTimeline, start: int) -> dict[str, Any]:
+    """The whole steps of a rank."""
+    whole = [number for number, step in enumerate(part.labels) if step and is_step(step)]
+    begin, end = part.edges[:-1][whole], part.edges[1:][whole]
+    names = [part.labels[number] for number in whole]
+    return _rows(np.full(len(whole), part.rank), names, begin + start, end - begin)
+
+
+def _serving(table: Table) -> list[str]:
+    """What a step serves: "decode 32" of 32 tokens."""
+    columns = map(table.values, ("kind", "dummy", "tokens", "requests"))
+    names = []
+    for kind, dummy, tokens, requests in zip(*columns, strict=True):
+        size = tokens if tokens >= 0 else requests
+        name = f"dummy {kind}" if dummy and kind != "idle" else kind
+        names.append(f"{name} {size}" if size >= 0 and not dummy else name)
+    return names
+
+
+def _spans(table: Table) -> list[str]:
+    chunks = len(set(table.values("chunk"))) > 1
+    rows = zip(table.values("phase"), table.values("microbatch"), table.values("chunk"), strict=True)
+    return [
+        f"{_PHASE[phase]} micro-batch {microbatch}{f' chunk {chunk}' if chunks else ''}"
+        for phase, microbatch, chunk in rows
+    ]
+
+
+def _layers(table: Table) -> list[str]:
+    rows = zip(table.values("layer"), table.values("phase"), strict=True)
+    return [f"layer {layer} {phase}" for layer, phase in rows]
+
+
+def messages(aligned: AlignedRun, origin: int, end: int) -> Table:
+    """Sends with their receives that lie in the picture.
+
+    Args:
+        aligned: the run.
+        origin: first instant shown, ns by the common clock.
+        end: last instant.
+    """
+    rows = []
+    for pair in aligned.collectives:
+        sender, receiver = pair.participants[0], pair.participants[-1]
+        if pair.collective == SEND_RECV and origin <= sender.start and receiver.end <= end:
+            size = f": {amount(pair.bytes, 'bytes')}" if pair.bytes >= 0 else ""
+            times = sender.start - origin, receiver.end - origin
+            rows.append((sender.rank, times[0], receiver.rank, times[1], f"{pair.group}{size}"))
+    return MESSAGES.from_rows(rows)
+
+
+def select_steps(parts: Sequence[RankTimeline], shift: Mapping[int, int], budget: int) -> Selection:
+    """The steps of a run.
+
+    Args:
+        parts: of its ranks, at least one.
+        shift: rank to the ns that are added to its times to get them by the common clock.
+        budget: kernels that can be shown; the typical step is always among those that are.
+    """
+    begins: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {}
+    kernels: dict[str, int] = {}
+    for part in parts:
+        counts = np.bincount(part.step, minlength=len(part.labels)).tolist()
+        edges = (part.edges + shift[part.rank]).tolist()
+        for position, step in enumerate(part.labels):
+            begins.setdefault(step, []).append(edges[position])
+            ends.setdefault(step, []).append(edges[position + 1])
+            kernels[step] = kernels.get(step, 0) + counts[position]
+    order = sorted(begins, key=lambda step: min(begins[step]))
+    durations = {step: sum(ends[step]) - sum(begins[step]) for step in order}
+    whole = [step for step in order if is_step(step)] or order
+    everywhere = [step for step in whole if len(begins[step]) == len(parts)] or whole
+    mean_ns = [durations[step] // len(begins[step]) for step in everywhere]
+    # As the scenarios choose theirs, so that the picture and the findings are about one step.
+    typical = everywhere[mean_ns.index(median_low(mean_ns))]
+    return Selection(
+        {step: min(begins[step]) for step in order},
+        {step: max(ends[step]) for step in order},
+        kernels,
+        typical,
+        _shown([typical, *(step for step in order if step != typical)], kernels, budget),
+        budget,
+    )
+
+
+def _shown(steps: Sequence[str], kernels: Mapping[str, int], budget: int) -> list[str]:
+    """The first of these steps, and of the others, whole ones first, as many as there is room for."""
+    first, *others = steps
+    others.sort(key=lambda step: not is_step(step))
+    total = np.cumsum([kernels[step] for step in (first, *others)]).tolist()
+    return [first, *(step for step, so_far in zip(others, total[1:], strict=True) if so_far <= budget)]
+
+
+def kernel_rows(part: RankTimeline, selection: Selection, start: int) -> dict[str, Any]:
+    """Rows of KERNELS of one rank.
+
+    Args:
+        part: of the rank.
+        selection: of the run.
+        start: what is added to times to get them since the first instant shown.
+    """
+    number_shown = [number for number, step in enumerate(part.labels) if step in selection.shown]
+    rows = np.flatnonzero(np.isin(part.step, number_shown))
+    count = selection.kernels[selection.typical]
+    if count > selection.budget:  # that step is alone; each rank has its share
+        rows = rows[longest(part.kernels["dur_ns"][rows], len(rows) * selection.budget // count)]
+    columns = {name: values.take(rows) for name, values in part.kernels.items()}
+    return columns | {"rank": np.full(len(rows), part.rank), "ts_ns": columns["ts_ns"] + start}
+
+
+def longest(dur: Int, count: int) -> Int:
+    """Positions of the longest of several durations, in order."""
+    return np.sort(np.argsort(-dur, kind="stable")[:count])
+
+
+def kernel_table(parts: Sequence[RankTimeline], selection: Selection, start: Mapping[int, int]) -> Table:
+    """KERNELS of all ranks, one below the other; `start` as for `kernel_rows`, by rank."""
+    return KERNELS.concat([kernel_rows(part, selection, start[part.rank]) for part in parts])
+
+
+def with_waiting(states: States, lost: Table) -> States:
+    """The states with the part of the communication that waits for other ranks.
+
+    Args:
+        states: of a rank, by its own clock.
+        lost: its rows of the table `lost` of `stragglers`, which lie in its communication.
+    """
+    # A kernel that waits while another does has no time of its own there.
+    lost = lost.take(lost.array("dur_ns") > 0)
+    if not len(lost):
+        return states
+    lost = lost.take(np.argsort(lost.array("local_ts_ns"), kind="stable"))
+    begin = lost.array("local_ts_ns")
+    waits = Union(begin, begin + lost.array("dur_ns"))
+    cause = lost.coded("cause")
+    late, (late_ranks, causes) = codes(lost.array("late_rank"), cause.codes.astype(np.int64))
+    late += len(states.states)
+    details = [
+        waiting_for(rank, cause.values[code])
+        for rank, code in zip(late_ranks.tolist(), causes.tolist(), strict=True)
+    ]
+    comm = np.flatnonzero(states.of(COMMUNICATION))
+    others = np.flatnonzero(~states.of(COMMUNICATION))
+    moves = Union(states.start[comm], states.end[comm])
+    waited, wait_start, wait_end = cut(*waits, moves)
+    moving, start, end = cut(*moves, waits.complement(int(states.start[0]), int(states.end[-1])))
+    return in_order(
+        States(
+            np.concatenate((states.start[others], start, wait_start)),
+            np.concatenate((states.end[others], end, wait_end)),
+            np.concatenate((states.code[others], states.code[comm[moving]], late[waited])),
+            [*states.states, *((WAITING, detail) for detail in details)],
+        )
+    )
+
+
+def waiting_for(rank: int, cause: str) -> str:
+    """Whom a rank waits for, and why that one is late."""
+    return f"for rank {rank}" if cause == "unknown" else f"for rank {rank}: {cause.replace('_', ' ')}"
+
+
+def coarser(states: States, edges: Int, bin_ns: int, kept: int = -1) -> States:
+    """Fewer pieces with the same totals in each bin of this length: there each state is one piece.
+
+    Args:
+        states: in order.
+        edges: of the steps.
+        bin_ns: within it the order of short pieces is lost; longer ones stay where they are.
+        kept: number of the step that stays as it is, -1 for none.
+    """
+    step = np.searchsorted(edges, states.start, side="right") - 1
+    first, last = ((time - edges[step]) // bin_ns for time in (states.start, states.end - 1))
+    short = (first == last) & (step != kept)
+    begins = np.ones(len(short), dtype=bool)
+    begins[1:] = ~short[1:] | ~short[:-1] | (first[1:] != first[:-1]) | (step[1:] != step[:-1])
+    group, (_, code) = codes(np.cumsum(begins), states.code)
+    dur = np.zeros(len(code), dtype=np.int64)
+    np.add.at(dur, group, states.end - states.start)
+    end = states.start[0] + np.cumsum(dur)
+    return States(end - dur, end, code, states.states)

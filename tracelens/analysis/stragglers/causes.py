@@ -1,50 +1,116 @@
-"""Why a rank was last at a collective: its work since the previous one, against the other ranks'."""
+"""Why a rank was last at a collective: its work since the previous one, against the other ranks'.
+
+`Comparison` gives the verdicts; `Delays` what each rank lost anew; `Workloads` more work, or the same work
+more slowly.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
-from tracelens.analysis.stragglers.delays import DelayRecorder, delays_of
-from tracelens.analysis.stragglers.medians import weighted_median
-from tracelens.analysis.stragglers.readiness import Carried, carried
 from tracelens.analysis.stragglers.segments import (
     BLOCKED,
+    COLLECTIVE,
     COMM,
+    GARBAGE,
+    LATE,
+    LOADING,
+    OTHER,
+    SILENT,
     TIMES,
     WORK,
+    Carried,
+    ComparedSpan,
+    Key,
     Segments,
+    Spans,
+    carried,
+    median_of_others,
+    weighted_median,
 )
-from tracelens.analysis.stragglers.spans import Span, Spans
-from tracelens.analysis.stragglers.verdict import CAUSES, HOLDING, IDLE, REASON, Verdict
-from tracelens.analysis.stragglers.workload import Excess, Workloads
-from tracelens.arrays import Float, Int
+from tracelens.analysis.stragglers.thresholds import (
+    AT_ONCE,
+    BESIDE,
+    COMPARABLE,
+    EXPLAINED,
+    MORE_CALLS_RATIO,
+    SAME_WORK,
+    SLOWER_RATIO,
+    SMALL_NS,
+    UNQUEUED_NS,
+    USUAL_WEIGHT,
+)
+from tracelens.arrays import Bool, Float, Int
+from tracelens.table import codes, sums
+from tracelens.trace import is_step
 from tracelens.units import duration
 
-SMALL_NS = 2_000
-"""Waiting of all others together that needs no cause."""
+CAUSES = (
+    "token_load",
+    "extra_work",
+    "slow_kernels",
+    "silent_host",
+    "data_loading",
+    "blocking_call",
+    "garbage_collection",
+    "collective_call",
+    "late_launch",
+    "inherited",
+    "unknown",
+)
+IDLE = {
+    SILENT: "silent_host",
+    LOADING: "data_loading",
+    BLOCKED: "blocking_call",
+    GARBAGE: "garbage_collection",
+    COLLECTIVE: "collective_call",
+    LATE: "late_launch",
+}
+HOLDING = {
+    SILENT: "it was in no recorded call for",
+    LOADING: "it was loading data for",
+    BLOCKED: "it was blocked for",
+    GARBAGE: "it collected garbage for",
+}
+"""What can hold a host up before its launches are late, in words."""
+REASON = {
+    "silent_host": "the host was in no recorded op or call: {host}",
+    "data_loading": "the host was loading data in {host}",
+    "blocking_call": "the host was blocked in {host}",
+    "garbage_collection": "of garbage collection: {host}",
+    "collective_call": "the host was in {host}",
+    "late_launch": "the host launched late, the longest time in {host}",
+}
+"""Why a host was late, with what it was in."""
+HOLDS = (SILENT, LOADING, GARBAGE, BLOCKED)
+"""What a host can lose its lead with while its GPU is busy; its launches are late afterwards."""
 
-EXPLAINED = 0.3
-"""A cause accounts for at least this share of the lateness."""
+_FIRST = re.compile(r"\[(\d+)")
+_LEAST_CALLS = 1e-9  # no division by zero
+_EXPERTS = re.compile(r"grouped_mm|grouped_gemm|moe|expert|permute", re.IGNORECASE)
+_SHOWN = 80  # characters of an op or its arguments
+_SHAPE = re.compile(r"\[([\d,]+)\]")
 
-AT_ONCE = 4096
-"""Of so many communication kernels that a rank began last, the one it spent most time in is sought."""
 
-# A kernel that starts within this of its launch call did not stand in a queue: the host decided when.
-_UNQUEUED_NS = 30_000
-# Sender and receiver with less work in common than this were in different parts of the program.
-_SAME_WORK = 0.5
+class StragglerVerdict(NamedTuple):
+    """Why the last rank of a collective was late."""
+
+    rank: int  # who is to blame: the last rank, or one of the others that held it up before
+    cause: str  # one of CAUSES
+    evidence: str  # the figures that say so
+    late_ns: int  # how late the last rank was
+    # evidence of the verdict that a chain of inherited lateness goes back to, "" where this is it
+    root: str = ""
 
 
 class Comparison:
     """Compares the ranks of collectives; made once for a run.
-
-    Attributes:
-        cut: late arrivals behind more than AT_ONCE communication kernels, not all of which were looked at.
-        recorder: of the delays at all collectives; full when the verdicts are made.
 
     Args:
         parts: by rank.
@@ -62,68 +128,66 @@ class Comparison:
         self._spans = Spans(parts, aligned)
         self._cpu_only = any(part.cpu_only for part in parts.values())
         self._ready = (
-            {rank: part.ready for rank, part in parts.items()},
-            {rank: part.beside_end for rank, part in parts.items()},
+            {rank: part.kernels.ready for rank, part in parts.items()},
+            {rank: part.kernels.beside_end for rank, part in parts.items()},
         )
         self._collectives = collectives = aligned.collectives
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, StragglerVerdict] = {}
         self._reach = {rank: np.maximum.accumulate(comm.end) for rank, comm in self._communication.items()}
-        self.cut = 0
-        self.recorder = DelayRecorder()
+        self.cut = 0  # late arrivals behind more than AT_ONCE communication kernels: not all were looked at
+        self.recorder = DelayRecorder()  # of the delays at all collectives; full when the verdicts are made
         self._of_kernel: dict[tuple[int, int], int] = {}
         for index, collective in enumerate(collectives):
             for participant in collective.participants:
                 self._of_kernel.setdefault((participant.rank, participant.record.kernel), index)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[StragglerVerdict]:
         """Why the last rank of each collective was late."""
         # In order of arrival, so that what a collective inherits is known by then.
         order = sorted(range(len(self._collectives)), key=lambda index: self._collectives[index].last.start)
         for index in order:
             collective = self._collectives[index]
             spans = self._spans.of(index, collective)
-            times = np.array([self._numbers(participant, spans) for participant in collective.participants])
+            participants = collective.participants
+            # Time of each member's span by TIMES, and its begin.
+            times = np.array(
+                [
+                    [*(before[span.last] - before[span.first]).astype(float), span.begin]
+                    for member in participants
+                    for before, span in [(self._time_before[member.rank], spans[member.rank])]
+                ]
+            )
             before = None
             if not self._cpu_only:  # what a CPU computes beside communication slows that down
                 before = carried(collective, self._spans.common(index, collective), *self._ready, self._shift)
             self._verdicts[index] = self._verdict(index, collective, spans, times, before)
-            # A receive waits for its sender in every schedule of a pipeline.
-            if collective.collective != SEND_RECV:
-                self._record(collective, spans, times, before)
+            if collective.collective == SEND_RECV:
+                continue  # a receive waits for its sender in every schedule of a pipeline
+            # What each rank lost on its way to the collective.
+            held = [self._held(participant, spans[participant.rank]) for participant in participants]
+            start = np.array([participant.start for participant in participants])
+            called = np.array([self._called(participant) for participant in participants])
+            ns = delays_of(
+                start,
+                times[:, -1],
+                times[:, :-1],
+                None if any(values is None for values in held) else np.array(held, dtype=float),
+                (called >= 0) & (start - called <= UNQUEUED_NS),
+                before.more_ns if before else None,
+            )
+            own = times[:, :-1].sum(axis=1) - times[:, COMM]
+            ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
+            self.recorder.add(ranks, steps, ns, float(np.median(own)))
         return [self._verdicts[index] for index in range(len(self._collectives))]
-
-    def _record(
-        self,
-        collective: MatchedCollective,
-        spans: Mapping[int, Span],
-        times: Float,
-        before: Carried | None,
-    ) -> None:
-        """What each rank lost on its way to a collective."""
-        participants = collective.participants
-        held = [self._held(participant, spans[participant.rank]) for participant in participants]
-        start = np.array([participant.start for participant in participants])
-        called = np.array([self._called(participant) for participant in participants])
-        ns = delays_of(
-            start,
-            times[:, -1],
-            times[:, :-1],
-            None if any(values is None for values in held) else np.array(held, dtype=float),
-            (called >= 0) & (start - called <= _UNQUEUED_NS),
-            before.more_ns if before else None,
-        )
-        own = times[:, :-1].sum(axis=1) - times[:, COMM]
-        ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
-        self.recorder.add(ranks, steps, ns, float(np.median(own)))
 
     def _verdict(
         self,
         index: int,
         collective: MatchedCollective,
-        spans: Mapping[int, Span],
+        spans: Mapping[int, ComparedSpan],
         times_of_all: Float,
         before: Carried | None,
-    ) -> Verdict:
+    ) -> StragglerVerdict:
         last, wait = collective.last, collective.wait_ns
         is_last = np.array([participant.rank == last.rank for participant in collective.participants])
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]
@@ -133,7 +197,7 @@ class Comparison:
         )[0]
         if sum(wait.values()) < SMALL_NS:
             evidence = f"the others waited {duration(sum(wait.values()))} in total"
-            return Verdict(last.rank, "unknown", evidence, round(late))
+            return StragglerVerdict(last.rank, "unknown", evidence, round(late))
         if before and before.more_ns[before.last] < EXPLAINED * late <= before.before_ns:
             text = f"its computation was {duration(before.before_ns)} behind that of the others before"
             return self._from(index, *self._at(last.rank, before.kernel, text), round(late))
@@ -152,29 +216,33 @@ class Comparison:
             explained_ns |= excess.ns
         cause = max(CAUSES[:-1], key=lambda name: explained_ns.get(name, 0.0))
         is_work = excess is not None and cause in ("token_load", "extra_work")
-        if excess is not None and is_work and _other_stage(collective, excess):
+        # Sender and receiver may be in different parts of the program.
+        is_pair = collective.collective == SEND_RECV
+        if excess is not None and is_work and is_pair and excess.alike < SAME_WORK:
             text = f"{excess.text[cause]}; pipeline stages differ by design, which says nothing about load"
-            return Verdict(last.rank, "unknown", text, round(late))
+            return StragglerVerdict(last.rank, "unknown", text, round(late))
         if explained_ns.get(cause, 0.0) >= max(EXPLAINED * late, 1):
             if cause == "inherited":
-                return self._inherited(index, spans[last.rank], times, typical, round(late))
+                # A rank that was late for what it did itself is still late for that, and so is one of the
+                # others that held the last rank up elsewhere.
+                return self._from(index, *self._before(last, spans[last.rank], times, typical), round(late))
             text = self._evidence(cause, last, spans, times, typical, excess)
             if cause == "late_launch":
                 return self._late_launch(text, late, collective, spans, weight)
-            return Verdict(last.rank, cause, text, round(late))
-        return Verdict(last.rank, "unknown", _unexplained(late, extra), round(late))
-
-    def _numbers(self, participant: Participant, spans: Mapping[int, Span]) -> Float:
-        """Time of a member's span by TIMES, and its begin."""
-        span = spans[participant.rank]
-        before = self._time_before[participant.rank]
-        return np.append((before[span.last] - before[span.first]).astype(float), span.begin)
+            return StragglerVerdict(last.rank, cause, text, round(late))
+        most = int(np.argmax(extra[:-1]))
+        activity = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
+        largest = "no activity took longer"
+        if extra[most] > 0:
+            largest = f"mostly {duration(extra[most])} more {activity}"
+        text = f"{duration(late)} late, not explained by the trace: {largest} than the others"
+        return StragglerVerdict(last.rank, "unknown", text, round(late))
 
     def _evidence(
         self,
         cause: str,
         last: Participant,
-        spans: Mapping[int, Span],
+        spans: Mapping[int, ComparedSpan],
         times: Float,
         typical: Float,
         excess: Excess | None,
@@ -189,7 +257,7 @@ class Comparison:
         idle = "no op ran for" if self._parts[last.rank].cpu_only else "GPU idle"
         return f"{idle} {versus} because {REASON[cause].format(host=host or 'a call')}"
 
-    def _host(self, rank: int, span: Span, kind: int) -> str:
+    def _host(self, rank: int, span: ComparedSpan, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
         part = self._parts[rank]
         if span.first == span.last:
@@ -198,16 +266,15 @@ class Comparison:
         code = int(part.host[piece, kind])
         return part.texts[code] if code >= 0 else ""
 
-    def _inherited(self, index: int, span: Span, times: Float, typical: Float, late: int) -> Verdict:
-        """The verdict for lateness that was there before: whose and what it was then, if that is known.
+    def _from(self, index: int, text: str, before: int, late: int) -> StragglerVerdict:
+        """The verdict for lateness that was there before, if it is known: whose and what it was then.
 
-        A rank that was late for what it did itself is still late for that, and so is one of the others that
-        held the last rank up elsewhere.
+        Args:
+            index: of the collective.
+            text: evidence.
+            before: the collective that the lateness comes from, -1 if unknown.
+            late: ns.
         """
-        return self._from(index, *self._before(self._collectives[index].last, span, times, typical), late)
-
-    def _from(self, index: int, text: str, before: int, late: int) -> Verdict:
-        """The same, with the evidence and the collective that the lateness comes from (-1 if unknown)."""
         collective = self._collectives[index]
         last = collective.last
         # Clocks that are off can turn the order of two around.
@@ -217,14 +284,14 @@ class Comparison:
             or origin.cause in ("inherited", "unknown")
             or origin.rank not in collective.wait_ns
         ):
-            return Verdict(last.rank, "inherited", text, late)
+            return StragglerVerdict(last.rank, "inherited", text, late)
         held = "" if origin.rank == last.rank else f"held rank {last.rank} up, which "
         # One link of a long chain says as much as all of them.
         root = origin.root or origin.evidence
         between = ", late from before: " if origin.root else ": "
-        return Verdict(origin.rank, origin.cause, f"{held}{text}{between}{root}", late, root)
+        return StragglerVerdict(origin.rank, origin.cause, f"{held}{text}{between}{root}", late, root)
 
-    def _before(self, last: Participant, span: Span, times: Float, typical: Float) -> tuple[str, int]:
+    def _before(self, last: Participant, span: ComparedSpan, times: Float, typical: Float) -> tuple[str, int]:
         """Evidence for lateness that a rank brought with it, and the collective it brought it from."""
         comm, shift = self._communication[last.rank], self._shift[last.rank]
         start = last.start - shift
@@ -265,9 +332,9 @@ class Comparison:
         begins as soon as it is launched waited for nothing else either.
         """
         called = [self._called(participant) for participant in (last, *waiting)]
-        if min(called) < 0 or last.start - called[0] > _UNQUEUED_NS:
+        if min(called) < 0 or last.start - called[0] > UNQUEUED_NS:
             return ""
-        if not self._parts[last.rank].beside[last.record.kernel]:
+        if not self._parts[last.rank].kernels.beside[last.record.kernel]:
             return ""
         behind = -weighted_median((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
         if behind < EXPLAINED * late:
@@ -279,9 +346,9 @@ class Comparison:
         text: str,
         late: float,
         collective: MatchedCollective,
-        spans: Mapping[int, Span],
+        spans: Mapping[int, ComparedSpan],
         weight: Float,
-    ) -> Verdict:
+    ) -> StragglerVerdict:
         """The verdict for late launches: what held the host up may have come while its GPU was still busy.
 
         A host that has lost its lead launches each kernel late for a while. Ranks that wait for the last one
@@ -291,7 +358,7 @@ class Comparison:
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]
         held = [self._held(participant, spans[participant.rank]) for participant in (last, *waiting)]
         if any(times is None for times in held):
-            return Verdict(last.rank, "late_launch", text, round(late))
+            return StragglerVerdict(last.rank, "late_launch", text, round(late))
         of_all = np.array(held, dtype=float)
         typical = weighted_median(of_all[1:], weight)
         extra = of_all[0] - typical
@@ -299,39 +366,425 @@ class Comparison:
         # Sender and receiver block where their parts of the program do, which says nothing of either.
         between_stages = kind == BLOCKED and collective.collective == SEND_RECV
         if extra[kind] < max(EXPLAINED * late, 1) or between_stages:
-            return Verdict(last.rank, "late_launch", text, round(late))
+            return StragglerVerdict(last.rank, "late_launch", text, round(late))
         host = self._host(last.rank, spans[last.rank], kind)
         times = f"{duration(of_all[0][kind])} (others {duration(typical[kind])})"
         evidence = f"{text}; before, {HOLDING[kind]} {times}{host and ' in '}{host}"
-        return Verdict(last.rank, IDLE[kind], evidence, round(late))
+        return StragglerVerdict(last.rank, IDLE[kind], evidence, round(late))
 
-    def _held(self, participant: Participant, span: Span) -> Int | None:
+    def _held(self, participant: Participant, span: ComparedSpan) -> Int | None:
         """What the host did from one launch to the other, ns by TIMES; None if unknown."""
         part, kernel = self._parts[participant.rank], participant.record.kernel
-        if part.launch[kernel] < 0 or (span.before >= 0 and part.launch[span.before] < 0):
+        if part.kernels.launch[kernel] < 0 or (span.before >= 0 and part.kernels.launch[span.before] < 0):
             return None
-        before = part.held[span.before] if span.before >= 0 else 0
-        held: Int = np.maximum(part.held[kernel] - before, 0)
+        before = part.kernels.held[span.before] if span.before >= 0 else 0
+        held: Int = np.maximum(part.kernels.held[kernel] - before, 0)
         return held
 
     def _called(self, participant: Participant) -> int:
-        launch = int(self._parts[participant.rank].launch[participant.record.kernel])
+        launch = int(self._parts[participant.rank].kernels.launch[participant.record.kernel])
         return launch + self._shift[participant.rank] if launch >= 0 else -1
 
 
-def _unexplained(late: float, extra: Float) -> str:
-    """Evidence where nothing explains the lateness."""
-    most = int(np.argmax(extra[:-1]))
-    activity = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
-    largest = (
-        f"mostly {duration(extra[most])} more {activity}" if extra[most] > 0 else "no activity took longer"
-    )
-    return f"{duration(late)} late, not explained by the trace: {largest} than the others"
+class Delays(NamedTuple):
+    """Delays of all ranks, one row for each collective that a rank took part in."""
+
+    ranks: Sequence[int]  # number of ranks
+    steps: Sequence[str]  # number of steps
+    rank: Int  # position of the rank
+    step: Int  # position of the step
+    position: Int  # of the collective among those of the rank and step
+    ns: Float  # of the delay, by TIMES; OTHER has what nothing explains
+    typical_ns: Float  # what the ranks took since their last collective, in the median
+
+    def without_first(self) -> Delays:
+        """All steps but the first."""
+        kept = self.step > 0
+        rows = (self.position[kept], self.ns[kept], self.typical_ns[kept])
+        return Delays(self.ranks, self.steps[1:], self.rank[kept], self.step[kept] - 1, *rows)
+
+    def by_step(self, kind: int) -> Float:
+        """Delays of one kind: ns by rank and step."""
+        total = np.zeros((len(self.ranks), len(self.steps)))
+        np.add.at(total, (self.rank, self.step), self.ns[:, kind])
+        return total
+
+    def by_position(self, kind: int, ranks: Int) -> Float:
+        """Delays of one kind over what is usual there: by rank, step and position among the collectives.
+
+        A host that is slow by a tenth loses most where there is most to do, and so do the others at times.
+        Relative to the time that all take there, and to what the other ranks lose there in the mean of all
+        steps, it loses as much everywhere.
+        """
+        shape = len(self.ranks), len(self.steps), int(self.position.max(initial=0)) + 1
+        ns, typical_ns = np.zeros(shape), np.zeros(shape)
+        cells = self.rank, self.step, self.position
+        ns[cells], typical_ns[cells] = self.ns[:, kind], self.typical_ns
+        mean_ns = ns.mean(axis=1, keepdims=True)
+        others_ns = (mean_ns.sum(axis=0) - mean_ns) / max(len(self.ranks) - 1, 1)
+        usual_ns = typical_ns + max(float(self.typical_ns.mean()), 1.0) + USUAL_WEIGHT * others_ns
+        result: Float = (ns / usual_ns)[ranks]
+        return result
 
 
-def _other_stage(collective: MatchedCollective, excess: Excess) -> bool:
-    """Whether sender and receiver were in different parts of the program."""
-    return collective.collective == SEND_RECV and excess.alike < _SAME_WORK
+class DelayRecorder:
+    """Collects delays, collective by collective."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Sequence[int], Sequence[str], Float, Float]] = []
+
+    def add(self, ranks: Sequence[int], steps: Sequence[str], ns: Float, typical_ns: float) -> None:
+        """One collective: its ranks, the step of each, their delays by `delays_of`, the typical time."""
+        self._rows.append((ranks, steps, ns, np.full(len(ranks), typical_ns)))
+
+    def delays(self) -> Delays:
+        """All of them, of the steps alone."""
+        ranks = sorted({rank for of_ranks, *_ in self._rows for rank in of_ranks})
+        steps = list(
+            dict.fromkeys(step for _, of_ranks, *_ in self._rows for step in of_ranks if is_step(step))
+        )
+        rank_code, step_code = (
+            {value: code for code, value in enumerate(values)} for values in (ranks, steps)
+        )
+        count: Counter[tuple[int, int]] = Counter()
+        rank, step, position, kept = [], [], [], []
+        for of_ranks, of_steps, *_ in self._rows:
+            for number, label in zip(of_ranks, of_steps, strict=True):
+                kept.append(label in step_code)
+                if kept[-1]:
+                    cell = rank_code[number], step_code[label]
+                    rank.append(cell[0])
+                    step.append(cell[1])
+                    position.append(count[cell])
+                    count[cell] += 1
+        ns = np.concatenate([row[2] for row in self._rows] or [np.empty((0, len(TIMES)))])
+        typical_ns = np.concatenate([row[3] for row in self._rows] or [np.empty(0)])
+        is_kept = np.array(kept, dtype=bool)
+        return Delays(
+            ranks=ranks,
+            steps=steps,
+            rank=np.array(rank, dtype=np.int64),
+            step=np.array(step, dtype=np.int64),
+            position=np.array(position, dtype=np.int64),
+            ns=ns[is_kept],
+            typical_ns=typical_ns[is_kept],
+        )
+
+
+class Excess(NamedTuple):
+    """Why one rank computed longer than the others."""
+
+    # because of more rows in the same ops (token_load), more or other work (extra_work), or the same work
+    # being slower (slow_kernels)
+    ns: Mapping[str, float]
+    text: Mapping[str, str]  # evidence for each
+    alike: float  # share of its time in ops in which the others spent a comparable time
+
+
+class _Table(NamedTuple):
+    """Work of one stretch by key: codes, ascending, with calls and ns of each."""
+
+    key: Int
+    calls: Float
+    ns: Int
+
+
+class _Usual(NamedTuple):
+    """Time of a call by key, ascending: the median of the other ranks, 0 where none has it."""
+
+    key: Int
+    ns: Float
+
+
+class Workloads:
+    """The work of all ranks under common keys.
+
+    Args:
+        parts: by rank.
+        routed: ranks that were sent more tokens than the others; None where no exchange of tokens shows it.
+        sole: ranks that were sent all tokens.
+    """
+
+    def __init__(
+        self, parts: Mapping[int, Segments], routed: Collection[int] | None, sole: Collection[int]
+    ) -> None:
+        self._parts, self._routed, self._sole = parts, routed, sole
+        code: dict[Key, int] = {}
+        self._code = {
+            rank: np.array([code.setdefault(key, len(code)) for key in part.work.keys], dtype=np.int64)
+            for rank, part in parts.items()
+        }
+        self._keys = list(code)
+        self._family = families(self._keys)
+        self._tables = {rank: self._table(rank, 0, len(part.time)) for rank, part in parts.items()}
+        self._varies = np.bincount(self._family, minlength=len(self._keys)) > 1
+        self._extra_calls = self._compare_calls()
+        self._usual, self._slowness = self._compare_all()
+        self._beside = {rank: self._largest_beside(rank) for rank in parts}
+
+    def excess(self, ranges: Sequence[tuple[int, int, int]], more: float, weight: Float) -> Excess:
+        """What the first of several ranks computed more than the others.
+
+        Args:
+            ranges: (rank, first piece, last piece), the one in question first.
+            more: ns that it computed longer than they, to be divided among the reasons.
+            weight: of each of the others.
+        """
+        late_rank, *other_ranks = (self._table(rank, first, last) for rank, first, last in ranges)
+        overall = self._usual[ranges[0][0]]
+        typical = self._means(late_rank.key, other_ranks)
+        # What they did not run at these shapes now, they may have run at another time.
+        typical = np.where(typical > 0, typical, overall.ns[np.searchsorted(overall.key, late_rank.key)])
+        known = typical > 0
+        mean = late_rank.ns / np.maximum(late_rank.calls, _LEAST_CALLS)
+        slower = np.where(known, (mean - typical) * late_rank.calls, 0.0)
+        # What the others did not run at these shapes: as much slower as this GPU is at what they did.
+        factor = self._slowness[ranges[0][0]]
+        rest = 1 - 1 / factor if factor >= SLOWER_RATIO else 0.0
+        slow = float(slower.sum() + late_rank.ns[~known].sum() * rest)
+        # Where one makes up for the other, the larger one did all that was left.
+        slow = min(max(slow, 0.0), more)
+        measured = f"{duration(more)} more computation than the median of the others"
+        total = float(late_rank.ns.sum()) - more
+        nearest = min(other_ranks, key=lambda table: abs(float(table.ns.sum()) - total))
+        usual_ns = np.where(
+            known, np.minimum(typical * late_rank.calls, late_rank.ns), late_rank.ns * (1 - rest)
+        )
+        at_usual_speed = late_rank._replace(ns=np.round(usual_ns).astype(np.int64))
+        other, rows = self._other_work(ranges[0][0], at_usual_speed, other_ranks, weight)
+        extra = float(other.ns.sum())
+        # Of more time than there is to explain, each explains its share.
+        share = min((more - slow) / max(extra + rows, 1.0), 1.0)
+        ns = {"token_load": rows * share, "extra_work": extra * share}
+        text = {"token_load": self._load_text(late_rank, nearest)}
+        text["extra_work"] = self._other_text(ranges[0][0], other) or text["token_load"]
+        text["slow_kernels"] = self._slow_text(late_rank, mean, typical, slower, factor)
+        # Kernels are slower beside work that no other rank has.
+        if slow > extra and (key := self._beside.get(ranges[0][0], -1)) >= 0:
+            ns["extra_work"] += slow
+            slow = 0.0
+            text["extra_work"] = f"{text['slow_kernels']}; in addition {self._extra(ranges[0][0], key)}"
+        ns["slow_kernels"] = slow
+        alike = self._alike(late_rank, nearest)
+        return Excess(ns, {cause: f"{measured}: {words}" for cause, words in text.items()}, alike)
+
+    def _other_work(
+        self, rank: int, table: _Table, others: Sequence[_Table], weight: Float
+    ) -> tuple[_Table, float]:
+        """The work that a rank has beyond the others: what is more or other, and ns of more rows in the same.
+
+        Args:
+            rank: of the table.
+            table: of the stretch in question, with what its calls take on the other ranks.
+            others: of the other ranks.
+            weight: of each of them.
+        """
+        family, (codes_of_family,) = codes(self._family[table.key])
+        calls, ns = np.zeros((2, len(codes_of_family)))
+        np.add.at(calls, family, table.calls)
+        np.add.at(ns, family, table.ns)
+        usual = np.zeros((len(others), 2, len(codes_of_family)))
+        for row, other in enumerate(others):
+            position = np.minimum(
+                np.searchsorted(codes_of_family, self._family[other.key]), len(codes_of_family) - 1
+            )
+            same = codes_of_family[position] == self._family[other.key]
+            np.add.at(usual[row, 0], position[same], other.calls[same])
+            np.add.at(usual[row, 1], position[same], other.ns[same])
+        usual_calls, usual_ns = (weighted_median(usual[:, part], weight) for part in (0, 1))
+        more = np.maximum(ns - usual_ns, 0)
+        more_calls = np.maximum(calls - usual_calls, 0) * ns / np.maximum(calls, _LEAST_CALLS)
+        varies = self._varies[codes_of_family]
+        # How often experts are called depends on the tokens, too.
+        by_tokens = varies & (usual_calls > 0) & self._is_routed(rank, codes_of_family)
+        # Where the others' experts get no tokens at all, they do not run.
+        by_tokens |= (usual_calls == 0) & (rank in self._sole)
+        # What all ranks call as often, they may call elsewhere.
+        is_extra = self._extra_calls[rank][codes_of_family] & ~by_tokens
+        extra = np.where(is_extra, np.minimum(np.where(usual_calls > 0, more_calls, ns), more), 0)
+        extra = np.where(varies & (usual_calls > 0) & ~by_tokens, more, extra)
+        in_family = extra[family] * table.ns / np.maximum(ns[family], 1)
+        other = _Table(table.key, table.calls, np.round(in_family).astype(np.int64))
+        return other, float(np.where(usual_calls > 0, more, ns)[by_tokens].sum())
+
+    def _is_routed(self, rank: int, family: Int) -> Bool:
+        """Whether more rows in these families are more tokens of the rank's experts."""
+        if self._routed is not None:
+            return np.full(len(family), rank in self._routed)
+        experts = {
+            int(code)
+            for code, key in zip(self._family, self._keys, strict=True)
+            if _EXPERTS.search(f"{key.op} {key.kernel}")
+        }
+        return np.isin(family, list(experts))
+
+    def _other_text(self, rank: int, other: _Table) -> str:
+        """The work with most of the time that the other ranks do not have, "" where there is none."""
+        if not len(other.key) or other.ns.max() <= 0:
+            return ""
+        row = int(np.argmax(other.ns))
+        return f"{self._extra(rank, int(other.key[row]))} ({duration(float(other.ns[row]))} here)"
+
+    def _extra(self, rank: int, key: int) -> str:
+        """How many more calls of a key a rank has, and where."""
+        counts = sorted(self._calls(number, key) for number in self._parts if number != rank)
+        more = self._calls(rank, key) - counts[len(counts) // 2]
+        extra = round(more / max(self._parts[rank].steps, 1))
+        name = f"{self._name(key)} {_short(self._keys[key].arguments)}".rstrip()
+        only = np.array([key])
+        alone = f" on stream {self._stream(rank, only)[0]}, which no other rank uses"
+        where = alone if self._on_own_stream(rank, only)[0] else ""
+        return f"{extra:,} extra {name} per step{where}" if extra > 0 else f"{name}{where}"
+
+    def _stream(self, rank: int, key: Int) -> Int:
+        """The stream of most calls of each key on a rank, -1 for none."""
+        stream = np.full(len(self._keys), -1, dtype=np.int64)
+        stream[self._code[rank]] = self._parts[rank].work.stream
+        return stream[key]
+
+    def _on_own_stream(self, rank: int, key: Int) -> Bool:
+        """Whether these keys run on a stream that no other rank computes on."""
+        # Of a host that works itself they are threads.
+        if self._parts[rank].cpu_only:
+            return np.zeros(len(key), dtype=bool)
+        streams = [part.work.stream for number, part in self._parts.items() if number != rank]
+        stream = self._stream(rank, key)
+        return (stream >= 0) & ~np.isin(stream, np.concatenate([*streams, np.empty(0, dtype=np.int64)]))
+
+    def _calls(self, rank: int, key: int) -> int:
+        """Calls of a key in the whole recording."""
+        return int(self._parts[rank].work.key_calls[self._code[rank] == key].sum())
+
+    def _table(self, rank: int, first: int, last: int) -> _Table:
+        part = self._parts[rank]
+        low, high = np.searchsorted(part.work.piece, (first, last))
+        group, (key,) = codes(self._code[rank][part.work.key[low:high]])
+        calls = np.zeros(len(key))
+        np.add.at(calls, group, part.work.calls[low:high])
+        return _Table(key, calls, sums(group, part.work.ns[low:high], len(key)))
+
+    def _means(self, key: Int, tables: Sequence[_Table]) -> Float:
+        """Time of a call of each key: the median of the ranks that have it, 0 where none has."""
+        if not len(key):
+            return np.empty(0)
+        values = np.full((len(tables), len(key)), np.inf)
+        for row, table in enumerate(tables):
+            position = np.minimum(np.searchsorted(key, table.key), len(key) - 1)
+            same = key[position] == table.key
+            values[row, position[same]] = (table.ns / np.maximum(table.calls, _LEAST_CALLS))[same]
+        values.sort(axis=0)
+        count = np.isfinite(values).sum(axis=0)
+        columns = np.flatnonzero(count)
+        count = count[columns]
+        result = np.zeros(len(key))
+        result[columns] = (values[(count - 1) // 2, columns] + values[count // 2, columns]) / 2
+        return result
+
+    def _largest_beside(self, rank: int) -> int:
+        """The key with most of the work that a rank has on a stream of its own, -1 where it slows nothing.
+
+        It slows the other kernels down where it takes a good part of what these lose.
+        """
+        part, table = self._parts[rank], self._tables[rank]
+        keys = self._code[rank]
+        own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
+        usual = self._usual[rank].ns
+        lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())
+        if not own.any() or float(part.work.key_ns[own].sum()) < BESIDE * lost:
+            return -1
+        return int(keys[own][np.argmax(part.work.key_ns[own])])
+
+    def _compare_calls(self) -> dict[int, Bool]:
+        """In the whole recording: which families each rank calls more often than the others in the median."""
+        ranks = list(self._parts)
+        calls = np.zeros((len(ranks), len(self._keys)))
+        for row, rank in enumerate(ranks):
+            np.add.at(calls[row], self._family[self._code[rank]], self._parts[rank].work.key_calls)
+        result = {}
+        for row, rank in enumerate(ranks):
+            others = np.delete(calls, row, axis=0)
+            usual = np.median(others, axis=0) if len(others) else calls[row]
+            result[rank] = calls[row] > usual * MORE_CALLS_RATIO + 0.5
+        return result
+
+    def _compare_all(self) -> tuple[dict[int, _Usual], dict[int, float]]:
+        """In the whole recording: what others take for the work of each rank, and how much longer it does."""
+        tables = self._tables
+        usual_of, slowness = {}, {}
+        has_arguments = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
+        for (rank, table), typical in zip(tables.items(), _without_own(list(tables.values())), strict=True):
+            usual_of[rank] = _Usual(table.key, typical)
+            # The same arguments are the same work; the same name and grid need not be, since persistent
+            # kernels have one grid for all sizes.
+            known = (typical > 0) & has_arguments[table.key]
+            expected = float((typical * table.calls)[known].sum())
+            slowness[rank] = float(table.ns[known].sum()) / expected if expected > 0 else 1.0
+        return usual_of, slowness
+
+    def _load_text(self, table: _Table, reference: _Table) -> str:
+        """The op with the most additional time, and in what its calls differ."""
+        ns_by_op, reference_by_op = self._by_op(table), self._by_op(reference)
+        if not ns_by_op:
+            return "in kernels without a name"
+        op = max(ns_by_op, key=lambda name: ns_by_op[name] - reference_by_op.get(name, 0))
+        compared = f"{op} ({duration(ns_by_op[op])} against {duration(reference_by_op.get(op, 0))})"
+        if op not in reference_by_op:
+            return f"{compared}, which the others do not run at this point"
+        (rows, calls, largest), (reference_rows, reference_calls, reference_largest) = (
+            self._sizes(table, op) for table in (table, reference)
+        )
+        if min(rows, reference_rows) > 0 and rows != reference_rows:
+            return f"{rows:,} rows against {reference_rows:,} in {compared}"
+        if calls != reference_calls:
+            return f"{compared}, {_calls(calls)} against {reference_calls:,}"
+        return (
+            f"{compared}, {largest} against {reference_largest}" if largest != reference_largest else compared
+        )
+
+    def _alike(self, table: _Table, reference: _Table) -> float:
+        ns_by_op, reference_by_op = self._by_op(table), self._by_op(reference)
+        same = sum(ns for op, ns in ns_by_op.items() if reference_by_op.get(op, 0) >= COMPARABLE * ns)
+        return same / max(sum(ns_by_op.values()), 1)
+
+    def _by_op(self, table: _Table) -> dict[str, int]:
+        ns_by_op: dict[str, int] = {}
+        for key, ns in zip(table.key.tolist(), table.ns.tolist(), strict=True):
+            name = self._name(key)
+            ns_by_op[name] = ns_by_op.get(name, 0) + ns
+        return ns_by_op
+
+    def _sizes(self, table: _Table, op: str) -> tuple[int, int, str]:
+        """Rows that go into an op (of the first tensor), its calls, and the arguments with most time."""
+        of_op = [row for row, key in enumerate(table.key.tolist()) if self._name(key) == op]
+        keys = [self._keys[table.key[row]] for row in of_op]
+        calls = table.calls[of_op]
+        rows = [_rows(key.arguments) for key in keys]
+        largest = keys[int(np.argmax(table.ns[of_op]))]
+        total = round(
+            sum(rows_per_call * number for rows_per_call, number in zip(rows, calls.tolist(), strict=True))
+        )
+        return total, round(float(calls.sum())), _short(largest.arguments or largest.kernel)
+
+    def _name(self, key: int) -> str:
+        work = self._keys[key]
+        return work.op or _short(work.kernel.partition(" x ")[0])
+
+    def _slow_text(self, table: _Table, mean: Float, typical: Float, slower: Float, factor: float) -> str:
+        """The calls that took most time beyond the others' equal calls."""
+        device = "CPU" if any(part.cpu_only for part in self._parts.values()) else "GPU"
+        overall = f"over the whole recording its {device} takes {factor:.2f}x as long for equal work"
+        if not len(slower) or slower.max() <= 0:
+            return overall
+        worst = int(np.argmax(slower))
+        key = self._keys[table.key[worst]]
+        text = (
+            f"{self._name(int(table.key[worst]))} {_short(key.arguments)}".rstrip()
+            + f" {duration(mean[worst])} per call against {duration(typical[worst])}"
+            + f" ({_calls(table.calls[worst])})"
+        )
+        if not key.arguments and not key.kernel.endswith("blocks"):
+            text += ", arguments not recorded: the call may have been larger"
+        return f"{text}; {overall}" if factor >= SLOWER_RATIO else text
 
 
 def _routed(collectives: Sequence[MatchedCollective]) -> set[int] | None:
@@ -358,3 +811,99 @@ def _sole(collectives: Sequence[MatchedCollective]) -> set[int]:
         if collective.collective.startswith("all_to_all") and len(got) == 1:
             count[got[0]] += 1
     return {rank for rank, number in count.items() if 2 * number > count.total()}
+
+
+def delays_of(
+    start: Int, begin: Float, times: Float, held: Float | None, unqueued: Bool, most: Float | None
+) -> Float:
+    """The delays of the ranks of one collective, ns by TIMES.
+
+    Args:
+        start: when each arrives.
+        begin: when each left the collective before.
+        times: what each did since then, by TIMES.
+        held: what the host of each did from one launch to the other, by TIMES; None if unknown.
+        unqueued: whether its kernel began as soon as it was launched.
+        most: of the delay of each, None where that is not limited.
+    """
+    late = start - median_of_others(start[:, None].astype(float))[:, 0]
+    extra = times - median_of_others(times)
+    brought = np.maximum(begin - median_of_others(begin[:, None])[:, 0], 0) + np.maximum(extra[:, COMM], 0)
+    own = np.maximum(late - brought, 0)
+    if most is not None:
+        own = np.clip(most, 0, own)
+    ns = np.maximum(extra, 0)
+    ns[:, COMM] = 0
+    total = ns.sum(axis=1)
+    ns *= np.minimum(own / np.maximum(total, 1), 1)[:, None]
+    rest = own - ns.sum(axis=1)
+    # A kernel that stood in no queue waited for its launch, although other work ran meanwhile.
+    ns[:, LATE] += np.where(unqueued, rest, 0)
+    ns[:, OTHER] += np.where(unqueued, 0, rest)
+    if held is not None:
+        more = np.maximum(held - median_of_others(held), 0)
+        for kind in HOLDS:
+            for unexplained in (LATE, OTHER):
+                moved = np.minimum(np.maximum(more[:, kind] - ns[:, kind], 0), ns[:, unexplained])
+                ns[:, kind] += moved
+                ns[:, unexplained] -= moved
+    return ns
+
+
+def _rows(arguments: str) -> int:
+    """First dimension of the first tensor, 0 where there is none."""
+    dimension = _FIRST.search(arguments)
+    return int(dimension[1]) if dimension else 0
+
+
+def _calls(number: float) -> str:
+    count = max(round(number), 1)
+    return f"{count:,} calls" if count > 1 else "1 call"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _without_own(tables: Sequence[_Table]) -> list[Float]:
+    """By table, time of a call of each of its keys: the median of the other tables that have it, else 0."""
+    key = np.concatenate([table.key for table in tables])
+    mean = np.concatenate([table.ns / np.maximum(table.calls, _LEAST_CALLS) for table in tables])
+    order = np.lexsort((mean, key))
+    group = key[order]
+    first, last = np.searchsorted(group, group), np.searchsorted(group, group, side="right")
+    rank_among, others_count = np.arange(len(order)) - first, last - first - 1
+    middle = [offset + (offset >= rank_among) for offset in ((others_count - 1) // 2, others_count // 2)]
+    low, high = (mean[order][np.minimum(first + offset, len(order) - 1)] for offset in middle)
+    typical = np.zeros(len(key))
+    typical[order] = np.where(others_count > 0, (low + high) / 2, 0.0)
+    return np.split(typical, np.cumsum([len(table.key) for table in tables])[:-1])
+
+
+def families(keys: Sequence[Key]) -> Int:
+    """The family of each key: keys of one op whose arguments are the same but for one size.
+
+    `bf16[96,64] bf16[64,64]` and `bf16[32,64] bf16[64,64]` are of a family, and so are `bf16[64,96]
+    bf16[96,64]` and `bf16[64,32] bf16[32,64]`: one size may be in several places. Kernels without arguments
+    are told by their name, whatever the number of their blocks.
+    """
+    shared: Counter[tuple[str, str]] = Counter()
+    forms = [sorted(set(_forms(key))) for key in keys]
+    for of_key in forms:
+        shared.update(of_key)
+    code: dict[tuple[str, str], int] = {}
+    return np.array(
+        [code.setdefault(max(of_key, key=lambda form: shared[form]), len(code)) for of_key in forms],
+        dtype=np.int64,
+    )
+
+
+def _forms(key: Key) -> Iterator[tuple[str, str]]:
+    """What a key may share with others of its family: its arguments with one of their sizes left open."""
+    yield key.op, key.arguments or key.kernel.partition(" x ")[0]
+    shapes = [shape.split(",") for shape in _SHAPE.findall(key.arguments)]
+    for size in {size for shape in shapes for size in shape}:
+        fixed = {part for shape in shapes for part in shape} - {size, "1"}
+        # Something must be left that tells one weight from another.
+        if fixed:
+            yield key.op, re.sub(rf"(?<=[\[,]){size}(?=[\],])", "*", key.arguments)

@@ -1,11 +1,21 @@
-"""What one rank did between its communication kernels: the part that travels to where ranks are compared."""
+"""What one rank did between its communication kernels: the part that travels to where ranks are compared.
+
+`Spans` tells which stretch of it is compared before a collective, `carried` what lateness communication
+beside computation carries along: where gradients are reduced beside the backward pass, ranks that wait in one
+all-reduce compute on, and are ready for the next ones before it is over. The late rank is last at each of
+them for as long as it takes to compute what the others have done in the meantime. That is no delay of its
+own: in its computation it is as far behind as before.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.host import (
     CAUSES,
     CODE,
@@ -17,20 +27,10 @@ from tracelens.analysis.host import (
     threads,
     waiting_calls,
 )
-from tracelens.analysis.stragglers.readiness import ready_times
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
+from tracelens.arrays import Bool, Float, Int, lookup, ranges
 from tracelens.table import codes, sums
-from tracelens.trace import (
-    WORK_KINDS,
-    Scope,
-    Trace,
-    Work,
-    describe,
-    gpu_work,
-    shares,
-    steps_of,
-    union,
-)
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, describe, gpu_work, shares, steps_of, union
 
 TIMES = (
     "work",
@@ -46,9 +46,7 @@ TIMES = (
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
 idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
 data, in the call of a collective; or idle for anything else."""
-
 WORK, COMM, LATE, BLOCKED, GARBAGE, SILENT, LOADING, COLLECTIVE, OTHER = range(len(TIMES))
-
 _KIND = {
     "launch overhead": LATE,
     "queue refill": LATE,
@@ -61,80 +59,55 @@ _KIND = {
 }
 _KIND_OF_CAUSE = np.array([_KIND.get(name, OTHER) for name in CAUSES])
 
-# After a call that blocked, the host takes this long at most to launch again. An idle GPU beyond that has
-# another reason than the call.
-RESTART_NS = 100_000
-# A host that does the work itself does not wait where it reads a value, and one read takes no time. Where it
-# reads so many in one gap it is in a loop of them, and that is what it does from the first to the last.
-_LOOP = 10
-
 
 class Key(NamedTuple):
-    """Work that is the same on every rank: an op with its arguments, or where these are missing a kernel.
+    """Work that is the same on every rank: an op with its arguments, or where these are missing a kernel."""
 
-    Attributes:
-        op: name, "" where there is none.
-        arguments: shapes and types as text, "" where none were recorded.
-        kernel: name of the kernel and number of its blocks, "" where the arguments say it all.
-    """
+    op: str  # name, "" where there is none
+    arguments: str  # shapes and types as text, "" where none were recorded
+    kernel: str  # name of the kernel and number of its blocks, "" where the arguments say it all
 
-    op: str
-    arguments: str
-    kernel: str
+
+class WorkTable(NamedTuple):
+    """Calls and time of each key in each piece, and of each key in the whole recording."""
+
+    piece: Int  # of each row, ascending
+    key: Int  # of the same, code into `keys`
+    calls: Float  # calls of that key in that piece; one that crosses a border counts for its share
+    ns: Int  # of the same, time that is nobody else's
+    keys: list[Key]  # all of them
+    key_calls: Int  # calls of each key in the whole recording
+    key_ns: Int  # their time, whatever ran beside them
+    stream: Int  # of each key, the one with most of its time; -1 for none
+
+
+class CommunicationKernels(NamedTuple):
+    """What is known of each communication kernel besides its times."""
+
+    launch: Int  # start of its launch call, -1 if not in the trace
+    beside: Bool  # whether other work was running when it began
+    held: Int  # ns by TIMES of the launching host from the first edge to that launch, whatever the GPU did
+    ready: Int  # when it was launched and the computation before it had ended, -1 if unknown
+    beside_end: Bool  # whether other work was running when it ended
 
 
 class Segments(NamedTuple):
     """The time of one rank, cut at each start and end of its communication kernels.
 
     Piece i is [edges[i], edges[i + 1]); the first one begins with the recording.
-
-    Attributes:
-        rank: of the trace.
-        edges: ns, ascending; empty where it does not communicate.
-        time: ns of each piece (rows) by TIMES (columns); a row adds up to the piece.
-        host: what the host was in, by piece and TIMES: code into `texts`, -1 if unknown.
-        longest: ns of the longest gap, whose host that is.
-        texts: of `host`.
-        piece: of each row of the work table, ascending.
-        key: of the same, code into `keys`.
-        calls: calls of that key in that piece; one that crosses a border counts for its share.
-        ns: of the same, time that is nobody else's.
-        keys: all of them.
-        key_calls: calls of each key in the whole recording.
-        key_ns: their time, whatever ran beside them.
-        stream: of each key, the one with most of its time; -1 for none.
-        launch: start of the launch call of each communication kernel, -1 if not in the trace.
-        beside: whether other work was running when that kernel began.
-        held: ns by TIMES of the launching host from the first edge to that launch, whatever the GPU did.
-        ready: when that kernel was launched and the computation before it had ended, -1 if unknown.
-        beside_end: whether other work was running when that kernel ended.
-        step_ns: mean length of its steps.
-        steps: number of its steps.
-        cpu_only: whether the work is the host's.
     """
 
-    rank: int
-    edges: Int
-    time: Int
-    host: Int
-    longest: Int
-    texts: list[str]
-    piece: Int
-    key: Int
-    calls: Float
-    ns: Int
-    keys: list[Key]
-    key_calls: Int
-    key_ns: Int
-    stream: Int
-    launch: Int
-    beside: Bool
-    held: Int
-    ready: Int
-    beside_end: Bool
-    step_ns: float
-    steps: int
-    cpu_only: bool = False
+    rank: int  # of the trace
+    edges: Int  # ns, ascending; empty where it does not communicate
+    time: Int  # ns of each piece (rows) by TIMES (columns); a row adds up to the piece
+    host: Int  # what the host was in, by piece and TIMES: code into `texts`, -1 if unknown
+    longest: Int  # ns of the longest gap, whose host that is
+    texts: list[str]  # of `host`
+    work: WorkTable
+    kernels: CommunicationKernels
+    step_ns: float  # mean length of its steps
+    steps: int  # number of its steps
+    cpu_only: bool = False  # whether the work is the host's
 
 
 class _Gap(NamedTuple):
@@ -145,6 +118,132 @@ class _Gap(NamedTuple):
     ns: Int
     host: Int
     texts: list[str]
+
+
+class ComparedSpan(NamedTuple):
+    """A rank's time before a collective."""
+
+    first: int  # piece that it begins with
+    last: int  # piece that it ends before
+    # ns by the common clock, since the collective's last arrival (a double cannot count from 1970)
+    begin: int
+    before: int  # communication kernel after which it begins, -1 for the recording's begin
+    kernels: int  # communication kernels since the last collective that all participants shared
+
+
+class Ends:
+    """Communication kernels of a rank in order of their ends; of those that end together the later first.
+
+    Args:
+        end: of each kernel, ns.
+    """
+
+    def __init__(self, end: Int) -> None:
+        self._order = np.lexsort((-np.arange(len(end)), end))
+        self._end = end[self._order]
+
+    def between(self, after: int | None, until: int) -> Int:
+        """Kernels that end at one of these times or in between, in order."""
+        low = 0 if after is None else int(np.searchsorted(self._end, after, side="left"))
+        return self._order[low : int(np.searchsorted(self._end, until, side="right"))]
+
+
+class Spans:
+    """Finds them; made once for a run.
+
+    Args:
+        parts: by rank.
+        aligned: the run.
+    """
+
+    def __init__(self, parts: Mapping[int, Segments], aligned: AlignedRun) -> None:
+        self._parts, self._shift = parts, aligned.shift
+        self._communication = {rank.rank: rank for rank in aligned.ranks}
+        self._shared = _Shared(aligned.collectives)
+        self.ends = {rank: Ends(comm.end) for rank, comm in self._communication.items()}
+
+    def of(self, index: int, collective: MatchedCollective) -> dict[int, ComparedSpan]:
+        """What is compared, by rank: since the last communication kernel, where all had equally many.
+
+        Where one rank took part in communication that others did not, "since the last one" would be another
+        stretch of the program on each of them. They are then compared since the last one that they shared.
+
+        Args:
+            index: of the collective in the list that this was made of.
+            collective: the collective itself.
+        """
+        common = self.common(index, collective)
+        since_last, since_common = {}, {}
+        arrival = collective.last.start
+        for participant in collective.participants:
+            part, shift = self._parts[participant.rank], self._shift[participant.rank]
+            start = participant.start - shift
+            begin = common[participant.rank].end - shift if common else int(part.edges[0])
+            before = common[participant.rank].record.kernel if common else -1
+            comm, ends = self._communication[participant.rank], self.ends[participant.rank]
+            between = ends.between(begin if common else None, start)
+            between = between[comm.start[between] >= begin]
+            between = between[(between != participant.record.kernel) & (between != before)]
+            latest = int(between[-1]) if len(between) else before
+            end = int(comm.end[latest]) if len(between) else begin
+            last = int(np.searchsorted(part.edges, start))
+            first, nearer = np.searchsorted(part.edges, (begin, end)).tolist()
+            count = len(between)
+            since_common[participant.rank] = ComparedSpan(first, last, begin + shift - arrival, before, count)
+            since_last[participant.rank] = ComparedSpan(nearer, last, end + shift - arrival, latest, count)
+        alike = len({span.kernels for span in since_common.values()}) == 1
+        return since_last if alike else since_common
+
+    def common(self, index: int, collective: MatchedCollective) -> dict[int, Participant]:
+        """The last collective that all participants of this one had been in and left; {} if there is none."""
+        ranks = {participant.rank: participant for participant in collective.participants}
+        for before in reversed(self._shared.before(index, collective)):
+            shared = {
+                participant.rank: participant
+                for participant in before.participants
+                if participant.rank in ranks
+            }
+            if all(participant.end <= ranks[rank].start for rank, participant in shared.items()):
+                return shared
+        return {}
+
+
+class _Shared:
+    """Which collectives all ranks of each collective took part in."""
+
+    def __init__(self, collectives: Sequence[MatchedCollective]) -> None:
+        self._collectives = collectives
+        sets = [
+            frozenset(participant.rank for participant in collective.participants)
+            for collective in collectives
+        ]
+        distinct = set(sets)
+        by_lowest: dict[int, list[frozenset[int]]] = {}
+        for ranks in distinct:
+            by_lowest.setdefault(min(ranks), []).append(ranks)
+        inside = {
+            larger: [ranks for rank in larger for ranks in by_lowest.get(rank, ()) if ranks <= larger]
+            for larger in distinct
+        }
+        self._shared_by: dict[frozenset[int], list[int]] = {ranks: [] for ranks in distinct}
+        for index, ranks in enumerate(sets):
+            for subset in inside[ranks]:
+                self._shared_by[subset].append(index)
+
+    def before(self, index: int, collective: MatchedCollective) -> list[MatchedCollective]:
+        """Those before this one, in order."""
+        earlier = self._shared_by[frozenset(participant.rank for participant in collective.participants)]
+        end = bisect_left(earlier, index)
+        return [self._collectives[position] for position in earlier[max(end - LOOK_BACK, 0) : end]]
+
+
+class Carried(NamedTuple):
+    """How far the ranks of a collective are behind in their computation, where the others computed ahead."""
+
+    kernel: int  # communication kernel of the last rank's previous collective
+    before_ns: float  # how late the last rank was ready for that, against the median of the others
+    more_ns: Float  # what each rank took longer from there to here than the median of the others
+    last: int  # position of the last rank
 
 
 def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
@@ -158,7 +257,29 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     is_comm = work.kind == WORK_KINDS.index("comm")
     comm = work.take(is_comm)
     if not len(comm.start):
-        return _silent(trace.meta.rank)
+        none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        by_kind = np.empty((0, len(TIMES)), dtype=np.int64)
+        return Segments(
+            rank=trace.meta.rank,
+            edges=none,
+            time=by_kind,
+            host=by_kind,
+            longest=by_kind,
+            texts=[],
+            work=WorkTable(
+                piece=none,
+                key=none,
+                calls=np.empty(0),
+                ns=none,
+                keys=[],
+                key_calls=none,
+                key_ns=none,
+                stream=none,
+            ),
+            kernels=CommunicationKernels(none, no, by_kind, none, no),
+            step_ns=0.0,
+            steps=0,
+        )
     begin = trace.window.start if trace.window else int(trace.arrays.start.min())
     edges = np.unique(np.concatenate(([begin], comm.start, comm.end)))
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
@@ -173,42 +294,39 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     np.add.at(time, (piece, kind[row]), ns)
     gap = _gaps(trace, work, edges)
     np.add.at(time, (gap.piece, gap.kind), gap.ns)
-    host, longest = _hosts(gap, time.shape)
+    # Of each piece and kind, the longest gap and what the host was in during it: the last write stays.
+    host, longest = np.full(time.shape, -1, dtype=np.int64), np.zeros(time.shape, dtype=np.int64)
+    by_length = np.argsort(gap.ns, kind="stable")
+    host[gap.piece[by_length], gap.kind[by_length]] = gap.host[by_length]
+    longest[gap.piece[by_length], gap.kind[by_length]] = gap.ns[by_length]
     is_work = kind[row] == WORK
-    table = _work(trace, work, row[is_work], piece[is_work], ns[is_work])
-    launch = work.launch_call[is_comm]
-    called = lookup(trace.arrays.start, launch, -1)
     other_work = union(work.start[~is_comm], work.end[~is_comm])
     # A host that works itself asks for nothing ahead of its other work.
     beside, beside_end = (
         (other_work.covered(time_ns - 1, time_ns + 1) == 2) & (not work.cpu_only)
         for time_ns in (comm.start, comm.end)
     )
-    held = _held(trace, work, np.flatnonzero(is_comm), int(edges[0]))
-    ready = ready_times(trace, work, is_comm)
-    values = (
-        edges,
-        time,
-        host,
-        longest,
-        gap.texts,
-        *table,
-        called,
-        beside,
-        held,
-        ready,
-        beside_end,
-        *_steps(trace),
-        work.cpu_only,
+    step_edges = steps_of(trace).only_whole().edges
+    steps = max(len(step_edges) - 1, 1)
+    return Segments(
+        rank=trace.meta.rank,
+        edges=edges,
+        time=time,
+        host=host,
+        longest=longest,
+        texts=gap.texts,
+        work=_work_table(trace, work, row[is_work], piece[is_work], ns[is_work]),
+        kernels=CommunicationKernels(
+            launch=lookup(trace.arrays.start, work.launch_call[is_comm], -1),
+            beside=beside,
+            held=_held(trace, work, np.flatnonzero(is_comm), int(edges[0])),
+            ready=ready_times(trace, work, is_comm),
+            beside_end=beside_end,
+        ),
+        step_ns=float(step_edges[-1] - step_edges[0]) / steps,
+        steps=steps,
+        cpu_only=work.cpu_only,
     )
-    return Segments(trace.meta.rank, *values)
-
-
-def _steps(trace: Trace) -> tuple[float, int]:
-    """Mean length and number of the steps."""
-    edges = steps_of(trace).only_whole().edges
-    count = max(len(edges) - 1, 1)
-    return float(edges[-1] - edges[0]) / count, count
 
 
 def _held(trace: Trace, work: Work, comm: Int, begin: int) -> Int:
@@ -236,22 +354,6 @@ def _held(trace: Trace, work: Work, comm: Int, begin: int) -> Int:
     return held
 
 
-def _launching(trace: Trace, work: Work, mask: Bool) -> Int:
-    """Rows of the chosen events on threads that launch work."""
-    thread = threads(trace)
-    rows = np.flatnonzero(mask)
-    return rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
-
-
-def _silent(rank: int) -> Segments:
-    """The part of a rank that does not communicate."""
-    none = np.empty(0, dtype=np.int64)
-    table, no = none.reshape(0, len(TIMES)), none.astype(bool)
-    calls, keys, texts = np.empty(0), list[Key](), list[str]()
-    times, of_keys = (none, table, table, table, texts), (keys, none, none, none)
-    return Segments(rank, *times, none, none, calls, none, *of_keys, none, no, table, none, no, 0.0, 0)
-
-
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     """Idle time, each gap split into what was waited for."""
     gaps = find_gaps(work, np.array([edges[0], edges[0]]))
@@ -264,13 +366,13 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     name, op, names = host_names(trace, pieces._replace(host=pieces.inner))
     texts: dict[str, int] = {}
     pair, (name, op) = codes(name, op)
-    code = np.array(
-        [
-            texts.setdefault(_host_text(names[name_code], names[op_code]), len(texts))
-            for name_code, op_code in zip(name.tolist(), op.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
+    named = [
+        (names[of_host], names[of_op]) for of_host, of_op in zip(name.tolist(), op.tolist(), strict=True)
+    ]
+    described = [
+        f"{at} in {within}" if at and within and at != within else at or within for at, within in named
+    ]
+    code = np.array([texts.setdefault(text, len(texts)) for text in described], dtype=np.int64)
     host = np.full(ns.shape, -1, dtype=np.int64)
     order = np.argsort(pieces.dur, kind="stable")
     host[pieces.gap[order], kind[order]] = code[pair[order]] if len(order) else -1
@@ -292,7 +394,10 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
 def _reading(trace: Trace, work: Work, gaps: Gaps, texts: dict[str, int]) -> tuple[Int, Int]:
     """Where a host that works itself reads values in a gap: by what (code into `texts`), and for how long."""
     events = trace.arrays
-    rows = _launching(trace, work, reads(trace))
+    # On threads that launch work.
+    thread = threads(trace)
+    rows = np.flatnonzero(reads(trace))
+    rows = rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     none = np.full(len(gaps.start), -1)
     if not len(rows):
@@ -304,29 +409,14 @@ def _reading(trace: Trace, work: Work, gaps: Gaps, texts: dict[str, int]) -> tup
     begins, ends = np.searchsorted(reading.start, gaps.start), np.searchsorted(reading.end, end, side="right")
     most = len(reading.start) - 1
     looped = reading.end[np.clip(ends - 1, 0, most)] - reading.start[np.clip(begins, 0, most)]
-    ns = np.where(ends - begins >= _LOOP, looped, reading.covered(gaps.start, end))
+    ns = np.where(ends - begins >= LOOP_READS, looped, reading.covered(gaps.start, end))
     first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
     code = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
     return np.where(ns > 0, np.array(code, dtype=np.int64), -1), ns
 
 
-def _hosts(gap: _Gap, shape: tuple[int, ...]) -> tuple[Int, Int]:
-    """Of each piece and kind: what the host was in during the longest gap, and that gap's ns."""
-    host, longest = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    order = np.argsort(gap.ns, kind="stable")  # the last write stays: the longest
-    host[gap.piece[order], gap.kind[order]] = gap.host[order]
-    longest[gap.piece[order], gap.kind[order]] = gap.ns[order]
-    return host, longest
-
-
-def _host_text(name: str, op: str) -> str:
-    return f"{name} in {op}" if op and name and op != name else name or op
-
-
-def _work(
-    trace: Trace, work: Work, row: Int, piece: Int, ns: Int
-) -> tuple[Int, Int, Float, Int, list[Key], Int, Int, Int]:
-    """The work table: piece, key, calls, ns, keys, their calls, times, streams; of the shares of kernels."""
+def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> WorkTable:
+    """The work table of the shares of kernels: row of the work, piece, and ns of each."""
     key, keys, has_arguments = _keys(trace, work)
     # A call may have several kernels; together they are one.
     of_call = np.zeros(len(trace.arrays.start), dtype=np.int64)
@@ -345,15 +435,15 @@ def _work(
     group, (pieces, key) = codes(piece, key[row])
     calls = np.zeros(len(pieces))
     np.add.at(calls, group, ns / np.maximum(call_ns[row], 1))
-    return (
-        pieces,
-        np.searchsorted(used, key),
-        calls,
-        sums(group, ns, len(pieces)),
-        [keys[number] for number in used],
-        np.bincount(key_of_call, minlength=len(used)),
-        sums(code_of_row.astype(np.int64), work.dur[all_rows], len(used)),
-        most,
+    return WorkTable(
+        piece=pieces,
+        key=np.searchsorted(used, key),
+        calls=calls,
+        ns=sums(group, ns, len(pieces)),
+        keys=[keys[number] for number in used],
+        key_calls=np.bincount(key_of_call, minlength=len(used)),
+        key_ns=sums(code_of_row.astype(np.int64), work.dur[all_rows], len(used)),
+        stream=most,
     )
 
 
@@ -378,19 +468,107 @@ def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
         np.where(is_recorded, -1, work.name),
         np.where(is_recorded, -1, work.blocks),
     )
-    columns = (values.tolist() for values in (op, argument, kernel, blocks))
-    keys = [
-        Key(
-            events.names[op_code] if op_code >= 0 else "",
-            texts[argument_code] if argument_code >= 0 else "",
-            _kernel(events.names, kernel_code, block_count),
+    keys = []
+    for columns in zip(op.tolist(), argument.tolist(), kernel.tolist(), blocks.tolist(), strict=True):
+        op_code, argument_code, kernel_code, block_count = columns
+        kernel_name = events.names[kernel_code] if kernel_code >= 0 else ""
+        keys.append(
+            Key(
+                op=events.names[op_code] if op_code >= 0 else "",
+                arguments=texts[argument_code] if argument_code >= 0 else "",
+                kernel=f"{kernel_name} x {block_count:,} blocks"
+                if kernel_name and block_count >= 0
+                else kernel_name,
+            )
         )
-        for op_code, argument_code, kernel_code, block_count in zip(*columns, strict=True)
-    ]
     return group, keys, is_recorded
 
 
-def _kernel(names: list[str], name: int, blocks: int) -> str:
-    if name < 0:
-        return ""
-    return f"{names[name]} x {blocks:,} blocks" if blocks >= 0 else names[name]
+def ready_times(trace: Trace, work: Work, is_comm: Bool) -> Int:
+    """When each communication kernel was launched and the computation before it had ended; -1 if unknown.
+
+    What had not ended when the kernel began, it did not wait for.
+    """
+    called = lookup(trace.arrays.start, work.launch_call, -1)
+    launched = np.flatnonzero(~is_comm & (called >= 0))
+    launched = launched[np.argsort(called[launched], kind="stable")]
+    comm = np.flatnonzero(is_comm)
+    ready = np.full(len(comm), -1, dtype=np.int64)
+    last = np.searchsorted(called[launched], called[comm])
+    last[called[comm] < 0] = 0
+    first = np.maximum(last - BEFORE, 0)
+    kernel, row = ranges(first, last - first)
+    end = work.end[launched[row]]
+    in_time = end <= work.start[comm[kernel]]
+    np.maximum.at(ready, kernel[in_time], end[in_time])
+    return np.where(ready >= 0, np.maximum(ready, called[comm]), -1)
+
+
+def carried(
+    collective: MatchedCollective,
+    previous: Mapping[int, Participant],
+    ready: Mapping[int, Int],
+    beside_end: Mapping[int, Bool],
+    shift: Mapping[int, int],
+) -> Carried | None:
+    """Lateness of the last rank from before, None where the others did not compute on meanwhile.
+
+    Args:
+        collective: with all its participants.
+        previous: participants of the last collective that all of them were in, by rank.
+        ready: by `ready_times`, by rank.
+        beside_end: whether other work was running when each communication kernel ended, by rank.
+        shift: from a rank's own clock to the common one, ns.
+    """
+    if not previous or collective.collective == SEND_RECV:
+        return None
+    members = collective.participants
+    kernels = [(member.rank, member.record.kernel) for member in members]
+    kernels_before = [(member.rank, previous[member.rank].record.kernel) for member in members]
+    now, before = (
+        np.array(
+            [
+                ready[rank][kernel] + shift[rank] if ready[rank][kernel] >= 0 else -1
+                for rank, kernel in of_ranks
+            ]
+        )
+        for of_ranks in (kernels, kernels_before)
+    )
+    if min(now.min(), before.min()) < 0:
+        return None
+    is_last = np.array([member.rank == collective.last.rank for member in members])
+    # Work that waited for the previous collective begins when that has ended.
+    end = np.array([previous[member.rank].end for member in members])
+    computed_on = np.array([beside_end[rank][kernel] for rank, kernel in kernels_before]) | (now <= end)
+    if computed_on[~is_last].mean() < COMPUTED_ON:
+        return None
+    more = now - before
+    more_ns = more - median_of_others(more[:, None].astype(float))[:, 0]
+    before_ns = float(np.median((before[is_last] - before)[~is_last]))
+    last = int(np.flatnonzero(is_last)[0])
+    return Carried(previous[collective.last.rank].record.kernel, before_ns, more_ns, last)
+
+
+def weighted_median(values: Float, weight: Float) -> Float:
+    """Median of each column, each row counting by its weight; by 1 where nothing has any."""
+    weight = weight if weight.sum() > 0 else np.ones(len(weight))
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    reached = np.cumsum(weight[order], axis=0)
+    half = reached[-1] / 2
+    columns = np.arange(values.shape[1])
+    low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
+    result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
+    return result
+
+
+def median_of_others(values: Float) -> Float:
+    """For each row, the median of the other rows, column by column; of at least two rows."""
+    order = np.argsort(values, axis=0, kind="stable")
+    position = np.argsort(order, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    # The row itself is passed over.
+    lower, upper = (np.take_along_axis(ordered, rank + (rank >= position), axis=0) for rank in (low, high))
+    result: Float = (lower + upper) / 2
+    return result

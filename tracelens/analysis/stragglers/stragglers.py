@@ -1,37 +1,75 @@
-"""Which ranks arrive last at collectives, what that costs, and why."""
+"""Which ranks arrive last at collectives, what that costs, why, and which are significant stragglers.
+
+Without a fault some rank is late, too, and for long: a host that is slow for 50 ms is last at ten
+collectives. So collectives are no independent draws, and two tests that know runs stand in for counting
+them. Both test what a rank lost anew (see `delays_of`), each kind of delay apart: a host that sleeps 8 ms in
+each step does not stand out from hosts that launch with 10 ms of jitter, but it does where no other sleeps.
+
+Recurrence (2 to 4 steps). What is wrong with a rank comes back at the same places of each step; noise falls
+anywhere. Under the null hypothesis the series of delays of each rank and step might as well be that of
+another rank, begun at another collective: exchangeable, and circularly shifted so that runs stay whole. The
+p-value is the share of such draws, one for each step, that recur as much; times the ranks, for any of them
+(Bonferroni). Two steps of R ranks with P collectives each reach 1 / (R P) at best: with two ranks they cannot
+tell. A rank whose better steps are no worse than another's worse ones is not tested: it does not stand out.
+
+Steps (3 and more). The mean over steps of what a rank lost more than the others, against what equal devices
+lose, over its standard error: Student's t. Steps may be correlated, so the variance is that of a first-order
+autoregression with correlation 1/2: (1 + r) / (1 - r) = 3 times as large. With 3 or 4 steps, either test
+will do; recurrence has a fifth of the level.
+
+The level of 1% is divided among kinds of delays by 1 / (number of delays): what is rare has less opportunity
+to look like a fault. These weights do not look at which rank or step a delay is of, so the level holds.
+
+With more than three steps the first is left out: what a rank lost there it may have lost before the recording
+began. With more than three left, the interval of the effect must not include zero; of work it may, since its
+amount changes from step to step.
+
+Sources: circular shifts against autocorrelation: Harris, Nonsense correlations in neuroscience (2020); blocks
+of dependent series: Kunsch, Ann. Stat. 17 (1989); variance of the mean of correlated steps: Bayley and
+Hammersley, J. R. Stat. Soc. Suppl. 8 (1946); weighted p-values: Genovese, Roeder and Wasserman, Biometrika 93
+(2006); as many draws as are needed: Besag and Clifford, Biometrika 78 (1991).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective
-from tracelens.analysis.stragglers.causes import AT_ONCE, EXPLAINED, SMALL_NS, Comparison
-from tracelens.analysis.stragglers.lost import LOST, lost_rows
-from tracelens.analysis.stragglers.segments import OTHER, WORK, Segments, segments
-from tracelens.analysis.stragglers.significance import (
+from tracelens.analysis.stragglers.causes import CAUSES, IDLE, Comparison, Delays, StragglerVerdict
+from tracelens.analysis.stragglers.segments import (
+    COMM,
+    OTHER,
+    TIMES,
+    WORK,
+    Segments,
+    median_of_others,
+    segments,
+)
+from tracelens.analysis.stragglers.thresholds import (
     ALIKE,
     ALPHA,
+    AT_ONCE,
     CONFIDENCE,
-    NOISE,
-    SIGNIFICANT,
-    SMALL,
-    TOO_FEW,
-    UNTESTED,
-    Effect,
-    effects,
+    CORRELATED,
+    EXPLAINED,
+    FEW_STEPS,
+    MEAN_FACTOR,
+    MOST_RANKS,
+    MOST_STEPS,
+    RECURRENCE_FACTOR,
+    SMALL_NS,
+    TINY,
 )
-from tracelens.analysis.stragglers.verdict import CAUSES, IDLE, Verdict
-from tracelens.table import RANK, Column, Result, Schema, Skip, result
-from tracelens.trace import Scope
+from tracelens.arrays import Float
+from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, t_quantile, t_tail
+from tracelens.trace import Scope, cut, difference, exclusive, union
 
-SHOWN = 20
-
+SHOWN = 20  # longest waits
 _LONGEST_NS = 1 << 62
-
 WHY = {
     "token_load": "more rows of tokens in the same ops",
     "extra_work": "more or different work than the others: more calls, other ops or shapes",
@@ -56,6 +94,9 @@ _KIND = {cause: kind for kind, cause in IDLE.items()} | {
 }
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
+SIGNIFICANT, NOISE, TOO_FEW, SMALL = "significant", "noise", "too few steps", "small"
+UNTESTED = "not tested"
+
 _EFFECT = (
     Column("effect_ns", "int64", "ns", "time lost per step to this cause, beyond the median of the others"),
     Column(
@@ -79,7 +120,6 @@ _EFFECT = (
         "lateness",
     ),
 )
-
 STRAGGLERS = Schema(
     "Late ranks",
     (
@@ -104,7 +144,6 @@ STRAGGLERS = Schema(
     leading="caused_wait_ns",
     descending=True,
 )
-
 CAUSE_TABLE = Schema(
     "Causes of waiting",
     (
@@ -118,7 +157,6 @@ CAUSE_TABLE = Schema(
     ),
     key=(),
 )
-
 WORST = Schema(
     "Longest waits",
     (
@@ -132,9 +170,37 @@ WORST = Schema(
         Column("late_ns", "int64", "ns", "arrival after the median of the others, weighted by their waiting"),
     ),
 )
-
-
+LOST = Schema(
+    "Exposed waiting for late ranks",
+    (
+        Column("rank", "int64", doc="waiting rank"),
+        Column("late_rank", "int64", doc="rank that it waits for"),
+        Column("cause", "category", doc="why that rank is late, as in `causes`"),
+        Column("collective", "category", doc="collective in which it waits"),
+        STEP,
+        Column("local_ts_ns", "int64", "ns", "by the clock of the rank's own trace"),
+        Column("dur_ns", "int64", "ns", "length of the piece"),
+    ),
+    doc="Pieces on one rank do not overlap. Waiting hidden by computation or transfers is left out.",
+    detail=True,
+    key=(),
+)
 TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST}
+_Case = tuple[MatchedCollective, int, StragglerVerdict]
+
+# Random draws: as many at most, until so many recur as much; how many at first; cells of one batch of them.
+_DRAWS, _ENOUGH, _FIRST, _CELLS = 40_000, 100, 1000, 4_000_000
+_SEED = 23
+
+
+class Effect(NamedTuple):
+    """What one rank loses by one kind of delay, and whether chance explains it."""
+
+    ns: float  # mean of a step, beyond the median of the other ranks
+    low: float  # lower end of its confidence interval; -1 as the upper end where one step shows none
+    high: float  # upper end
+    p_value: float  # of the test, for any rank and kind; -1 where it is too small to matter
+    verdict: str  # SIGNIFICANT, NOISE, TOO_FEW (steps to tell) or SMALL
 
 
 @analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",), tables=TABLES)
@@ -168,18 +234,70 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     cases = list(zip(collectives, waits, verdicts, strict=True))
     step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
     causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns)
-    recorded = _recorded_ns(parts)
+    # Waiting that each rank caused in collectives; a receive waits for its sender in every schedule.
+    tested_waits: dict[int, int] = {}
+    for collective, wait, verdict in cases:
+        counted = wait if collective.collective != SEND_RECV else 0
+        tested_waits[verdict.rank] = tested_waits.get(verdict.rank, 0) + counted
+    # Recorded time of the other ranks together, as seen by one.
+    spans = [int(part.edges[-1] - part.edges[0]) for part in parts if len(part.edges)]
+    recorded_ns = max(float(np.median(spans)) if spans else 0.0, 1.0) * max(len(spans) - 1, 1)
+    causes_of: dict[int, list[dict[str, Any]]] = {}
+    for row in causes:
+        causes_of.setdefault(row["rank"], []).append(row)
+    late_ranks: list[dict[str, Any]] = []
+    for rank, of_rank in causes_of.items():
+        wait = sum(row["caused_wait_ns"] for row in of_rank)
+        main = next((row for row in of_rank if row["significance"] == SIGNIFICANT), of_rank[0])
+        late_ranks.append(
+            {
+                **main,
+                "caused_wait_ns": wait,
+                "last_count": sum(row["count"] for row in of_rank),
+                "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
+                "fraction": min(sum(row["fraction"] for row in of_rank), 1.0),
+                # Collectives that overlap are waited for at the same time, but each counts.
+                "time_fraction": min(tested_waits[rank] / recorded_ns, 1.0),
+                "significant": main["significance"] == SIGNIFICANT,
+            }
+        )
+    late_ranks.sort(key=lambda row: (-row["caused_wait_ns"], row["rank"]))
+    worst = [
+        {
+            "collective": collective.collective,
+            "group": collective.group,
+            "order": collective.order,
+            "last_rank": collective.last.rank,
+            "wait_ns": wait,
+            "cause": verdict.cause,
+            "evidence": verdict.evidence,
+            "late_ns": verdict.late_ns,
+        }
+        for collective, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
+        if wait
+    ]
     tables = {
-        "stragglers": STRAGGLERS.from_rows(_by_rank(causes, _tested_waits(cases), recorded)),
+        "stragglers": STRAGGLERS.from_rows(late_ranks),
         "causes": CAUSE_TABLE.from_rows(causes),
-        "worst": WORST.from_rows(_worst(cases)),
+        "worst": WORST.from_rows(worst),
         "lost": LOST.concat(lost_rows(aligned, verdicts)),
     }
-    skips = [*aligned.skips, *_unblamed(aligned, verdicts), *_cut(comparison), *_too_few(causes)]
+    skips = [*aligned.skips, *_unblamed(aligned, verdicts)]
+    if comparison.cut:
+        reason = (
+            f"the search for the cause covers only the last {AT_ONCE:,} communication kernels before each"
+        )
+        skips.append(Skip(f"earlier causes of {comparison.cut:,} late arrivals", reason))
+    undecided = sorted({row["rank"] for row in causes if row["significance"] == TOO_FEW})
+    if undecided:
+        ranks = (
+            f"ranks {', '.join(map(str, undecided))} stand"
+            if undecided[1:]
+            else f"rank {undecided[0]} stands"
+        )
+        reason = "too few steps of too few ranks are recorded; record more steps"
+        skips.append(Skip(f"whether {ranks} out from noise", reason))
     return result(tables, skips, scope=scope)
-
-
-_Case = tuple[MatchedCollective, int, Verdict]
 
 
 def _by_cause(
@@ -194,7 +312,19 @@ def _by_cause(
     rows = []
     for (rank, cause), same_cause in groups.items():
         wait = waits[rank, cause]
-        worst = max(same_cause, key=lambda case: case[1])
+        collective, longest, verdict = max(same_cause, key=lambda case: case[1])
+        located = f"{collective.collective} {collective.order} of {collective.group}"
+        # Of causes that are one kind of delay, each has its share of the effect, by the waiting.
+        kind = _KIND.get(cause)
+        effect = effect_of.get((rank, -1 if kind is None else kind))
+        if effect is None:
+            effect = Effect(0, -1, -1, -1, UNTESTED if kind is None else SMALL)
+        same_kind = sum(waits.get((rank, other), 0) for other, of_kind in _KIND.items() if of_kind == kind)
+        share = wait / same_kind if same_kind else 1.0
+        if kind is not None and effect.ns * share < ALIKE * step_ns:
+            effect = effect._replace(p_value=-1, verdict=SMALL)
+        has_interval = effect.low != effect.high
+        low, high = (bound * share if has_interval else bound for bound in (effect.low, effect.high))
         rows.append(
             {
                 "rank": rank,
@@ -202,126 +332,19 @@ def _by_cause(
                 "caused_wait_ns": wait,
                 "count": len(same_cause),
                 "fraction": wait / total,
-                "evidence": _located(worst),
-                **_effect_row(cause, rank, effect_of, waits, step_ns),
+                "evidence": f"{verdict.evidence} (before {located})" if longest else "",
+                "effect_ns": round(effect.ns * share),
+                # The interval of damaged time stamps can be wider than 64 bits hold.
+                "effect_low_ns": round(max(low, -_LONGEST_NS)),
+                "effect_high_ns": round(min(high, _LONGEST_NS)),
+                "p_value": effect.p_value,
+                "significance": effect.verdict,
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
 
 
-def _effect_row(
-    cause: str,
-    rank: int,
-    effect_of: Mapping[tuple[int, int], Effect],
-    waits: Mapping[tuple[int, str], int],
-    step_ns: float,
-) -> dict[str, Any]:
-    """The columns of _EFFECT: of causes that are one kind of delay, each has its share by the waiting."""
-    kind = _KIND.get(cause)
-    effect = effect_of.get((rank, -1 if kind is None else kind))
-    if effect is None:
-        effect = Effect(0, -1, -1, -1, UNTESTED if kind is None else SMALL)
-    same_kind = sum(waits.get((rank, other), 0) for other, of_kind in _KIND.items() if of_kind == kind)
-    share = waits[rank, cause] / same_kind if same_kind else 1.0
-    if kind is not None and effect.ns * share < ALIKE * step_ns:
-        effect = effect._replace(p_value=-1, verdict=SMALL)
-    low, high = (
-        (effect.low, effect.high) if effect.low == effect.high else (effect.low * share, effect.high * share)
-    )
-    return {
-        "effect_ns": round(effect.ns * share),
-        # The interval of damaged time stamps can be wider than 64 bits hold.
-        "effect_low_ns": round(max(low, -_LONGEST_NS)),
-        "effect_high_ns": round(min(high, _LONGEST_NS)),
-        "p_value": effect.p_value,
-        "significance": effect.verdict,
-    }
-
-
-def _recorded_ns(parts: Sequence[Segments]) -> float:
-    """Recorded time of the other ranks together, as seen by one."""
-    spans = [int(part.edges[-1] - part.edges[0]) for part in parts if len(part.edges)]
-    return max(float(np.median(spans)) if spans else 0.0, 1.0) * max(len(spans) - 1, 1)
-
-
-def _tested_waits(cases: Sequence[_Case]) -> dict[int, int]:
-    """Waiting that each rank caused in collectives; a receive waits for its sender in every schedule."""
-    waits: dict[int, int] = {}
-    for collective, wait, verdict in cases:
-        counted = wait if collective.collective != SEND_RECV else 0
-        waits[verdict.rank] = waits.get(verdict.rank, 0) + counted
-    return waits
-
-
-def _located(case: _Case) -> str:
-    collective, wait, verdict = case
-    text = f"{collective.collective} {collective.order} of {collective.group}"
-    return f"{verdict.evidence} (before {text})" if wait else ""
-
-
-def _by_rank(
-    causes: Sequence[dict[str, Any]], waits: Mapping[int, int], recorded_ns: float
-) -> list[dict[str, Any]]:
-    """Rows of STRAGGLERS from those of CAUSE_TABLE, whose order is theirs."""
-    ranks: dict[int, list[dict[str, Any]]] = {}
-    for row in causes:
-        ranks.setdefault(row["rank"], []).append(row)
-    rows = []
-    for rank, of_rank in ranks.items():
-        wait = sum(row["caused_wait_ns"] for row in of_rank)
-        main = next((row for row in of_rank if row["significance"] == SIGNIFICANT), of_rank[0])
-        rows.append(
-            {
-                **main,
-                "caused_wait_ns": wait,
-                "last_count": sum(row["count"] for row in of_rank),
-                "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
-                "fraction": min(sum(row["fraction"] for row in of_rank), 1.0),
-                # Collectives that overlap are waited for at the same time, but each counts.
-                "time_fraction": min(waits[rank] / recorded_ns, 1.0),
-                "significant": main["significance"] == SIGNIFICANT,
-            }
-        )
-    return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))
-
-
-def _worst(cases: Sequence[_Case]) -> list[dict[str, Any]]:
-    return [
-        {
-            "collective": collective.collective,
-            "group": collective.group,
-            "order": collective.order,
-            "last_rank": collective.last.rank,
-            "wait_ns": wait,
-            "cause": verdict.cause,
-            "evidence": verdict.evidence,
-            "late_ns": verdict.late_ns,
-        }
-        for collective, wait, verdict in sorted(cases, key=lambda case: -case[1])[:SHOWN]
-        if wait
-    ]
-
-
-def _too_few(causes: Sequence[dict[str, Any]]) -> list[Skip]:
-    """Late ranks of which nobody can tell whether chance made them late."""
-    ranks = sorted({row["rank"] for row in causes if row["significance"] == TOO_FEW})
-    if not ranks:
-        return []
-    subject = f"whether rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stand out from noise"
-    if len(ranks) == 1:
-        subject = subject.replace("stand out", "stands out")
-    return [Skip(subject, "too few steps of too few ranks are recorded; record more steps")]
-
-
-def _cut(comparison: Comparison) -> list[Skip]:
-    """Where more communication came before a late arrival than was looked at."""
-    if not comparison.cut:
-        return []
-    reason = f"the search for the cause covers only the last {AT_ONCE:,} communication kernels before each"
-    return [Skip(f"earlier causes of {comparison.cut:,} late arrivals", reason)]
-
-
-def _unblamed(aligned: AlignedRun, verdicts: Sequence[Verdict]) -> list[Skip]:
+def _unblamed(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[Skip]:
     """Ranks that are in no table, each with the reason."""
     last = {verdict.rank for verdict in verdicts}
     met = {participant.rank for collective in aligned.collectives for participant in collective.participants}
@@ -338,3 +361,160 @@ def _unblamed(aligned: AlignedRun, verdicts: Sequence[Verdict]) -> list[Skip]:
             why = "none of its collectives is recorded on another rank"
         skips.append(Skip(f"rank {rank}", why))
     return skips
+
+
+def lost_rows(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[dict[str, Any]]:
+    """Rows of LOST, by rank.
+
+    Args:
+        aligned: the run.
+        verdicts: why the last rank of each collective was late.
+    """
+    ranks, collectives = aligned.ranks, aligned.collectives
+    sync: dict[int, dict[int, int]] = {rank_comm.rank: {} for rank_comm in ranks}
+    longest: dict[int, dict[int, tuple[int, int, str]]] = {rank_comm.rank: {} for rank_comm in ranks}
+    for index, collective in enumerate(collectives):
+        wait = collective.wait_ns
+        for participant in collective.participants:
+            rank, kernel, ns = participant.rank, participant.record.kernel, wait[participant.rank]
+            # A kernel of several sends and receives waits until the last of all its partners is there.
+            sync[rank][kernel] = max(sync[rank].get(kernel, 0), ns)
+            if ns > longest[rank].get(kernel, (0, 0, ""))[0]:
+                longest[rank][kernel] = ns, index, participant.record.step
+    rows = []
+    for rank_comm in sorted(ranks, key=lambda rank_comm: rank_comm.rank):
+        waiting_kernels = longest[rank_comm.rank]
+        kernels = np.array(sorted(waiting_kernels), dtype=np.int64)
+        # Those without an entry move data all the time.
+        of_kernel = (sync[rank_comm.rank].get(kernel, 0) for kernel in range(len(rank_comm.start)))
+        wait_ns = np.array([*of_kernel], dtype=np.int64)
+        moving = union(rank_comm.start + wait_ns, rank_comm.end)
+        start, end = rank_comm.start[kernels], rank_comm.start[kernels] + wait_ns[kernels]
+        # Of kernels that wait at once, the one that began first counts; what computation hides does not.
+        start = exclusive(start, end, np.zeros(len(start), dtype=np.int64))
+        row, start, end = cut(start, end, difference(rank_comm.alone, moving))
+        waits = [waiting_kernels[kernel] for kernel in kernels[row].tolist()]
+        rows.append(
+            {
+                "rank": [rank_comm.rank] * len(row),
+                "late_rank": [verdicts[index].rank for _, index, _ in waits],
+                "cause": [verdicts[index].cause for _, index, _ in waits],
+                "collective": [collectives[index].collective for _, index, _ in waits],
+                "step": [step for _, _, step in waits],
+                "local_ts_ns": start,
+                "dur_ns": end - start,
+            }
+        )
+    return rows
+
+
+def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
+    """The effect of each rank and kind (of TIMES) of delay.
+
+    Args:
+        delays: of all ranks.
+        step_ns: length of a step.
+    """
+    # What a rank lost in the first step it may have lost before the recording began, or not yet.
+    delays = delays.without_first() if len(delays.steps) > FEW_STEPS else delays
+    kinds = [kind for kind in range(len(TIMES)) if kind != COMM and (delays.ns[:, kind] > 0).any()]
+    # What each rank loses in each step beyond the median of the others.
+    by_step = {kind: delays.by_step(kind) for kind in kinds}
+    beyond = {kind: by_step[kind] - median_of_others(by_step[kind]) for kind in kinds}
+    matters = [kind for kind in kinds if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
+    # A rank's delays at one collective after the other are many opportunities.
+    opportunities = {kind: int((delays.ns[:, kind] > TINY * step_ns).sum()) for kind in matters}
+    total = sum(1 / count for count in opportunities.values())
+    result = {}
+    for kind in kinds:
+        share = 1 / opportunities[kind] / total if kind in matters else 1.0
+        for index, rank in enumerate(delays.ranks):
+            result[rank, kind] = _effect(delays, kind, index, beyond[kind], step_ns, share)
+    return result
+
+
+def _effect(delays: Delays, kind: int, index: int, beyond: Float, step_ns: float, share: float) -> Effect:
+    """The effect of one rank and kind.
+
+    Args:
+        delays: of all ranks.
+        kind: of TIMES.
+        index: of the rank.
+        beyond: what each rank loses in each step beyond the others.
+        step_ns: length of a step.
+        share: of the level of significance, that of the kind.
+    """
+    lost = beyond[index]
+    mean, low, high = float(lost.mean()), -1.0, -1.0
+    steps, ranks = len(lost), len(delays.ranks)
+    if steps > 1:
+        freedom, variance = steps - 1, float(lost.var(ddof=1))
+        if steps == 2:
+            # Two steps of one rank tell little of how steps vary; those of all ranks do.
+            freedom, variance = ranks, max(variance, float(beyond.var(axis=1, ddof=1).mean()))
+        half = t_quantile((1 - CONFIDENCE) / 2, freedom) * float(np.sqrt(CORRELATED * variance / steps))
+        low, high = mean - half, mean + half
+    if mean < ALIKE * step_ns:
+        return Effect(mean, low, high, -1.0, SMALL)
+    p_values = [1.0]
+    # Whether the better half of the rank's steps is worse than the least of any other's worse half.
+    ordered, half_steps = np.sort(delays.by_step(kind), axis=1), max(steps // 2, 1)
+    others = np.delete(ordered, index, axis=0)[:, -half_steps]
+    stands_out = bool(ordered[index, :half_steps].mean() > others.max(initial=0))
+    both = 3 <= steps <= MOST_STEPS
+    if 2 <= steps <= MOST_STEPS and stands_out:
+        p_values.append(_recurrence(delays, kind, index) * (RECURRENCE_FACTOR if both else 1))
+    # The mean over steps, against what equal devices lose.
+    if steps >= 3 and (more := mean - ALIKE * step_ns) > 0:
+        error = float(np.sqrt(CORRELATED * lost.var(ddof=1) / steps))
+        p_mean = t_tail(more / error, steps - 1) if error > 0 else 0.0
+        p_values.append(p_mean * ranks * (MEAN_FACTOR if both else 1))
+    p_value = min(min(p_values) / share, 1.0)
+    # What recurs at some places of a step need not cost anything in the sum of its steps.
+    if p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK):
+        return Effect(mean, low, high, p_value, SIGNIFICANT)
+    positions = int(delays.position.max()) + 1
+    unable = steps == 1 or (steps == 2 and 1 / (ranks * positions) >= ALPHA)
+    return Effect(mean, low, high, p_value, TOO_FEW if unable and stands_out else NOISE)
+
+
+def _recurrence(delays: Delays, kind: int, index: int) -> float:
+    """p-value of one rank's recurring delays, for any of the ranks."""
+    total = delays.by_step(kind).sum(axis=1)
+    order = np.argsort(-total, kind="stable")[:MOST_RANKS]
+    pool = np.append(order[order != index][: MOST_RANKS - 1], index)
+    series = delays.by_position(kind, pool)
+    observed = float(_recurring(series[-1][None])[0])
+    if observed <= 0:
+        return 1.0
+    ranks, steps, positions = series.shape
+    observed *= 1 - 1e-9  # sums in another order differ by rounding
+    if steps == 2 and (ranks * positions) ** 2 <= _CELLS:  # all draws
+        first, second = series[:, 0], series[:, 1]
+        rolled = (np.roll(second, shift, axis=1) for shift in range(positions))
+        recurring = (np.minimum(first[:, None], shifted[None]).sum(axis=2) for shifted in rolled)
+        reached = sum(int((of_shift >= observed).sum()) for of_shift in recurring)
+        return float(min(reached / (ranks**2 * positions) * ranks, 1.0))
+    random = np.random.default_rng(_SEED)
+    drawn, reached = 0, 1  # what was observed is one of them
+    while drawn < _DRAWS and reached < _ENOUGH:
+        # The first few thousand settle what is far from significant.
+        count = min(max(drawn, _FIRST), max(_CELLS // (steps * positions), 1), _DRAWS - drawn)
+        rank = random.integers(ranks, size=(count, steps, 1))
+        position = (random.integers(positions, size=(count, steps, 1)) + np.arange(positions)) % positions
+        draws = series[rank, np.arange(steps)[:, None], position]
+        reached += int((_recurring(draws) >= observed).sum())
+        drawn += count
+    return float(min(reached / (drawn + 1) * ranks, 1.0))
+
+
+def _recurring(series: Float) -> Float:
+    """What recurs in more than half of the steps: by place their smaller half, summed over the places.
+
+    Args:
+        series: by draw, step and position.
+    """
+    steps = series.shape[1]
+    half = steps // 2
+    result: Float = np.sort(series, axis=1)[:, :half].mean(axis=1).sum(axis=1)
+    return result

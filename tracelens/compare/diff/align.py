@@ -1,40 +1,39 @@
-"""Which call of one run is which call of the other: two forests aligned by names and structure."""
+"""Which call of one run is which call of the other: two forests aligned by names and structure.
+
+`align` goes through lists of siblings with ever weaker keys (`_Aligner`). What runs the same leaves inside
+other scopes is matched around these (`twins`, `unwrapped`), and what a graph replays in one run only by the
+calls themselves (`replayed`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
-from tracelens.compare.diff.forest import Forest, Hash
-from tracelens.compare.diff.graphs import replayed
-from tracelens.compare.diff.wrappers import equal_ends, paired, same_leaves, twins, unwrapped
+from tracelens.arrays import Bool, Int
+from tracelens.compare.diff.sides import Forest, Hash, occurrence
+from tracelens.compare.thresholds import HALF_OF_LEAVES, LONG_LIST, LONGER_TIMES
+from tracelens.table import codes
 
 SAME, RENAMED, MOVED, ONLY, REPLACED, WRAPPER, DUPLICATE, REPLAYED = range(8)
 """What became of a call. With a counterpart: SAME, RENAMED, MOVED, REPLAYED (a graph does in one run what the
 host calls in the other). Without: ONLY here (removed or added),
 REPLACED (part of an exchange of several calls for others), WRAPPER (around others that are matched),
 DUPLICATE (a repetition of its neighbor)."""
-
 NOWHERE, EVEN, EVERYWHERE = range(3)
 """Where to look for anchors between the common begin and end of two lists: nowhere, among keys that both
 sides have equally often, or among all."""
 
-
-_LONG, _TIMES = 16, 4
-"""Lists longer than the first and by more than this factor longer than the other did something else."""
-
 _NONE = np.empty(0, dtype=np.int64)
-
 _ROUNDS = 32
 """Searches of the gaps between anchors for keys that both sides have equally often."""
 
 
-class Alignment(NamedTuple):
+class ForestAlignment(NamedTuple):
     """What became of each node of two forests."""
 
     match: Int  # counterpart in the candidate of each node of the base, -1 for none
@@ -43,27 +42,6 @@ class Alignment(NamedTuple):
     how_back: Int  # what became of each node of the candidate
     # exchanges: nodes of the base that gave way to nodes of the candidate, outermost ones only
     groups: list[tuple[Int, Int]]
-
-
-def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]) -> Alignment:
-    """Align two forests.
-
-    Equal subtrees at both ends of two lists are matched first, then what runs the same leaves inside other
-    scopes, then subtrees of equal names, then calls of equal names. Keys that both lists have equally often
-    go before the others: sizes differ from step to step, and what has the size of another by chance is no
-    anchor. What remains between two matches is unwrapped, renamed, exchanged, removed or added.
-
-    Args:
-        base: of one run.
-        cand: of the other.
-        steps: of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
-    """
-    aligner = _Aligner(base, cand)
-    for pairs in steps:
-        for roots in pairs:
-            aligner.run(roots)
-        aligner.finish_step()
-    return aligner.result()
 
 
 _Lists = tuple[Int, Int]
@@ -117,8 +95,10 @@ class _Aligner:
         end = _common(*(key[begin:][::-1] for key in keys))
         inner = slice(begin, counts[0] - end), slice(begin, counts[1] - end)
         anchors = []
-        sure = whole and where == EVEN
-        if sure or not _differ_in_length(counts[0] - begin - end, counts[1] - begin - end):
+        # Where two lists are too different in length, equal names in them mean nothing.
+        shorter, longer = sorted(count - begin - end for count in counts)
+        too_different = longer > LONG_LIST and longer > LONGER_TIMES * shorter
+        if (whole and where == EVEN) or not too_different:
             anchors = _anchors(keys[0][inner[0]], keys[1][inner[1]], where)
         pairs = [
             *((row, row) for row in range(begin)),
@@ -222,20 +202,21 @@ class _Aligner:
         if (opened := unwrapped(self.base, base, self.cand, cand)) is not None:
             self.how[opened[1]] = WRAPPER
             return [((opened[0], cand), 0, 0)]
-        if len(base) == len(cand) and (len(base) == 1 or self._same_arguments(base, cand)):
+        # As many calls with the same arguments, in order, are the same calls under other names.
+        base_arguments = self.base.signature[base] - self.base.named[base]
+        cand_arguments = self.cand.signature[cand] - self.cand.named[cand]
+        if len(base) == len(cand) and (
+            len(base) == 1
+            or (
+                np.array_equal(self.base.size[base], self.cand.size[cand])
+                and np.array_equal(base_arguments, cand_arguments)
+            )
+        ):
             return [
                 self._match_node(*nodes, RENAMED) for nodes in zip(base.tolist(), cand.tolist(), strict=True)
             ]
         self._unmatched.append(lists)
         return []
-
-    def _same_arguments(self, base: Int, cand: Int) -> bool:
-        """Whether as many nodes have the same arguments, in order: the same calls under other names."""
-        base_arguments = self.base.signature[base] - self.base.named[base]
-        cand_arguments = self.cand.signature[cand] - self.cand.named[cand]
-        return np.array_equal(self.base.size[base], self.cand.size[cand]) and np.array_equal(
-            base_arguments, cand_arguments
-        )
 
     def finish_step(self) -> None:
         """Find what moved, what a graph replays and what was repeated in the lists since the last step.
@@ -243,38 +224,51 @@ class _Aligner:
         The rest is named. A graph keeps of a program only what launches GPU work: where it replays calls of a
         list, calls for others are replaced only where both launch some.
         """
-        self._find_moved()
+        # Unmatched subtrees that both sides have exactly once have moved.
+        unique: list[dict[int, int]] = []
+        for side, forest in enumerate((self.base, self.cand)):
+            roots = [root for lists in self._unmatched for root in lists[side].tolist()]
+            keys = [int(forest.strict[root]) for root in roots]
+            count = Counter(keys)
+            unique.append({key: root for key, root in zip(keys, roots, strict=True) if count[key] == 1})
+        for key, moved in unique[1].items():
+            if key in unique[0]:
+                node, size = unique[0][key], int(self.cand.size[moved])
+                self.match[node : node + size] = np.arange(moved, moved + size)
+                self.how[node : node + size] = self.how_back[moved : moved + size] = MOVED
         self._find_replayed()
         for base_nodes, cand_nodes in self._unmatched:
             base = base_nodes[self.match[base_nodes] < 0]
             cand = cand_nodes[self.how_back[cand_nodes] == ONLY]
-            if len(base) and len(cand) and self._both_launch(base, cand):
-                self.groups.append((base, cand))
-                for forest, nodes, how in ((self.base, base, self.how), (self.cand, cand, self.how_back)):
-                    inside = forest.within(nodes)
-                    how[inside[how[inside] == ONLY]] = REPLACED
-            for node in cand.tolist() if not len(base) else []:
-                if node and self._repeats(node):
-                    self.how_back[node : node + int(self.cand.size[node])] = DUPLICATE
+            sides = ((self.base, base, self.how), (self.cand, cand, self.how_back))
+            if len(base) and len(cand):
+                inside = [forest.within(nodes) for forest, nodes, _ in sides]
+                has_graphs = any(
+                    forest.copied[nodes].any() for (forest, *_), nodes in zip(sides, inside, strict=True)
+                )
+                if not has_graphs or all(
+                    (forest.launches[nodes] & (how[nodes] == ONLY)).any()
+                    for (forest, _, how), nodes in zip(sides, inside, strict=True)
+                ):
+                    self.groups.append((base, cand))
+                    for (_, _, how), nodes in zip(sides, inside, strict=True):
+                        how[nodes[how[nodes] == ONLY]] = REPLACED
+            elif len(cand):
+                strict, parent = self.cand.strict, self.cand.parent
+                for node in cand.tolist():
+                    size = int(self.cand.size[node])
+                    neighbours = [near for near in (node - size, node + size) if 0 <= near < len(self.cand)]
+                    if node and any(
+                        strict[near] == strict[node] and parent[near] == parent[node] for near in neighbours
+                    ):
+                        self.how_back[node : node + size] = DUPLICATE
         self._unmatched.clear()
 
-    def result(self) -> Alignment:
+    def result(self) -> ForestAlignment:
         back = np.full(len(self.cand), -1, dtype=np.int64)
         known = np.flatnonzero(self.match >= 0)
         back[self.match[known]] = known
-        return Alignment(self.match, self.how, back, self.how_back, self.groups)
-
-    def _find_moved(self) -> None:
-        """Unmatched subtrees that both sides have exactly once have moved."""
-        base_nodes, cand_nodes = (
-            _unique(forest.strict, [node for lists in self._unmatched for node in lists[side].tolist()])
-            for side, forest in enumerate((self.base, self.cand))
-        )
-        for key, cand in cand_nodes.items():
-            if key in base_nodes:
-                base, size = base_nodes[key], int(self.cand.size[cand])
-                self.match[base : base + size] = np.arange(cand, cand + size)
-                self.how[base : base + size] = self.how_back[cand : cand + size] = MOVED
+        return ForestAlignment(self.match, self.how, back, self.how_back, self.groups)
 
     def _find_replayed(self) -> None:
         """Calls of one side that a graph of the other replays, in any order of threads and wrappers."""
@@ -289,26 +283,37 @@ class _Aligner:
         self.match[base] = cand
         self.how[base] = self.how_back[cand] = REPLAYED
 
-    def _both_launch(self, base: Int, cand: Int) -> bool:
-        """Whether both lists have unmatched GPU work, where a graph replays some of it."""
-        base, cand = self.base.within(base), self.cand.within(cand)
-        if not (self.base.copied[base].any() or self.cand.copied[cand].any()):
-            return True
-        in_base = self.base.launches[base] & (self.how[base] == ONLY)
-        in_cand = self.cand.launches[cand] & (self.how_back[cand] == ONLY)
-        return bool(in_base.any() and in_cand.any())
 
-    def _repeats(self, node: int) -> bool:
-        """Whether a node is the same as its neighbor before or behind it."""
-        forest, key = self.cand, self.cand.strict[node]
-        size, parent = int(forest.size[node]), forest.parent[node]
-        neighbours = [other for other in (node - size, node + size) if 0 <= other < len(forest)]
-        return any(forest.strict[other] == key and forest.parent[other] == parent for other in neighbours)
+Border = tuple[int, int]
 
 
-def _differ_in_length(base: int, cand: int) -> bool:
-    """Whether two lists are too different in length for equal names in them to mean anything."""
-    return max(base, cand) > _LONG and max(base, cand) > _TIMES * min(base, cand)
+class Twins(NamedTuple):
+    """Two lists with the same leaves, node by node."""
+
+    same: tuple[Int, Int]  # (node of the base, node of the candidate) with one name around the same leaves
+    renamed: tuple[Int, Int]  # the same with different names
+    wrappers: tuple[Int, Int]  # nodes of the base, and of the candidate, without a counterpart
+
+
+def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]) -> ForestAlignment:
+    """Align two forests.
+
+    Equal subtrees at both ends of two lists are matched first, then what runs the same leaves inside other
+    scopes, then subtrees of equal names, then calls of equal names. Keys that both lists have equally often
+    go before the others: sizes differ from step to step, and what has the size of another by chance is no
+    anchor. What remains between two matches is unwrapped, renamed, exchanged, removed or added.
+
+    Args:
+        base: of one run.
+        cand: of the other.
+        steps: of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
+    """
+    aligner = _Aligner(base, cand)
+    for pairs in steps:
+        for roots in pairs:
+            aligner.run(roots)
+        aligner.finish_step()
+    return aligner.result()
 
 
 def _common(base: Hash, cand: Hash) -> int:
@@ -316,13 +321,6 @@ def _common(base: Hash, cand: Hash) -> int:
     count = min(len(base), len(cand))
     differs = np.flatnonzero(base[:count] != cand[:count])
     return int(differs[0]) if len(differs) else count
-
-
-def _unique(keys: Hash, nodes: list[int]) -> dict[int, int]:
-    """Key to node, of the nodes whose key no other has."""
-    node_of = {int(keys[node]): node for node in nodes}
-    count = Counter(int(keys[node]) for node in nodes)
-    return {key: node for key, node in node_of.items() if count[key] == 1}
 
 
 def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:
@@ -365,3 +363,165 @@ def _increasing(pairs: Int) -> list[tuple[int, int]]:
         chain.append(rows[number])
         number = before[number]
     return chain[::-1]
+
+
+def same_leaves(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> bool:
+    """Whether two lists run leaves of the same names, whatever is around these."""
+    if base.leaf_counts(base_nodes).sum() != cand.leaf_counts(cand_nodes).sum():
+        return False
+    sides = base.leaves(base_nodes, named=True), cand.leaves(cand_nodes, named=True)
+    return bool(sides[0].begin[-1] == sides[1].begin[-1])
+
+
+def equal_ends(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> tuple[Border, Border]:
+    """Where the parts at both ends of two lists that run the same leaves, with the same arguments, stop.
+
+    Returns:
+        rows in both lists after the part at their begin, and rows where the part at their end starts.
+    """
+    sides = base.leaves(base_nodes), cand.leaves(cand_nodes)
+    begin = _borders([side.number for side in sides], [side.begin for side in sides])[-1]
+    ends = _borders([side.number[-1] - side.number for side in sides], [side.end for side in sides])
+    for end in reversed(ends):
+        if end[0] >= begin[0] and end[1] >= begin[1]:  # no node is in both parts
+            return begin, end
+    return begin, (len(base_nodes), len(cand_nodes))
+
+
+def _borders(counts: list[Int], keys: list[Hash]) -> list[Border]:
+    """Rows in two lists with as many leaves up to them, all the same; from none of them on."""
+    _, base, cand = np.intersect1d(counts[0], counts[1], assume_unique=True, return_indices=True)
+    differs = np.flatnonzero(keys[0][base] != keys[1][cand])
+    stop = int(differs[0]) if len(differs) else len(base)
+    return list(zip(base[:stop].tolist(), cand[:stop].tolist(), strict=True))
+
+
+def twins(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> Twins:
+    """Match two lists with the same leaves, and all below them.
+
+    Leaves are matched by position, other nodes if they are around the same leaves and have one name. Of the
+    rest around the same leaves, equally many on both sides are renamed; otherwise they are wrappers.
+    """
+    extents = _extents(base, base_nodes), _extents(cand, cand_nodes)
+    is_leaf = [forest.size[nodes] == 1 for forest, (nodes, *_) in zip((base, cand), extents, strict=True)]
+    leaves = [nodes[leaf] for (nodes, *_), leaf in zip(extents, is_leaf, strict=True)]
+    inner, low, high = (
+        [column[~leaf] for column, leaf in zip(columns, is_leaf, strict=True)]
+        for columns in zip(*extents, strict=True)
+    )
+    extent, _ = codes(np.concatenate(low), np.concatenate(high))
+    # Names have hashes up to 2^64; codes compare them as they are.
+    name = np.concatenate((base.named[inner[0]], cand.named[inner[1]])).view(np.int64)
+    count = len(inner[0])
+    group, _ = codes(extent, name)
+    same = paired(group[:count], group[count:])
+    rest = [np.delete(np.arange(len(nodes)), rows) for nodes, rows in zip(inner, same, strict=True)]
+    # Of the rest, rows of which both sides have equally many around the same leaves.
+    extents_of = extent[:count], extent[count:]
+    size = int(extent.max(initial=0)) + 1
+    counts = [np.bincount(own[rows], minlength=size) for own, rows in zip(extents_of, rest, strict=True)]
+    even = counts[0] == counts[1]
+    base_rest, cand_rest = (rows[even[own[rows]]] for own, rows in zip(extents_of, rest, strict=True))
+    base_rows, cand_rows = paired(extents_of[0][base_rest], extents_of[1][cand_rest])
+    renamed = base_rest[base_rows], cand_rest[cand_rows]
+    wraps = [np.setdiff1d(rows, matched) for rows, matched in zip(rest, renamed, strict=True)]
+    return Twins(
+        (
+            np.concatenate((leaves[0], inner[0][same[0]])),
+            np.concatenate((leaves[1], inner[1][same[1]])),
+        ),
+        (inner[0][renamed[0]], inner[1][renamed[1]]),
+        (inner[0][wraps[0]], inner[1][wraps[1]]),
+    )
+
+
+def _extents(forest: Forest, nodes: Int) -> tuple[Int, Int, Int]:
+    """All nodes of a list and below it; numbers in the list of the leaves where each begins and ends."""
+    inside, count = forest.within(nodes), forest.leaf_counts(nodes)
+    shift = np.repeat(np.cumsum(count) - count - forest.leaf[nodes], forest.size[nodes])
+    return inside, forest.leaf[inside] + shift, forest.leaf[inside + forest.size[inside]] + shift
+
+
+def paired(base: Int, cand: Int) -> tuple[Int, Int]:
+    """Rows with equal values on both sides, the n-th of a value here against the n-th of it there."""
+    count = max(int(base.max(initial=0)), int(cand.max(initial=0))) + 1
+    number, cand_number = occurrence(base) * count + base, occurrence(cand) * count + cand
+    _, base_rows, cand_rows = np.intersect1d(number, cand_number, assume_unique=True, return_indices=True)
+    return base_rows, cand_rows
+
+
+def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tuple[Int, Int] | None:
+    """The nodes, with those that are around nodes of the other list replaced by what they are around.
+
+    A direct child counts by its name. Where there is none, what lies deeper counts where whole subtrees of
+    the other list make at least half of the leaves below a node: names such as aten::empty are everywhere.
+
+    Returns:
+        (nodes in order, those that were replaced), None where there are none.
+    """
+    below, caller = forest.below(nodes)
+    direct = np.isin(forest.named[below], other.named[other_nodes])
+    if direct.any():
+        opened = np.zeros(len(nodes), dtype=bool)
+        opened[caller[direct]] = True
+        return np.sort(np.concatenate((nodes[~opened], below[opened[caller]]))), nodes[opened]
+    keys = other.loose[other_nodes[other.size[other_nodes] > 1]]
+    return _unwrapped_deep(forest, nodes, keys) if forest.may_hold(nodes, keys) else None
+
+
+def _unwrapped_deep(forest: Forest, nodes: Int, keys: Hash) -> tuple[Int, Int] | None:
+    """As `unwrapped`, by what lies deeper; `keys` are those of the other list in `loose`."""
+    inside, size = forest.within(nodes), forest.size[nodes]
+    top = np.repeat(np.arange(len(nodes)), size)
+    is_top = inside == nodes[top]
+    matched = np.isin(forest.loose[inside], keys) & ~is_top & (forest.size[inside] > 1)
+    # The outermost ones: those inside none of the others.
+    reach = np.maximum.accumulate(np.where(matched, inside + forest.size[inside], 0))
+    matched &= np.concatenate(([0], reach[:-1])) <= inside
+    matched_leaves = np.bincount(top[matched], forest.leaf_counts(inside[matched]), minlength=len(nodes))
+    matched &= (matched_leaves >= HALF_OF_LEAVES * forest.leaf_counts(nodes))[top]
+    if not matched.any():
+        return None
+    running = np.concatenate(([0], np.cumsum(matched)))
+    row = np.arange(len(inside))
+    wraps = (running[row + forest.size[inside]] > running[row]) & ~matched
+    # Kept is what is at the top, or below a wrapper, and no wrapper itself.
+    wrappers = inside[wraps]
+    kept = ~wraps & (is_top | np.isin(forest.parent[inside], wrappers))
+    return inside[kept], wrappers
+
+
+def replayed(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> tuple[Int, Int]:
+    """Pairs of equal calls of which a graph replays at least one.
+
+    Calls of equal names and arguments are paired in order, first those in the same module or scope. A call
+    that a graph replays without known arguments is paired by its name last.
+    """
+    nodes = [base_nodes, cand_nodes]
+    pairs: list[tuple[Int, Int]] = []
+    keys_of: tuple[Callable[[Forest, Int], Hash], ...] = (
+        lambda forest, rows: forest.signature[rows] + np.uint64(3) * forest.scope[rows],
+        lambda forest, rows: forest.signature[rows],
+        lambda forest, rows: forest.named[rows],
+    )
+    for keys in keys_of:
+        nodes = [
+            side[np.argsort(forest.start[side], kind="stable")]
+            for forest, side in zip((base, cand), nodes, strict=True)
+        ]
+        base_keys, cand_keys = (keys(forest, side) for forest, side in zip((base, cand), nodes, strict=True))
+        _, codes = np.unique(np.concatenate((base_keys, cand_keys)), return_inverse=True)
+        rows, partners = paired(codes[: len(base_keys)], codes[len(base_keys) :])
+        in_graph = base.copied[nodes[0][rows]] | cand.copied[nodes[1][partners]]
+        if keys is keys_of[-1]:
+            in_graph &= bare(base, nodes[0][rows]) | bare(cand, nodes[1][partners])
+        rows, partners = rows[in_graph], partners[in_graph]
+        pairs.append((nodes[0][rows], nodes[1][partners]))
+        nodes = [np.delete(side, taken) for side, taken in zip(nodes, (rows, partners), strict=True)]
+    base_rows, cand_rows = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    return base_rows, cand_rows
+
+
+def bare(forest: Forest, nodes: Int) -> Bool:
+    """Which calls a graph replays whose arguments are not known."""
+    return forest.copied[nodes] & ~forest.has_arguments[nodes]

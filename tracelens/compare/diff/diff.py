@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.overview import NO_PACE, pace_summary
-from tracelens.compare.diff.changes import KINDS, Change, Key, changes, merged
-from tracelens.compare.diff.cuts import ALL_CAUSES, LEVELS, add_rank, regrouped
-from tracelens.compare.diff.graphs import GRAPHS, graph_rows, graph_state, repetitions, unattributed
-from tracelens.compare.diff.icicle import ICICLE, icicle_rows
-from tracelens.compare.diff.ledger import Level, spread
-from tracelens.compare.diff.noise import Spread, differences
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
+from tracelens.compare.diff.breakdown import (
+    ALL_CAUSES,
+    ICICLE,
+    LEVELS,
+    WaterfallLevel,
+    add_rank,
+    graph_state,
+    icicle_rows,
+    regrouped,
+    spread,
+)
 from tracelens.compare.diff.pairing import NO_OP as WITHOUT_OP
-from tracelens.compare.diff.pairing import ONE_SIDED, Pairing, pair
-from tracelens.compare.diff.sides import Side
-from tracelens.compare.diff.substitutions import SUBSTITUTIONS, substitution_rows
+from tracelens.compare.diff.pairing import (
+    ONE_SIDED,
+    OTHER_KERNELS,
+    OTHER_SHAPES,
+    RENAMED_CALLS,
+    SAME_WORK,
+    Aligned,
+    Pairing,
+    pair,
+)
+from tracelens.compare.diff.sides import Forest, RankSide
+from tracelens.compare.noise import StepSpread, differences
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, codes, result
 from tracelens.trace import Run, Union, union
+from tracelens.units import duration
 
 TAIL = 0.025
 """Probability of each tail of the interval of a difference; an interval that excludes 0 is beyond noise."""
-
 WATERFALL = Schema(
     "Waterfall",
     (
@@ -45,6 +62,11 @@ WATERFALL = Schema(
     kind="levels",
     doc="The rows of each level add up to the difference of the two step times. Overlapping activities "
         "count once, as in the breakdown; means over steps and ranks.",
+)  # fmt: skip
+
+KINDS = (
+    "removed", "added", "duplicated", "wrapper removed", "wrapper added", "renamed", "moved", "exchanged",
+    "slower", "faster", "other shapes", "other kernels",
 )  # fmt: skip
 
 CHANGES = Schema(
@@ -68,7 +90,6 @@ CHANGES = Schema(
     "not add up; the waterfall does.",
 )
 
-
 PACE = Schema(
     "Without the profiler",
     (
@@ -82,6 +103,40 @@ PACE = Schema(
     doc="Timed around the recorded steps; the waterfall covers the recorded steps.",
 )
 
+SUBSTITUTIONS = Schema(
+    "Kernels side by side",
+    (
+        Column("op", "category", doc="op of the base that launches them"),
+        Column("base_kernel", "category", doc="longest kernel of the call"),
+        Column("cand_kernel", "category", doc="the same in the candidate"),
+        Column("base_ns", "int64", "ns", "per step, all kernels of these calls"),
+        Column("cand_ns", "int64", "ns", "the same calls in the candidate"),
+        Column("delta_ns", "int64", "ns", "candidate - base"),
+        Column("ratio", "float64", "ratio", "candidate / base"),
+        Column("count", "float64", "count", "calls per step"),
+    ),
+    doc="Calls with equal arguments that launch different kernels: another library, tile or GPU.",
+)
+
+GRAPHS = Schema(
+    "Launches",
+    (
+        Column("side", "category", doc="base or cand"),
+        Column("launches", "float64", "count", "launch calls per step, graph launches among them"),
+        Column("graph_launches", "float64", "count", "graph launches per step"),
+        Column("launch_ns", "int64", "ns", "host time in launch calls per step"),
+        Column("in_graphs", "float64", "count", "kernels, memcpys and memsets in graphs per step"),
+        Column("in_graphs_ns", "int64", "ns", "their GPU time per step"),
+        Column(
+            "attributed_fraction", "float64", "ratio", "share of that time whose op is known, -1 for none"
+        ),
+        Column("op_source", "str", doc="where these ops are recorded: capture, twin"),
+    ),
+    doc="Means over steps and ranks. What launching graphs changes is in level graph of the waterfall.",
+)
+
+SAME_CALLS = 0.98
+"""Share of their calls in which the repeated parts of two recordings agree, at least."""
 
 TABLES = {
     "waterfall": WATERFALL,
@@ -91,6 +146,85 @@ TABLES = {
     "graphs": GRAPHS,
     "pace": PACE,
 }
+
+_UNEQUAL = (
+    "no step marks: whole recordings are compared, and the base repeats its work {} times, the candidate {} "
+    "times; calls beyond that are on one side only"
+)
+_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+_SHOWN = 3
+"""Ops named per side of a replaced group, those with most GPU time."""
+
+NOWHERE = (-1, -1)
+"""(rank, event) of a call that a side does not have."""
+BASE, CAND = range(2)
+
+
+class ChangeKey(NamedTuple):
+    """What edits are grouped by."""
+
+    kind: str  # one of KINDS; slower and faster are separated at the end
+    base: str  # op of the base, "" if it has none
+    cand: str
+    where: str  # names of the enclosing scopes, outermost first
+
+
+@dataclass
+class Change:
+    """All edits with one key; pairs are of the base and of the candidate."""
+
+    count: int = 0  # edits in all steps of all ranks
+    ns: tuple[dict[tuple[int, int], float], ...] = field(default_factory=lambda: ({}, {}))  # by (rank, step)
+    # (rank, event row) of the edit with most GPU time, to find it in the trace.
+    example: list[tuple[int, int]] = field(default_factory=lambda: [NOWHERE, NOWHERE])
+    most: float = -1.0  # GPU time of that edit, ns
+
+    def add(self, side: int, rank_step: tuple[int, int], ns: float) -> None:
+        """Add time of a step of a rank to one side."""
+        self.ns[side][rank_step] = self.ns[side].get(rank_step, 0.0) + ns
+
+    def merge(self, other: Change) -> None:
+        """Add the edits of other ranks."""
+        self.count += other.count
+        for side in (BASE, CAND):
+            for rank_step, ns in other.ns[side].items():
+                self.add(side, rank_step, ns)
+            unknown = self.example[side] == NOWHERE
+            if other.example[side] != NOWHERE and (unknown or other.most > self.most):
+                self.example[side] = other.example[side]
+        self.most = max(self.most, other.most)
+
+
+class _SideTimes:
+    """One side and the GPU time of its nodes, but of those that are matched because a graph replays them."""
+
+    def __init__(self, side: RankSide, replayed: Bool) -> None:
+        self.side, self.forest, self.names = side, side.forest, side.forest.names
+        self.node_ns = np.zeros(len(self.forest), dtype=np.int64)
+        known = side.node >= 0
+        np.add.at(self.node_ns, side.node[known], side.ns[known])
+        self.node_ns[replayed] = 0
+        self.before_ns = np.concatenate(([0], np.cumsum(self.node_ns)))
+
+    def name(self, node: int) -> str:
+        name: str = self.names[self.forest.name[node]]
+        return name
+
+    def total_ns(self, nodes: Int) -> int:
+        """GPU time of nodes with all that they call."""
+        return int((self.before_ns[nodes + self.forest.size[nodes]] - self.before_ns[nodes]).sum())
+
+    def heaviest(self, nodes: Int) -> str:
+        """The ops with most GPU time in these subtrees."""
+        inside = self.forest.within(nodes)
+        busy = inside[self.node_ns[inside] > 0]
+        weight = self.node_ns[busy]
+        if not len(busy):  # nothing runs on the GPU: by count
+            busy, weight = nodes, np.ones(len(nodes), dtype=np.int64)
+        names, code = np.unique(self.forest.name[busy], return_inverse=True)
+        order = np.argsort(-np.bincount(code, weights=weight), kind="stable")[:_SHOWN]
+        return ", ".join(self.names[name] for name in names[order].tolist())
 
 
 def diff(base: Run, cand: Run) -> Result:
@@ -110,10 +244,12 @@ def diff(base: Run, cand: Run) -> Result:
     Raises:
         TracelensError: a rank has no GPU work.
     """
-    sides = [[Side(trace) for trace in run.traces] for run in (base, cand)]
+    sides = [[RankSide(trace) for trace in run.traces] for run in (base, cand)]
     has_graphs = any(side.in_graph.any() for ranks in sides for side in ranks)
     ranks = len(base.traces), len(cand.traces)
-    levels = [Level(name, len(ALL_CAUSES), ranks) for name in LEVELS if has_graphs or name != "graph"]
+    levels = [
+        WaterfallLevel(name, len(ALL_CAUSES), ranks) for name in LEVELS if has_graphs or name != "graph"
+    ]
     pairings, aligned_fraction = _add_ranks(levels, sides, [_waits(run) for run in (base, cand)])
     step_ns = _mean_step(sides[0]), _mean_step(sides[1])
     rows = [_rows(level, step_ns) for level in levels]
@@ -129,8 +265,15 @@ def diff(base: Run, cand: Run) -> Result:
         skips.append(Skip("steps", _UNEQUAL.format(*times)))
     graphs = graph_rows(sides) if has_graphs else {}
     skips += unattributed(graphs)
-    pace, lacking = _pace({"base": base, "cand": cand})
-    skips += lacking
+    summaries = {"base": pace_summary(base), "cand": pace_summary(cand)}
+    known = {side: summary for side, summary in summaries.items() if summary is not None}
+    pace: dict[str, Table] = {}
+    if known:
+        columns = {name: [getattr(summary, name) for summary in known.values()] for name in PACE.names[1:]}
+        pace["pace"] = PACE.table({"side": list(known), **columns})
+        skips += [
+            Skip(f"{side}: step without the profiler", NO_PACE) for side in summaries if side not in known
+        ]
     meta: dict[str, Any] = {
         "base_ns": step_ns[0],
         "cand_ns": step_ns[1],
@@ -150,11 +293,13 @@ def diff(base: Run, cand: Run) -> Result:
 
 
 def _add_ranks(
-    levels: Sequence[Level], sides: Sequence[Sequence[Side]], waits: Sequence[Mapping[int, Union]]
-) -> tuple[list[tuple[Side, Side, Pairing]], float]:
+    levels: Sequence[WaterfallLevel],
+    sides: Sequence[Sequence[RankSide]],
+    waits: Sequence[Mapping[int, Union]],
+) -> tuple[list[tuple[RankSide, RankSide, Pairing]], float]:
     """Add all ranks to the levels; their pairs, and the share of GPU time whose call has a counterpart."""
     ranks, experts = [len(side) for side in sides], regrouped(*sides)
-    pairings: list[tuple[Side, Side, Pairing]] = []
+    pairings: list[tuple[RankSide, RankSide, Pairing]] = []
     aligned_ns, total_ns = 0, 0
     for number in range(max(ranks)):
         pair_of_ranks = base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
@@ -168,14 +313,6 @@ def _add_ranks(
                 lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
                 aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
     return pairings, aligned_ns / max(total_ns, 1)
-
-
-_UNEQUAL = (
-    "no step marks: whole recordings are compared, and the base repeats its work {} times, the candidate {} "
-    "times; calls beyond that are on one side only"
-)
-
-_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def _waits(run: Run) -> dict[int, Union]:
@@ -195,22 +332,11 @@ def _waits(run: Run) -> dict[int, Union]:
     }
 
 
-def _pace(runs: Mapping[str, Run]) -> tuple[dict[str, Table], list[Skip]]:
-    """The table PACE, if a side has a pace, and why the other one is not in it."""
-    summaries = {side: pace_summary(run) for side, run in runs.items()}
-    known = {side: summary for side, summary in summaries.items() if summary is not None}
-    if not known:
-        return {}, []
-    columns = {name: [getattr(summary, name) for summary in known.values()] for name in PACE.names[1:]}
-    skips = [Skip(f"{side}: step without the profiler", NO_PACE) for side in runs if side not in known]
-    return {"pace": PACE.table({"side": list(known), **columns})}, skips
-
-
-def _mean_step(sides: Sequence[Side]) -> int:
+def _mean_step(sides: Sequence[RankSide]) -> int:
     return round(float(np.mean([side.step_ns.mean() for side in sides])))
 
 
-def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
+def _rows(level: WaterfallLevel, step_ns: tuple[int, int]) -> dict[str, Any]:
     """Rows of WATERFALL of one level."""
     rows, total_ns = level.rows(step_ns), step_ns[1] - step_ns[0]
     delta_ns = rows.ns[1] - rows.ns[0]
@@ -228,7 +354,7 @@ def _rows(level: Level, step_ns: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _noise(base: Spread, cand: Spread) -> list[str]:
+def _noise(base: StepSpread, cand: StepSpread) -> list[str]:
     """Whether each difference exceeds the step-to-step noise."""
     if min(base.steps, cand.steps) < 2:
         return ["unknown"] * len(base.mean)
@@ -236,33 +362,269 @@ def _noise(base: Spread, cand: Spread) -> list[str]:
     return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
 
 
-def _change_rows(by_key: Mapping[Key, Change], sides: Sequence[Sequence[Side]]) -> Iterator[dict[str, Any]]:
-    by_step = [
-        _by_step([change.ns[number] for change in by_key.values()], ranks)
-        for number, ranks in enumerate(sides)
-    ]
+def _change_rows(
+    by_key: Mapping[ChangeKey, Change], sides: Sequence[Sequence[RankSide]]
+) -> Iterator[dict[str, Any]]:
+    # Ns per step of each change, mean over ranks.
+    by_step = []
+    for number, ranks in enumerate(sides):
+        of_change = [change.ns[number] for change in by_key.values()]
+        steps = min(side.steps for side in ranks)
+        cells = np.repeat(np.arange(len(of_change)), [len(values) for values in of_change])
+        step = np.array(
+            [min(index, steps - 1) for values in of_change for _, index in values], dtype=np.int64
+        )
+        ns = np.array([ns for values in of_change for ns in values.values()], dtype=np.float64)
+        by_step.append(spread(cells, step, ns, len(of_change), steps, len(ranks)))
     noise = _noise(*by_step)
     for row, (key, change) in enumerate(by_key.items()):
         base, cand = (round(float(side.mean[row])) for side in by_step)
-        locations = [_location(*example, ranks) for example, ranks in zip(change.example, sides, strict=True)]
+        # (rank, ns since its first event) of the longest occurrence, -1 for none.
+        locations = [(-1, -1), (-1, -1)]
+        for number, (rank, event) in enumerate(change.example):
+            if event >= 0:
+                side = next(side for side in sides[number] if side.rank == rank)
+                locations[number] = rank, int(side.trace.arrays.start[event]) - side.first_ns
         kind = "faster" if key.kind == "slower" and cand < base else key.kind
         times = cand - base, base, cand, change.count, noise[row]
         values = kind, key.base, key.cand, *times, key.where, *locations[0], *locations[1]
         yield {name: [value] for name, value in zip(CHANGES.names, values, strict=True)}
 
 
-def _by_step(changes: Sequence[Mapping[tuple[int, int], float]], sides: Sequence[Side]) -> Spread:
-    """Ns per step of each change, mean over ranks."""
-    steps = min(side.steps for side in sides)
-    row = np.repeat(np.arange(len(changes)), [len(values) for values in changes])
-    step = np.array([min(step, steps - 1) for values in changes for _, step in values], dtype=np.int64)
-    ns = np.array([ns for values in changes for ns in values.values()], dtype=np.float64)
-    return spread(row, step, ns, len(changes), steps, len(sides))
+def changes(base: RankSide, cand: RankSide, pairing: Pairing) -> dict[ChangeKey, Change]:
+    """The changes between two ranks."""
+    by_key: dict[ChangeKey, Change] = {}
+    sides = _SideTimes(base, pairing.replayed[BASE]), _SideTimes(cand, pairing.replayed[CAND])
+    for aligned in pairing.steps:
+        _structure(by_key, sides, aligned)
+    _times_of_matched(by_key, (base, cand), pairing)
+    return by_key
 
 
-def _location(rank: int, event: int, sides: Sequence[Side]) -> tuple[int, int]:
-    """(rank, ns since its first event) of an event, -1 for none."""
-    if event < 0:
-        return -1, -1
-    side = next(side for side in sides if side.rank == rank)
-    return rank, int(side.trace.arrays.start[event]) - side.first_ns
+def _structure(
+    by_key: dict[ChangeKey, Change], sides: tuple[_SideTimes, _SideTimes], aligned: Aligned
+) -> None:
+    """Add the edits of one aligned pair of steps.
+
+    Where a graph replays calls of one side, the host's calls without GPU work are gone, and no edits.
+    """
+    base, cand = sides
+    alignment, around = aligned.alignment, base.forest.around
+    has_graphs = aligned.base.copied.any() or aligned.cand.copied.any()
+
+    def add(key: ChangeKey, *nodes_of_side: tuple[int, Int]) -> None:
+        if has_graphs and not any(sides[side].total_ns(nodes) for side, nodes in nodes_of_side):
+            return
+        change = by_key.setdefault(key, Change())
+        change.count += 1
+        for side, nodes in nodes_of_side:
+            times = sides[side]
+            total, first, rank = times.total_ns(nodes), int(nodes[0]), times.side.rank
+            change.add(side, (rank, int(times.forest.step[first])), total)
+            if total >= change.most:
+                change.most = total
+                change.example[side] = rank, int(times.forest.event[first])
+
+    for base_group, cand_group in alignment.groups:
+        base_nodes, cand_nodes = base_group + aligned.base_offset, cand_group + aligned.cand_offset
+        names = base.heaviest(base_nodes), cand.heaviest(cand_nodes)
+        add(
+            ChangeKey("exchanged", *names, around(int(base_nodes[0]))), (BASE, base_nodes), (CAND, cand_nodes)
+        )
+    for side, part, offset, how, kinds in (
+        (BASE, aligned.base, aligned.base_offset, alignment.how, ("removed", "wrapper removed")),
+        (CAND, aligned.cand, aligned.cand_offset, alignment.how_back, ("added", "wrapper added")),
+    ):
+        for outcome, kind in zip((ONLY, WRAPPER, DUPLICATE), (*kinds, "duplicated"), strict=True):
+            for node in (_tops(part, how, outcome) + offset).tolist():
+                name = sides[side].name(node)
+                names = (name, "") if side == BASE else ("", name)
+                timed = [(side, np.array([node]))] if outcome != WRAPPER else []
+                add(ChangeKey(kind, *names, sides[side].forest.around(node)), *timed)
+    for outcome, kind in ((RENAMED, "renamed"), (MOVED, "moved")):
+        rows = _tops(aligned.base, alignment.how, outcome)
+        partners = alignment.match[rows] + aligned.cand_offset
+        for node, partner in zip((rows + aligned.base_offset).tolist(), partners.tolist(), strict=True):
+            key = ChangeKey(kind, base.name(node), cand.name(partner), around(node))
+            add(key, (BASE, np.array([node])), (CAND, np.array([partner])))
+
+
+def _tops(forest: Forest, how: Int, outcome: int) -> Int:
+    """Nodes with an outcome that their parent does not have."""
+    inside = how == outcome
+    inside &= (lookup(how, forest.parent, -1) != outcome) | (outcome == WRAPPER)
+    return np.flatnonzero(inside)
+
+
+def _times_of_matched(
+    by_key: dict[ChangeKey, Change], sides: tuple[RankSide, RankSide], pairing: Pairing
+) -> None:
+    """Add matched calls whose time differs."""
+    kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
+    collected: dict[ChangeKey, Change] = {}
+    for number, side in enumerate(sides):
+        other, cause, partner = sides[1 - number], pairing.cause[number], pairing.partner[number]
+        pieces = np.flatnonzero(np.isin(cause, list(kinds)))
+        op_name, partner_name = side.forest.name[side.node[pieces]], other.forest.name[partner[pieces]]
+        group, groups = codes(cause[pieces], op_name, partner_name, side.step[pieces])
+        total = np.bincount(group, weights=side.ns[pieces], minlength=len(groups[0])).tolist()
+        _, first_piece = np.unique(group, return_index=True)
+        events = side.op[side.row[pieces[first_piece]]].tolist()
+        for code, name, partner_code, step, ns, event in zip(
+            *(key.tolist() for key in groups), total, events, strict=True
+        ):
+            names = side.forest.names[name], other.forest.names[partner_code]
+            key = ChangeKey(kinds[code], *(names if number == BASE else names[::-1]), "")
+            change = collected.setdefault(key, Change())
+            change.add(number, (side.rank, step), ns)
+            if ns > change.most or change.example[number] == NOWHERE:
+                change.most = max(change.most, ns)
+                change.example[number] = side.rank, event
+    for key, change in collected.items():
+        base_ns, cand_ns = (sum(ns.values()) for ns in change.ns)
+        if base_ns != cand_ns:
+            change.count = max(map(len, change.ns))
+            by_key[key] = change
+
+
+def merged(per_rank: Sequence[dict[ChangeKey, Change]]) -> dict[ChangeKey, Change]:
+    """The changes of all ranks, summed by key."""
+    total: dict[ChangeKey, Change] = {}
+    for by_key in per_rank:
+        for key, change in by_key.items():
+            total.setdefault(key, Change()).merge(change)
+    return total
+
+
+def substitution_rows(pairings: Sequence[tuple[RankSide, RankSide, Pairing]]) -> Iterator[dict[str, Any]]:
+    """Rows of SUBSTITUTIONS over pairs of ranks, largest difference first."""
+    total: dict[tuple[str, str, str], list[float]] = {}
+    for base, cand, pairing in pairings:
+        weight = 1 / len(pairings)
+        replaced = np.isin(pairing.cause[0], (OTHER_KERNELS, RENAMED_CALLS))
+        nodes, first = np.unique(base.node[replaced], return_index=True)
+        partners = pairing.partner[0][replaced][first]
+        (base_kernel_of, base_total), (cand_kernel_of, cand_total) = _by_node(base), _by_node(cand)
+        for node, partner in zip(nodes.tolist(), partners.tolist(), strict=True):
+            op = base.forest.names[base.forest.name[node]]
+            key = (op, base.work.names[base_kernel_of[node]], cand.work.names[cand_kernel_of[partner]])
+            entry = total.setdefault(key, [0.0, 0.0, 0.0])
+            entry[0] += weight * float(base_total[node]) / base.steps
+            entry[1] += weight * float(cand_total[partner]) / cand.steps
+            entry[2] += weight / base.steps
+    for (op, base_kernel, cand_kernel), (base_ns, cand_ns, count) in sorted(
+        total.items(), key=lambda item: -abs(item[1][1] - item[1][0])
+    ):
+        yield {
+            "op": [op],
+            "base_kernel": [base_kernel],
+            "cand_kernel": [cand_kernel],
+            "base_ns": [round(base_ns)],
+            "cand_ns": [round(cand_ns)],
+            "delta_ns": [round(cand_ns) - round(base_ns)],
+            "ratio": [cand_ns / base_ns if base_ns else -1.0],
+            "count": [count],
+        }
+
+
+def _by_node(side: RankSide) -> tuple[Int, Int]:
+    """The name of each node's longest kernel, and the time of all its kernels."""
+    name = np.zeros(len(side.forest), dtype=np.int64)
+    total = np.zeros(len(side.forest), dtype=np.int64)
+    known = np.flatnonzero(side.node >= 0)
+    known = known[np.argsort(side.ns[known], kind="stable")]
+    name[side.node[known]] = side.work.name[side.row[known]]  # the last write stays: the longest
+    np.add.at(total, side.node[known], side.ns[known])
+    return name, total
+
+
+def graph_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
+    """Columns of GRAPHS; `sides` are the ranks of the base and of the candidate."""
+    rows = [_launches(ranks) for ranks in sides]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {"side": ["base", "cand"], **columns}
+
+
+def _launches(ranks: Sequence[RankSide]) -> dict[str, Any]:
+    launches = graph_launches = activities = 0.0
+    launch_ns = graph_ns = known_ns = 0.0
+    sources: set[str] = set()
+    for side in ranks:
+        weight = 1 / side.steps / len(ranks)
+        events, work = side.trace.arrays, side.work
+        in_graph = side.in_graph[side.row]
+        calls = np.unique(work.launch[side.row])
+        calls = calls[calls >= 0]
+        graph_launches += weight * len(np.unique(work.launch[side.row[in_graph]]))
+        launches += weight * len(calls)
+        launch_ns += weight * float((events.end - events.start)[calls].sum())
+        begins = (work.start >= side.edges[0]) & (work.start < side.edges[-1])
+        activities += weight * int((side.in_graph & begins).sum())
+        graph_ns += weight * float(side.ns[in_graph].sum())
+        op = side.op[side.row]
+        known_ns += weight * float(side.ns[in_graph & (op >= 0)].sum())
+        source = side.trace.tables["events"].coded("source")
+        sources |= {
+            source.values[code] for code in np.unique(source.codes[op[in_graph & (op >= 0)]]).tolist()
+        }
+    return {
+        "launches": launches,
+        "graph_launches": graph_launches,
+        "launch_ns": round(launch_ns),
+        "in_graphs": activities,
+        "in_graphs_ns": round(graph_ns),
+        "attributed_fraction": known_ns / graph_ns if graph_ns else -1.0,
+        "op_source": ", ".join(sorted(sources)),
+    }
+
+
+def repetitions(base: Sequence[RankSide], cand: Sequence[RankSide]) -> tuple[int, int]:
+    """How often each run does what both do, without step marks; (1, 1) where that is unclear.
+
+    A recording that repeats its work n times has each call n times, or a multiple of it.
+    """
+    counts = _calls(base), _calls(cand)
+    each = [math.gcd(*calls.values()) for calls in counts]
+    if not all(each):
+        return 1, 1
+    once = [
+        {call: number // times for call, number in calls.items()}
+        for calls, times in zip(counts, each, strict=True)
+    ]
+    shared = sum(min(number, once[1].get(call, 0)) for call, number in once[0].items())
+    if shared < SAME_CALLS * max(sum(calls.values()) for calls in once):
+        return 1, 1
+    return each[0], each[1]
+
+
+def _calls(ranks: Sequence[RankSide]) -> dict[int, int]:
+    """Names and arguments of the ops of GPU work, to the number of activities."""
+    count: dict[int, int] = {}
+    for side in ranks:
+        node = side.node_of_work
+        for call, number in zip(
+            *map(np.ndarray.tolist, np.unique(side.forest.signature[node[node >= 0]], return_counts=True)),
+            strict=True,
+        ):
+            count[call] = count.get(call, 0) + number
+    return count
+
+
+def unattributed(rows: dict[str, Any]) -> list[Skip]:
+    """The sides with work in graphs of which no op is known; `rows` are columns of GRAPHS."""
+    skips: list[Skip] = []
+    if not rows:
+        return skips
+    for side, in_graphs_ns, known in zip(
+        rows["side"], rows["in_graphs_ns"], rows["attributed_fraction"], strict=True
+    ):
+        if 0 <= known < 1:
+            lacking = duration((1 - known) * in_graphs_ns)
+            skips.append(
+                Skip(
+                    f"{side}: ops in graphs",
+                    f"{lacking} of GPU work per step in graphs has no known op; name the captures "
+                    "(--captures) or a run without graphs (--twin)",
+                )
+            )
+    return skips

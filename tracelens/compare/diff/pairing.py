@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, Alignment, align
-from tracelens.compare.diff.forest import Forest, Hash, text_hashes
-from tracelens.compare.diff.graphs import bare
-from tracelens.compare.diff.sides import Side
-from tracelens.compare.diff.threads import Threads
+from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, ForestAlignment, align, bare
+from tracelens.compare.diff.sides import Forest, Hash, RankSide, text_hashes
 from tracelens.table import Skip, codes
 from tracelens.trace import WORK_KINDS
 
@@ -28,7 +26,6 @@ CAUSES = (
 )
 SAME_WORK, OTHER_KERNELS, OTHER_SHAPES, RENAMED_CALLS, EXCHANGED, ONE_SIDED, COMM, WAIT, NO_OP = range(9)
 
-
 _BUDGET, _FLOOR = 64, 1 << 20
 """Steps of unequal number are aligned up to _BUDGET times the nodes of both runs plus _FLOOR nodes."""
 
@@ -40,7 +37,7 @@ class Aligned(NamedTuple):
     cand: Forest  # part of the candidate's
     base_offset: int  # first node of `base` in the base's forest
     cand_offset: int  # the same of the candidate
-    alignment: Alignment  # of `base` and `cand`
+    alignment: ForestAlignment  # of `base` and `cand`
 
 
 class Pairing(NamedTuple):
@@ -54,7 +51,52 @@ class Pairing(NamedTuple):
     lacking: tuple[Skip, ...] = ()  # what was not aligned, and why
 
 
-def pair(base: Side, cand: Side) -> Pairing:
+_Roots = list[list[tuple[Int, Int]]]
+_Part = tuple[int, int, Forest, Forest, _Roots]
+
+_PAIRS = 1 << 20
+"""Limit on thread pairs to compare; names common to more pairs say nothing about which threads match."""
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Threads:
+    """The threads of two forests, each paired with at most one of the other."""
+
+    def __init__(self, base: Forest, cand: Forest) -> None:
+        base_names, cand_names = _names(base), _names(cand)
+        # Threads that call the same names equally often, in order.
+        by_names: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        for cand_thread, names in reversed(cand_names.items()):
+            by_names.setdefault(tuple(names.items()), []).append(cand_thread)
+        pairs = []
+        for base_thread, names in base_names.items():
+            if same_names := by_names.get(tuple(names.items())):
+                pairs.append((base_thread, same_names.pop()))
+        for base_thread, cand_thread in pairs:
+            del base_names[base_thread], cand_names[cand_thread]
+        pairs += _most_common(base_names, cand_names)
+        self.partner = dict(pairs)
+        self.partner_back = {cand_thread: base_thread for base_thread, cand_thread in pairs}
+
+    def against(self, base_roots: Mapping[int, Int], cand_roots: Mapping[int, Int]) -> list[tuple[Int, Int]]:
+        """(base roots, candidate roots) by thread; empty for a thread without a partner."""
+        pairs = [
+            (roots, cand_roots.get(self.partner.get(thread, -1), _NONE))
+            for thread, roots in base_roots.items()
+        ]
+        alone = [
+            (_NONE, roots)
+            for thread, roots in cand_roots.items()
+            if self.partner_back.get(thread, -1) not in base_roots
+        ]
+        return pairs + alone
+
+
+_Names = dict[int, dict[int, int]]
+"""Thread to name hash to number of calls."""
+
+
+def pair(base: RankSide, cand: RankSide) -> Pairing:
     """Align two ranks step by step; if one has fewer steps, its steps repeat.
 
     A rank without step marks is compared as a whole with all steps of the other.
@@ -66,7 +108,16 @@ def pair(base: Side, cand: Side) -> Pairing:
     aligned = []
     lacking: tuple[Skip, ...] = ()
     if base.steps == cand.steps or not (base.marked and cand.marked):
-        parts = [_all_steps(base, cand)]
+        # All steps by number, or all steps together if one rank has no step marks.
+        threads = Threads(base_forest, cand_forest)
+        if base.steps == cand.steps:
+            of_steps = [
+                threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
+                for number in range(base.steps)
+            ]
+        else:
+            of_steps = [threads.against(_joined(base_forest), _joined(cand_forest))]
+        parts = [(0, 0, base_forest, cand_forest, of_steps)]
     else:
         parts, lacking = _in_turn(base_forest, cand_forest, base.steps, cand.steps)
     for base_offset, cand_offset, base_part, cand_part, roots in parts:
@@ -84,23 +135,6 @@ def pair(base: Side, cand: Side) -> Pairing:
     partners = lookup(base_partner, base.node, -1), lookup(cand_partner, cand.node, -1)
     replayed = base_how == REPLAYED, cand_how == REPLAYED
     return Pairing(aligned, causes, partners, (base_partner, cand_partner), replayed, lacking)
-
-
-_Roots = list[list[tuple[Int, Int]]]
-_Part = tuple[int, int, Forest, Forest, _Roots]
-
-
-def _all_steps(base: Side, cand: Side) -> _Part:
-    """All steps by number, or all steps together if one rank has no step marks."""
-    base_forest, cand_forest = base.forest, cand.forest
-    threads = Threads(base_forest, cand_forest)
-    if base.steps != cand.steps:
-        return 0, 0, base_forest, cand_forest, [threads.against(_joined(base_forest), _joined(cand_forest))]
-    roots = [
-        threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
-        for number in range(base.steps)
-    ]
-    return 0, 0, base_forest, cand_forest, roots
 
 
 def _in_turn(
@@ -140,7 +174,7 @@ def _joined(forest: Forest) -> dict[int, Int]:
     return {thread: np.concatenate(roots) for thread, roots in parts.items()}
 
 
-def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
+def _causes(side: RankSide, counterpart: RankSide, partner: Int, how: Int) -> Int:
     """Code into CAUSES of each piece of one side."""
     match, outcome = lookup(partner, side.node, -1), lookup(how, side.node, -1)
     cause = np.full(len(side.node), ONE_SIDED, dtype=np.int64)
@@ -157,7 +191,7 @@ def _causes(side: Side, counterpart: Side, partner: Int, how: Int) -> Int:
     return cause
 
 
-def _kernels(side: Side) -> Hash:
+def _kernels(side: RankSide) -> Hash:
     """A hash of the kernel names of each node, those that run beside others all the time among them."""
     hashes = np.zeros(len(side.forest), dtype=np.uint64)
     rows = np.flatnonzero(side.node_of_work >= 0)
@@ -165,3 +199,43 @@ def _kernels(side: Side) -> Hash:
     used, index = np.unique(name, return_inverse=True)
     np.add.at(hashes, node, text_hashes([side.work.names[code] for code in used.tolist()])[index])
     return hashes
+
+
+def _names(forest: Forest) -> _Names:
+    group, (thread, name) = codes(forest.thread, forest.named.view(np.int64))
+    count = np.bincount(group, minlength=len(thread))
+    by_thread: _Names = {}
+    for thread_code, key, number in zip(thread.tolist(), name.tolist(), count.tolist(), strict=True):
+        by_thread.setdefault(thread_code, {})[key] = number
+    return by_thread
+
+
+def _most_common(base_names: _Names, cand_names: _Names) -> list[tuple[int, int]]:
+    """Of the other threads, pairs with most calls in common, most certain first."""
+    by_name: dict[int, tuple[list[int], list[int]]] = {}
+    for side, threads in enumerate((base_names, cand_names)):
+        for thread, names in threads.items():
+            for key in names:
+                by_name.setdefault(key, ([], []))[side].append(thread)
+    common: dict[tuple[int, int], int] = {}
+    everywhere = []
+    budget = _PAIRS
+    for key, sides in sorted(by_name.items(), key=lambda item: len(item[1][0]) * len(item[1][1])):
+        budget -= len(sides[0]) * len(sides[1])
+        if budget < 0:
+            everywhere.append(sides)
+            continue
+        for base_thread in sides[0]:
+            for cand_thread in sides[1]:
+                calls = min(base_names[base_thread][key], cand_names[cand_thread][key])
+                common[base_thread, cand_thread] = common.get((base_thread, cand_thread), 0) + calls
+    pairs: dict[int, int] = {}
+    partner_back: dict[int, int] = {}
+    ordered = sorted(common, key=lambda pair: (-common[pair], *pair))
+    # Threads that share only names common to all pair up in order.
+    for sides in everywhere:
+        ordered += zip(*sides, strict=False)
+    for base_thread, cand_thread in ordered:
+        if base_thread not in pairs and cand_thread not in partner_back:
+            pairs[base_thread], partner_back[cand_thread] = cand_thread, base_thread
+    return list(pairs.items())

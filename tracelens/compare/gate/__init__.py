@@ -1,20 +1,25 @@
 """Gate: checks candidate runs against a baseline."""
 
-from tracelens.compare.gate.baseline import KEEP, add_to_baseline, baseline_side, read_baseline
-from tracelens.compare.gate.causes import Cause, of_diff, of_metrics
-from tracelens.compare.gate.ci import commands, junit
-from tracelens.compare.gate.config import Options, Settings, settings
-from tracelens.compare.gate.gate import Verdict, gate
-from tracelens.compare.gate.outcome import Outcome
-from tracelens.compare.gate.rules import read_rule
-from tracelens.compare.gate.runs import Side
-from tracelens.compare.gate.samples import Samples, from_result, read_saved
+from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict, gate, of_diff, of_metrics
+from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
+from tracelens.compare.gate.runs import (
+    KEEP,
+    Samples,
+    Side,
+    add_to_baseline,
+    baseline_side,
+    from_result,
+    read_baseline,
+    read_saved,
+)
 from tracelens.compare.gate.verdict import (
     TABLES,
     cause_text,
+    commands,
     headline,
     in_order,
     interval_text,
+    junit,
     knowledge,
     limited,
     report,
@@ -24,10 +29,10 @@ __all__ = [
     "KEEP",
     "TABLES",
     "Cause",
+    "GateSettings",
     "Options",
-    "Outcome",
+    "RuleOutcome",
     "Samples",
-    "Settings",
     "Side",
     "Verdict",
     "add_to_baseline",

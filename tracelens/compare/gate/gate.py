@@ -1,23 +1,28 @@
-"""The gate: checks rules against two sides and gives a machine-readable verdict."""
+"""The gate: checks rules against two sides and gives a machine-readable verdict.
+
+A rule with the values of its metric is a `GateCase`, which judges them: pass, fail, or inconclusive. Sides
+are compared like with like (`check_alike`) or not at all. `of_diff` and `of_metrics` say why a side is
+slower.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import exp, inf, log
+from typing import Literal, NamedTuple
 
+import numpy as np
+
+from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
-from tracelens.compare.gate.causes import Cause
-from tracelens.compare.gate.likeness import check_alike
-from tracelens.compare.gate.outcome import Case, Outcome, read_case
-from tracelens.compare.gate.rules import PACE, PROFILED, Rule, default_rules
-from tracelens.compare.gate.runs import Side
-from tracelens.compare.gate.samples import Samples
+from tracelens.arrays import Float
+from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
+from tracelens.compare.gate.runs import Samples, Side, is_named, nearest
+from tracelens.compare.noise import Interval, PooledVariance, noise, plausible
+from tracelens.compare.thresholds import CONFIDENCE, MISSED, PACE, ROUNDING, Plausible, SigmaRange
 from tracelens.errors import TracelensError
-from tracelens.table import Skip
-
-CONFIDENCE = 0.99
-"""Family-wise confidence level: probability that no rule fails if nothing changed."""
+from tracelens.table import Result, Skip
 
 Word = Literal["pass", "fail", "inconclusive"]
 
@@ -26,7 +31,7 @@ Word = Literal["pass", "fail", "inconclusive"]
 class Verdict:
     """The outcomes of all rules."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RuleOutcome, ...]
     base: str  # name of the base
     candidate: str  # name of the candidate
     confidence: float  # family-wise, of all intervals together
@@ -46,12 +51,12 @@ class Verdict:
         return "inconclusive" if self.inconclusive or not self.outcomes else "pass"
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[RuleOutcome, ...]:
         """The outcomes that make it a regression."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "fail")
 
     @property
-    def inconclusive(self) -> tuple[Outcome, ...]:
+    def inconclusive(self) -> tuple[RuleOutcome, ...]:
         """The outcomes of which noise does not tell whether the rule holds."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "inconclusive")
 
@@ -60,10 +65,173 @@ class Verdict:
         return replace(self, causes=tuple(causes))
 
 
+Status = Literal["fail", "inconclusive", "pass"]
+Source = Literal["none", "runs", "history", "within a run", "prior"]
+_HUGE = 700.0
+"""Beyond exp of it there are no floats."""
+
+
+@dataclass(frozen=True)
+class RuleOutcome:
+    """The outcome of one rule."""
+
+    rule: GateRule
+    metric: str
+    unit: str
+    # fail: the whole interval is beyond the limit; pass: also the change that would be missed with
+    # probability MISSED is within it; else inconclusive
+    status: Status
+    base: float  # mean of the base's runs
+    candidate: float  # mean of the candidate's runs
+    interval: Interval  # of the quantity that the rule limits
+    tail: float  # probability of each end of the interval
+    runs: tuple[int, int]  # number of runs of base and candidate
+    steps: tuple[int, int]  # number of steps of base and candidate, of all runs
+    # What tells the noise: none if nothing varies; several runs of a side; a baseline's history; the steps of
+    # the runs, between which it is assumed; nothing, so that all of it is assumed
+    source: Source
+    notes: tuple[str, ...] = ()  # caveats
+
+
+@dataclass(frozen=True)
+class GateCase:
+    """A rule with the values of its metric."""
+
+    rule: GateRule
+    metric: str
+    unit: str
+    base: list[Float]  # one value a step of each run
+    candidate: list[Float]
+    history: PooledVariance  # of older runs of the program, relative unless the unit is a fraction
+    step_ns: float  # mean step time of the base, 0 if unknown
+
+    @property
+    def sides(self) -> tuple[list[Float], ...]:
+        return (self.candidate,) if self.rule.kind == "absolute" else (self.base, self.candidate)
+
+    @property
+    def varies(self) -> bool:
+        """Whether there is noise: also where nothing tells that there is none."""
+        return self.source != "none"
+
+    @property
+    def source(self) -> Source:
+        """What tells the noise."""
+        sides = self.sides
+        constant = all((run == run[0]).all() for side in sides for run in side) and all(
+            len({run[0] for run in side}) == 1 for side in sides
+        )
+        nothing = not any(run.any() for side in sides for run in side)
+        if nothing or (constant and all(sum(map(len, side)) > 1 for side in sides)):
+            return "none"
+        if any(len(side) > 1 for side in sides):
+            return "runs"
+        if self.history.freedom >= 1:
+            return "history"
+        return "within a run" if any(len(run) > 1 for side in sides for run in side) else "prior"
+
+    def judge(self, tail: float, min_effect: float = 0.0) -> RuleOutcome:
+        """Compare the values with the limit.
+
+        Args:
+            tail: probability of each end of the interval.
+            min_effect: a time that changes by less than this share of the step does not fail.
+        """
+        rule, limit, source = self.rule, self.rule.limit, self.source
+        base, candidate = _mean(self.base), _mean(self.candidate)
+        interval, quick = self._intervals(base, candidate, tail, MISSED)
+        margin = ROUNDING * (abs(limit) if rule.kind != "difference" else max(abs(base), abs(limit)))
+        sense = 1 if rule.sense == "<=" else -1
+        ends = (interval.low, quick.high) if sense > 0 else (interval.high, quick.low)
+        beyond, within = (sense * (end - limit) for end in ends)
+        status: Status = "fail" if beyond > margin else "pass" if within <= margin else "inconclusive"
+        notes = []
+        if source == "within a run":
+            notes.append("noise between runs assumed")
+        elif source == "prior":
+            notes.append("all noise assumed: a single value per side")
+        if rule.kind == "ratio" and base == 0 != candidate:
+            notes.append("0 in the base, so the ratio is infinite; limit the difference or the value instead")
+        if status != "pass" and rule.kind != "absolute" and min_effect:
+            # A time or fraction of the step.
+            step = {"ns": self.step_ns, "fraction": 1.0}.get(self.unit, 0.0)
+            if abs(candidate - base) < min_effect * step:
+                status = "pass"
+                notes.append(f"the change is below {min_effect:.3g} of the step (--min-effect)")
+        return RuleOutcome(
+            rule=rule,
+            metric=self.metric,
+            unit=self.unit,
+            status=status,
+            base=base,
+            candidate=candidate,
+            interval=interval,
+            tail=tail,
+            runs=(len(self.base), len(self.candidate)),
+            steps=(sum(map(len, self.base)), sum(map(len, self.candidate))),
+            source=source,
+            notes=tuple(notes),
+        )
+
+    def _intervals(self, base: float, candidate: float, *tails: float) -> list[Interval]:
+        """Intervals of what the rule limits, one a tail."""
+        known = self.source in ("none", "runs", "history")
+        if self.rule.kind == "ratio":
+            if base == 0:
+                sure = candidate == 0 or all((run > 0).all() for run in self.candidate)
+                estimate = inf if candidate else 1.0
+                return [Interval(estimate, estimate if sure else 0.0, estimate, known)] * len(tails)
+            if candidate == 0:
+                return [Interval(0.0, 0.0, 0.0, known)] * len(tails)
+            middle = log(candidate / base)
+            return [
+                Interval(candidate / base, _exp(middle - half), _exp(middle + half), known)
+                for half in self._half_widths(base, candidate, tails)
+            ]
+        estimate = candidate - (base if self.rule.kind == "difference" else 0.0)
+        # What the noise of differences and values is relative to; that of fractions is absolute.
+        scale = (candidate if self.rule.kind == "absolute" else max(base, candidate)) or 1.0
+        if self.unit == "fraction":
+            scale = 1.0
+        halves = [half * scale for half in self._half_widths(scale, scale, tails)]
+        return [Interval(estimate, estimate - half, estimate + half, known) for half in halves]
+
+    def _half_widths(self, base: float, candidate: float, tails: Sequence[float]) -> list[float]:
+        """How far noise may move the limited quantity, with each side's values divided by these."""
+        if self.source == "none":
+            return [0.0] * len(tails)
+        limits, history = plausible(self.metric, self.unit), self.history
+        if self.unit == "fraction":  # its noise is absolute
+            smaller = min(base, candidate)
+            limits = Plausible(*(SigmaRange(low / smaller, high / smaller) for low, high in limits))
+            history = PooledVariance(history.variance / smaller**2, history.freedom)
+        first = [] if self.rule.kind == "absolute" else [run / base for run in self.base]
+        mixture = noise(first, [run / candidate for run in self.candidate], limits, history)
+        return [mixture.half_width(tail) for tail in tails]
+
+
+MUST_AGREE = ("device", "ranks", "model")
+"""What makes two runs incomparable where it differs, unless allowed; other differences are notes."""
+
+MOST = 5
+
+
+class Cause(NamedTuple):
+    """One part of the difference of the step times, ns per step."""
+
+    name: str
+    base_ns: float
+    candidate_ns: float
+
+    @property
+    def delta_ns(self) -> float:
+        return self.candidate_ns - self.base_ns
+
+
 def gate(
     base: Side | Samples | Sequence[Samples],
     candidate: Side | Samples | Sequence[Samples],
-    rules: Sequence[Rule] = (),
+    rules: Sequence[GateRule] = (),
     *,
     confidence: float = CONFIDENCE,
     min_effect: float = 0.0,
@@ -98,53 +266,8 @@ def gate(
         )
     if not 0 <= min_effect < 1:
         raise TracelensError(f"min-effect {min_effect:g}: must be at least 0 and below 1, such as 0.005")
+
     sides = Side.of(base), Side.of(candidate)
-    _check_scope(sides)
-    first, second = ([(run.name, run.setup) for run in side.runs] for side in sides)
-    skips = [*check_alike(first, second, allow), *_notes(*sides)]
-    parts = sides[0].parts & sides[1].parts
-    before, after = (
-        side.only(ranks).with_parts(parts) for side, ranks in zip(sides, _ranks(*sides), strict=True)
-    )
-    cases, missing = _cases(rules, before, after)
-    skips += missing
-    for side in (before, after):
-        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
-    tails = _tails(cases, 1 - confidence)
-    outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
-    return Verdict(outcomes, sides[0].label, sides[1].label, confidence, tuple(skips))
-
-
-def _cases(rules: Sequence[Rule], base: Side, candidate: Side) -> tuple[list[Case], list[Skip]]:
-    """The rules with their values, and the default rules that could not be checked."""
-    cases: list[Case] = []
-    skips: list[Skip] = []
-    for rule in rules or default_rules():
-        if not rules and rule.metric in PROFILED and any(case.metric == PACE for case in cases):
-            skips.append(Skip(f"default rule {rule}", f"{PACE} covers it, without the profiler's cost"))
-            continue
-        try:
-            cases.append(read_case(rule, base, candidate))
-        except TracelensError as error:
-            if rules:
-                raise
-            skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
-    return cases, skips
-
-
-def _tails(cases: Sequence[Case], alpha: float) -> list[float]:
-    """The probability of each case's interval ends: half of alpha for the first that varies."""
-    varying = [number for number, case in enumerate(cases) if case.varies]
-    tails = [alpha / 2] * len(cases)
-    for number in varying[1:]:
-        tails[number] = alpha / 2 / (len(varying) - 1)
-    if len(varying) == 1:
-        tails[varying[0]] = alpha
-    return tails
-
-
-def _check_scope(sides: Sequence[Side]) -> None:
-    """Raises TracelensError if runs count GPU work of different scopes."""
     runs = [run for side in sides for run in side.runs]
     for run in runs[1:]:
         if run.scope != runs[0].scope:
@@ -152,6 +275,47 @@ def _check_scope(sides: Sequence[Side]) -> None:
                 f"{runs[0].name} counts GPU work of scope {runs[0].scope!r}, {run.name} of {run.scope!r}; "
                 "use the same --scope for both"
             )
+    first, second = ([(run.name, run.setup) for run in side.runs] for side in sides)
+    skips = [*check_alike(first, second, allow)]
+    ranks = _ranks(*sides)
+    for side, used in zip(sides, ranks, strict=True):
+        for run in side.runs:
+            if unused := [rank for rank in run.ranks if rank not in used]:
+                text = ", ".join(map(str, unused))
+                skips.append(Skip(f"{run.name}: rank {text}", "another run does not have it"))
+    if not set(sides[0].ranks) & set(sides[1].ranks):
+        skips.append(Skip("rank by rank", "no common rank; all ranks of each run are compared"))
+    versions = [sorted({run.version for run in side.runs}) for side in sides]
+    if versions[0] != versions[1]:
+        old, new = (", ".join(texts).strip(", ") or "an unknown version" for texts in versions)
+        subject = "same tracelens version on both sides"
+        skips.append(Skip(subject, f"base by {old}, candidate by {new}: metrics may be defined differently"))
+
+    parts = sides[0].parts & sides[1].parts
+    before, after = (side.only(used).with_parts(parts) for side, used in zip(sides, ranks, strict=True))
+    cases: list[GateCase] = []
+    for rule in rules or default_rules():
+        if not rules and rule.metric in PROFILED and any(case.metric == PACE for case in cases):
+            skips.append(Skip(f"default rule {rule}", f"{PACE} covers it, without the profiler's cost"))
+            continue
+        try:
+            cases.append(read_case(rule, before, after))
+        except TracelensError as error:
+            if rules:
+                raise
+            skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
+    for side in (before, after):
+        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
+
+    alpha = 1 - confidence
+    varying = [number for number, case in enumerate(cases) if case.varies]
+    tails = [alpha / 2] * len(cases)
+    for number in varying[1:]:
+        tails[number] = alpha / 2 / (len(varying) - 1)
+    if len(varying) == 1:
+        tails[varying[0]] = alpha
+    outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
+    return Verdict(outcomes, sides[0].label, sides[1].label, confidence, tuple(skips))
 
 
 def _doubtful(side: Side, metrics: Sequence[str], trust_anyway: bool) -> Iterator[Skip]:
@@ -189,19 +353,128 @@ def _ranks(base: Side, candidate: Side) -> tuple[tuple[int, ...], tuple[int, ...
     return (common, common) if common else (base.ranks, candidate.ranks)
 
 
-def _notes(base: Side, candidate: Side) -> Iterator[Skip]:
-    """How the two sides differ besides their values."""
-    for side, used in zip((base, candidate), _ranks(base, candidate), strict=True):
-        for run in side.runs:
-            if unused := [rank for rank in run.ranks if rank not in used]:
-                text = ", ".join(map(str, unused))
-                yield Skip(f"{run.name}: rank {text}", "another run does not have it")
-    if not set(base.ranks) & set(candidate.ranks):
-        yield Skip("rank by rank", "no common rank; all ranks of each run are compared")
-    versions = [sorted({run.version for run in side.runs}) for side in (base, candidate)]
-    if versions[0] != versions[1]:
-        before, after = (", ".join(texts).strip(", ") or "an unknown version" for texts in versions)
-        yield Skip(
-            "same tracelens version on both sides",
-            f"base by {before}, candidate by {after}: metrics may be defined differently",
+def _exp(value: float) -> float:
+    return exp(min(max(value, -_HUGE), _HUGE))
+
+
+def _mean(runs: Sequence[Float]) -> float:
+    return float(np.mean([run.mean() for run in runs]))
+
+
+def read_case(rule: GateRule, base: Side, candidate: Side) -> GateCase:
+    """The values of a rule's metric.
+
+    Raises:
+        TracelensError: there are none, or its unit does not fit; it begins with "rule '...': ".
+    """
+    sides = (base, candidate)
+    names = [side.find(rule.metric) for side in sides]
+    metric = names[0] or names[1]
+    if metric is None:
+        subject = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
+        reason = base.why_not(rule.metric) or candidate.why_not(rule.metric)
+        close = nearest(rule.metric, [run for side in sides for run in side.runs])
+        hint = reason or (
+            f"did you mean {close!r}?" if close else "the table steps.metrics lists all metrics"
         )
+        raise TracelensError(f"rule '{rule}': neither run has the {subject} {rule.metric!r}; {hint}")
+    for name, side in zip(names, sides, strict=True):
+        if name is None and not is_named(metric):
+            reason = side.why_not(metric) or "record it in both runs, or drop the rule"
+            raise TracelensError(f"rule '{rule}': {side.label} has no {metric!r}: {reason}")
+    owner = base if names[0] else candidate
+    unit = next(run.unit(metric) for run in owner.runs if run.find(metric))
+    rule.check_unit(unit)
+    relative = unit != "fraction"
+    history = base.noise_of_history(metric, relative).pooled(candidate.noise_of_history(metric, relative))
+    step_ns = _mean(base.each_step("step.time")) if base.find("step.time") else 0.0
+    values = [side.each_step(metric) for side in sides]
+    return GateCase(
+        rule=rule,
+        metric=metric,
+        unit=unit,
+        base=values[0],
+        candidate=values[1],
+        history=history,
+        step_ns=step_ns,
+    )
+
+
+def check_alike(
+    base: Sequence[tuple[str, Setup]], candidate: Sequence[tuple[str, Setup]], allow: Collection[str] = ()
+) -> Iterator[Skip]:
+    """How the runs of two sides (name, setup) differ in what they are; what only one of them tells is left.
+
+    Args:
+        base: its runs.
+        candidate: its runs.
+        allow: of MUST_AGREE, what may differ.
+
+    Raises:
+        TracelensError: `allow` names something else, or what must agree differs.
+    """
+    if unknown := [name for name in allow if name not in MUST_AGREE]:
+        raise TracelensError(f"--allow {unknown[0]}: not one of {', '.join(MUST_AGREE)}")
+    first_name, first = base[0]
+    reported = set()
+    for name, setup in [*base[1:], *candidate]:
+        for aspect, before, after in _differences(first, setup):
+            if aspect in MUST_AGREE and aspect not in allow:
+                raise TracelensError(
+                    f"{first_name} and {name} cannot be compared: {aspect} {before} against {after}; "
+                    f"compare runs of the same {aspect}, or pass --allow {aspect} (allow=['{aspect}'])"
+                )
+            if (aspect, before, after) not in reported:
+                reported.add((aspect, before, after))
+                yield Skip(f"same {aspect} on both sides", f"{before} against {after}")
+
+
+def _differences(base: Setup, candidate: Setup) -> Iterator[tuple[str, str, str]]:
+    """(aspect, value of the base, value of the candidate) of what both tell and differ in."""
+    for aspect in ("device", "ranks", "model", "layout", "dtype", "tokens", "software"):
+        before, after = getattr(base, aspect), getattr(candidate, aspect)
+        if not before or not after or before == after:
+            continue
+        if isinstance(before, Mapping):
+            keys = [key for key in before if key in after and before[key] != after[key]]
+            if not keys:
+                continue
+            before, after = (", ".join(f"{key} {side[key]}" for key in keys) for side in (before, after))
+        yield aspect, str(before), str(after)
+
+
+def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:
+    """The largest causes in a result of `diff`: by what happened, and in which op most of it did."""
+    table = result.data["waterfall"]
+    level, name, cause = (table.texts(column) for column in ("level", "name", "cause"))
+    base, candidate = (table.array(column).astype(float) for column in ("base_ns", "cand_ns"))
+    delta = candidate - base
+    causes = []
+    for row, text in enumerate(level):
+        if text != "cause" or base[row] == candidate[row]:
+            continue
+        inside = [
+            other
+            for other, kind in enumerate(level)
+            if kind == "op" and cause[other] == name[row] and delta[row] * delta[other] > 0
+        ]
+        example = max(inside, key=lambda other: abs(candidate[other] - base[other]), default=None)
+        where = f", most in {name[example]}" if example is not None else ""
+        causes.append(Cause(f"{name[row]}{where}", base[row], candidate[row]))
+    return tuple(sorted(causes, key=lambda part: -abs(part.delta_ns))[:most])
+
+
+def of_metrics(base: Side, candidate: Side, most: int = MOST) -> tuple[Cause, ...]:
+    """The ops and kernel classes whose time moved most, from stored metrics."""
+    sides = base, candidate
+    known = sorted({name for side in sides for run in side.runs for name in run.values})
+    times = [name for name in known if name.endswith(".time")]
+    names = [name for name in times if name.startswith("op[")]
+    names = names or [name for name in times if name.startswith("category[")]
+    if base.find("idle.time") and candidate.find("idle.time"):
+        names.append("idle.time")
+    causes = [
+        Cause(name.removesuffix(".time"), *(_mean(side.each_step(name)) for side in sides)) for name in names
+    ]
+    moved = [cause for cause in causes if cause.delta_ns]
+    return tuple(sorted(moved, key=lambda cause: -abs(cause.delta_ns))[:most])

@@ -1,4 +1,4 @@
-"""Rules of the gate: a metric, a sense and a limit, as text.
+"""Rules of the gate: a metric, a sense and a limit, as text; and the settings file that may hold them.
 
     step.time<=1.03              a number: the candidate is at most 1.03 times the base
     step.time<=+3%               the same
@@ -12,20 +12,26 @@
 A metric may leave out its `.time`; ops, kernel classes and kernels stand in brackets: op[aten::mm].time. A
 `*` there stands for any text, and all that match count together: kernel[*gemm*].time. rank[3].step.time is
 the metric of one rank.
+
+Settings stand in [tool.tracelens.gate] of pyproject.toml, or in [gate] of tracelens.toml.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from tracelens.compare.thresholds import CONFIDENCE, DEFAULT_RULES
 from tracelens.errors import TracelensError
+from tracelens.limits import read_config_file
 
 Sense = Literal["<=", ">="]
 Kind = Literal["ratio", "difference", "absolute"]
-
 UNITS: dict[str, tuple[float, str]] = {
     "ns": (1, "ns"),
     "us": (1e3, "ns"),
@@ -42,30 +48,11 @@ UNITS: dict[str, tuple[float, str]] = {
     "%": (0.01, "fraction"),
 }
 """Unit of a limit to (factor, the metric's unit)."""
-
-PACE = "step.pace"
-"""Step time without the profiler: one value for each part of the loop that was timed so."""
-
-DEFAULT_RULES = (
-    f"{PACE}<=1.01",
-    "step.time<=1.01",
-    "exposed_comm.fraction<=+0.01",
-    "idle.fraction<=+0.01",
-    "kernel.count<=1.01",
-    "moe.blocking_calls<=+0.5",
-    "memory.peak<=1.02",
-)
-"""Rules used by default; a rule whose metric is missing becomes a skip.
-
-Small parts of a step are limited relative to the step: 10% more of almost nothing does not matter.
-"""
-
 PROFILED = ("step.time", "exposed_comm.fraction", "idle.fraction")
 """Default rules' metrics that are left out where both sides have the pace of the steps without the profiler.
 
 The profiler's cost varies from run to run, and what it adds to them says nothing about the program.
 """
-
 _RULE = re.compile(r"(?P<metric>.+)(?P<sense><=|>=)(?P<limit>[^<>=]*)", re.DOTALL)
 _METRIC = re.compile(
     r"(?:rank\[\d{1,9}\]\.)?(?:(?:op|category|kernel)\[.+\](?:\.\w+)?|[A-Za-z_]\w*(?:\.\w+)*)", re.DOTALL
@@ -78,7 +65,7 @@ _LIKE = "write it like step.time<=1.03, step.time<=+2ms or 'moe.blocking_calls<=
 
 
 @dataclass(frozen=True)
-class Rule:
+class GateRule:
     """One rule; `str` gives text that reads as the same rule."""
 
     metric: str  # name in the `metrics` table of the analyzer `steps`, with or without its `.time`
@@ -121,7 +108,44 @@ class Rule:
         return f"{self.metric}{self.sense}{digits}{self.unit or ' abs'}"
 
 
-def read_rule(text: str) -> Rule:
+_FILES = (("tracelens.toml", ("gate",)), ("pyproject.toml", ("tool", "tracelens", "gate")))
+_KEYS = ("rules", "confidence", "inconclusive", "min_effect")
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """Gate settings of a file."""
+
+    rules: tuple[str, ...] = ()  # as text; empty for the defaults
+    confidence: float | None = None  # None if not set
+    file: str = ""  # path of the file, "" if there is none
+    inconclusive: str = ""  # "pass" or "fail", what an inconclusive verdict counts as; "" if not set
+    min_effect: float | None = None  # share of the step; None if not set
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a gate is to do; `GateSettings` with the defaults, and what the caller sets before them."""
+
+    rules: tuple[GateRule, ...]  # empty for the defaults
+    confidence: float
+    min_effect: float
+
+    @staticmethod
+    def of(
+        loaded: GateSettings, rules: Sequence[str], confidence: float | None, min_effect: float | None
+    ) -> Options:
+        """The options: what is set here first, then the file's, then the defaults."""
+        levels = (confidence, loaded.confidence, CONFIDENCE)
+        effects = (min_effect, loaded.min_effect, 0.0)
+        return Options(
+            tuple(read_rule(text) for text in rules or loaded.rules),
+            next(level for level in levels if level is not None),
+            next(effect for effect in effects if effect is not None),
+        )
+
+
+def read_rule(text: str) -> GateRule:
     """Parse a rule.
 
     Raises:
@@ -144,13 +168,78 @@ def read_rule(text: str) -> Rule:
     if sign:
         number = -number if sign == "-" and number else number
         if unit == "%":
-            return Rule(metric, sense, "ratio", max(round(1 + number / 100, 12), 0.0))
-        return Rule(metric, sense, "difference", number, unit)
+            return GateRule(metric, sense, "ratio", max(round(1 + number / 100, 12), 0.0))
+        return GateRule(metric, sense, "difference", number, unit)
     if unit or limit["absolute"] or number == 0:
-        return Rule(metric, sense, "absolute", number, unit)
-    return Rule(metric, sense, "ratio", number)
+        return GateRule(metric, sense, "absolute", number, unit)
+    return GateRule(metric, sense, "ratio", number)
 
 
-def default_rules() -> tuple[Rule, ...]:
+def default_rules() -> tuple[GateRule, ...]:
     """DEFAULT_RULES, parsed."""
     return tuple(map(read_rule, DEFAULT_RULES))
+
+
+def settings(config: str | None = None, start: Path | None = None) -> GateSettings:
+    """The settings in a file, or in the nearest one.
+
+    Args:
+        config: the file; None searches for tracelens.toml and pyproject.toml with such a section.
+        start: folder to search first, then those above; None is the working directory.
+
+    Raises:
+        TracelensError: the named file has no such section, cannot be read, or has unknown or wrong keys.
+    """
+    if config is not None:
+        loaded = _read(Path(config))
+        if loaded is None:
+            raise TracelensError(
+                f"{config}: no section [gate] or [tool.tracelens.gate]; add rules = [...] there"
+            )
+        return loaded
+    start_folder = (start or Path.cwd()).resolve()
+    for folder in (start_folder, *start_folder.parents):
+        for name, _ in _FILES:
+            if (folder / name).is_file() and (loaded := _read(folder / name)) is not None:
+                return loaded
+    return GateSettings()
+
+
+def _read(path: Path) -> GateSettings | None:
+    """The settings in a file, None if it has no section for them."""
+    try:
+        document: Mapping[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
+    except OSError as error:
+        raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise TracelensError(f"{path}: {error}; correct it, or name another file with --config") from None
+    # A file of any other name may use either section.
+    paths = [keys for name, keys in _FILES if name == path.name] or [keys for _, keys in _FILES]
+    for keys in paths:
+        section: Any = document
+        for key in keys:
+            section = section.get(key) if isinstance(section, dict) else None
+        if section is not None:
+            table = ".".join(keys)
+            break
+    else:
+        return None
+    if not isinstance(section, dict):
+        raise TracelensError(f"{path}: {table} is not a table; write [{table}] and rules = [...] below it")
+    if unknown := [key for key in section if key not in _KEYS]:
+        raise TracelensError(f"{path}: [{table}] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+    rules = section.get("rules", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+        raise TracelensError(
+            f"{path}: rules of [{table}] is not a list of strings; write rules = ['step.time<=1.03']"
+        )
+    for key, example in (("confidence", 0.99), ("min_effect", 0.005)):
+        value = section.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TracelensError(f"{path}: {key} of [{table}] is not a number; write {key} = {example}")
+    inconclusive = section.get("inconclusive", "")
+    if inconclusive not in ("", "pass", "fail"):
+        raise TracelensError(f"{path}: inconclusive of [{table}] is neither 'pass' nor 'fail'")
+    return GateSettings(
+        tuple(rules), section.get("confidence"), str(path), inconclusive, section.get("min_effect")
+    )

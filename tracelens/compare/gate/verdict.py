@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Any
+from xml.etree import ElementTree
 
-from tracelens.compare.gate.causes import Cause
-from tracelens.compare.gate.gate import Verdict
-from tracelens.compare.gate.outcome import MISSED, Outcome
+from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict
+from tracelens.compare.thresholds import MISSED
+from tracelens.printable import printable
 from tracelens.table import Column, Report, Result, Schema, Summary, Tile
 from tracelens.units import amount
 
@@ -66,9 +68,7 @@ FIGURES = Schema(
     ),
     detail=True,
 )  # fmt: skip
-
 TABLES = {"verdict": VERDICT, "causes": CAUSES, "figures": FIGURES}
-
 _FIRST = ("fail", "inconclusive", "pass")
 _RULES = {"fail": "Rules failed", "inconclusive": "Rules inconclusive", "pass": "Rules held"}
 _SHOWN = 3
@@ -84,17 +84,29 @@ def summary(verdict: Verdict) -> Summary:
     ordered = in_order(verdict)
     text = headline(verdict).replace(", ", ": ", 1).capitalize()
     if ordered and ordered[0].status != "pass":
-        text += f"; {_in_short(ordered[0])}"
+        worst = ordered[0]
+        side = "at most" if worst.rule.sense == "<=" else "at least"
+        measured, allowed = (limited(worst, value) for value in (worst.interval.estimate, worst.rule.limit))
+        before, after = (amount(value, worst.unit) for value in (worst.base, worst.candidate))
+        measure = "" if worst.rule.kind == "absolute" else f"{worst.rule.kind} {measured}, "
+        text += f"; {worst.metric} {before} to {after} ({measure}allowed {side} {allowed})"
     count = [(status, sum(outcome.status == status for outcome in ordered)) for status in _FIRST]
     tiles = [
         Tile(status, _RULES[status], number, "count", section="gate") for status, number in count if number
     ]
-    tiles += [
-        Tile(outcome.metric, outcome.metric, None, "", note=f"{measured[0]} to {measured[1]}", section="gate",
-             text=limited(outcome, outcome.interval.estimate))
-        for outcome in ordered[:_SHOWN]
-        if (measured := [amount(value, outcome.unit) for value in (outcome.base, outcome.candidate)])
-    ]  # fmt: skip
+    for outcome in ordered[:_SHOWN]:
+        before, after = (amount(value, outcome.unit) for value in (outcome.base, outcome.candidate))
+        tiles.append(
+            Tile(
+                outcome.metric,
+                outcome.metric,
+                None,
+                "",
+                note=f"{before} to {after}",
+                section="gate",
+                text=limited(outcome, outcome.interval.estimate),
+            )
+        )
     return Summary(f"{text}.", tuple(tiles))
 
 
@@ -116,39 +128,7 @@ def result(verdict: Verdict) -> Result:
         tables["causes"] = CAUSES.table(
             dict(zip(CAUSES.names, map(list, zip(*rows, strict=True)), strict=True))
         )
-    tables["figures"] = FIGURES.table(_figures(verdict.outcomes))
-    return Result(
-        "gate",
-        "Verdict",
-        tables,
-        doc=f"{headline(verdict).capitalize()}. {knowledge(verdict)}".strip(),
-        skips=verdict.skips,
-        meta={
-            "verdict": verdict.verdict,
-            "base": verdict.base,
-            "candidate": verdict.candidate,
-            "confidence": verdict.confidence,
-        },
-        command="tracelens gate BASE CAND --report verdict.json",
-    )
-
-
-def _in_short(outcome: Outcome) -> str:
-    """What a rule measured and allows."""
-    side = "at most" if outcome.rule.sense == "<=" else "at least"
-    measured, allowed = (limited(outcome, value) for value in (outcome.interval.estimate, outcome.rule.limit))
-    before, after = (amount(value, outcome.unit) for value in (outcome.base, outcome.candidate))
-    measure = "" if outcome.rule.kind == "absolute" else f"{outcome.rule.kind} {measured}, "
-    return f"{outcome.metric} {before} to {after} ({measure}allowed {side} {allowed})"
-
-
-def in_order(verdict: Verdict) -> list[Outcome]:
-    """The outcomes, failed ones first."""
-    return sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
-
-
-def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
-    rows = [
+    figures = [
         (
             str(outcome.rule),
             outcome.metric,
@@ -167,10 +147,29 @@ def _figures(outcomes: tuple[Outcome, ...]) -> dict[str, list[Any]]:
             outcome.tail,
             outcome.source,
         )
-        for outcome in outcomes
+        for outcome in verdict.outcomes
     ]
-    columns = zip(*rows, strict=True) if rows else ((),) * len(FIGURES.names)
-    return dict(zip(FIGURES.names, map(list, columns), strict=True))
+    columns = zip(*figures, strict=True) if figures else ((),) * len(FIGURES.names)
+    tables["figures"] = FIGURES.table(dict(zip(FIGURES.names, map(list, columns), strict=True)))
+    return Result(
+        "gate",
+        "Verdict",
+        tables,
+        doc=f"{headline(verdict).capitalize()}. {knowledge(verdict)}".strip(),
+        skips=verdict.skips,
+        meta={
+            "verdict": verdict.verdict,
+            "base": verdict.base,
+            "candidate": verdict.candidate,
+            "confidence": verdict.confidence,
+        },
+        command="tracelens gate BASE CAND --report verdict.json",
+    )
+
+
+def in_order(verdict: Verdict) -> list[RuleOutcome]:
+    """The outcomes, failed ones first."""
+    return sorted(verdict.outcomes, key=lambda outcome: _FIRST.index(outcome.status))
 
 
 def headline(verdict: Verdict) -> str:
@@ -201,7 +200,7 @@ def knowledge(verdict: Verdict) -> str:
     )
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: RuleOutcome) -> str:
     """One outcome with its numbers, on one line."""
     side = "at most" if outcome.rule.sense == "<=" else "at least"
     measure = "value" if outcome.rule.kind == "absolute" else outcome.rule.kind
@@ -219,7 +218,7 @@ def sentence(outcome: Outcome) -> str:
     return "; ".join((text, *outcome.notes))
 
 
-def limited(outcome: Outcome, value: float) -> str:
+def limited(outcome: RuleOutcome, value: float) -> str:
     """A value of the limited quantity as text."""
     if outcome.rule.kind == "ratio":
         # Intervals of a few small counts reach far.
@@ -230,7 +229,7 @@ def limited(outcome: Outcome, value: float) -> str:
     return sign + amount(value, outcome.unit)
 
 
-def interval_text(outcome: Outcome) -> str:
+def interval_text(outcome: RuleOutcome) -> str:
     """The interval as text, "" if it has no width."""
     interval = outcome.interval
     if interval.low == interval.high:
@@ -245,3 +244,59 @@ def cause_text(cause: Cause) -> str:
         amount(ns, "ns") for ns in (cause.base_ns, cause.candidate_ns, abs(cause.delta_ns))
     )
     return f"{sign}{delta} {cause.name}: {base} to {candidate} per step"
+
+
+def commands(verdict: Verdict) -> Iterator[str]:
+    """The verdict as GitHub Actions workflow commands, one line each: errors, warnings, and a notice."""
+    for outcome in verdict.outcomes:
+        if outcome.status != "pass":
+            level = "error" if outcome.status == "fail" else "warning"
+            title = _escaped(f"tracelens gate: {outcome.rule}").replace(":", "%3A").replace(",", "%2C")
+            yield f"::{level} title={title}::{_escaped(sentence(outcome))}"
+    for cause in verdict.causes:
+        yield f"::notice title=tracelens gate%3A cause::{_escaped(cause_text(cause))}"
+    yield f"::notice title=tracelens gate::{_escaped(headline(verdict))}"
+
+
+def _escaped(text: str) -> str:
+    """Text for workflow commands; it has no line ends."""
+    return printable(text).replace("%", "%25")
+
+
+def junit(verdict: Verdict) -> bytes:
+    """The verdict as JUnit XML, which CI systems show as tests.
+
+    A failed rule is a failure, an inconclusive one an error (so that no CI system shows it as a success), a
+    rule that could not be checked is skipped; the values are each case's output, the causes the suite's.
+    `printable` leaves the characters that XML 1.0 allows (https://www.w3.org/TR/xml/#charsets).
+    """
+    counts = {
+        "tests": str(len(verdict.outcomes) + len(verdict.skips)),
+        "failures": str(len(verdict.failed)),
+        "errors": str(len(verdict.inconclusive)),
+        "skipped": str(len(verdict.skips)),
+        "time": "0",
+    }
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "tracelens gate", **counts})
+    for outcome in verdict.outcomes:
+        case = _case(suite, str(outcome.rule))
+        text = printable(sentence(outcome))
+        if outcome.status == "fail":
+            failure = ElementTree.SubElement(case, "failure", {"message": text, "type": "regression"})
+            failure.text = text
+        if outcome.status == "inconclusive":
+            error = ElementTree.SubElement(case, "error", {"message": text, "type": "inconclusive"})
+            error.text = text
+        ElementTree.SubElement(case, "system-out").text = f"{outcome.status}: {text}"
+    for skip in verdict.skips:
+        ElementTree.SubElement(_case(suite, skip.subject), "skipped", {"message": printable(skip.reason)})
+    lines = [headline(verdict), knowledge(verdict), *map(cause_text, verdict.causes)]
+    ElementTree.SubElement(suite, "system-out").text = printable("\n".join(filter(None, lines)))
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    attributes = {"classname": "tracelens.gate", "name": printable(name), "time": "0"}
+    return ElementTree.SubElement(suite, "testcase", attributes)

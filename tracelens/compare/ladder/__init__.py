@@ -1,6 +1,5 @@
 """Ladder: an ablation study, each rung compared with the one before."""
 
-from tracelens.compare.ladder.ladder import TABLES, ladder
-from tracelens.compare.ladder.rungs import read
+from tracelens.compare.ladder.ladder import TABLES, ladder, read
 
 __all__ = ["TABLES", "ladder", "read"]

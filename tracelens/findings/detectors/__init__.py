@@ -8,7 +8,18 @@ from tracelens.findings.detectors.detector import (
     Detector,
     Outcome,
     Quantity,
+    RankContext,
     detector,
 )
 
-__all__ = ["DETECTORS", "JOB", "Confidence", "Detection", "Detector", "Outcome", "Quantity", "detector"]
+__all__ = [
+    "DETECTORS",
+    "JOB",
+    "Confidence",
+    "Detection",
+    "Detector",
+    "Outcome",
+    "Quantity",
+    "RankContext",
+    "detector",
+]

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from tracelens.analysis.common import NO_LAUNCH
-from tracelens.findings.rank_context import RankContext
+from tracelens.analysis.fusable import StepWork
+from tracelens.arrays import Bool
 from tracelens.guard import guard
 from tracelens.registry import Registry
-from tracelens.table import Result
-from tracelens.trace import Union
+from tracelens.table import Result, Table
+from tracelens.trace import Union, is_step
 from tracelens.units import Unit
-
-__all__ = ["DETECTORS", "JOB", "Detection", "Detector", "Outcome", "Quantity", "RankContext", "detector"]
 
 Confidence = Literal["high", "medium", "low"]
 """Of the saving. high: the trace shows the lost time; medium: the remaining time is estimated; low: an
 upper bound."""
-
 EMPTY: Mapping[str, str] = MappingProxyType({})
-
 JOB = -1
 """In place of a rank: the detection is of the whole job."""
 
@@ -40,27 +38,18 @@ class Quantity(NamedTuple):
 
 
 class Detection(NamedTuple):
-    """A signature that is there, and what it costs.
+    """A signature that is there, and what it costs."""
 
-    Attributes:
-        quantities: the figures that describe it.
-        saving_ns: step time that the remedy could save on this rank, per step.
-        where: when that time is lost, ns by the clock of the trace; savings whose times overlap are counted
-            once.
-        evidence: the figures in a sentence or two.
-        confidence: in the saving.
-        scenario: the what-if request that its remedy is, where that depends on what is measured; "" if none
-            is, None for the detector's.
-        in_graphs: whether most of it is work that graphs launch already.
-    """
-
-    quantities: tuple[Quantity, ...]
-    saving_ns: float
+    quantities: tuple[Quantity, ...]  # the figures that describe it
+    saving_ns: float  # step time that the remedy could save on this rank, per step
+    # when that time is lost, ns by the clock of the trace; savings whose times overlap are counted once
     where: Union
-    evidence: str
-    confidence: Confidence
+    evidence: str  # the figures in a sentence or two
+    confidence: Confidence  # in the saving
+    # the what-if request that its remedy is, where that depends on what is measured; "" if none is, None for
+    # the detector's
     scenario: str | None = None
-    in_graphs: bool = False
+    in_graphs: bool = False  # whether most of it is work that graphs launch already
 
 
 Outcome = Detection | str
@@ -69,36 +58,25 @@ Outcome = Detection | str
 
 @dataclass(frozen=True)
 class Detector:
-    """A registered detector.
+    """A registered detector."""
 
-    Attributes:
-        name: in the tables.
-        title: of its finding.
-        remedy: what to do about it, where findings/remedies has no entries for it.
-        doc: the signature, one line.
-        needs: analyzers whose results it reads; empty for one that looks at each rank's trace.
-        launching: whether it is about a host that feeds a GPU, and says nothing where the host does the work.
-        symptom: whether others may be its cause.
-        scenario: the what-if request that its remedy is, whose replay sizes the saving; "" if none models
-            it. A detection may name another.
-        measures: each measure of its quantities with what it means; a word in capitals stands for a name.
-        threshold: what the signature takes to be detected.
-        limits: what it cannot see, or what its estimate takes for granted.
-        function: (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason.
-    """
-
-    name: str
-    title: str
-    remedy: str
-    doc: str
-    needs: tuple[str, ...]
+    name: str  # in the tables
+    title: str  # of its finding
+    remedy: str  # what to do about it, where findings/remedies has no entries for it
+    doc: str  # the signature, one line
+    needs: tuple[str, ...]  # analyzers whose results it reads; empty for one that looks at each rank's trace
+    # (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason
     function: Callable[..., Any]
+    # whether it is about a host that feeds a GPU, and says nothing where the host does the work
     launching: bool = False
-    symptom: bool = False
+    symptom: bool = False  # whether others may be its cause
+    # The what-if request that its remedy is, whose replay sizes the saving; "" if none models it. A detection
+    # may name another.
     scenario: str = ""
+    # each measure of its quantities with what it means; a word in capitals stands for a name
     measures: Mapping[str, str] = field(default_factory=dict)
-    threshold: str = ""
-    limits: str = ""
+    threshold: str = ""  # what the signature takes to be detected
+    limits: str = ""  # what it cannot see, or what its estimate takes for granted
 
     def of_rank(self, context: RankContext) -> Outcome:
         if self.launching and context.work.cpu_only:
@@ -116,6 +94,22 @@ class Detector:
 
 
 DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detectors")
+
+_LAUNCH_BOUND = 0.1
+"""Of the time of the steps: where the queue is mostly filled, the GPU waits for launches for less."""
+
+
+class RankContext(StepWork):
+    """One rank, as detectors see it."""
+
+    @cached_property
+    def is_launch_bound(self) -> bool:
+        """Whether the GPU often waits for launches where no blocking call has emptied the queue before.
+
+        Then a queue that such a call emptied would often have been empty without it.
+        """
+        late = int(self.idle_by("launch overhead").dur.sum())
+        return late > _LAUNCH_BOUND * (self.window[1] - self.window[0])
 
 
 def detector(
@@ -141,7 +135,7 @@ def detector(
         remedy: what to do about it, for a detector that findings/remedies/remedies.toml does not know.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
-        symptom: whether it shows what other detectors name the cause of; see findings/ranking.py.
+        symptom: whether it shows what other detectors name the cause of; see `ranked` in findings.py.
         measures: what each measure of its quantities means; a word in capitals stands for a name.
         threshold: what the signature takes to be detected.
         limits: what it cannot see, or what its estimate takes for granted.
@@ -150,20 +144,31 @@ def detector(
     def keep(function: Callable[..., Any]) -> Detector:
         doc = (function.__doc__ or name).strip().splitlines()[0]
         item = Detector(
-            name,
-            title,
-            remedy,
-            doc,
-            tuple(needs),
-            function,
-            launching,
-            symptom,
-            scenario,
-            measures,
-            threshold,
-            limits,
+            name=name,
+            title=title,
+            remedy=remedy,
+            doc=doc,
+            needs=tuple(needs),
+            function=function,
+            launching=launching,
+            symptom=symptom,
+            scenario=scenario,
+            measures=measures,
+            threshold=threshold,
+            limits=limits,
         )
         DETECTORS.add(name, item, function.__module__)
         return item
 
     return keep
+
+
+def in_steps(table: Table) -> Bool:
+    """Which rows of a table with a column `step` are of a step."""
+    return table.coded("step").mask(is_step)
+
+
+def step_count(results: Mapping[str, Result]) -> int:
+    """Number of steps in the recording, by the collectives of all ranks; 1 where steps are not marked."""
+    participants = results["collectives"].data["participants"]
+    return max(len({label for label in participants.texts("step") if is_step(label)}), 1)

@@ -8,8 +8,7 @@ import numpy as np
 
 from tracelens.analysis.serving import LEAST_WORK
 from tracelens.arrays import Int, lookup
-from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector
-from tracelens.findings.step_counts import step_count
+from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector, step_count
 from tracelens.table import Result, Table
 from tracelens.trace import Union, interval_of, union
 from tracelens.units import duration

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracelens.findings.remedies.platform import AMD, CPU, NVIDIA, Platform
+import numpy as np
+
+from tracelens.analysis.common import grammar
+from tracelens.analysis.serving import rank_steps
+from tracelens.errors import TracelensError
+from tracelens.filenames import SIDECAR
+from tracelens.limits import read_config_file
+from tracelens.trace import Trace
 
 _FILE = Path(__file__).with_name("remedies.toml")
 _ANY_GPU = "gpu"
 _BEST_KNOWN, _MOST_BEST = "Best known:", 2
 _BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
+
+AMD, NVIDIA, CPU = "amd", "nvidia", "cpu"
+
 _WORDS = {
     "graph": {AMD: "HIP graph", NVIDIA: "CUDA graph", "": "CUDA or HIP graph"},
     "library": {AMD: "RCCL", NVIDIA: "NCCL", "": "NCCL or RCCL"},
@@ -32,7 +43,7 @@ class Remedy(NamedTuple):
     best: bool = False
     in_graphs: bool | None = None
 
-    def fits(self, platform: Platform, in_graphs: bool = False) -> bool:
+    def fits(self, platform: TracePlatform, in_graphs: bool = False) -> bool:
         """Whether vendor, versions and how the work is launched allow it; frameworks apart."""
         if self.in_graphs not in (None, in_graphs):
             return False
@@ -42,7 +53,43 @@ class Remedy(NamedTuple):
         )
 
 
-def remedy(detector: str, platform: Platform, general: str = "", *, in_graphs: bool = False) -> str:
+_FRAMEWORKS = Path(__file__).with_name("frameworks.toml")
+_SCHEMA = "tracelens.run/"
+_VENDORS = {
+    AMD: re.compile(r"\b(?:amd|instinct|radeon|mi[23]\d\d\w?)\b", re.IGNORECASE),
+    NVIDIA: re.compile(r"\b(?:nvidia|tesla|geforce|quadro|[abhv][1-3]00|gb?200)\b", re.IGNORECASE),
+}
+_CALLS = {AMD: re.compile("^hip[A-Z]"), NVIDIA: re.compile("^cu(?:da)?[A-Z]")}
+
+
+class TracePlatform(NamedTuple):
+    """What a run ran on and with."""
+
+    vendor: str = ""  # AMD, NVIDIA, CPU, or "" where nothing shows it
+    frameworks: tuple[str, ...] = ()  # names in frameworks.toml; empty where nothing shows one
+    versions: Mapping[str, str] = {}  # of software, by name
+
+
+class _Framework(NamedTuple):
+    """By what one framework is told, see frameworks.toml."""
+
+    name: str
+    frames: re.Pattern[str] | None
+    ops: re.Pattern[str] | None
+    engine: str
+    program: str
+    includes: tuple[str, ...]
+
+    def shows(self, trace: Trace, versions: Mapping[str, str], engines: Iterable[str]) -> bool:
+        return (
+            self.program in versions
+            or self.engine in engines
+            or _occurs(trace, "op", self.ops)
+            or _occurs(trace, "python", self.frames)
+        )
+
+
+def remedy(detector: str, platform: TracePlatform, general: str = "", *, in_graphs: bool = False) -> str:
     """What to do about what a detector finds, for this platform.
 
     Args:
@@ -63,12 +110,12 @@ def remedy(detector: str, platform: Platform, general: str = "", *, in_graphs: b
     return _worded(" ".join(sentences), platform) or general
 
 
-def entries(detector: str, platform: Platform) -> tuple[Remedy, ...]:
+def entries(detector: str, platform: TracePlatform) -> tuple[Remedy, ...]:
     """All entries of a detector, for any platform, in the words of this one."""
     return tuple(entry._replace(text=_worded(entry.text, platform)) for entry in remedies().get(detector, ()))
 
 
-def _worded(text: str, platform: Platform) -> str:
+def _worded(text: str, platform: TracePlatform) -> str:
     """A text with the platform's words in place of {graph} and the like."""
     words = {name: by_vendor.get(platform.vendor, by_vendor[""]) for name, by_vendor in _WORDS.items()}
     words["megatron"] = "Primus (Megatron backend)" if "primus" in platform.frameworks else "Megatron-LM"
@@ -114,3 +161,96 @@ def _within(version: str, bound: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+def platform_of(trace: Trace) -> TracePlatform:
+    """What one rank's trace shows, and `run.json` beside it."""
+    return trace.once(_platform_of)
+
+
+def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
+    """What the ranks of a run show together: mostly one of them says it for all."""
+    each = list(platforms)
+    vendors = {platform.vendor for platform in each} - {""}
+    shown = {name for platform in each for name in platform.frameworks}
+    versions = {name: version for platform in each for name, version in platform.versions.items()}
+    return TracePlatform(vendors.pop() if len(vendors) == 1 else "", _outermost(shown), versions)
+
+
+def _platform_of(trace: Trace) -> TracePlatform:
+    versions = {**_recorded_versions(trace), **trace.meta.software}
+    engines = _engines(trace)
+    shown = {framework.name for framework in _frameworks() if framework.shows(trace, versions, engines)}
+    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions)
+
+
+def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
+    if trace.meta.cpu_only:
+        return CPU
+    named = {name for name, sign in _VENDORS.items() if any(map(sign.search, trace.meta.devices.values()))}
+    if len(named) == 1:
+        return named.pop()
+    called = {name for name, sign in _CALLS.items() if _occurs(trace, "launch", sign)}
+    if len(called) == 1:
+        return called.pop()
+    runtimes = {vendor for vendor, runtime in ((AMD, "hip"), (NVIDIA, "cuda")) if runtime in versions}
+    return runtimes.pop() if len(runtimes) == 1 else ""
+
+
+def _engines(trace: Trace) -> list[str]:
+    """Serving engines: of the labeled steps, else those whose own code or ops the trace has."""
+    if engine := rank_steps(trace).engine:
+        return re.split(" or |, ", engine)
+    return [
+        engine.name
+        for engine in grammar().engines
+        if _occurs(trace, "python", engine.frames) or _occurs(trace, "op", engine.ops)
+    ]
+
+
+def _occurs(trace: Trace, kind: str, sign: re.Pattern[str] | None) -> bool:
+    """Whether an event of a kind has such a name."""
+    events = trace.arrays
+    named = [code for code, name in enumerate(events.names) if sign is not None and sign.search(name)]
+    return bool(named) and bool((np.isin(events.name, named) & events.where(kind)).any())
+
+
+def _outermost(shown: set[str]) -> tuple[str, ...]:
+    """Without those that another one is built on, in the order of the file."""
+    inner = {name for framework in _frameworks() if framework.name in shown for name in framework.includes}
+    return tuple(framework.name for framework in _frameworks() if framework.name in shown - inner)
+
+
+def _recorded_versions(trace: Trace) -> dict[str, str]:
+    """What `run.json` beside a local trace says; nothing where there is none of ours."""
+    path = Path(trace.meta.path)
+    try:
+        content: Any = json.loads(read_config_file(path.with_name(SIDECAR)))
+    except (OSError, ValueError, RecursionError, TracelensError):
+        return {}
+    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith(_SCHEMA):
+        return {}
+    software = content.get("software")
+    return (
+        {str(name): str(version) for name, version in software.items()} if isinstance(software, dict) else {}
+    )
+
+
+@cache
+def _frameworks() -> tuple[_Framework, ...]:
+    entries = tomllib.loads(_FRAMEWORKS.read_text(encoding="utf-8"))["framework"]
+    return tuple(
+        _Framework(
+            name=entry["name"],
+            frames=_pattern(entry.get("frames")),
+            ops=_pattern(entry.get("ops")),
+            engine=entry.get("engine", ""),
+            program=entry.get("program", ""),
+            includes=tuple(entry.get("includes", ())),
+        )
+        for entry in entries
+    )
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    return None if text is None else re.compile(text)

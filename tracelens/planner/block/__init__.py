@@ -4,62 +4,78 @@ An op has shapes, FLOPs, bytes, messages and a parameter, and lists what it allo
 follow parameters, FLOPs and messages (`planner.expected`), step time (`planner.step_time`) and memory
 (`planner.memory`).
 
-- `op`: an op, and what recompute runs again.
-- `tape`: records the ops of a stretch of the model.
-- `replay`: memory of a recorded stretch in forward and backward.
-- `sizes`: the sizes on one rank.
-- `dense`, `routing`, `experts`: the parts of a layer, embedding, head and loss.
-- `layer`: these together.
+- `tape`: an op, the recorder of ops, and the walk over them that memory follows from.
+- `dense`: the sizes on one rank; attention, MLPs, embedding, head and loss.
+- `moe`: router, dispatch, experts and combine; the sections of a layer.
 """
 
-from tracelens.planner.block.dense import CHUNKS, AttentionKernel, tokens
-from tracelens.planner.block.layer import (
+from tracelens.planner.block.dense import (
+    CHUNKS,
+    AttentionKernel,
+    RankSizes,
+    RoutedCounts,
+    layer_config,
+    tokens,
+)
+from tracelens.planner.block.moe import (
     attention_section,
     embedding_section,
+    expert_gemm,
     head_section,
     layer_ops,
     mlp_section,
     moe_section,
+    quantized,
 )
-from tracelens.planner.block.op import (
+from tracelens.planner.block.tape import (
     FLOAT32,
     INT64,
-    Attention,
+    TEMPORARY,
+    AttentionPass,
     Collective,
     Exchange,
     Gemm,
-    Gradient,
+    GradientStorage,
+    Held,
+    Kernel,
     Load,
     Op,
+    Piece,
+    Section,
+    SectionMemory,
     Storage,
+    Tape,
     Traffic,
     Value,
     Weight,
+    added,
+    one_way,
     recomputed,
+    total,
+    walk_backward,
+    walk_forward,
 )
-from tracelens.planner.block.replay import TEMPORARY, Block, Held, Piece, added, total
-from tracelens.planner.block.sizes import RoutedCounts, Sizes, layer_config
-from tracelens.planner.block.tape import Section, Tape
 
 __all__ = [
     "CHUNKS",
     "FLOAT32",
     "INT64",
     "TEMPORARY",
-    "Attention",
     "AttentionKernel",
-    "Block",
+    "AttentionPass",
     "Collective",
     "Exchange",
     "Gemm",
-    "Gradient",
+    "GradientStorage",
     "Held",
+    "Kernel",
     "Load",
     "Op",
     "Piece",
+    "RankSizes",
     "RoutedCounts",
     "Section",
-    "Sizes",
+    "SectionMemory",
     "Storage",
     "Tape",
     "Traffic",
@@ -68,12 +84,17 @@ __all__ = [
     "added",
     "attention_section",
     "embedding_section",
+    "expert_gemm",
     "head_section",
     "layer_config",
     "layer_ops",
     "mlp_section",
     "moe_section",
+    "one_way",
+    "quantized",
     "recomputed",
     "tokens",
     "total",
+    "walk_backward",
+    "walk_forward",
 ]

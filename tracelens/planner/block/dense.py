@@ -1,26 +1,30 @@
-"""Dense parts of the model: norms, attention, gated MLPs, embedding, head and loss."""
+"""Tensor sizes on one rank, and dense parts of the model: norms, attention, MLPs, embedding and head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from tracelens.planner.block.op import (
+from tracelens.planner.block.tape import (
     FLOAT32,
     INT64,
-    Attention,
+    AttentionPass,
     Exchange,
+    Gemm,
     Kernel,
     Load,
-    Messages,
+    PassMessages,
+    Tape,
     Value,
     Weight,
     eager,
     moves,
 )
-from tracelens.planner.block.sizes import Sizes
-from tracelens.planner.block.tape import Tape
+from tracelens.planner.config import STATIC, Config, Layout, Model
+from tracelens.planner.distinct import balanced_spread
 
 AttentionKernel = Literal["flash", "masked", "math"]
 """How attention is computed.
@@ -31,18 +35,154 @@ AttentionKernel = Literal["flash", "masked", "math"]
 - masked: the same, but computes all scores, since the mask is a tensor.
 - math: computes all scores with separate GEMMs and saves them: the backward has four GEMMs.
 """
-
 # Chunks of a reduce-scatter with tp_overlap=chunked.
 CHUNKS = 4
 
 
-def norm(t: Tape, s: Sizes, x: Value) -> Value:
+class RoutedCounts(NamedTuple):
+    """Tokens that arrive at the experts of a rank in one micro-batch, and copies that leave it.
+
+    A token is a row for each of its top-k experts, and a copy for each rank that has one of them.
+    """
+
+    rows: int
+    copies_sent: int
+    copies_received: int
+
+
+@dataclass(frozen=True)
+class RankSizes:
+    """Letters as in the workload's `rows`, `a` for bytes per element."""
+
+    config: Config  # of the run
+    imbalance: float = 1.0  # rows of this rank's experts / mean over ranks
+    # by the routers; None for balanced experts up to `imbalance`, and copies of random choices
+    routed: RoutedCounts | None = None
+    # position in context parallelism; None for the last, which attends to most keys
+    cp_rank: int | None = None
+
+    @property
+    def model(self) -> Model:
+        return self.config.model
+
+    @cached_property
+    def a(self) -> int:
+        """Bytes of an element of an activation."""
+        return self.config.training.element_bytes
+
+    @cached_property
+    def T(self) -> int:
+        """Tokens of a micro-batch between attention layers."""
+        return self.config.tokens
+
+    @cached_property
+    def A(self) -> int:
+        """Tokens of a micro-batch on all ranks of tensor parallelism."""
+        return self.T * self.config.layout.tp
+
+    @cached_property
+    def row(self) -> int:
+        """Bytes of a token of width D."""
+        return self.model.hidden * self.a
+
+    @property
+    def queries(self) -> int:
+        """Query positions of a sequence on this rank."""
+        return self.config.training.seq // self.config.layout.cp
+
+    @property
+    def keys(self) -> int:
+        """Keys of a micro-batch that these attend to: all up to the last of them."""
+        parts = self.config.layout.cp if self.cp_rank is None else self.cp_rank + 1
+        return self.queries * parts * self.config.training.micro_batch
+
+    @cached_property
+    def heads(self) -> int:
+        return self.model.heads // self.config.layout.tp
+
+    @cached_property
+    def kv_groups(self) -> int:
+        return self.model.kv_groups // self.config.layout.tp
+
+    @cached_property
+    def P(self) -> int:
+        """Ranks that share the experts."""
+        return self.config.layout.experts_over
+
+    @cached_property
+    def e(self) -> int:
+        return self.model.experts_count // self.P
+
+    @property
+    def C(self) -> int:
+        """Assignments: tokens times K."""
+        return self.T * self.model.top_k
+
+    @cached_property
+    def static(self) -> bool:
+        """Whether buffers are sized for the worst-case routing."""
+        return self.config.toggles.sync_free >= STATIC
+
+    @cached_property
+    def most(self) -> int:
+        """Experts of one rank that a token can be routed to."""
+        return min(self.model.top_k, self.e)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of this rank's experts that hold a token."""
+        if self.routed is not None:
+            return self.routed.rows
+        return min(self.buffer_rows, round(self.C * (self.imbalance if self.P > 1 else 1)))
+
+    @property
+    def buffer_rows(self) -> int:
+        """Rows of a worst-case buffer: every token of every rank goes to experts of this rank."""
+        return self.P * self.T * self.most
+
+    @property
+    def R(self) -> int:
+        """Rows of the buffers of this rank's experts."""
+        return self.buffer_rows if self.static else self.rows
+
+    @property
+    def copies_sent(self) -> int:
+        """Copies of this rank's tokens, one per rank with any of its experts, this rank included."""
+        return round(self.copies * self.T) if self.routed is None else self.routed.copies_sent
+
+    @property
+    def copies_received(self) -> int:
+        """Copies of tokens for experts of this rank."""
+        if self.routed is not None:
+            return self.routed.copies_received
+        return min(self.P * self.T, round(self.copies_sent * (self.imbalance if self.P > 1 else 1)))
+
+    @cached_property
+    def copies(self) -> float:
+        """Mean number of ranks with an expert of a token, of a router without preference."""
+        return balanced_spread(self.model, self.P, self.P).ranks
+
+    def gemm(self, m: int, k: int, n: int, matrices: int = 1) -> tuple[Kernel]:
+        """A GEMM of m rows in all with (k, n) weight matrices.
+
+        It takes 2mnk FLOPs, and as many for the gradient of each operand. Each operand is read once and the
+        result written once. The backward reads output gradient, input and weights, writes the input gradient,
+        and accumulates the weight gradient.
+        """
+        weights, flops, rows = matrices * k * n, 2 * m * k * n, m / matrices
+        forward = Load(flops, (m * k + weights + m * n) * self.a, (Gemm(rows, k, n, matrices),))
+        gradients = Gemm(rows, n, k, matrices), Gemm(rows, k, n, matrices, "weight")
+        backward = Load(2 * flops, (2 * m * k + 3 * weights + 2 * m * n) * self.a, gradients)
+        return (Kernel("gemm", forward, backward),)
+
+
+def norm(t: Tape, s: RankSizes, x: Value) -> Value:
     """RMS norm of the residual stream."""
     with t.part("activations.norms"):
         return _norm(t, s, x, s.model.hidden, s.T, "norms")
 
 
-def _norm(t: Tape, s: Sizes, x: Value, width: int, rows: int, component: str) -> Value:
+def _norm(t: Tape, s: RankSizes, x: Value, width: int, rows: int, component: str) -> Value:
     """RMS norm: saves its input and one float32 per row."""
     size = rows * width * s.a
     return t.op(
@@ -59,7 +199,7 @@ def add(t: Tape, x: Value, y: Value) -> Value:
 
 def linear(
     t: Tape,
-    s: Sizes,
+    s: RankSizes,
     x: Value,
     rows: int,
     inside: int,
@@ -79,7 +219,7 @@ def linear(
     )  # fmt: skip
 
 
-def side_by_side(t: Tape, s: Sizes, x: Value, inside: int, *widths: int) -> list[Value]:
+def side_by_side(t: Tape, s: RankSizes, x: Value, inside: int, *widths: int) -> list[Value]:
     """GEMMs of one input, which kernels can compute as one: it counts at the first."""
     return [
         linear(t, s, x, s.A, inside, width, kernels=() if number else s.gemm(s.A, inside, sum(widths)))
@@ -87,7 +227,7 @@ def side_by_side(t: Tape, s: Sizes, x: Value, inside: int, *widths: int) -> list
     ]
 
 
-def gather(t: Tape, s: Sizes, x: Value) -> Value:
+def gather(t: Tape, s: RankSizes, x: Value) -> Value:
     """All-gather of the positions over tensor parallelism."""
     if s.config.layout.tp == 1:
         return x
@@ -95,7 +235,7 @@ def gather(t: Tape, s: Sizes, x: Value) -> Value:
     return t.op([x], s.A * s.row, waits=s.config.toggles.tp_overlap == "off", messages=messages)
 
 
-def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
+def scatter_linear(t: Tape, s: RankSizes, x: Value, width: int) -> Value:
     """A GEMM with a weight, and its reduce-scatter over tensor parallelism."""
     D, tp = s.model.hidden, s.config.layout.tp
     if tp == 1:
@@ -111,22 +251,22 @@ def scatter_linear(t: Tape, s: Sizes, x: Value, width: int) -> Value:
     )  # fmt: skip
 
 
-def _sharded(s: Sizes) -> tuple[Messages, Messages]:
+def _sharded(s: RankSizes) -> tuple[PassMessages, PassMessages]:
     """Messages of tensor parallelism before and after a block: gather all positions, scatter the results."""
     part, full = s.T * s.row, s.A * s.row
     gathered = Exchange("positions", "all_gather", "tp", part, full)
     scattered = gathered.transposed
     match s.config.toggles.tp_overlap:
         case "off":
-            return Messages((gathered,), (scattered,)), Messages((scattered,), (gathered,))
+            return PassMessages((gathered,), (scattered,)), PassMessages((scattered,), (gathered,))
         case "symmetric":
-            return Messages((), (scattered,)), Messages()
+            return PassMessages((), (scattered,)), PassMessages()
     ranks = s.config.layout.tp
     broadcasts = (Exchange("positions", "broadcast", "tp", part, part),) * ranks
     ends = [s.T * piece // CHUNKS for piece in range(CHUNKS + 1)]
     sizes = [(end - start) * s.row for start, end in pairwise(ends) if start < end]
     pieces = tuple(scattered._replace(sent=size * ranks, received=size) for size in sizes)
-    return Messages(broadcasts, (scattered,)), Messages(pieces, broadcasts)
+    return PassMessages(broadcasts, (scattered,)), PassMessages(pieces, broadcasts)
 
 
 def rotate(t: Tape, x: Value, size: int) -> Value:
@@ -153,14 +293,14 @@ def swiglu_kernels(size: int) -> tuple[Kernel, ...]:
     return *moves(3 * size, 5 * size), *eager(2 * size, 8 * size, "triad")
 
 
-def gated(t: Tape, s: Sizes, x: Value, ffn: int) -> Value:
+def gated(t: Tape, s: RankSizes, x: Value, ffn: int) -> Value:
     """down(silu(gate(x)) * up(x))."""
     F, D = ffn // s.config.layout.tp, s.model.hidden
     gate, up = side_by_side(t, s, gather(t, s, x), D, F, F)
     return scatter_linear(t, s, swiglu(t, gate, up), F)
 
 
-def attention(t: Tape, s: Sizes, x: Value, kernel: AttentionKernel) -> Value:
+def attention(t: Tape, s: RankSizes, x: Value, kernel: AttentionKernel) -> Value:
     """Norm, projections, attention and output projection."""
     x = gather(t, s, norm(t, s, x))
     q, k, v = _latent(t, s, x) if s.model.attention == "mla" else _grouped(t, s, x)
@@ -168,7 +308,7 @@ def attention(t: Tape, s: Sizes, x: Value, kernel: AttentionKernel) -> Value:
     return scatter_linear(t, s, y, s.heads * s.model.value_dim)
 
 
-def _grouped(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
+def _grouped(t: Tape, s: RankSizes, x: Value) -> tuple[Value, Value, Value]:
     """Queries, keys and values of grouped-query attention."""
     m, groups = s.model, s.kv_groups
     q, k, v = side_by_side(
@@ -182,7 +322,7 @@ def _grouped(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     return q, k, v
 
 
-def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
+def _latent(t: Tape, s: RankSizes, x: Value) -> tuple[Value, Value, Value]:
     """Queries, keys and values of multi-head latent attention (arXiv:2405.04434, section 2.1)."""
     m, D, n = s.model, s.model.hidden, s.heads
     seen = s.keys
@@ -210,7 +350,7 @@ def _latent(t: Tape, s: Sizes, x: Value) -> tuple[Value, Value, Value]:
     return t.op([q, q_rotary], size, gradient="same", kernels=eager(2 * size, 2 * size, "concat")), k, v
 
 
-def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
+def _attend(t: Tape, s: RankSizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
     """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores."""
     m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
     kernels = (_scores(s, kernel, q.bytes + k.bytes + v.bytes + size),)
@@ -233,7 +373,7 @@ def _attend(t: Tape, s: Sizes, q: Value, k: Value, v: Value, kernel: AttentionKe
     )  # fmt: skip
 
 
-def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
+def _scores(s: RankSizes, kernel: AttentionKernel, moved: int) -> Kernel:
     """Scores, 2q FLOPs per query and key in each head, and the weighted sum of values, 2v.
 
     The backward reads inputs, outputs and output gradient, and writes the input gradients.
@@ -250,12 +390,12 @@ def _scores(s: Sizes, kernel: AttentionKernel, moved: int) -> Kernel:
     dims = (keys, m.query_dim, m.value_dim)
     return Kernel(
         "attention",
-        Load(forward, moved, (Attention(forward, *dims, is_backward=False),)),
-        Load(backward, 2 * moved, (Attention(backward, *dims, is_backward=True),)),
+        Load(forward, moved, (AttentionPass(forward, *dims, is_backward=False),)),
+        Load(backward, 2 * moved, (AttentionPass(backward, *dims, is_backward=True),)),
     )
 
 
-def embed(t: Tape, s: Sizes, token: Value) -> Value:
+def embed(t: Tape, s: RankSizes, token: Value) -> Value:
     """Embedding lookup; its gradient, as large as the whole weight, accumulates.
 
     Torch clears that gradient, adds rows to it, and then accumulates it.
@@ -267,7 +407,7 @@ def embed(t: Tape, s: Sizes, token: Value) -> Value:
     )
 
 
-def head(t: Tape, s: Sizes, x: Value) -> Value:
+def head(t: Tape, s: RankSizes, x: Value) -> Value:
     """Norm, logits and loss: torch ops in float32, or one kernel that saves the gradient.
 
     The kernel reads the logits and overwrites them with their gradient. Torch's ops cast them to float32 and
@@ -291,6 +431,17 @@ def head(t: Tape, s: Sizes, x: Value) -> Value:
     return loss
 
 
-def tokens(s: Sizes) -> int:
+def tokens(s: RankSizes) -> int:
     """Bytes of the token ids of this step and the next."""
     return 2 * INT64 * s.T * s.config.training.micro_batches
+
+
+def layer_config(config: Config) -> Config:
+    """The run reduced to what its layers depend on, so that many layouts share them."""
+    layout, ep = config.layout, config.layout.experts_over
+    return replace(
+        config,
+        layout=Layout(ranks=layout.cp * layout.tp * ep, cp=layout.cp, tp=layout.tp, ep=ep),
+        toggles=replace(config.toggles, recompute_layer_ids=()),
+        training=replace(config.training, micro_batches=2),
+    )

@@ -1,36 +1,44 @@
 """The configuration of a run: model, layout, toggles and training, from presets and files."""
 
-from tracelens.planner.config.checks import at_least_one, one_of
 from tracelens.planner.config.config import (
+    CHOICES,
+    DEVICE_COUNTS,
+    DEVICE_PERMUTE,
+    DIMENSIONS,
+    GEMM_ALIGNMENT,
     HELP,
+    MODELS,
+    OPTIMISED,
     PARTS,
+    STATIC,
     Config,
+    DispatchName,
     DtypeName,
+    ExpertsName,
+    FusionName,
+    Layout,
+    Model,
+    ReductionName,
+    TensorOverlapName,
+    Toggles,
     Training,
+    at_least_one,
+    one_of,
     override,
     parse_value,
     preset,
 )
-from tracelens.planner.config.files import read_config, read_file
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import GEMM_ALIGNMENT, Model
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.config.toggles import (
-    DEVICE_COUNTS,
-    DEVICE_PERMUTE,
-    OPTIMISED,
-    STATIC,
-    DispatchName,
-    ExpertsName,
-    FusionName,
-    ReductionName,
-    TensorOverlapName,
-    Toggles,
+from tracelens.planner.config.files import (
+    ModelFile,
+    read_config,
+    read_file,
 )
 
 __all__ = [
+    "CHOICES",
     "DEVICE_COUNTS",
     "DEVICE_PERMUTE",
+    "DIMENSIONS",
     "GEMM_ALIGNMENT",
     "HELP",
     "MODELS",
@@ -44,6 +52,7 @@ __all__ = [
     "FusionName",
     "Layout",
     "Model",
+    "ModelFile",
     "ReductionName",
     "TensorOverlapName",
     "Toggles",

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
+from itertools import accumulate
 from math import isfinite
-from typing import Any, Literal
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from tracelens.dtypes import element_bytes
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.planner.config import layout, toggles
-from tracelens.planner.config.checks import at_least_one, one_of
-from tracelens.planner.config.layout import Layout
-from tracelens.planner.config.model import Model
-from tracelens.planner.config.model_file import MODELS
-from tracelens.planner.config.toggles import Toggles
+from tracelens.limits import read_config_file
 
 DtypeName = Literal["bfloat16", "float32"]
 RoutingName = Literal["learned", "balanced", "skewed"]
-
 FP8_MULTIPLE = 16
 """Rows of matrices of 1-byte elements begin at multiples of 16 bytes."""
-
 TRAINING_HELP = {
     "seq": "tokens per sequence",
     "micro_batch": "sequences per micro-batch on each data-parallel rank",
@@ -56,6 +55,237 @@ class Training:
     def element_bytes(self) -> int:
         """Bytes of a parameter or an element of an activation."""
         return element_bytes(self.dtype)
+
+
+DIMENSIONS = ("pp", "dp", "cp", "tp")
+"""Outermost first: consecutive ranks differ in `tp`."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks as a grid of pipeline x data x context x tensor parallelism; experts lie across the last three.
+
+    HELP describes the fields. Raises TracelensError if the ranks cannot be divided in this way.
+    """
+
+    ranks: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 0
+    node: int = 0
+    pp_layout: str = ""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, ("ranks", "pp", "vpp", "cp", "tp"))
+        inner = self.pp * self.cp * self.tp
+        if self.ranks % inner:
+            raise TracelensError(f"{self.ranks} ranks are not a multiple of pp x cp x tp = {inner}")
+        if self.ep < 0 or self.stage_ranks % self.experts_over:
+            raise TracelensError(f"ep ({self.ep}) must divide the {self.stage_ranks} ranks of a stage")
+        if self.node < 0 or self.ranks % (self.node or self.ranks):
+            raise TracelensError(f"node ({self.node}) must divide the {self.ranks} ranks")
+        if self.vpp > 1 and self.pp == 1:
+            raise TracelensError("vpp above 1 needs a pipeline: pp above 1")
+
+    @property
+    def dp(self) -> int:
+        return self.ranks // (self.pp * self.cp * self.tp)
+
+    @property
+    def stage_ranks(self) -> int:
+        return self.ranks // self.pp
+
+    @property
+    def experts_over(self) -> int:
+        """Ranks that share the experts: `ep`, or all of a stage."""
+        return self.ep or self.stage_ranks
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Index of a rank in each dimension of the grid, and in the groups "ep" and "edp"."""
+        coordinates, rest = {}, rank
+        for name in reversed(DIMENSIONS):
+            rest, coordinates[name] = divmod(rest, getattr(self, name))
+        coordinates["edp"], coordinates["ep"] = divmod(rank % self.stage_ranks, self.experts_over)
+        return coordinates
+
+    def groups(self, *names: str) -> list[list[int]]:
+        """Ranks that differ in these dimensions only, one list per group, ascending.
+
+        Args:
+            names: of DIMENSIONS, or one of "ep" (ranks that share the experts) and "edp" (ranks with the
+                same experts).
+        """
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
+        if names in (("ep",), ("edp",)):
+            sizes = {
+                "pp": self.pp, "edp": self.stage_ranks // self.experts_over, "ep": self.experts_over
+            }  # fmt: skip
+        grid = np.arange(self.ranks).reshape(*sizes.values())
+        axes = [axis for axis, name in enumerate(sizes) if name in names]
+        size = np.prod([grid.shape[axis] for axis in axes], dtype=int)
+        groups: list[list[int]] = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
+        return groups
+
+    def chunks(self, layers: int) -> list[range]:
+        """Layers of each model chunk, in model order: chunk c lies on stage c % pp.
+
+        Raises:
+            TracelensError: `pp_layout` does not match chunks or layers; fewer layers than chunks.
+        """
+        count = self.pp * self.vpp
+        if self.pp_layout:
+            try:
+                shares = [int(text) for text in self.pp_layout.split(",")]
+            except ValueError:
+                raise TracelensError(
+                    f"pp_layout must list the layers per chunk, as in 3,4,4,3, not {self.pp_layout!r}"
+                ) from None
+            if len(shares) != count or sum(shares) != layers or min(shares) < 0:
+                raise TracelensError(
+                    f"pp_layout {self.pp_layout} must have {count} chunks (pp x vpp), {layers} layers in "
+                    "total"
+                )
+        else:
+            if layers < count:
+                raise TracelensError(f"{layers} layers are too few for {count} chunks (pp x vpp)")
+            shares = [layers // count + (chunk < layers % count) for chunk in range(count)]
+        ends = accumulate(shares)
+        return [range(end - share, end) for end, share in zip(ends, shares, strict=True)]
+
+
+ExpertsName = Literal["loop", "multistream", "grouped"]
+DispatchName = Literal["alltoall", "allgather", "dedup", "deepep"]
+FusionName = Literal["plain", "fused"]
+OverlapName = Literal["off", "1f1b"]
+CollectionName = Literal["auto", "manual"]
+BindingName = Literal["off", "bind"]
+ReductionName = Literal["reduce_scatter", "all_reduce", "hierarchical"]
+TensorOverlapName = Literal["off", "chunked", "symmetric"]
+GraphName = Literal["off", "step"]
+Fp8Name = Literal["off", "experts"]
+OPTIMISED: dict[str, str] = {"experts": "grouped", "permute": "fused", "router": "fused", "loss": "fused"}
+"""Toggles that save memory and kernels in every layout."""
+HOST_SIZES, DEVICE_PERMUTE, DEVICE_COUNTS, STATIC = range(4)
+"""Values of `sync_free`; see TOGGLES_HELP.
+
+Host syncs in the forward of an MoE layer with e experts per rank, for experts=loop up to 1 and
+experts=grouped from 2 on (grouped at 0: 1 instead of e). The backward has none, unless it recomputes the
+layer:
+
+    sync_free    0      1   2   3
+    alltoall     4 + e  2   1   0
+    allgather    2 + e  2   1   0
+    dedup        3 + e  2   1   0
+
+With deepep the library polls a counter for the sizes of messages, except at 3.
+"""
+
+
+@dataclass(frozen=True)
+class Toggles:
+    """One field per optimization, described in TOGGLES_HELP; the defaults are the baseline.
+
+    Raises TracelensError for an unknown value, or toggles that do not combine.
+    """
+
+    experts: ExpertsName = "loop"
+    dispatch: DispatchName = "alltoall"
+    sync_free: int = HOST_SIZES
+    permute: FusionName = "plain"
+    router: FusionName = "plain"
+    loss: FusionName = "plain"
+    overlap_exchange: OverlapName = "off"
+    overlap_shared: bool = False
+    recompute_layer_ids: tuple[int, ...] = ()
+    gc: CollectionName = "auto"
+    numa: BindingName = "off"
+    kernarg_pool: bool = False
+    grad_reduce: ReductionName = "reduce_scatter"
+    tp_overlap: TensorOverlapName = "off"
+    graph: GraphName = "off"
+    fp8: Fp8Name = "off"
+
+    def __post_init__(self) -> None:
+        one_of(self, CHOICES)
+        if self.sync_free >= DEVICE_COUNTS and self.experts != "grouped":
+            raise TracelensError(
+                f"sync_free={self.sync_free} keeps tokens per expert on the device, which needs "
+                f"experts=grouped, not {self.experts}"
+            )
+        if self.fp8 != "off" and self.experts != "grouped":
+            raise TracelensError(
+                f"fp8=experts needs experts=grouped, not {self.experts}: only the grouped GEMM has scales"
+            )
+        if self.graph != "off":
+            self._require_capturable()
+
+    def _require_capturable(self) -> None:
+        if self.sync_free < STATIC:
+            raise TracelensError(
+                f"graph=step needs sync_free={STATIC}, not {self.sync_free}: a graph has no host syncs"
+            )
+        if self.overlap_exchange != "off":
+            raise TracelensError(
+                f"graph=step needs overlap_exchange=off, not {self.overlap_exchange}: it runs forward and "
+                "backward on two threads, and a graph is captured from one"
+            )
+        if self.dispatch == "deepep":
+            raise TracelensError(
+                "graph=step needs dispatch=alltoall, allgather or dedup, not deepep: the library cannot "
+                "be captured"
+            )
+        if self.tp_overlap == "symmetric":
+            raise TracelensError(
+                "graph=step needs tp_overlap=off or chunked, not symmetric: torch does not guarantee that "
+                "symmetric memory keeps its address, as a graph needs"
+            )
+
+    @property
+    def unoptimised(self) -> dict[str, str]:
+        """The toggles of OPTIMISED that are at their baseline, with that value."""
+        return {name: getattr(self, name) for name in OPTIMISED if name not in self.changed()}
+
+    def optimised(self) -> Toggles:
+        """The same with the `unoptimised` toggles changed to OPTIMISED."""
+        values: dict[str, Any] = {name: OPTIMISED[name] for name in self.unoptimised}
+        return replace(self, **values)
+
+    def changed(self) -> dict[str, object]:
+        """The toggles that differ from the baseline."""
+        base = Toggles()
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(base, name)}
+
+
+@cache
+def literals(kind: Any) -> Mapping[str, tuple[object, ...]]:
+    """The fields of a class that are typed as a Literal, with their values."""
+    hints = get_type_hints(kind).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
+
+
+def one_of(part: object, choices: Mapping[str, Collection[object]] | None = None) -> None:
+    """Raise UnknownName for the first field without a valid value; by default the `literals` are checked."""
+    kind: Any = type(part)
+    for name, known in (literals(kind) if choices is None else choices).items():
+        if getattr(part, name) not in known:
+            raise UnknownName(name, str(getattr(part, name)), [str(value) for value in known])
+
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "sync_free": tuple(range(4)),
+    **literals(Toggles),
+}
+"""Toggle to its values; without booleans and lists of layers."""
+
+
+def at_least_one(part: object, names: Iterable[str]) -> None:
+    """Raise TracelensError for the first of these fields that is below 1."""
+    for name in names:
+        if getattr(part, name) < 1:
+            raise TracelensError(f"{name} must be at least 1, not {getattr(part, name)}")
 
 
 @dataclass(frozen=True)
@@ -117,6 +347,269 @@ class Config:
         return asdict(self)
 
 
+LAYOUT_HELP = {
+    "ranks": "ranks of the run; data parallelism takes what the other dimensions leave",
+    "pp": "pipeline stages",
+    "vpp": "model chunks per stage; above 1 the schedule is interleaved",
+    "cp": "context parallelism: ranks that share a sequence in attention",
+    "tp": "tensor and sequence parallelism: ranks that share each dense matrix",
+    "ep": "expert parallelism: ranks of a stage that share the experts; 0 for all",
+    "node": "ranks per node, for hierarchical collectives; 0 for all",
+    "pp_layout": "layers of each chunk in model order, as in 3,4,4,3; empty for an even split",
+}
+TOGGLES_HELP = {
+    "experts": "routed experts: one by one (loop), on four streams (multistream), or as one grouped GEMM "
+    "(grouped)",
+    "dispatch": "tokens to experts: a copy per expert (alltoall), all tokens to all ranks (allgather), a "
+    "copy per rank (dedup), or the DeepEP library (deepep)",
+    "sync_free": "host syncs in an MoE layer: 0 every size, 1 sizes of messages and of experts, 2 sizes of "
+    "messages, 3 none (worst-case buffers)",
+    "permute": "sort tokens by expert: torch ops (plain), or one kernel each way (fused)",
+    "router": "select experts: torch ops (plain), or one kernel (fused)",
+    "loss": "cross-entropy: torch ops in float32 (plain), or one kernel on the logits (fused)",
+    "overlap_exchange": "1f1b: overlap the all-to-alls of one micro-batch's forward with the backward of the "
+    "previous micro-batch, and vice versa",
+    "overlap_shared": "compute the shared expert during the dispatch",
+    "recompute_layer_ids": "layers to recompute in the backward, as in 0,1,2",
+    "gc": "Python garbage collection: automatic (auto), or only between steps (manual)",
+    "numa": "bind: pin each rank to the cores of its GPU's NUMA node",
+    "kernarg_pool": "HSA_KERNARG_POOL_SIZE=12582912, for cheaper launches on AMD GPUs",
+    "grad_reduce": "gradient reduction: reduce-scatter (reduce_scatter), all-reduce (all_reduce), or "
+    "reduce-scatter in the node, all-reduce across nodes, all-gather in the node (hierarchical)",
+    "tp_overlap": "all-gather + GEMM and GEMM + reduce-scatter of tensor parallelism: sequential (off), in "
+    "chunks (chunked), or over torch symmetric memory (symmetric)",
+    "graph": "step: capture forward and backward of a step in a CUDA or HIP graph and replay it with one "
+    "launch; needs a GPU and sync_free=3, and --profile-start 4 or later to record its ops",
+    "fp8": "experts: routed experts in FP8 with a scale per row, forward and input gradients; weight "
+    "gradients stay in bfloat16",
+}
+HELP = LAYOUT_HELP | TRAINING_HELP | TOGGLES_HELP
+"""Field of layout, training or toggles to its help."""
+
+AttentionName = Literal["mla", "gqa"]
+ScoreName = Literal["softmax", "sigmoid"]
+# Grouped GEMM kernels need rows aligned to 16 bytes: 8 elements of bfloat16.
+GEMM_ALIGNMENT = 8
+MOST_LAYERS = 10_000
+MOST_EXPERTS = 100_000
+"""Far more than any model has: some results are computed for each layer or expert."""
+SIZES = ("layers", "hidden", "heads", "experts_count", "top_k", "expert_ffn", "vocab")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A DeepSeek-style Mixture-of-Experts transformer.
+
+    Raises:
+        TracelensError: sizes that do not fit together.
+    """
+
+    layers: int  # transformer layers, dense ones included
+    hidden: int  # model width D
+    heads: int  # attention heads H
+    experts_count: int  # routed experts E
+    top_k: int  # routed experts K per token
+    expert_ffn: int  # inner width F of one expert
+    vocab: int  # vocabulary V
+    dense_layers: int = 1  # leading layers with a plain MLP instead of experts
+    dense_ffn: int = 0  # inner width of a dense layer's MLP
+    shared_ffn: int = 0  # inner width of the shared expert, 0 for none
+    attention: AttentionName = "mla"  # "mla" (multi-head latent attention) or "gqa" (grouped queries)
+    kv_groups: int = 0  # key and value heads ("gqa")
+    head_dim: int = 128  # head width ("gqa")
+    q_lora: int = 0  # width of the query latent, 0 for none ("mla")
+    kv_lora: int = 512  # width of the latent of keys and values ("mla")
+    qk_dim: int = 128  # width of a query and key head without rotary position ("mla")
+    rope_dim: int = 64  # width of its rotary part ("mla")
+    v_dim: int = 128  # width of a value head ("mla")
+    score: ScoreName = "softmax"  # of the router, "softmax" over all experts or "sigmoid" of each
+    expert_groups: int = 1  # groups of experts, of which the router first selects `top_groups`; 1 for none
+    top_groups: int = 1  # groups selected per token
+    aux_loss: float = 0.001  # coefficient of the sequence-wise balance loss, 0 for none
+
+    def __post_init__(self) -> None:
+        one_of(self)
+        at_least_one(self, SIZES)
+        for name, most in (("layers", MOST_LAYERS), ("experts_count", MOST_EXPERTS)):
+            if getattr(self, name) > most:
+                raise TracelensError(f"{name} must be at most {most:,}, not {getattr(self, name):,}")
+        for name in ("dense_ffn", "shared_ffn", "q_lora", "aux_loss"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise TracelensError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.dense_layers <= self.layers:
+            raise TracelensError(f"dense_layers must be 0 to {self.layers} (layers), not {self.dense_layers}")
+        if self.dense_layers and self.dense_ffn < 1:
+            raise TracelensError("dense_layers needs dense_ffn, the inner width of the dense MLP")
+        if self.top_k > self.experts_count:
+            raise TracelensError(f"top_k ({self.top_k}) exceeds experts_count ({self.experts_count})")
+        for name in ("hidden", "expert_ffn"):
+            if getattr(self, name) % GEMM_ALIGNMENT:
+                raise TracelensError(f"{name} ({getattr(self, name)}) must be a multiple of {GEMM_ALIGNMENT}")
+        self._check_attention()
+        self._check_groups()
+
+    def _check_attention(self) -> None:
+        at_least_one(self, ("kv_lora", "qk_dim", "v_dim") if self.attention == "mla" else ("head_dim",))
+        if self.attention == "gqa" and (self.kv_groups < 1 or self.heads % self.kv_groups):
+            raise TracelensError(
+                f"heads ({self.heads}) must be a multiple of kv_groups ({self.kv_groups}), which must be at "
+                "least 1"
+            )
+        if self.rotary_dim < 2 or self.rotary_dim % 2:
+            raise TracelensError(f"the rotary width of a head must be even, not {self.rotary_dim}")
+
+    def _check_groups(self) -> None:
+        if self.expert_groups < 1 or self.experts_count % self.expert_groups:
+            raise TracelensError(
+                f"experts_count ({self.experts_count}) must be a multiple of expert_groups "
+                f"({self.expert_groups})"
+            )
+        if not 1 <= self.top_groups <= self.expert_groups:
+            raise TracelensError(f"top_groups must be 1 to {self.expert_groups}, not {self.top_groups}")
+        reachable = self.experts_count // self.expert_groups * self.top_groups
+        if self.top_k > reachable:
+            raise TracelensError(
+                f"top_k ({self.top_k}) exceeds the {reachable} experts in {self.top_groups} groups"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the rotary part of a head."""
+        return self.rope_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a query and key head."""
+        return self.qk_dim + self.rope_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.v_dim if self.attention == "mla" else self.head_dim
+
+    @property
+    def moe_layers(self) -> int:
+        return self.layers - self.dense_layers
+
+
+PARTS = {"model": Model, "layout": Layout, "toggles": Toggles, "training": Training}
+_TRAINING = {
+    "tiny": Training(seq=32, micro_batch=2, micro_batches=2, dtype="float32", main_params=False),
+    "small": Training(seq=2048, micro_batch=2),
+}
+_SWITCH = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+_TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers, as in 0,1,2"}
+
+_SOURCE_KEYS = ("title", "url", "date", "fields")
+# Annotated type of a field to the types that a file may have, and their name in messages.
+_KINDS: dict[str, tuple[UnionType | type, str]] = {
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+}
+
+
+class _Bundled(Mapping[str, Model]):
+    """The bundled models, read on first use."""
+
+    def __getitem__(self, name: str) -> Model:
+        return bundled()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(bundled())
+
+    def __len__(self) -> int:
+        return len(bundled())
+
+
+@cache
+def bundled() -> Mapping[str, Model]:
+    """The models of `models/*.toml` by name, from small to large."""
+    models = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
+    return dict(sorted(models.items(), key=lambda item: (_size(item[1]), item[0])))
+
+
+def read_toml(path: Path) -> Model:
+    """Read a model file.
+
+    Its keys are the fields of `Model`; those with a default are optional. `title`, and `[sources.NAME]` with
+    title, url, date and the `fields` it documents, are for people.
+
+    Raises:
+        TracelensError: no such file, not TOML, or a key is missing, unknown or has a wrong value.
+    """
+    content = _load(path)
+    sources = content.pop("sources", {})
+    if not isinstance(content.pop("title", ""), str):
+        raise TracelensError(f"{path}: title must be text in quotes")
+    for source in sources.values() if isinstance(sources, dict) else [sources]:
+        _check_source(path, source)
+    return make_model(str(path), content)
+
+
+def make_model(path: str, values: Mapping[str, Any]) -> Model:
+    """A model of these fields.
+
+    Raises:
+        TracelensError: a field is missing, unknown or of the wrong type, or they do not fit together; the
+            message names the file.
+    """
+    kinds = {item.name: item for item in fields(Model)}
+    for name, value in values.items():
+        if name not in kinds:
+            raise TracelensError(f"{path}: {UnknownName('key', name, kinds)}")
+        kind, words = _KINDS.get(str(kinds[name].type), (str, "text in quotes"))
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise TracelensError(f"{path}: {name} must be {words}, not {value!r}")
+    if missing := [name for name, item in kinds.items() if item.default is MISSING and name not in values]:
+        raise TracelensError(f"{path}: {missing[0]!r} is missing; add it")
+    try:
+        return Model(**values)
+    except TracelensError as error:
+        raise TracelensError(f"{path}: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; raises TracelensError if it cannot be read."""
+    try:
+        return read_config_file(path).decode("utf-8")
+    except FileNotFoundError:
+        raise TracelensError(f"{path}: no such file") from None
+    except OSError as error:
+        raise TracelensError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TracelensError(f"{path}: not a text file") from error
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import tomllib  # takes a few ms
+
+    text = read_text(path)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TracelensError(f"{path}: not TOML: {error}") from error
+
+
+def _check_source(path: Path, source: Any) -> None:
+    if not isinstance(source, dict) or not isinstance(source.get("title"), str):
+        raise TracelensError(f"{path}: a source must be a table [sources.NAME] with a title")
+    for key in source:
+        if key not in _SOURCE_KEYS:
+            raise TracelensError(f"{path}: {UnknownName('key of a source', key, _SOURCE_KEYS)}")
+    known = [item.name for item in fields(Model)]
+    for name in source.get("fields", []):
+        if name not in known:
+            raise TracelensError(f"{path}: {UnknownName('field of a source', str(name), known)}")
+
+
+def _size(model: Model) -> int:
+    """Weights of the routed experts, which dominate."""
+    return model.layers * model.experts_count * model.hidden * model.expert_ffn
+
+
+MODELS: Mapping[str, Model] = _Bundled()
+"""The bundled models by name, from small to large."""
+
+
 def _require_fp8_widths(model: Model) -> None:
     """Raise TracelensError for widths that FP8 matrix instructions cannot take."""
     for name in ("hidden", "expert_ffn"):
@@ -124,20 +617,6 @@ def _require_fp8_widths(model: Model) -> None:
             raise TracelensError(
                 f"fp8=experts needs a multiple of {FP8_MULTIPLE} for {name}, not {width}: use fp8=off"
             )
-
-
-HELP = layout.HELP | TRAINING_HELP | toggles.HELP
-"""Field of layout, training or toggles to its help."""
-
-PARTS = {"model": Model, "layout": Layout, "toggles": Toggles, "training": Training}
-_TRAINING = {
-    "tiny": Training(seq=32, micro_batch=2, micro_batches=2, dtype="float32", main_params=False),
-    "small": Training(seq=2048, micro_batch=2),
-}
-
-
-_SWITCH = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-_TYPE_TEXT = {bool: "true or false", int: "a whole number", float: "a number", tuple: "numbers, as in 0,1,2"}
 
 
 def preset(name: str) -> Config:

@@ -6,14 +6,28 @@ are tested against them. Only the routing of tokens depends on the weights; a ru
 """
 
 from tracelens.planner.block import CHUNKS, FLOAT32, INT64, AttentionKernel, Collective
-from tracelens.planner.expected.flops import attention_kernel, flops
-from tracelens.planner.expected.message import REPLICA_GROUPS, Message, group_ranks
-from tracelens.planner.expected.messages import is_routed, layer_messages
-from tracelens.planner.expected.parameters import parameters
-from tracelens.planner.expected.routed import Routed, Routing, balanced
-from tracelens.planner.expected.share import Share
-from tracelens.planner.expected.step import buffer_bytes, step_messages
-from tracelens.planner.expected.summary import summary
+from tracelens.planner.expected.flops import (
+    RankRouting,
+    RankShare,
+    Routing,
+    ScopeFlops,
+    attention_kernel,
+    balanced,
+    flops,
+    parameters,
+    totals,
+)
+from tracelens.planner.expected.messages import (
+    REPLICA_GROUPS,
+    StepMessage,
+    buffer_bytes,
+    group_ranks,
+    is_routed,
+    layer_messages,
+    messages,
+    step_messages,
+    summary,
+)
 
 __all__ = [
     "CHUNKS",
@@ -22,10 +36,11 @@ __all__ = [
     "REPLICA_GROUPS",
     "AttentionKernel",
     "Collective",
-    "Message",
-    "Routed",
+    "RankRouting",
+    "RankShare",
     "Routing",
-    "Share",
+    "ScopeFlops",
+    "StepMessage",
     "attention_kernel",
     "balanced",
     "buffer_bytes",
@@ -33,7 +48,9 @@ __all__ = [
     "group_ranks",
     "is_routed",
     "layer_messages",
+    "messages",
     "parameters",
     "step_messages",
     "summary",
+    "totals",
 ]

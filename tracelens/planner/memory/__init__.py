@@ -1,11 +1,46 @@
 """Memory per GPU of a model and a layout, by component and pipeline rank."""
 
+from tracelens.planner.memory.allocator import MIB, Allocator, OutOfMemory, schedule
 from tracelens.planner.memory.amd_guide import guide_stage
 from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.fits import room
-from tracelens.planner.memory.memory import DEFAULT, memory
-from tracelens.planner.memory.stage import Kept, Stages
-from tracelens.planner.memory.static import static
-from tracelens.planner.memory.tables import TABLES
+from tracelens.planner.memory.memory import (
+    COMPONENTS,
+    DEFAULT,
+    RESERVE_BYTES,
+    TABLES,
+    memory,
+    room,
+    stages,
+    worst,
+)
+from tracelens.planner.memory.stage import (
+    Kept,
+    StageMemory,
+    Stages,
+    flight,
+    static,
+    warm_up,
+)
 
-__all__ = ["DEFAULT", "TABLES", "Assumptions", "Kept", "Stages", "guide_stage", "memory", "room", "static"]
+__all__ = [
+    "COMPONENTS",
+    "DEFAULT",
+    "MIB",
+    "RESERVE_BYTES",
+    "TABLES",
+    "Allocator",
+    "Assumptions",
+    "Kept",
+    "OutOfMemory",
+    "StageMemory",
+    "Stages",
+    "flight",
+    "guide_stage",
+    "memory",
+    "room",
+    "schedule",
+    "stages",
+    "static",
+    "warm_up",
+    "worst",
+]

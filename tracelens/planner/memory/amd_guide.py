@@ -18,8 +18,7 @@ from tracelens.errors import TracelensError
 from tracelens.planner.block import Held
 from tracelens.planner.config import Config, Model
 from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.flight import warm_up
-from tracelens.planner.memory.stage import Stage
+from tracelens.planner.memory.stage import StageMemory, warm_up
 
 WEIGHT = GRADIENT = MAIN = ACTIVATION = 2
 ADAM = 8
@@ -27,7 +26,7 @@ LOGIT = 6
 """Bytes per element."""
 
 
-def guide_stage(config: Config, assumptions: Assumptions) -> Stage:
+def guide_stage(config: Config, assumptions: Assumptions) -> StageMemory:
     """The first pipeline rank by these rules; raises TracelensError for what the charts do not cover."""
     _check(config, assumptions)
     layout = config.layout
@@ -37,7 +36,7 @@ def guide_stage(config: Config, assumptions: Assumptions) -> Stage:
         config, in_flight, chunks
     )
     total_bytes = sum(held.values())
-    return Stage(0, held, "all", {"all": total_bytes}, in_flight)
+    return StageMemory(0, held, "all", {"all": total_bytes}, in_flight)
 
 
 def _check(config: Config, assumptions: Assumptions) -> None:

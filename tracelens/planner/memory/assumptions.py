@@ -33,48 +33,39 @@ THREADS = 2
 class Assumptions:
     """The defaults describe the reference workload, except for `stage_buffers`.
 
-    Attributes:
-        framework: "workload", every tensor of the reference workload; "megatron", those of Megatron-core;
-            "amd-guide", as in the two memory charts of AMD's MoE training guide.
-        optimizer: determines the states per parameter, see STATES.
-        gradients: type in which gradients accumulate: that of the parameters, or float32; "auto" is float32
-            in Megatron-core, else that of the parameters.
-        sharding: of main parameters and optimizer states over the ranks with the same parameters
-            ("replicas"), or "none".
-        recompute: in the backward: "layers" (those of `recompute_layer_ids`), "none", "attention" (of each
-            layer, with its norm) or "full" (each layer); in Megatron-core also the modules "moe", "moe_act"
-            and "mla_up_proj" of its selective recomputation.
-        attention: "flash" saves no scores, "math" saves them, "auto" is torch's choice on a GPU.
-        overlap: 1F1B with all-to-alls overlapped by computation: one more forward in flight.
-        imbalance: tokens of the experts of a rank / mean over ranks.
-        stage_buffers: "in_flight": activations from other stages are allocated and freed as needed; "all":
-            buffers for all micro-batches of a step, and outputs kept to their backward, as torch's schedules
-            (and so the workload) do.
-        library_bytes: workspaces that libraries take from the allocator.
-        layers: of Megatron-core: Transformer Engine's, or its own ("local").
-        gradient_accumulation: of weight gradients in Megatron-core: by their GEMM ("fused"), or from a tensor
-            of their own ("separate"), as without --gradient-accumulation-fusion and in local layers.
-        states: type of the optimizer states; "bfloat16" as with --use-precision-aware-optimizer.
-        main: type of the main parameters, likewise.
-
     Raises:
         TracelensError: an unknown value, or a number out of range.
     """
 
+    # "workload", every tensor of the reference workload; "megatron", those of Megatron-core; "amd-guide", as
+    # in the two memory charts of AMD's MoE training guide
     framework: FrameworkName = "workload"
-    optimizer: OptimizerName = "adamw"
+    optimizer: OptimizerName = "adamw"  # determines the states per parameter, see STATES
+    # type in which gradients accumulate: that of the parameters, or float32; "auto" is float32 in Megatron-
+    # core, else that of the parameters
     gradients: GradientName = "auto"
+    # of main parameters and optimizer states over the ranks with the same parameters ("replicas"), or "none"
     sharding: ShardingName = "replicas"
+    # in the backward: "layers" (those of `recompute_layer_ids`), "none", "attention" (of each layer, with its
+    # norm) or "full" (each layer); in Megatron-core also the modules "moe", "moe_act" and "mla_up_proj" of
+    # its selective recomputation
     recompute: RecomputeName = "layers"
+    # "flash" saves no scores, "math" saves them, "auto" is torch's choice on a GPU
     attention: AttentionName = "auto"
-    overlap: bool = False
-    imbalance: float = 1.0
+    overlap: bool = False  # 1F1B with all-to-alls overlapped by computation: one more forward in flight
+    imbalance: float = 1.0  # tokens of the experts of a rank / mean over ranks
+    # "in_flight": activations from other stages are allocated and freed as needed; "all": buffers for all
+    # micro-batches of a step, and outputs kept to their backward, as torch's schedules (and so the workload)
+    # do
     stage_buffers: StageBuffersName = "in_flight"
-    library_bytes: int = CUBLAS_BYTES * THREADS
-    layers: LayersName = "transformer-engine"
+    library_bytes: int = CUBLAS_BYTES * THREADS  # workspaces that libraries take from the allocator
+    layers: LayersName = "transformer-engine"  # of Megatron-core: Transformer Engine's, or its own ("local")
+    # of weight gradients in Megatron-core: by their GEMM ("fused"), or from a tensor of their own
+    # ("separate"), as without --gradient-accumulation-fusion and in local layers
     gradient_accumulation: AccumulationName = "fused"
+    # type of the optimizer states; "bfloat16" as with --use-precision-aware-optimizer
     states: StatesName = "float32"
-    main: StatesName = "float32"
+    main: StatesName = "float32"  # type of the main parameters, likewise
 
     @property
     def wide_gradients(self) -> bool:

@@ -4,28 +4,115 @@
     memory({"EP8": config, "EP16": other}, devices=[device("mi300x")])
     worst(config).total                              # one number, in well under 10 ms
 
-By default it counts every tensor of the reference workload at the peak of a step: `tape` finds the peak,
-`dense`, `routing` and `experts` list what each op allocates and saves, `stage` what a rank has in flight.
+By default it counts every tensor of the reference workload at the peak of a step: `planner.block` lists what
+each op allocates and saves and finds the peak of each section, `stage` what a rank has in flight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tracelens.devices import Device
+from tracelens.devices import device as bundled
+from tracelens.errors import TracelensError
 from tracelens.planner.config import OPTIMISED, Config
+from tracelens.planner.memory.allocator import OutOfMemory
 from tracelens.planner.memory.amd_guide import guide_stage
-from tracelens.planner.memory.assumptions import Assumptions
-from tracelens.planner.memory.fits import Room, room
-from tracelens.planner.memory.megatron import OutOfMemory
-from tracelens.planner.memory.stage import Stage, Stages
-from tracelens.planner.memory.tables import fits_table, memory_table, ranks_table
+from tracelens.planner.memory.assumptions import Assumptions, FrameworkName
+from tracelens.planner.memory.stage import StageMemory, Stages
 from tracelens.registry import purpose
-from tracelens.table import Result, Skip
+from tracelens.table import Column, Result, Schema, Skip, Table
 
 DEFAULT = Assumptions()
+
+COMPONENTS = {
+    "parameters": "weights, padded to equal shards",
+    "gradients": "gradients of all parameters",
+    "main_parameters": "copies for the optimizer, this rank's shard",
+    "optimizer": "optimizer states, this rank's shard",
+    "activations.embedding": "embedding output",
+    "activations.norms": "inputs of norms, including the residual stream",
+    "activations.attention": "attention, from QKV projection to output projection",
+    "activations.mlp": "MLPs of dense layers",
+    "activations.router": "scores, weights and experts of each token",
+    "activations.dispatch": "tokens sorted by expert, dispatched and combined",
+    "activations.experts": "routed experts",
+    "activations.shared": "shared expert",
+    "activations.recomputed": "inputs of recomputed layers",
+    "loss": "logits and what the loss saves",
+    "buffers.worst_case": "padding rows of buffers sized for the worst routing",
+    "buffers.pipeline": "activations and gradients exchanged with other stages",
+    "buffers.tokens": "token ids of a step",
+    "temporary": "gradients in flight, and scratch of the op at the peak",
+    "libraries": "library workspaces",
+    "allocator": "reserved by the allocator, in no tensor",
+}
+"""Component to its content, in display order."""
+_LAYOUT = Column("layout", "category", doc="GPUs and parallel sizes, such as 64 GPUs ep=8")
+MEMORY = Schema(
+    "Memory by component",
+    (
+        _LAYOUT,
+        Column("pp_rank", "int64", doc="pipeline rank"),
+        Column("component", "category", doc="what holds the memory"),
+        Column("bytes", "int64", "bytes", "at the peak of a step, on the fullest GPU of the stage"),
+        Column("share", "float64", "fraction", "share of the rank's bytes"),
+        Column("contents", "category", doc="what the component consists of"),
+    ),
+    doc="Worst pipeline rank of each layout first; the rows of a rank add up to its peak.",
+)
+RANKS = Schema(
+    "Pipeline ranks",
+    (
+        _LAYOUT,
+        Column("pp_rank", "int64", doc="pipeline rank"),
+        Column("layers", "str", doc="layers of the stage; + for embedding or head"),
+        Column("in_flight", "int64", "count", "most micro-batch chunks in flight"),
+        Column("peak_bytes", "int64", "bytes", "most bytes in use at once during a step"),
+        Column("peak_phase", "category", doc="phase of the step with the peak"),
+        Column("forward_bytes", "int64", "bytes", "peak of a forward"),
+        Column("backward_bytes", "int64", "bytes", "peak of a backward"),
+        Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step"),
+        Column("between_bytes", "int64", "bytes", "held between steps"),
+    ),
+    doc="-1: the framework's rules do not distinguish it.",
+)
+FITS = Schema(
+    "Does it fit",
+    (
+        _LAYOUT,
+        Column("device", "category", doc="device to fit on"),
+        Column("fits", "category", doc="yes or no"),
+        Column("needed_bytes", "int64", "bytes", "of the worst pipeline rank"),
+        Column("free_bytes", "int64", "bytes", "left after the reserve; negative: missing"),
+        Column("memory_bytes", "int64", "bytes", "of the device, as its driver reports"),
+        Column("reserve_bytes", "int64", "bytes", "part of the memory not for training"),
+        Column("nameplate_bytes", "int64", "bytes", "nominal memory of the device"),
+    ),
+    doc="What the allocator reserves counts with framework=megatron; otherwise leave headroom for it.",
+)
+TABLES = {"fits": FITS, "memory": MEMORY, "ranks": RANKS}
+
+# Driver and communication contexts outside of torch's allocator took 0.8 GB on one H200 and 2.3 to 4.1 GB on
+# each of two (tests/planner/memory/measured_memory.toml).
+RESERVE_BYTES = 4 * 2**30
+
+
+class Room(NamedTuple):
+    """Memory of a device."""
+
+    bytes: int  # as reported by the driver, else the nameplate
+    reported: bool  # whether the driver's figure is known
+    reserve: int  # bytes kept free
+
+    @property
+    def usable(self) -> int:
+        return self.bytes - self.reserve
 
 
 def memory(
@@ -79,7 +166,7 @@ def memory(
     )
 
 
-def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stage]:
+def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, StageMemory]:
     """Memory by pipeline rank, fullest first.
 
     In Megatron-core with what the allocator reserves: simulated for the fullest rank, in proportion to their
@@ -100,11 +187,11 @@ def stages(config: Config, assumptions: Assumptions = DEFAULT) -> dict[int, Stag
     return _fullest_first(dict(zip(by_rank, reserved, strict=True)))
 
 
-def _fullest_first(by_rank: Mapping[int, Stage]) -> dict[int, Stage]:
+def _fullest_first(by_rank: Mapping[int, StageMemory]) -> dict[int, StageMemory]:
     return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
 
 
-def _needed(config: Config, assumptions: Assumptions, stage: Stage, usable: int) -> int:
+def _needed(config: Config, assumptions: Assumptions, stage: StageMemory, usable: int) -> int:
     """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
     if assumptions.framework != "megatron" or stage.total <= usable:
         return stage.total
@@ -115,7 +202,7 @@ def _needed(config: Config, assumptions: Assumptions, stage: Stage, usable: int)
         return stage.total
 
 
-def worst(config: Config, assumptions: Assumptions = DEFAULT) -> Stage:
+def worst(config: Config, assumptions: Assumptions = DEFAULT) -> StageMemory:
     """The pipeline rank that needs most memory."""
     return next(iter(stages(config, assumptions).values()))
 
@@ -162,3 +249,114 @@ def _skips(
     if unknown := [device.name for device, memory_room in rooms if not memory_room.reported]:
         names = ", ".join(unknown)
         yield Skip(f"driver-reported memory of {names}", "unknown; the nameplate is used instead")
+
+
+def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
+    """MEMORY of all layouts."""
+    return MEMORY.from_rows(
+        [
+            {
+                "layout": layout,
+                "pp_rank": pp_rank,
+                "component": name,
+                "bytes": stage.held[name],
+                "share": stage.held[name] / stage.total,
+                "contents": COMPONENTS[name],
+            }
+            for layout, ranks in stages_of.items()
+            for pp_rank, stage in ranks.items()
+            for name in sorted(stage.held, key=list(COMPONENTS).index)
+        ]
+    )
+
+
+def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
+    """RANKS of all layouts."""
+    moments = ("forward", "backward", "optimizer", "between")
+    return RANKS.from_rows(
+        [
+            {
+                "layout": layout,
+                "pp_rank": pp_rank,
+                "layers": _layers(configs[layout], pp_rank),
+                "in_flight": stage.in_flight,
+                "peak_bytes": stage.total,
+                "peak_phase": stage.moment,
+                **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
+            }
+            for layout, ranks in stages_of.items()
+            for pp_rank, stage in ranks.items()
+        ]
+    )
+
+
+def fits_table(
+    stages_of: Mapping[str, Mapping[int, StageMemory]],
+    rooms: Sequence[tuple[Device, Room]],
+    needed_of: Callable[[str, int], int],
+) -> Table:
+    """FITS of all layouts on all devices; `needed_of`: bytes of a layout where so many are usable."""
+    rows = []
+    for layout in stages_of:
+        for device, room in rooms:
+            needed = needed_of(layout, room.usable)
+            rows.append(
+                {
+                    "layout": layout,
+                    "device": device.name,
+                    "fits": "yes" if needed <= room.usable else "no",
+                    "needed_bytes": needed,
+                    "free_bytes": room.usable - needed,
+                    "memory_bytes": room.bytes,
+                    "reserve_bytes": room.reserve,
+                    "nameplate_bytes": device.hbm_bytes,
+                }
+            )
+    return FITS.from_rows(rows)
+
+
+def _layers(config: Config, pp_rank: int) -> str:
+    """Layers of a stage by chunk, as in +0-3, 12-15."""
+    chunks = config.layout.chunks(config.model.layers)
+    texts = []
+    for number in range(pp_rank, len(chunks), config.layout.pp):
+        layers = chunks[number]
+        text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
+        first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
+        texts.append(first + text + last)
+    return ", ".join(texts)
+
+
+def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
+    """Memory of a device for training.
+
+    Args:
+        device: with its nameplate memory.
+        framework: "amd-guide" compares with the nameplate: by default everything above it is reserve.
+        reserve: bytes to keep free instead of the default.
+
+    Raises:
+        TracelensError: the device's memory is unknown, or the reserve leaves nothing of it.
+    """
+    if not device.hbm_bytes:
+        raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
+    if reserve is not None and reserve < 0:
+        raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
+    reported = _reported().get(device.name, 0)
+    if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
+        # A device file of the user with another memory size.
+        reported = 0
+    device_bytes = reported or device.hbm_bytes
+    default_reserve = device_bytes - device.hbm_bytes if framework == "amd-guide" else RESERVE_BYTES
+    device_room = Room(device_bytes, bool(reported), default_reserve if reserve is None else reserve)
+    if device_room.usable <= 0:
+        raise TracelensError(
+            f"the reserve leaves nothing of the {device_bytes / 2**30:.0f} GiB of {device.name}"
+        )
+    return device_room
+
+
+@cache
+def _reported() -> dict[str, int]:
+    content = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
+    return {name: entry["bytes"] for name, entry in content.items()}

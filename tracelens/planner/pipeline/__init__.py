@@ -1,21 +1,77 @@
 """Pipeline schedules: step time and bubble by simulation."""
 
-from tracelens.planner.pipeline.pipeline import Setting, pipeline
-from tracelens.planner.pipeline.schedule_file import find_chunks
-from tracelens.planner.pipeline.schedules import SCHEDULES
-from tracelens.planner.pipeline.sources import Source, Uniform, activations, roofline
-from tracelens.planner.pipeline.tables import TABLES
-from tracelens.planner.pipeline.times import Costs
+from tracelens.planner.pipeline.pipeline import TABLES, Setting, pipeline
+from tracelens.planner.pipeline.schedules import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    PHASES,
+    SCHEDULES,
+    WEIGHT,
+    Pass,
+    Schedule,
+    Slot,
+    check,
+    chunks_of,
+    find_chunks,
+    find_schedule,
+    make_schedule,
+    read_schedule,
+    round_robin,
+    singles,
+)
+from tracelens.planner.pipeline.simulate import (
+    ChunkTimes,
+    Costs,
+    Fixed,
+    Layers,
+    Played,
+    TimesSource,
+    Uniform,
+    activations,
+    best_partition,
+    even_shares,
+    make_times,
+    overlapped_ns,
+    roofline,
+    shortest,
+    simulate,
+)
 
 __all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "INPUT",
+    "PHASES",
     "SCHEDULES",
     "TABLES",
+    "WEIGHT",
+    "ChunkTimes",
     "Costs",
+    "Fixed",
+    "Layers",
+    "Pass",
+    "Played",
+    "Schedule",
     "Setting",
-    "Source",
+    "Slot",
+    "TimesSource",
     "Uniform",
     "activations",
+    "best_partition",
+    "check",
+    "chunks_of",
+    "even_shares",
     "find_chunks",
+    "find_schedule",
+    "make_schedule",
+    "make_times",
+    "overlapped_ns",
     "pipeline",
+    "read_schedule",
     "roofline",
+    "round_robin",
+    "shortest",
+    "simulate",
+    "singles",
 ]

@@ -7,7 +7,20 @@
 - `tables`: the result.
 """
 
-from tracelens.planner.scaling.scaling import DISPATCHES, DispatchName, Request, scaling
-from tracelens.planner.scaling.tables import TABLES
+from tracelens.planner.scaling.scaling import (
+    DISPATCHES,
+    PARTS,
+    TABLES,
+    DispatchName,
+    Request,
+    scaling,
+)
 
-__all__ = ["DISPATCHES", "TABLES", "DispatchName", "Request", "scaling"]
+__all__ = [
+    "DISPATCHES",
+    "PARTS",
+    "TABLES",
+    "DispatchName",
+    "Request",
+    "scaling",
+]

@@ -1,4 +1,8 @@
-"""Steps of a run with more and more ranks that share the experts, for each way to dispatch tokens."""
+"""Steps of a run with more and more ranks that share the experts, for each way to dispatch tokens.
+
+With the bytes of one dispatch of a micro-batch, and beside published breakdowns of the 2T model on 1,024
+MI300X.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,16 @@ from typing import Any, Literal, NamedTuple
 from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config
+from tracelens.planner.config import MODELS, Config
 from tracelens.planner.distinct import check_routing, routed_imbalance
-from tracelens.planner.scaling.dispatch import dispatch_row
-from tracelens.planner.scaling.published import is_published, published_rows
-from tracelens.planner.scaling.tables import BREAKDOWN, EXCHANGE, PARTS, PUBLISHED, SCALING
-from tracelens.planner.step_time import (
-    Estimate,
-    Machine,
-    OverlapName,
-    Timer,
-    assumed,
-    timed_step,
-)
+from tracelens.planner.expected import layer_messages
+from tracelens.planner.step_time import ASSUMED, Estimate, Machine, OverlapName, Timer, assumed, timed_step
 from tracelens.registry import purpose
-from tracelens.table import Result, Skip, Table
+from tracelens.table import Column, Result, Schema, Skip, Table
 
 DispatchName = Literal["alltoall", "dedup", "deepep"]
 DISPATCHES: tuple[DispatchName, ...] = ("alltoall", "dedup", "deepep")
 """Ways to dispatch that can be compared."""
-
 PART_OF = {
     "forward": "compute",
     "backward": "compute",
@@ -45,26 +39,19 @@ PART_OF = {
 class Request:
     """The runs to compare.
 
-    Attributes:
-        config: the run; its `ep` and `dispatch` are replaced.
-        eps: ranks that share the experts.
-        dispatches: of DISPATCHES; speedups are over the first one.
-        machine: assumptions of the step time.
-        overlapped: dispatches whose all-to-alls 1F1B overlaps with computation.
-        network: name of the network file, "" for none.
-        expert_ids_TK: a recorded routing: the experts of each token; balanced without.
-
     Raises:
         TracelensError: nothing to compare, or not a routing of the model.
     """
 
-    config: Config
-    eps: tuple[int, ...]
+    config: Config  # the run; its `ep` and `dispatch` are replaced
+    eps: tuple[int, ...]  # ranks that share the experts
+    # of DISPATCHES; speedups are over the first one
     dispatches: tuple[DispatchName, ...] = ("alltoall", "deepep")
-    machine: Machine = field(default_factory=Machine)
+    machine: Machine = field(default_factory=Machine)  # assumptions of the step time
+    # dispatches whose all-to-alls 1F1B overlaps with computation
     overlapped: tuple[DispatchName, ...] = ("deepep",)
-    network: str = ""
-    expert_ids_TK: Int | None = None
+    network: str = ""  # name of the network file, "" for none
+    expert_ids_TK: Int | None = None  # a recorded routing: the experts of each token; balanced without
 
     def __post_init__(self) -> None:
         if not self.eps or not self.dispatches:
@@ -83,7 +70,7 @@ class Request:
         return config, machine
 
 
-class Run(NamedTuple):
+class ScalingRun(NamedTuple):
     """A layout with its step."""
 
     dispatch: str
@@ -98,6 +85,78 @@ class Run(NamedTuple):
         for name, ns in self.time.parts.items():
             parts[PART_OF.get(name, "other")] += ns / self.time.step_ns
         return parts
+
+
+_DISPATCH = Column("dispatch", "category", doc="how tokens reach the experts")
+_EP = Column("ep", "int64", doc="ranks that share the experts")
+_PARTS = (
+    Column("compute", "float64", "fraction", "of the step: forward, backward, recomputation"),
+    Column("all_to_all", "float64", "fraction", "of the step: exposed dispatch and combine"),
+    Column("p2p", "float64", "fraction", "of the step: between stages, waiting for slow ranks"),
+    Column("other", "float64", "fraction", "of the step: gradients, optimizer, context, tensor"),
+    Column("bubble", "float64", "fraction", "of the step: waiting for other pipeline stages"),
+)
+PARTS = tuple(column.name for column in _PARTS)
+"""Parts of a step, as in figure 11 of AMD's MoE training guide."""
+SCALING = Schema(
+    "Throughput by expert parallelism",
+    (
+        _DISPATCH,
+        _EP,
+        Column("step_ns", "int64", "ns", "step time"),
+        Column("tokens_per_s", "float64", doc="per GPU"),
+        Column("relative", "float64", "fraction", "tokens/s / those with the fewest ranks, same dispatch"),
+        Column("speedup", "float64", doc="tokens/s / those of the first dispatch, same ranks"),
+        Column("mfu", "float64", "fraction", "model FLOPs / the data-sheet peak"),
+    ),
+    doc="Step times follow from FLOPs, bytes, messages and launches; see the assumptions.",
+)
+BREAKDOWN = Schema(
+    "Time of a step",
+    (_DISPATCH, _EP, Column("step_ns", "int64", "ns", "step time"), *_PARTS),
+    doc="Parts of the slowest stage's step.",
+)
+EXCHANGE = Schema(
+    "One dispatch",
+    (
+        _DISPATCH,
+        _EP,
+        Column("nodes", "int64", "count", "nodes that share the experts"),
+        Column("ranks_per_token", "float64", doc="distinct ranks with an expert of a token"),
+        Column("nodes_per_token", "float64", doc="distinct nodes with an expert of a token"),
+        Column("nic_bytes", "int64", "bytes", "that a rank sends to other nodes"),
+        Column("link_bytes", "int64", "bytes", "that a rank sends over the links of its node"),
+        Column("dur_ns", "int64", "ns", "of the dispatch of a micro-batch in one layer, hidden or not"),
+    ),
+    doc="A combine sends as much in the other direction, and each has a backward.",
+)
+PUBLISHED = Schema(
+    "Time of a step as published",
+    (
+        _DISPATCH,
+        _EP,
+        Column("figures", "category", doc="projected, or published: read from a chart"),
+        *_PARTS,
+        Column("source", "str", doc="where it was published", folded=True),
+    ),
+    doc="The published layout and batch are unknown; congestion of the network is not modeled.",
+)
+TABLES = {
+    "scaling": SCALING,
+    "breakdown": BREAKDOWN,
+    "exchange": EXCHANGE,
+    "published": PUBLISHED,
+    "assumptions": ASSUMED,
+}
+
+SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 11: 2T model, 1,024 MI300X"
+_MEASURED = {
+    ("alltoall", 8): (43.8, 13.2, 2.8, 26.4, 13.7),
+    ("deepep", 8): (55.8, 8.9, 5.8, 13.6, 16.0),
+    ("alltoall", 64): (4.6, 18.9, 41.5, 23.8, 11.1),
+    ("deepep", 64): (49.2, 21.1, 11.1, 1.2, 17.4),
+}
+"""Dispatch and expert-parallel ranks to the share of each of PARTS in a step, %."""
 
 
 def scaling(request: Request, device: Device) -> Result:
@@ -124,7 +183,7 @@ def scaling(request: Request, device: Device) -> Result:
                 skips.append(Skip(f"{dispatch} with EP {ep}", str(error)))
                 continue
             timer = Timer(config, device, machine, request.expert_ids_TK)
-            runs.append(Run(dispatch, ep, timed_step(timer), dispatch_row(timer)))
+            runs.append(ScalingRun(dispatch, ep, timed_step(timer), dispatch_row(timer)))
     if not runs:
         raise TracelensError(f"no layout is valid: {skips[0].reason}")
     return Result(
@@ -138,7 +197,7 @@ def scaling(request: Request, device: Device) -> Result:
     )
 
 
-def _meta(request: Request, device: Device, runs: list[Run]) -> dict[str, Any]:
+def _meta(request: Request, device: Device, runs: list[ScalingRun]) -> dict[str, Any]:
     layout, training = request.config.layout, request.config.training
     return {
         "device": device.name,
@@ -156,7 +215,7 @@ def _meta(request: Request, device: Device, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def _tables(request: Request, device: Device, runs: list[Run]) -> dict[str, Table]:
+def _tables(request: Request, device: Device, runs: list[ScalingRun]) -> dict[str, Table]:
     keys = [{"dispatch": run.dispatch, "ep": run.ep} for run in runs]
     tables = {
         "scaling": SCALING.from_rows(list(_scaling_rows(runs))),
@@ -176,7 +235,7 @@ def _tables(request: Request, device: Device, runs: list[Run]) -> dict[str, Tabl
     return {**tables, "assumptions": assumptions}
 
 
-def _scaling_rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
+def _scaling_rows(runs: list[ScalingRun]) -> Iterator[dict[str, Any]]:
     fewest: dict[str, float] = {}
     first: dict[int, float] = {}
     for run in runs:
@@ -190,3 +249,58 @@ def _scaling_rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
             "speedup": rate / first.setdefault(run.ep, rate),
             "mfu": run.time.mfu,
         }
+
+
+def dispatch_row(timer: Timer) -> dict[str, Any]:
+    """Row of the table `exchange`, without dispatch and ranks."""
+    layout, spread = timer.config.layout, timer.spread
+    ranks = layout.experts_over
+    near = timer.network.neighbours("ep", ranks) if ranks > 1 else 1
+    match timer.config.toggles.dispatch:
+        case "deepep":
+            to_nodes, to_ranks = spread.nodes, spread.ranks
+            per_node = near
+        case "dedup":
+            to_nodes = to_ranks = spread.ranks
+            per_node = ranks
+        case _:
+            to_nodes = to_ranks = spread.experts
+            per_node = ranks
+    size = timer.share.tokens * timer.share.row
+    layer = timer.config.model.layers - 1
+    messages = layer_messages(timer.share, layer, 0, timer.routed if ranks > 1 else None)
+    dispatches = [
+        message
+        for message in messages
+        if (message.phase, message.exchange.what, message.exchange.group) == ("forward", "tokens", "ep")
+    ]
+    return {
+        "nodes": ranks // near,
+        "ranks_per_token": spread.ranks,
+        "nodes_per_token": spread.nodes,
+        # A copy for a rank takes a link unless it is already there: on the sender, or where it came in.
+        "nic_bytes": round(size * to_nodes * (ranks - near) / ranks),
+        "link_bytes": round(size * to_ranks * (near - 1) / per_node),
+        "dur_ns": round(sum(map(timer.message, dispatches))),
+    }
+
+
+def is_published(config: Config, device: str) -> bool:
+    """Whether the figure is of this model, device and number of GPUs."""
+    return (config.model, config.layout.ranks, device) == (MODELS["moe_2t"], 1024, "mi300x")
+
+
+def published_rows(projected: Mapping[tuple[str, int], Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Rows of the table `published`.
+
+    Args:
+        projected: dispatch and expert-parallel ranks to the share of each part in the projected step.
+    """
+    rows = []
+    for (dispatch, ep), percents in _MEASURED.items():
+        if (dispatch, ep) in projected:
+            published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
+            key = {"dispatch": dispatch, "ep": ep}
+            rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
+            rows.append({**key, "figures": "published", **published, "source": SOURCE})
+    return rows

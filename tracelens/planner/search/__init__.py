@@ -8,9 +8,30 @@
 - `result`, `tables`: the result.
 """
 
-from tracelens.planner.search.ranking import BATCH, Question
-from tracelens.planner.search.result import search
-from tracelens.planner.search.space import Space
-from tracelens.planner.search.tables import TABLES
+from tracelens.planner.search.search import (
+    BATCH,
+    TABLES,
+    Question,
+    Refusal,
+    Space,
+    at_least,
+    candidates,
+    divisors,
+    footprint,
+    search,
+    variants,
+)
 
-__all__ = ["BATCH", "TABLES", "Question", "Space", "search"]
+__all__ = [
+    "BATCH",
+    "TABLES",
+    "Question",
+    "Refusal",
+    "Space",
+    "at_least",
+    "candidates",
+    "divisors",
+    "footprint",
+    "search",
+    "variants",
+]

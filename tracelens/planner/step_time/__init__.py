@@ -11,19 +11,13 @@ a latency, and a step no less than the host needs for its launches. Rates are me
 modeled on one that was measured. A roofline (`ROOFLINE`) has one rate for all GEMMs and no host. Data
 loading and pauses are in neither, stragglers only as the stated spread `jitter`.
 
-- `machine`: assumptions on nodes, network and efficiency, with their sources.
-- `assumed`: these as a table.
-- `rates`: time of a kernel on the GPU.
-- `launches`: time of the host.
-- `network`: time of a message; `planner.distinct`: where DeepEP's copies go.
-- `network_file`: nodes, links and NICs of a cluster.
-- `layers`: a layer's forward and backward, communication hidden or exposed; `overlap`: what 1F1B hides.
-- `step`: stages, bubble, gradients, optimizer.
+- `machine`: assumptions on nodes, network and efficiency, with their sources; time of a kernel on the GPU.
+- `network`: time of a message, and files of networks; `planner.distinct`: where DeepEP's copies go.
+- `step`: layers with their communication hidden or exposed, stages, bubble, launches, gradients, optimizer.
 """
 
-from tracelens.planner.step_time.assumed import ASSUMED, assumed
-from tracelens.planner.step_time.layers import LayerTimes, Timer, layer_times
 from tracelens.planner.step_time.machine import (
+    ASSUMED,
     HELP,
     ROOFLINE,
     SOURCES,
@@ -31,9 +25,29 @@ from tracelens.planner.step_time.machine import (
     LinksName,
     Machine,
     OverlapName,
+    assumed,
 )
-from tracelens.planner.step_time.network_file import ClusterNetwork, bundled_networks, read_network
-from tracelens.planner.step_time.step import PARTS, Estimate, estimate, timed_step
+from tracelens.planner.step_time.network import (
+    ClusterNetwork,
+    Network,
+    bundled_networks,
+    read_network,
+)
+from tracelens.planner.step_time.step import (
+    PARTS,
+    STEP,
+    Estimate,
+    Launches,
+    LaunchTime,
+    LayerKind,
+    LayerTimes,
+    Timer,
+    ends_launches,
+    estimate,
+    layer_launches,
+    layer_times,
+    timed_step,
+)
 
 __all__ = [
     "ASSUMED",
@@ -41,17 +55,24 @@ __all__ = [
     "PARTS",
     "ROOFLINE",
     "SOURCES",
+    "STEP",
     "Assumption",
     "ClusterNetwork",
     "Estimate",
+    "LaunchTime",
+    "Launches",
+    "LayerKind",
     "LayerTimes",
     "LinksName",
     "Machine",
+    "Network",
     "OverlapName",
     "Timer",
     "assumed",
     "bundled_networks",
+    "ends_launches",
     "estimate",
+    "layer_launches",
     "layer_times",
     "read_network",
     "timed_step",

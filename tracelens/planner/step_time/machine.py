@@ -1,23 +1,31 @@
-"""Assumptions of a step time beyond the device's figures: nodes, network and efficiency."""
+"""Assumptions of a step time beyond the device's figures (nodes, network, efficiency), and kernel rates.
+
+By size, a GEMM or attention kernel takes its FLOPs at the rate that the device achieves for its shape, and
+other kernels their bytes at the achieved memory bandwidth; at the roofline, all GEMMs have one rate.
+Nothing is faster than its bytes at the data-sheet bandwidth.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import inf, isfinite
 from typing import Literal, NamedTuple
 
-from tracelens.devices import Device, gemm_rate, launch_cost
+from tracelens.devices import Device, Rate, attention_rate, gemm_rate, launch_cost, memory_rate
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
-from tracelens.planner.collectives import Rates
-from tracelens.planner.config import at_least_one, one_of
+from tracelens.planner.block import AttentionPass, Gemm, Load, Traffic
+from tracelens.planner.collectives import LinkRates
+from tracelens.planner.config import Config, at_least_one, one_of
+from tracelens.table import Column, Schema, Table
 
 RateName = Literal["by-size", "achievable", "peak"]
 KernelsName = Literal["eager", "fused"]
 LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 OverlapName = Literal["toggle", "off", "1f1b"]
-
 HELP = {
     "matrix": "kernel rates: by-size (measured or modeled for each shape), achievable (for all GEMMs as "
     "published by the vendor, else the peak), or peak",
@@ -43,7 +51,6 @@ HELP = {
     "hide_gradients": "gradient reduction and parameter all-gather are fully overlapped",
     "hide_p2p": "messages between pipeline stages are fully overlapped",
 }
-
 SOURCES = {
     "matrix": "tracelens calibrate, on the device or transferred from one that was measured",
     "matrix_efficiency": "the whole of that rate",
@@ -65,7 +72,6 @@ SOURCES = {
     "hide_gradients": "as in the reference workload",
     "hide_p2p": "as in the reference workload",
 }
-
 
 _EXAMPLE_ROWS, _EXAMPLE = (256, 4096), (4096, 4096)
 
@@ -142,10 +148,10 @@ class Machine:
             raise TracelensError(f"{device.name} has no rate for {short} GEMMs: choose another device")
         return rate * self.matrix_efficiency
 
-    def rates(self, device: Device) -> Rates:
+    def rates(self, device: Device) -> LinkRates:
         """Bandwidths of messages; links are 0 if the device file does not have them."""
         is_mesh = device.vendor == "AMD" if self.links == "auto" else self.links == "mesh"
-        return Rates(
+        return LinkRates(
             device.gpu_link_bytes_per_s * self.link_efficiency,
             self.nic_bytes_per_s * self.nic_efficiency,
             is_mesh,
@@ -190,10 +196,6 @@ class Machine:
         return lines
 
 
-ROOFLINE = Machine(matrix="achievable", launches="none")
-"""Assumptions under which a step time is a lower bound: one rate for all GEMMs, and a host that keeps up."""
-
-
 def _examples(device: Device, dtype: str) -> list[Assumption]:
     """Rates of a GEMM of few and of many rows, as examples of those by size."""
     lines = []
@@ -209,3 +211,80 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+ROOFLINE = Machine(matrix="achievable", launches="none")
+"""Assumptions under which a step time is a lower bound: one rate for all GEMMs, and a host that keeps up."""
+
+ASSUMED = Schema(
+    "Assumptions of the step time",
+    (
+        Column("name", "str", doc="what is assumed"),
+        Column("value", "str", doc="its value, with the unit"),
+        Column("device", "category", doc="device that it holds for; '': all"),
+        Column("note", "str", doc="meaning and source", prose=True),
+    ),
+)
+
+
+class KernelRates:
+    """Rates of the kernels of a run on a device."""
+
+    def __init__(self, config: Config, device: Device, machine: Machine) -> None:
+        self.device, self.machine = device, machine
+        self.dtype = known_dtype(config.training.dtype)
+        self.by_size = machine.matrix == "by-size"
+        # One expert after the other: plain GEMMs.
+        self.grouped = config.toggles.experts == "grouped"
+
+    @cached_property
+    def memory(self) -> float:
+        """Bytes per second at most."""
+        return self.device.hbm_bytes_per_s * self.machine.hbm_efficiency
+
+    def nanoseconds(self, load: Load) -> float:
+        """Time of a pass of a part."""
+        if not self.by_size:
+            return max(load.flops / self.flat(load.dtype), load.bytes / self.memory) * 1e9
+        if not load.kernels:
+            return max(load.flops / self.flat(load.dtype) * 1e9, self.moved(load.bytes))
+        kernels_ns = sum(self._kernel_ns(kernel, load.dtype) for kernel in load.kernels)
+        return max(kernels_ns, load.bytes / self.memory * 1e9)
+
+    def flat(self, dtype: str = "") -> float:
+        """FLOP/s of GEMMs of unknown shape, by default in the type of the activations."""
+        return self.machine.matrix_rate(self.device, dtype or self.dtype)
+
+    def moved(self, size_bytes: float, pattern: str = "triad") -> float:
+        """Time of kernels that move this much, ns."""
+        if not self.by_size or not size_bytes:
+            return size_bytes / self.memory * 1e9
+        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_efficiency
+        return size_bytes / rate * 1e9
+
+    def _kernel_ns(self, kernel: Gemm | AttentionPass | Traffic, dtype: str) -> float:
+        if isinstance(kernel, Traffic):
+            return self.moved(kernel.bytes, kernel.pattern)
+        rate = self._achieved(kernel, dtype or self.dtype)
+        flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.matrix_efficiency
+        return kernel.flops / flops_per_s * 1e9
+
+    def _achieved(self, kernel: Gemm | AttentionPass, dtype: str) -> Rate | None:
+        if isinstance(kernel, AttentionPass):
+            sizes = (kernel.seq, kernel.query_dim, kernel.value_dim)
+            return attention_rate(self.device, *sizes, dtype, kernel.is_backward)
+        matrices = kernel.matrices if self.grouped else 1
+        return gemm_rate(self.device, max(kernel.m, 1), kernel.k, kernel.n, dtype, matrices, kernel.kind)
+
+
+def assumed(machine: Machine, devices: Sequence[Device], dtype: str, without: Collection[str] = ()) -> Table:
+    """ASSUMED: the assumptions, and the figures of each device; `without` those of these names."""
+    lines = [("", line) for line in machine.assumptions() if line.name not in without]
+    for device in devices:
+        lines += [(device.name, line) for line in machine.figures(device, dtype)]
+    return ASSUMED.from_rows(
+        [
+            {"name": name, "value": value, "device": device, "note": f"{meaning}; {source}"}
+            for device, (name, value, meaning, source) in lines
+        ]
+    )

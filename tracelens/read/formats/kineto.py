@@ -1,4 +1,7 @@
-"""torch.profiler (Kineto) JSON, from CUDA, ROCm and other accelerators, old and new."""
+"""torch.profiler (Kineto) JSON, from CUDA, ROCm and other accelerators, old and new; and generic Chrome JSON.
+
+Of generic Chrome / Perfetto JSON, what is named as Kineto names it is understood, the rest is slices.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,12 @@ _KINDS = {
 ROCm traces use the cuda_ categories as well; the kernels and copies of XPU and of most PrivateUse1 devices
 have the plain ones.
 """
-
 DIALECT = Dialect(
     "kineto",
     {category: kind for kind, categories in _KINDS.items() for category in categories},
     frozenset({"ac2g", "async_cpu_to_gpu"}),
     re.compile(r"(?:mtia|hpu|xpu|mlu|gcu|npu|musa|privateuse1|async_npu)(?:_|$)"),
 )
-
 _SIGNS = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|cuda_runtime|Runtime|[kK]ernel|user_annotation|python_function|ac2g'
     rb'|async_cpu_to_gpu|gpu_mem(?:cpy|set)|Mem(?:cpy|set))"'
@@ -62,3 +63,9 @@ def looks_like_kineto(splitter: Splitter) -> bool:
 def kineto(splitter: Splitter, table: Encoded) -> Trace:
     """torch.profiler (Kineto) JSON of CUDA and ROCm runs."""
     return build(splitter, table, DIALECT)
+
+
+@parser("chrome", sniff=lambda _: True)
+def chrome(splitter: Splitter, table: Encoded) -> Trace:
+    """Chrome / Perfetto trace JSON of any program; begin/end and async pairs become slices."""
+    return build(splitter, table, DIALECT._replace(name="chrome"))

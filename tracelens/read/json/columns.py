@@ -14,14 +14,29 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Int
 from tracelens.limits import limits
-from tracelens.read.json.event import NO_TEXT, Args, Decoded, Drop, Event
-from tracelens.read.json.numbers import blocks, identity, integer, integers
+from tracelens.read.json.events import (
+    NO_TEXT,
+    Decoded,
+    Drop,
+    Event,
+    blocks,
+    identity,
+    integer,
+    integers,
+)
 
 _ASYNC_PHASES = frozenset("be")
 _PHASES = frozenset("XiIRBEbesftM")
 
+SEPARATOR = b"\x1f"
+OUT_OF_RANGE = "number out of range, left out"
+NO_PHASE = "no phase: not a trace event"
+OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
+_CODED = ("phase", "category", "name", "pid", "tid", "kernel", "blob")
+"""Columns whose values are codes into dictionaries."""
 
-class Codes(dict[Hashable, int]):
+
+class ValueCodes(dict[Hashable, int]):
     """Value to small integer, numbered in order of first use."""
 
     def __missing__(self, key: Hashable) -> int:
@@ -34,7 +49,7 @@ class Columns(NamedTuple):
 
     `phase, category, name, pid, tid, kernel` are codes into the dictionaries of the same name; `kernel` is
     what a launch call launches, as ROCm records it; `correlation` of a flow is its id; `blocks` is the
-    product of a launch grid; absent integers are -1, absent times decode.MISSING.
+    product of a launch grid; absent integers are -1, absent times MISSING.
     """
 
     phase: np.ndarray
@@ -63,12 +78,7 @@ class OpRows(NamedTuple):
 
 
 class CollectiveRow(NamedTuple):
-    """What a profiler wrote about one collective, texts as JSON.
-
-    Attributes:
-        peer: rank that a send goes to or a receive comes from, in the job; -1 where it is not recorded.
-        peer_in_group: the same as position in the process group; of other collectives the root.
-    """
+    """What a profiler wrote about one collective, texts as JSON."""
 
     event: int
     collective: str
@@ -81,22 +91,14 @@ class CollectiveRow(NamedTuple):
     out_elements: int
     in_split: bytes
     out_split: bytes
+    # rank that a send goes to or a receive comes from, in the job; -1 where it is not recorded
     peer: int = -1
-    peer_in_group: int = -1
+    peer_in_group: int = -1  # the same as position in the process group; of other collectives the root
 
 
 @dataclass
 class Encoded:
-    """All events of one trace as columns, with the dictionaries of their codes.
-
-    Attributes:
-        blobs: distinct operator arguments, the JSON texts of dims, types, strides and values joined by
-            `SEPARATOR`.
-        metadata: (ph-M event name, pid, tid, args name or labels) of every metadata event.
-        async_ids: row -> id of async begin/end events, as written.
-        repaired: what was mended in events that were kept, to how many.
-        unused: events that no analysis reads, by why: they have no row.
-    """
+    """All events of one trace as columns, with the dictionaries of their codes."""
 
     columns: Columns
     ops: OpRows
@@ -106,22 +108,15 @@ class Encoded:
     pids: list[int | str]
     tids: list[int | str]
     kernels: list[str]
+    # distinct operator arguments, the JSON texts of dims, types, strides and values joined by `SEPARATOR`
     blobs: list[bytes]
     collectives: list[CollectiveRow]
+    # (ph-M event name, pid, tid, args name or labels) of every metadata event
     metadata: list[tuple[str, int | str, int | str, str]]
-    async_ids: dict[int, str]
+    async_ids: dict[int, str]  # row -> id of async begin/end events, as written
     drops: list[Drop]
-    repaired: Counter[str]
-    unused: Counter[str]
-
-
-SEPARATOR = b"\x1f"
-OUT_OF_RANGE = "number out of range, left out"
-NO_PHASE = "no phase: not a trace event"
-OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
-
-
-_CODED = ("phase", "category", "name", "pid", "tid", "kernel", "blob")
+    repaired: Counter[str]  # what was mended in events that were kept, to how many
+    unused: Counter[str]  # events that no analysis reads, by why: they have no row
 
 
 @dataclass
@@ -129,7 +124,7 @@ class Part:
     """What one process encoded: blocks of rows by chunk index, and its dictionaries."""
 
     blocks: dict[int, tuple[Columns, OpRows]] = field(default_factory=dict)
-    dictionaries: dict[str, Codes] = field(default_factory=lambda: {key: Codes() for key in _CODED})
+    dictionaries: dict[str, ValueCodes] = field(default_factory=lambda: {key: ValueCodes() for key in _CODED})
     collectives: dict[int, list[CollectiveRow]] = field(default_factory=dict)
     metadata: dict[int, list[tuple[str, int | str, int | str, str]]] = field(default_factory=dict)
     async_ids: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -138,8 +133,18 @@ class Part:
     unused: dict[int, Counter[str]] = field(default_factory=dict)
 
     def add(self, index: int, decoded: Decoded) -> None:
-        """Encode the events of chunk `index`."""
-        decoded = self._used(index, decoded)
+        """Encode the events of chunk `index`; those whose phase is not analyzed are only counted."""
+        if not {event.ph for event in decoded.events} <= _PHASES:
+            used = [event.ph in _PHASES for event in decoded.events]
+            bare_count = sum(not event.ph for event in decoded.events)
+            self.unused[index] = +Counter(
+                {NO_PHASE: bare_count, OTHER_PHASE: len(used) - sum(used) - bare_count}
+            )
+            decoded = decoded._replace(
+                events=list(compress(decoded.events, used)),
+                ts_ns=decoded.ts_ns[used],
+                dur_ns=decoded.dur_ns[used],
+            )
         events = decoded.events
         self.drops += decoded.drops
         self.repaired["text repaired"] += decoded.mended
@@ -154,20 +159,29 @@ class Part:
             else:
                 non_ops.append(row)
         columns = self._columns(decoded, args, (ops, non_ops, bare))
-        self.blocks[index] = (columns, self._ops(ops, args))
-        self._collectives(index, args)
+        self.blocks[index] = (columns, self._ops([args[row] for row in ops], np.array(ops, dtype=np.int64)))
+        collectives = [
+            CollectiveRow(
+                event=row,
+                collective=arg.collective,
+                group=bytes(arg.group),
+                description=bytes(arg.group_description),
+                ranks=bytes(arg.group_ranks),
+                size=integer(arg.group_size),
+                dtype=bytes(arg.dtype),
+                in_elements=integer(arg.in_elements),
+                out_elements=integer(arg.out_elements),
+                in_split=bytes(arg.in_split),
+                out_split=bytes(arg.out_split),
+                peer=integer(arg.destination_rank if arg.collective == "send" else arg.source_rank),
+                peer_in_group=integer(arg.rank_in_group),
+            )
+            for row, arg in enumerate(args)
+            if arg is not None and arg.collective is not None
+        ]
+        if collectives:
+            self.collectives[index] = collectives
         self._rare(index, events, columns.phase)
-
-    def _used(self, index: int, decoded: Decoded) -> Decoded:
-        """The events whose phase is analyzed; the others are counted and cost nothing further."""
-        if {event.ph for event in decoded.events} <= _PHASES:
-            return decoded
-        used = [event.ph in _PHASES for event in decoded.events]
-        bare = sum(not event.ph for event in decoded.events)
-        counts = {NO_PHASE: bare, OTHER_PHASE: len(used) - sum(used) - bare}
-        self.unused[index] = +Counter(counts)
-        events = list(compress(decoded.events, used))
-        return decoded._replace(events=events, ts_ns=decoded.ts_ns[used], dur_ns=decoded.dur_ns[used])
 
     def _columns(
         self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
@@ -187,76 +201,50 @@ class Part:
         correlation[flows] = self._numbers([events[row].id for row in flows.tolist()])
         external_id = column([arg.external_id for arg in present])
         external_id[ops] = self._numbers([args[row].external_id for row in rows[0]])
-        sizes = [arg.bytes if arg.allocated == -1 else _allocated(arg) for arg in present]
+        # What a memory event says is allocated counts on a device, not on the host (type 0).
+        sizes = [
+            arg.bytes if arg.allocated == -1 else arg.allocated if integer(arg.device_type) > 0 else -1
+            for arg in present
+        ]
+        # Few launch calls name what they launch; all other events share one code.
+        kernels = self.dictionaries["kernel"]
+        kernel = np.full(len(events), kernels[b""], dtype=np.int32)
+        named = [number for number, arg in enumerate(present) if arg.kernel is not NO_TEXT]
+        kernel[non_ops[named]] = [kernels[bytes(present[number].kernel)] for number in named]
         return Columns(
-            self._code("phase", [event.ph for event in events], np.int32),
-            self._code("category", [event.cat for event in events], np.int32),
-            self._code("name", [event.name for event in events], np.int32),
-            self._code("pid", [event.pid for event in events], np.int32),
-            self._code("tid", [event.tid for event in events], np.int32),
-            decoded.ts_ns,
-            decoded.dur_ns,
-            correlation,
-            external_id,
-            column([arg.stream for arg in present]),
-            column([arg.device for arg in present]),
-            np.maximum(column(sizes), -1),
-            column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
-            self._kernels(len(events), non_ops, present),
+            phase=self._code("phase", [event.ph for event in events]),
+            category=self._code("category", [event.cat for event in events]),
+            name=self._code("name", [event.name for event in events]),
+            pid=self._code("pid", [event.pid for event in events]),
+            tid=self._code("tid", [event.tid for event in events]),
+            ts_ns=decoded.ts_ns,
+            dur_ns=decoded.dur_ns,
+            correlation=correlation,
+            external_id=external_id,
+            stream=column([arg.stream for arg in present]),
+            device=column([arg.device for arg in present]),
+            bytes=np.maximum(column(sizes), -1),
+            blocks=column([-1 if arg.grid is NO_TEXT else blocks(bytes(arg.grid)) for arg in present]),
+            kernel=kernel,
         )
-
-    def _kernels(self, count: int, rows: Int, args: list[Args]) -> NDArray[Any]:
-        """Codes of the kernels that launch calls name; few calls do, and the other events share one code."""
-        dictionary = self.dictionaries["kernel"]
-        codes = np.full(count, dictionary[b""], dtype=np.int32)
-        named = [number for number, arg in enumerate(args) if arg.kernel is not NO_TEXT]
-        codes[rows[named]] = [dictionary[bytes(args[number].kernel)] for number in named]
-        return codes
 
     def _numbers(self, values: list[Any]) -> Int:
         column, beyond = integers(values)
         self.repaired[OUT_OF_RANGE] += beyond
         return column
 
-    def _code(self, key: str, values: Sequence[Hashable], dtype: type) -> NDArray[Any]:
-        return np.fromiter(map(self.dictionaries[key].__getitem__, values), dtype=dtype, count=len(values))
+    def _code(self, key: str, values: Sequence[Hashable]) -> NDArray[Any]:
+        return np.fromiter(map(self.dictionaries[key].__getitem__, values), np.int32, len(values))
 
-    def _ops(self, rows: list[int], args: list[Any]) -> OpRows:
+    def _ops(self, args: list[Any], rows: Int) -> OpRows:
         blobs, join = self.dictionaries["blob"], SEPARATOR.join
-        op_args = [args[row] for row in rows]
+        texts = [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in args]
         return OpRows(
-            np.array(rows, dtype=np.int64),
-            np.fromiter(
-                [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in op_args],
-                dtype=np.int32,
-                count=len(op_args),
-            ),
-            self._numbers([arg.sequence for arg in op_args]),
-            self._numbers([arg.forward_thread for arg in op_args]),
+            event=rows,
+            blob=np.array(texts, dtype=np.int32),
+            sequence=self._numbers([arg.sequence for arg in args]),
+            forward_thread=self._numbers([arg.forward_thread for arg in args]),
         )
-
-    def _collectives(self, index: int, args: list[Any]) -> None:
-        rows = [
-            CollectiveRow(
-                row,
-                arg.collective,
-                bytes(arg.group),
-                bytes(arg.group_description),
-                bytes(arg.group_ranks),
-                integer(arg.group_size),
-                bytes(arg.dtype),
-                integer(arg.in_elements),
-                integer(arg.out_elements),
-                bytes(arg.in_split),
-                bytes(arg.out_split),
-                integer(arg.destination_rank if arg.collective == "send" else arg.source_rank),
-                integer(arg.rank_in_group),
-            )
-            for row, arg in enumerate(args)
-            if arg is not None and arg.collective is not None
-        ]
-        if rows:
-            self.collectives[index] = rows
 
     def _rare(self, index: int, events: list[Event], phase: NDArray[Any]) -> None:
         """Metadata and async events: few, and their ids and labels are free text."""
@@ -277,7 +265,7 @@ class Part:
 def merge(parts: list[Part]) -> Encoded:
     """Join what several processes encoded, in order of the chunks."""
     keys = list(parts[0].dictionaries)
-    merged = {key: Codes() for key in keys}
+    merged = {key: ValueCodes() for key in keys}
     maps = [
         {
             key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32)
@@ -313,23 +301,26 @@ def merge(parts: list[Part]) -> Encoded:
     repaired = sum((part.repaired for part in parts), Counter())
     most = limits().text_bytes
     bounded_names = [_bounded_name(str(value or ""), most, repaired) for value in names]
-    bounded_blobs = [_bounded_blob(value, most, repaired) for value in blobs if isinstance(value, bytes)]
+    texts = [value for value in blobs if isinstance(value, bytes)]
+    if oversize := sum(len(text) > most for text in texts):
+        repaired["arguments of an op over the limit, left out"] += oversize
+        texts = [text if len(text) <= most else SEPARATOR * 3 for text in texts]
     return Encoded(
-        table._replace(category=category, name=name, kernel=kernel),
-        op_table._replace(blob=blob),
-        [str(value) for value in merged["phase"]],
-        [str(value or "")[:most] for value in categories],
-        bounded_names,
-        [identity(value) for value in merged["pid"]],
-        [identity(value) for value in merged["tid"]],
-        [_bounded_name(plain_text(value), most, repaired) for value in kernels],
-        bounded_blobs,
-        collectives,
-        metadata,
-        async_ids,
-        sorted(drop for part in parts for drop in part.drops),
-        +repaired,
-        sum((counts for part in parts for counts in part.unused.values()), Counter()),
+        columns=table._replace(category=category, name=name, kernel=kernel),
+        ops=op_table._replace(blob=blob),
+        phases=[str(value) for value in merged["phase"]],
+        categories=[str(value or "")[:most] for value in categories],
+        names=bounded_names,
+        pids=[identity(value) for value in merged["pid"]],
+        tids=[identity(value) for value in merged["tid"]],
+        kernels=[_bounded_name(plain_text(value), most, repaired) for value in kernels],
+        blobs=texts,
+        collectives=collectives,
+        metadata=metadata,
+        async_ids=async_ids,
+        drops=sorted(drop for part in parts for drop in part.drops),
+        repaired=+repaired,
+        unused=sum((counts for part in parts for counts in part.unused.values()), Counter()),
     )
 
 
@@ -338,13 +329,6 @@ def _bounded_name(name: str, most: int, repaired: Counter[str]) -> str:
         return name
     repaired["name over the limit, cut there"] += 1
     return name[:most]
-
-
-def _bounded_blob(blob: bytes, most: int, repaired: Counter[str]) -> bytes:
-    if len(blob) <= most:
-        return blob
-    repaired["arguments of an op over the limit, left out"] += 1
-    return SEPARATOR * 3
 
 
 def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray[Any], list[Hashable]]:
@@ -361,11 +345,6 @@ def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
     if not blocks:
         return make(*(np.empty(0, dtype=np.int64) for _ in make._fields))  # type: ignore[attr-defined]
     return make(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))
-
-
-def _allocated(args: Args) -> object:
-    """What a memory event says is allocated on its device, -1 where that is the host (type 0)."""
-    return args.allocated if integer(args.device_type) > 0 else -1
 
 
 def plain_text(raw: Any) -> str:

@@ -1,4 +1,7 @@
-"""Decoding one trace on several cores: chunks go to child processes and to this one, whoever is free."""
+"""Decoding one trace on several cores: chunks go to child processes and to this one, whoever is free.
+
+A decoding process reads chunks from stdin; the encoded columns of a trace go out when it ends.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from struct import Struct
 from typing import IO
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.read.json.columns import Encoded, Part, merge
-from tracelens.read.json.decode import decode
+from tracelens.read.json.salvage import decode
 from tracelens.read.json.split import Chunk, Splitter
-from tracelens.read.json.worker import FRAME, encode
+
+FRAME = Struct("<qqq")
+"""Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
 
 _TURN_S = 0.0002
-
 _MIN_CHUNKS = 4
 """Traces of fewer chunks (2 MiB) are not worth the hand-over."""
 
@@ -54,15 +59,12 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
 
 
 class _Feed:
-    """The chunks of a splitter, handed to whichever thread asks next.
-
-    Attributes:
-        rest: the one that may hold the end of the list, which is decoded when all others are; none or one.
-    """
+    """The chunks of a splitter, handed to whichever thread asks next."""
 
     def __init__(self, splitter: Splitter) -> None:
         self._chunks = splitter.chunks()
         self._ahead: list[Chunk] = []
+        # the one that may hold the end of the list, which is decoded when all others are; none or one
         self.rest: list[Chunk] = []
         self._lock = threading.Lock()
         self._error: ParseError | None = None
@@ -74,21 +76,18 @@ class _Feed:
         return len(self._ahead)
 
     def __iter__(self) -> Iterator[Chunk]:
-        while (chunk := self._next()) is not None:
+        while True:
+            with self._lock:
+                try:
+                    chunk = self._ahead.pop(0) if self._ahead else next(self._chunks, None)
+                except ParseError as error:  # raised again by `check`, in the thread of the caller
+                    self._error, chunk = error, None
+            if chunk is None:
+                return
             if chunk.is_rest:
                 self.rest.append(chunk)
             else:
                 yield chunk
-
-    def _next(self) -> Chunk | None:
-        with self._lock:
-            if self._ahead:
-                return self._ahead.pop(0)
-            try:
-                return next(self._chunks, None)
-            except ParseError as error:  # raised again by `check`, in the thread of the caller
-                self._error = error
-                return None
 
     def check(self) -> None:
         """Raise what went wrong while reading."""
@@ -142,29 +141,22 @@ def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
         run = [chunks.pop(0)]
         while chunks and chunks[0].index == run[-1].index + 1:
             run.append(chunks.pop(0))
-        text = _joined(run)
+        # One array of the events of neighboring chunks; events keep their distance from the first one.
+        joined = bytearray(run[0].text[:-1])
+        for chunk in run[1:]:
+            joined += b",".ljust(chunk.offset - run[0].offset - len(joined) + 1) + chunk.text[1:-1]
+        text = bytes(joined + b"]")
         decoded = decode(text, run[0].offset, run[-1].index == last)
         parts[0].add(run[0].index, decoded)
         if decoded.end >= 0:
-            _forget(parts, run[-1].index, run[0].offset + decoded.end)
+            # What looked like events behind the end of the list: the keys there may hold lists as well.
+            last_index, end = run[-1].index, run[0].offset + decoded.end
+            for part in parts:
+                part.blocks = {index: block for index, block in part.blocks.items() if index <= last_index}
+                part.unused = {index: counts for index, counts in part.unused.items() if index <= last_index}
+                part.drops = [drop for drop in part.drops if drop.offset < end]
             splitter.close(text[decoded.end : -1])
             return
-
-
-def _joined(run: list[Chunk]) -> bytes:
-    """One array of the events of neighboring chunks; events keep their distance from the first one."""
-    text = bytearray(run[0].text[:-1])
-    for chunk in run[1:]:
-        text += b",".ljust(chunk.offset - run[0].offset - len(text) + 1) + chunk.text[1:-1]
-    return bytes(text + b"]")
-
-
-def _forget(parts: list[Part], last: int, end: int) -> None:
-    """Leave out what looked like events behind the end of the list: the keys there may hold lists as well."""
-    for part in parts:
-        part.blocks = {index: block for index, block in part.blocks.items() if index <= last}
-        part.unused = {index: counts for index, counts in part.unused.items() if index <= last}
-        part.drops = [drop for drop in part.drops if drop.offset < end]
 
 
 @contextmanager
@@ -183,3 +175,28 @@ def _quick_hand_over() -> Iterator[None]:
         sys.setswitchinterval(interval)
         if was_enabled:
             gc.enable()
+
+
+def encode(part: Part, chunk: Chunk) -> Chunk | None:
+    """Decode a chunk into `part`; one that may be cut inside an event, and so loses it, is handed back."""
+    decoded = decode(chunk.text, chunk.offset)
+    if decoded.uncertain or decoded.end >= 0:
+        return chunk
+    part.add(chunk.index, decoded)
+    return None
+
+
+def main(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
+    """Serve traces until stdin is closed: read frames up to an end frame, write (part, unsettled chunks)."""
+    source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
+    gc.disable()  # Nothing here makes cycles; the collector would only walk the decoded events.
+    part = Part()
+    unsettled: list[Chunk] = []
+    while header := source.read(FRAME.size):
+        index, offset, length = FRAME.unpack(header)
+        if index < 0:
+            pickle.dump((part, unsettled), target, protocol=5)
+            target.flush()
+            part, unsettled = Part(), []
+        elif (chunk := encode(part, Chunk(index, offset, source.read(length)))) is not None:
+            unsettled.append(chunk)

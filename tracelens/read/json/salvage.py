@@ -1,7 +1,12 @@
-"""Events out of text that is not valid JSON: runs of intact ones at once, the others one by one.
+"""Chunks of JSON text to `Event` objects, in four tiers.
 
-The work is linear in the text whatever it holds: `Effort` counts the characters that are looked at more
-than once, and where they become too many what is left is cut at the heads of events and no longer mended.
+1. Typed decoding of the whole chunk; only the fields that are used become Python objects.
+2. The same with times kept as text, where floats would lose nanoseconds.
+3. The same after tokens that are not JSON (`N/A`, `inf`, `: ,`) have been mended throughout the chunk.
+4. `salvage`: runs of intact events at once, the others one by one, mending or dropping the broken ones.
+
+Salvaging is linear in the text whatever it holds: `Effort` counts the characters that are looked at more than
+once, and where they become too many what is left is cut at the heads of events and no longer mended.
 """
 
 from __future__ import annotations
@@ -10,22 +15,61 @@ import re
 from bisect import bisect_left
 
 import msgspec
+import numpy as np
 
-from tracelens.read.json.event import Decoded, Drop
-from tracelens.read.json.loose import decode_one
-from tracelens.read.json.repair import repair_text
-from tracelens.read.json.scan import BLANK, Effort, ListDepth, Text, ends_events, is_event, skip, value_end
-from tracelens.read.json.tokens import follows_string, mend_tokens
-from tracelens.read.json.typed import BAD_JSON, Batch, error_offset, fits, is_unfinished
+from tracelens.arrays import Bool
+from tracelens.read.json.events import (
+    BAD_JSON,
+    Decoded,
+    Drop,
+    EventBatch,
+    decode_one,
+    decode_typed,
+    error_offset,
+    fits,
+    is_unfinished,
+)
+from tracelens.read.json.text import (
+    BLANK,
+    WORDS,
+    Effort,
+    ListDepth,
+    Text,
+    ends_events,
+    is_event,
+    repair_text,
+    skip,
+    value_end,
+)
 
 NOT_JSON = "not valid JSON"
-
-_MAX_TRIES = 24
-_SMALLEST_RUN, _LARGEST_RUN = 1 << 13, 1 << 18
+_MAX_TRIES = 24  # ends of a broken event that are tried
+_SMALLEST_RUN, _LARGEST_RUN = 1 << 13, 1 << 18  # bytes that are decoded at once
 _CLOSE = 1 << 10
 _TAIL = 1 << 12
-_WORTH_TRYING = 4
+_WORTH_TRYING = 4  # runs that are mended in vain before it is given up
 _FIRST_KEY = re.compile(r'\{\s*+"([^"\\]{1,40})"\s*+:')
+
+
+def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
+    """Decode a chunk: a JSON array of events whose first event stands at byte `offset` of the input.
+
+    `last`: it is known to be the last chunk of the trace.
+    """
+    try:
+        return Decoded(*decode_typed(text), drops=[])
+    except msgspec.ValidationError:
+        return salvage(text, offset, last)
+    except BAD_JSON as error:
+        if follows_string(text, error_offset(text, error)):
+            return salvage(text, offset, last)
+    mended, count = mend_tokens(text)
+    try:
+        if count:
+            return Decoded(*decode_typed(mended), drops=[], mended=count)
+    except BAD_JSON:
+        pass
+    return salvage(text, offset, last)
 
 
 def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
@@ -47,7 +91,7 @@ class _Salvage:
         self.source = Text(text.decode("latin-1"))
         self.stop = len(text) - text.endswith(b"]")
         self.effort = Effort(len(text))
-        self.batch = Batch()
+        self.batch = EventBatch()
         self.drops: list[Drop] = []
         self.mended = 0
         self.uncertain = False
@@ -73,11 +117,16 @@ class _Salvage:
                 self.uncertain = True
             end = self._run(pos) if pos >= self.singly_to else pos
             pos = skip(self.source, end if end > pos else self._single(pos), BLANK + ",")
-        self._coarse(pos)
+        # What is left when the effort is spent: what decodes between the heads of events.
+        starts = [match.start() for match in self.head.finditer(self.source, pos + 1, self.stop)]
+        for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
+            if not self._take(self.text[start:end].rstrip(b" \t\r\n,")) and start < end:
+                self._drop(start, end)
         return self._decoded(-1)
 
     def _decoded(self, end: int) -> Decoded:
-        return Decoded(*self.batch.timed(), self.drops, self.mended, end, self.uncertain)
+        events, ts_ns, dur_ns = self.batch.timed()
+        return Decoded(events, ts_ns, dur_ns, self.drops, self.mended, end=end, uncertain=self.uncertain)
 
     def _run(self, pos: int) -> int:
         """Take the next events at once, up to the first broken one; where they end, `pos` if none do."""
@@ -211,9 +260,109 @@ class _Salvage:
             self.source, position, self.effort
         )
 
-    def _coarse(self, pos: int) -> None:
-        """Take what decodes between the heads of events from `pos` on, drop the rest."""
-        starts = [match.start() for match in self.head.finditer(self.source, pos + 1, self.stop)]
-        for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
-            if not self._take(self.text[start:end].rstrip(b" \t\r\n,")) and start < end:
-                self._drop(start, end)
+
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair of surrogates is one character
+    rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+    rb'|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+    rb"|\\"
+)
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}\Z")
+_WORD = re.compile(rb"0[xX][0-9a-fA-F]+|-?[A-Za-z_][\w/]*")
+_VALID = (b"true", b"false", b"null")
+_NO_CHARACTER = "\ufffd".encode()
+_BLANKS = 64
+
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+
+
+def _bytes_mask(characters: bytes) -> Bool:
+    mask = np.zeros(256, dtype=bool)
+    mask[list(characters)] = True
+    return mask
+
+
+_IS_LETTER = _bytes_mask(_LETTERS)
+_GOES_ON = _bytes_mask(_LETTERS + b"0123456789.+-")
+_IS_BLANK = _bytes_mask(b" \t\r\n")
+_CLOSES = _bytes_mask(b"}]")
+_ENDS_VALUE = _bytes_mask(b",}]")
+_FOLLOWS_STRING = _bytes_mask(b":,}]")
+_NESTING = np.zeros(256, dtype=np.int64)
+_NESTING[list(b"{[")] = 1
+_NESTING[list(b"}]")] = -1
+
+
+def mend_tokens(text: bytes) -> tuple[bytes, int]:
+    """A JSON array of events with its broken tokens mended.
+
+    Bare words, missing values, trailing commas, bad escapes, control bytes and invalid UTF-8 leave quotes in
+    pairs, so that the structure of the text is known without walking over it token by token.
+
+    Args:
+        text: the array; strings whose quotes are broken make the answer useless, though not the call fail.
+
+    Returns:
+        (the mended text, number of events that were changed); the text need not be valid JSON.
+    """
+    edits: list[tuple[int, int, bytes]] = []  # start and end of what is replaced, and by what
+    if not text.isascii():
+        decoded = text.decode("utf-8", "replace").encode()
+        if decoded != text:
+            text = decoded
+            edits += [(match.start(), match.start(), b"") for match in re.finditer(_NO_CHARACTER, text)]
+    escaped_quotes: list[int] = []
+    for match in _ESCAPE.finditer(text) if b"\\" in text else ():
+        escape = match.group()
+        if escape == b"\\":
+            edits.append((*match.span(), b"\\\\"))
+        elif escape == b'\\"':
+            escaped_quotes.append(match.start() + 1)
+        elif len(escape) == 6 and _HALF_PAIR.match(escape):
+            edits.append((*match.span(), b"\\ufffd"))
+    data = np.frombuffer(text, dtype=np.uint8)
+    quote = data == ord('"')
+    quote[escaped_quotes] = False
+    inside = (np.cumsum(quote, dtype=np.uint8) & 1).astype(bool)
+    position = np.flatnonzero(~inside & ~_IS_BLANK[data])  # of all that is neither blank nor in a string
+    char = data[position]
+    depth = np.cumsum(_NESTING[char])
+    if inside[-1] or depth[-1] != 0 or ((char[:-1] == ord('"')) & ~_FOLLOWS_STRING[char[1:]]).any():
+        return text, 0  # quotes or brackets are broken, too
+    for control in np.flatnonzero(inside & (data < 0x20)).tolist():
+        edits.append((control, control + 1, b"\\u%04x" % text[control]))
+    current, after = char[:-1], char[1:]
+    trailing = position[:-1][(current == ord(",")) & _CLOSES[after]].tolist()
+    missing = position[:-1][(current == ord(":")) & _ENDS_VALUE[after]].tolist()
+    edits += [(start, start + 1, b"") for start in trailing]
+    edits += [(start, start + 1, b": null") for start in missing]
+    before = np.concatenate(([0], data[:-1]))[position]
+    behind = np.concatenate((data[1:], [0]))[position]
+    is_word = _IS_LETTER[char] | ((char == ord("-")) & _IS_LETTER[behind])
+    is_word |= (char == ord("0")) & ((behind | 0x20) == ord("x"))
+    for start in position[is_word & ~_GOES_ON[before]].tolist():
+        word = _WORD.match(text, start)
+        if word and word.group() not in _VALID:
+            # A hexadecimal number is an id, most others are no value.
+            is_id = word.group().startswith(b"0")
+            value = b'"%s"' % word.group() if is_id else WORDS.get(word.group().decode(), "null").encode()
+            edits.append((*word.span(), value))
+    # Commas in the outermost list lie between events.
+    borders = position[(char == ord(",")) & (depth == 1)]
+    changed = np.unique(np.searchsorted(borders, [start for start, *_ in edits]))
+    parts: list[bytes] = []
+    pos = 0
+    for start, end, replacement in sorted(edits):
+        if start >= pos:
+            parts += (text[pos:start], replacement)
+            pos = end
+    return b"".join([*parts, text[pos:]]), len(changed)
+
+
+def follows_string(text: bytes, pos: int) -> bool:
+    """Whether what stands at `pos` follows a string and must not: quotes are broken, beyond `mend_tokens`.
+
+    All before `pos` is valid JSON.
+    """
+    before = text[max(pos - _BLANKS, 0) : max(pos, 0)].rstrip(b" \t\r\n")
+    return before.endswith(b'"') and text[pos] >= 0x20 and text[pos] not in b":,}]\\"

@@ -3,7 +3,7 @@
 The separator between two events is learnt from the first two; a chunk ends at its last occurrence in a
 block. A cut in the wrong place (the same text inside a nested list or a string) cannot go unnoticed:
 `[` + chunk + `]` is valid JSON only if it starts and ends at event boundaries. Whoever decodes the
-chunks verifies them that way (see decode.py).
+chunks verifies them that way (see salvage.py). What is no trace is named, with what to pass instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from typing import NamedTuple
 from tracelens.errors import ParseError
 from tracelens.limits import limits
 from tracelens.read import source as sources
-from tracelens.read.json.event import Drop
-from tracelens.read.json.repair import repair_text
-from tracelens.read.json.scan import BLANK, Effort, Text, ends_events, first_value, is_event, skip, value_end
-from tracelens.read.not_traces import no_events, not_json
+from tracelens.read.json.events import Drop
+from tracelens.read.json.text import (
+    BLANK,
+    Effort,
+    Text,
+    ends_events,
+    first_value,
+    is_event,
+    repair_text,
+    skip,
+    value_end,
+)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*+:\s*+\[')
 _BOUNDARY = re.compile(r'\}\s*+,\s*+\{(?:\s*+"[^"\\]{1,40}"\s*+:)?')
@@ -35,47 +43,32 @@ _PADDING = b" \t\r\n\0"
 _LONGEST_KEY = 256
 _SAMPLE_EVENTS = 64
 _SAMPLE_BYTES = 4096
-_ENOUGH = 8
+_ENOUGH = 8  # boundaries that look alike, before they count where no event is intact
 _LEARNT_FROM_BYTES = 1 << 20
 OVERSIZE = "larger than the limit for one event"
-
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0", b"\0{", b"\0[")
 
 
 class Chunk(NamedTuple):
-    """A run of whole events.
+    """A run of whole events."""
 
-    Attributes:
-        index: position among the chunks of this trace.
-        offset: byte offset of its first event in the decompressed input.
-        text: the events as a JSON array.
-        is_rest: all that the input ends with, since no end of the list was found in it.
-    """
-
+    # position among the chunks of this trace
     index: int  # type: ignore[assignment]  # a tuple has a method of this name
-    offset: int
-    text: bytes
-    is_rest: bool = False
+    offset: int  # byte offset of its first event in the decompressed input
+    text: bytes  # the events as a JSON array
+    is_rest: bool = False  # all that the input ends with, since no end of the list was found in it
 
 
 class Splitter:
-    """Header, chunks and tail of one trace, read front to back once.
-
-    Attributes:
-        header: keys before the events (array form: none).
-        tail: keys after the events; complete once `chunks` is exhausted.
-        ended: the end of the event array was seen; False for a cut-off trace.
-        end_offset: byte offset where the input ends.
-        drops: events that were left out unseen, for their size.
-    """
+    """Header, chunks and tail of one trace, read front to back once."""
 
     def __init__(self, source: sources.Source) -> None:
         self.source = source
-        self.header: dict[str, object] = {}
-        self.tail: dict[str, object] = {}
-        self.ended = False
-        self.end_offset = 0
-        self.drops: list[Drop] = []
+        self.header: dict[str, object] = {}  # keys before the events (array form: none)
+        self.tail: dict[str, object] = {}  # keys after the events; complete once `chunks` is exhausted
+        self.ended = False  # the end of the event array was seen; False for a cut-off trace
+        self.end_offset = 0  # byte offset where the input ends
+        self.drops: list[Drop] = []  # events that were left out unseen, for their size
         self._problems: list[str] = []
         self._array_form = False
         self._blocks = source.blocks()
@@ -107,7 +100,7 @@ class Splitter:
         offset, carry, index = self.end_offset - len(self._rest), bytearray(self._rest), 0
         separator = _separator(carry)
         learn_at = 2 * len(carry)
-        largest = limits().event_bytes
+        most = limits()
         is_oversize = False
         for block in self._blocks:
             self.end_offset += len(block)
@@ -127,26 +120,21 @@ class Splitter:
                 carry += block
                 if len(carry) >= learn_at:
                     separator, learn_at = _separator(carry) or separator, 2 * len(carry)
-                if len(carry) > largest:
-                    self._leave_out(offset, separator)
+                if len(carry) > most.event_bytes:
+                    if not separator:
+                        problem = f"an event of over {most.event_bytes:,} bytes, or text without events"
+                        problem = f"{problem}, begins here; {most.exceeded('event_bytes')}"
+                        raise ParseError(self.source.path, problem, offset)
+                    self.drops.append(Drop(offset, OVERSIZE))
                     is_oversize, carry = True, bytearray()
         if not is_oversize and (index == 0 or carry.strip()):
-            yield from self._last(bytes(carry), offset, index)
-
-    def _leave_out(self, offset: int, separator: bytes) -> None:
-        """Count an event that exceeds its limit."""
-        if not separator:
-            problem = f"an event of over {limits().event_bytes:,} bytes, or text without events, begins here"
-            raise ParseError(self.source.path, f"{problem}; {limits().exceeded('event_bytes')}", offset)
-        self.drops.append(Drop(offset, OVERSIZE))
-
-    def _last(self, carry: bytes, offset: int, index: int) -> Iterator[Chunk]:
-        end, tail = array_end(carry)
-        events = carry if end < 0 else carry[:end]
-        if events.strip():
-            yield Chunk(index, offset, b"[" + events.rstrip().removesuffix(b",") + b"]", is_rest=end < 0)
-        if end >= 0:
-            self.close(carry[tail:])
+            last = bytes(carry)
+            end, tail = array_end(last)
+            events = last if end < 0 else last[:end]
+            if events.strip():
+                yield Chunk(index, offset, b"[" + events.rstrip().removesuffix(b",") + b"]", is_rest=end < 0)
+            if end >= 0:
+                self.close(last[tail:])
 
     def close(self, tail: bytes) -> None:
         """Take `tail`, the text after the array's closing bracket, as the keys after the events."""
@@ -195,10 +183,17 @@ class Splitter:
         while True:
             for match in _EVENTS_KEY.finditer(text, searched):
                 searched = match.end()
-                depth += _opened(text, measured, searched)
+                # How many objects and lists have been opened since, outside of strings.
+                count = Counter(token.group()[:1] for token in _STRUCTURE.finditer(text, measured, searched))
+                depth += count[b"{"] + count[b"["] - count[b"}"] - count[b"]"]
                 measured = searched
                 if depth == _DEPTH_OF_EVENTS:
-                    self._take_header(text[:searched])
+                    header, _ = _object(bytes(text[:searched]) + b"]}")
+                    if header is None:
+                        self._problems.append(_HEADER_LOST)
+                    else:
+                        header.pop("traceEvents", None)
+                        self.header = header
                     return searched
                 first = searched if first < 0 else first
             searched = max(searched, len(text) - _LONGEST_KEY)
@@ -218,26 +213,11 @@ class Splitter:
             problem = f"no event begins in the first {most.header_bytes:,} bytes"
             raise ParseError(self.source.path, f"{problem}; {most.exceeded('header_bytes')}")
 
-    def _take_header(self, text: bytearray) -> None:
-        """Take the keys before the events."""
-        value, _ = _object(bytes(text) + b"]}")
-        if value is None:
-            self._problems.append(_HEADER_LOST)
-            return
-        value.pop("traceEvents", None)
-        self.header = value
-
     def _more(self) -> bytes:
         """The next block, b"" at the end."""
         block = next(self._blocks, b"")
         self.end_offset += len(block)
         return block
-
-
-def _opened(text: bytearray, start: int, end: int) -> int:
-    """How many more objects and lists are open at `end` than at `start`, which lies outside of strings."""
-    count = Counter(match.group()[:1] for match in _STRUCTURE.finditer(text, start, end))
-    return count[b"{"] + count[b"["] - count[b"}"] - count[b"]"]
 
 
 def array_end(text: bytes) -> tuple[int, int]:
@@ -262,7 +242,16 @@ def array_end(text: bytes) -> tuple[int, int]:
 
 def _object(text: bytes) -> tuple[dict[str, object] | None, str]:
     """(object at the start of `text`, what follows it); mended where needed, None if that is in vain."""
-    for candidate in _readings(text):
+
+    def readings() -> Iterator[bytes]:
+        """The text as it stands, with the brace that a cut may have cost it, and both again mended."""
+        yield text
+        yield text + b"}"
+        repaired = repair_text(text)
+        yield repaired
+        yield repaired + b"}"
+
+    for candidate in readings():
         try:
             value, rest = first_value(candidate.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -271,21 +260,12 @@ def _object(text: bytes) -> tuple[dict[str, object] | None, str]:
     return None, ""
 
 
-def _readings(text: bytes) -> Iterator[bytes]:
-    """The text as it stands, with the brace that a cut may have cost it, and both again mended."""
-    yield text
-    yield text + b"}"
-    repaired = repair_text(text)
-    yield repaired
-    yield repaired + b"}"
-
-
-def _separator(text: bytearray) -> bytes:
-    """The bytes from the end of one event to the first key of the next one, b"" if `text` does not tell.
+def _separator(head: bytearray) -> bytes:
+    """The bytes from the end of one event to the first key of the next one, b"" if `head` does not tell.
 
     Learnt by walking from event to event, so that objects inside of events have no say.
     """
-    source = Text(text[:_LEARNT_FROM_BYTES].decode("latin-1"))
+    source = Text(head[:_LEARNT_FROM_BYTES].decode("latin-1"))
     start = skip(source, 0, BLANK + ",")
     if value_end(source, start) < 0:
         braces = islice(_BRACE.finditer(source, start), _SAMPLE_EVENTS)
@@ -298,12 +278,103 @@ def _separator(text: bytearray) -> bytes:
             break
         seen[match.group()] += 1
         start = source.index("{", end)
-    return (seen.most_common(1)[0][0] if seen else _separator_of_broken(source)).encode("latin-1")
-
-
-def _separator_of_broken(source: str) -> str:
-    """The same where no intact event follows upon another: what often stands before the first event's key."""
+    if seen:
+        return seen.most_common(1)[0][0].encode("latin-1")
+    # Where no intact event follows upon another: what often stands before the first event's key.
     first = _FIRST_KEY.search(source)
     seen = Counter(match.group() for match in _BOUNDARY.finditer(source) if first)
     alike = [text for text, count in seen.items() if first and count >= _ENOUGH and text.endswith(first[1])]
-    return max(alike, key=seen.__getitem__, default="")
+    return max(alike, key=seen.__getitem__, default="").encode("latin-1")
+
+
+_ITSELF = "pass the trace itself"
+_RECORD = "record the run with torch.profiler or tracelens.record"
+_UNPACK = "unpack it first"
+_BINARY = (
+    (b"SQLite format 3", "an SQLite database, as nsys and rocprofv3 write", _RECORD),
+    (b"PAR1", "a Parquet file", _ITSELF),
+    (b"\x93NUMPY", "a NumPy array", _ITSELF),
+    (b"\x7fELF", "a program", "pass what it recorded"),
+    (b"%PDF", "a PDF document", _ITSELF),
+    (b"\x89PNG", "an image", _ITSELF),
+    (b"PK\x03\x04", "a zip archive inside another", _UNPACK),
+    (b"\xfd7zXZ", "compressed with xz", _UNPACK),
+    (b"BZh", "compressed with bzip2", _UNPACK),
+    (b"\x1f\x8b", "gzip inside another compression", _UNPACK),
+    (b"\x28\xb5\x2f\xfd", "zstd inside another compression", _UNPACK),
+    (b"\x04\x22\x4d\x18", "compressed with lz4", _UNPACK),
+    (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file with git lfs pull"),
+)
+_NSIGHT = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep")
+_PATTERNS = (
+    (
+        re.compile(rb"\x0a.{0,64}[\x00-\x08\x0e-\x1f\x80-\xff]", re.DOTALL),
+        "perhaps a Perfetto protobuf",
+        "convert it with Perfetto's traceconv json",
+    ),
+    (re.compile(rb"\x80[\x02-\x05]"), "a Python pickle, as torch's memory snapshots are", _RECORD),
+    (
+        re.compile(rb"<.*<title>tracelens ", re.DOTALL),
+        "a report of tracelens",
+        "pass the traces it is made from",
+    ),
+    (re.compile(rb"<"), "HTML or XML, perhaps a web page saved by mistake", "download it again"),
+    (
+        re.compile(rb"[\x20-\x7e\t]*(?:,[\x20-\x7e\t]*){2,}\r?\n"),
+        "a text table, as nsys stats and rocprof write",
+        _RECORD,
+    ),
+)
+_OF_OURS = {
+    "run": "describes the recording next to it; pass its directory",
+    "pace": "holds step times of the recording next to it; pass its directory",
+    "ladder": "is the index of a ladder; pass one of its runs, or use tracelens workload ladder --from DIR",
+    "baseline": "is a baseline of tracelens gate; pass traces",
+    "replay": "is a list of replay scripts; use tracelens replay verify DIR",
+}
+_SCHEMA = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"tracelens\.(\w+)/')
+_SCRIPTS = re.compile(rb'\A\s*\{\s*"tracelens"\s*:\s*"[^"]*"\s*,\s*"scripts"')
+_REPORT = re.compile(rb'\A\s*\{\s*"schema_version"\s*:\s*\d+\s*,\s*"(?:results|analyzer)"')
+_CHAKRA = re.compile(rb'"schema"\s*:\s*"[\d.]+-chakra')
+_ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
+
+
+def not_json(text: bytes | bytearray, path: str) -> str:
+    """What is wrong with a file that is not JSON, and what to do.
+
+    Args:
+        text: its first bytes, with the blanks before them.
+        path: its name.
+    """
+    first = text.lstrip()
+    kinds = [kind for magic, *kind in _BINARY if first.startswith(magic)]
+    if path.lower().endswith(_NSIGHT):
+        kinds.insert(0, ["a report of NVIDIA Nsight", _RECORD])
+    kinds += [kind for pattern, *kind in _PATTERNS if pattern.match(text) or pattern.match(first)]
+    if not kinds:
+        return "not a JSON trace: it starts with neither { nor [; pass what torch.profiler wrote"
+    what, advice = kinds[0]
+    return f"not a trace but {what}; {advice}"
+
+
+def no_events(text: bytes | bytearray) -> str:
+    """What is wrong with JSON that has no list of events, and what to do.
+
+    Args:
+        text: all that was read of it.
+    """
+    if match := _SCHEMA.match(text):
+        kind = match[1].decode()
+        return _OF_OURS.get(kind, f"is a {kind} file of tracelens; {_ITSELF}")
+    if _SCRIPTS.match(text):
+        return _OF_OURS["replay"]
+    if _REPORT.match(text):
+        return (
+            "is a JSON report of tracelens, which only tracelens gate reads; pass the traces it is made from"
+        )
+    if _CHAKRA.search(text[:4096]):
+        return f"is an execution trace (Chakra), which has no times; {_RECORD}"
+    if _ROCPROF.match(text):
+        return f"is JSON of rocprofv3; {_RECORD}"
+    return 'JSON without a "traceEvents" list is not a profiler trace; pass what export_chrome_trace wrote'

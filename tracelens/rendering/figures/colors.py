@@ -174,28 +174,28 @@ def colors(names: Iterable[str], known: Mapping[str, str] = _KNOWN) -> dict[str,
         names: in any order.
         known: of names that mean something else in this figure than in others: "dispatch" of an MoE layer.
     """
+
+    def candidates(name: str) -> Iterable[str]:
+        """Colours for a name, the first of which hangs on its letters alone; there is always another one."""
+        start = crc32(name.encode("utf-8", "replace"))
+        for step in range(len(_PALETTE)):
+            yield _PALETTE[(start + step) % len(_PALETTE)]
+        step = 0
+        while True:
+            step += 1
+            # Hues by the golden ratio lie far from each other however many there are.
+            hue = (start / 2**32 + step * 0.618034) % 1
+            red, green, blue = colorsys.hls_to_rgb(hue, 0.45 + 0.07 * (step % 4), 0.45)
+            yield f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
     unique = sorted(set(names))
     color_of = {name: known[name] for name in unique if name in known}
     used = set(color_of.values())
     for name in unique:
         if name not in color_of:
-            color_of[name] = next(color for color in _candidates(name) if color not in used)
+            color_of[name] = next(color for color in candidates(name) if color not in used)
             used.add(color_of[name])
     return color_of
-
-
-def _candidates(name: str) -> Iterable[str]:
-    """Colours for a name, the first of which hangs on its letters alone; there is always another one."""
-    start = crc32(name.encode("utf-8", "replace"))
-    for step in range(len(_PALETTE)):
-        yield _PALETTE[(start + step) % len(_PALETTE)]
-    step = 0
-    while True:
-        step += 1
-        # Hues by the golden ratio lie far from each other however many there are.
-        hue = (start / 2**32 + step * 0.618034) % 1
-        red, green, blue = colorsys.hls_to_rgb(hue, 0.45 + 0.07 * (step % 4), 0.45)
-        yield f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
 def ink(color: str) -> str:

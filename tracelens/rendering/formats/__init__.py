@@ -1,9 +1,7 @@
 """Output formats: console, HTML, Markdown, JSON, CSV, XLSX, notebooks."""
 
-from tracelens.rendering.formats.brief import brief
-from tracelens.rendering.formats.console import console
+from tracelens.rendering.formats.console import brief, console
 from tracelens.rendering.formats.json import one_result
-from tracelens.rendering.formats.markdown import markdown
-from tracelens.rendering.formats.markdown_text import escaped
+from tracelens.rendering.formats.markdown import code, escaped, markdown
 
-__all__ = ["brief", "console", "escaped", "markdown", "one_result"]
+__all__ = ["brief", "code", "console", "escaped", "markdown", "one_result"]

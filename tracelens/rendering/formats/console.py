@@ -1,9 +1,10 @@
-"""Plain or coloured text for a terminal: the first rows of every readable table, fitted to its width."""
+"""Text for a terminal, plain or coloured: the first rows of every readable table, or only one screen."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,8 @@ from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     ColumnFormat,
     Cut,
-    Entry,
+    ProseRow,
+    ShownColumn,
     compared,
     cut,
     details,
@@ -22,12 +24,14 @@ from tracelens.rendering.tables import (
     meta_items,
     more,
     one_line,
+    readable,
+    shorten,
     shortened_names,
     skipped,
     tile_range,
     tile_value,
 )
-from tracelens.table import Report, Result, Tile
+from tracelens.table import Report, Result, Summary, Tile
 from tracelens.table import Table as Data
 from tracelens.units import PERCENT
 
@@ -35,9 +39,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-ROWS = 15
+ROWS = 15  # of each table
+LINES = 25  # of the first screen
+_BRIEF_ROWS = 10
+_FIRST = "findings"
+"""Result whose table stands on the first screen; without it that of the first result."""
+
 _COMMAND = re.compile(r"^(\s*)(?=::)")  # of GitHub Actions
-_NAME, _TEXT = 44, 20  # what names and other texts keep in a narrow terminal
+_NAME, _TEXT = 44, 20  # columns that names and other texts keep in a narrow terminal
 _GAP = 2
 _DOT = " · "
 _TILE_GAP, _MOST_TILES = 3, 3
@@ -61,25 +70,128 @@ def console(report: Report, *, width: int = 100, color: bool = False, rows: int 
     """
     incomplete = banner(report.failures)
     report = for_people(report)
-    screen = new_screen(width, color)
+    screen = _new_screen(width, color)
     screen.print(one_line(report.title), style="bold", soft_wrap=True)
     if incomplete:
         screen.print(one_line(incomplete), style="bold red")
     if report.summary is not None:
         screen.print(one_line(report.summary.verdict))
         screen.print()
-        print_tiles(screen, report.summary.tiles)
+        _print_tiles(screen, report.summary.tiles)
         screen.print()
     for name, text in meta_items(report.meta):
         screen.print(f"{name}: {text}", style="dim")
     for result in report.results:
-        _result(screen, result, rows or ROWS)
+        screen.print()
+        screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
+        if result.doc:
+            screen.print(one_line(result.doc), style="dim")
+        if options := meta_items(result.meta):
+            screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
+        for number, data in enumerate(compared(result).values()):
+            screen.print()
+            # A section that begins with a table of its own name has its heading already.
+            if number > 0 or data.schema.title != result.title:
+                screen.print(one_line(data.schema.title), style="bold")
+            if not len(data):
+                screen.print("no rows", style="dim")
+                continue
+            part = cut(data, rows or ROWS)
+            if data.schema.kind == "entries":
+                if data.schema.doc:
+                    screen.print(one_line(data.schema.doc), style="dim")
+                _print_entries(screen, entries(part))
+            else:
+                _print_rows(screen, part)
+            if note := more(result, part):
+                screen.print(note, style="dim")
+        if unlisted := details(result):
+            screen.print()
+            screen.print(unlisted, style="dim")
+        for subjects, reason in skipped(result):
+            screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
     if not report.results:
         screen.print("This report has no results.")
-    return screen_text(screen)
+    return _screen_text(screen)
 
 
-def new_screen(width: int, color: bool) -> Console:
+def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = False) -> str:
+    """The first screen of a report: verdict, tiles, the first rows of one table, and where the rest is.
+
+    At most LINES lines, in terminals of 80 columns and more.
+
+    Args:
+        report: any report.
+        summary: of it.
+        width: of the terminal, in columns.
+        color: with ANSI colours.
+    """
+    screen = _new_screen(width, color)
+    screen.print(shorten(one_line(report.title.partition(": ")[0]), width), style="dim")
+    if incomplete := banner(report.failures):
+        screen.print(one_line(incomplete), style="bold red")
+    screen.print(one_line(summary.verdict), style="bold")
+    screen.print()
+    _print_tiles(screen, summary.tiles)
+    head = _screen_text(screen)
+
+    screen = _new_screen(width, color)
+    results = for_people(report).results
+    command = "; one: tracelens analyze NAME PATH" if len(results) > 1 else ""
+    count = f"All {len(results)} sections" if len(results) > 1 else "All tables"
+    screen.print()
+    screen.print(f"{count}: --full or -o report.html{command}", style="dim")
+    tail = _screen_text(screen)
+
+    first = next((result for result in report.results if result.analyzer == _FIRST), None)
+    first = first or next((result for result in results if _first_table(result) is not None), None)
+    if first is None:
+        return head + tail
+    free_lines = LINES - head.count("\n") - tail.count("\n")
+    for rows in range(_BRIEF_ROWS, 0, -1):
+        table = _first_rows(first, rows, _new_screen(width, color))
+        if table.count("\n") <= free_lines:
+            break
+    return head + table + tail
+
+
+def _first_table(result: Result) -> Data | None:
+    return next((table for table in readable(result).values() if len(table)), None)
+
+
+def _first_rows(result: Result, rows: int, screen: Console) -> str:
+    """The first rows of a result's first table, one line each, without sentences; or why it has none.
+
+    Of entries, a row is number, name, first time, first share and confidence.
+    """
+    screen.print()
+    table = _first_table(result)
+    if table is None:
+        reason = next((str(skip.reason) for skip in result.skips), "nothing")
+        screen.print(shorten(one_line(f"{result.title}: {reason}"), screen.width))
+        return _screen_text(screen)
+    part = cut(table, rows)
+    columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
+    if table.schema.kind == "entries":
+
+        def first(unit: str) -> ShownColumn | None:
+            return next((shown for shown in columns if shown.column.unit == unit), None)
+
+        number = columns[0] if columns[0].column.unit == "count" else None
+        name = next((shown for shown in columns if shown.column.is_text), None)
+        if name:
+            # What follows a colon explains the name.
+            name = replace(name, texts=[text.partition(": ")[0] for text in name.texts])
+        confidence = next((shown for shown in columns if shown.column.name == "confidence"), None)
+        facts = (number, name, first("ns"), first("fraction"), confidence)
+        columns = [shown for shown in facts if shown]
+    hidden = len(table) - part.count
+    screen.print(one_line(table.schema.title) + (f" ({hidden:,} more)" if hidden else ""), style="bold")
+    _print_rows(screen, replace(part, columns=columns))
+    return _screen_text(screen)
+
+
+def _new_screen(width: int, color: bool) -> Console:
     """A terminal of this width that keeps what is printed on it."""
     from rich.console import Console
 
@@ -97,13 +209,16 @@ def new_screen(width: int, color: bool) -> Console:
     )
 
 
-def screen_text(screen: Console) -> str:
+def _screen_text(screen: Console) -> str:
     """What was printed on a screen, harmless to terminals and CI runners."""
     assert isinstance(screen.file, StringIO)
-    return "".join(f"{inert(line.rstrip())}\n" for line in screen.file.getvalue().split("\n")[:-1])
+    lines = [line.rstrip() for line in screen.file.getvalue().split("\n")[:-1]]
+    # A line that begins with `::error::` is a command to a CI runner: it becomes `\\::error::`.
+    lines = [_COMMAND.sub(r"\1\\", line) if "::" in line else line for line in lines]
+    return "".join(f"{without_commands(line)}\n" for line in lines)
 
 
-def print_tiles(screen: Console, tiles: Sequence[Tile]) -> None:
+def _print_tiles(screen: Console, tiles: Sequence[Tile]) -> None:
     """Headline numbers with their ranges, two or three a line; what is not known in a line at the end."""
     from rich.table import Table
     from rich.text import Text
@@ -136,54 +251,13 @@ def _abreast(screen: Console, cells: Sequence[Text]) -> int:
     return max((screen.width + _TILE_GAP) // (widest + _TILE_GAP), 1)
 
 
-def inert(line: str) -> str:
-    r"""A line in which no CI runner reads a command: `::error::` at its start becomes `\::error::`."""
-    return without_commands(_COMMAND.sub(r"\1\\", line) if "::" in line else line)
-
-
-def _result(screen: Console, result: Result, rows: int) -> None:
-    screen.print()
-    screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
-    if result.doc:
-        screen.print(one_line(result.doc), style="dim")
-    options = meta_items(result.meta)
-    if options:
-        screen.print(", ".join(f"{name}: {text}" for name, text in options), style="dim")
-    for number, data in enumerate(compared(result).values()):
-        # A section that begins with a table of its own name has its heading already.
-        heading = number > 0 or data.schema.title != result.title
-        _table(screen, result, data, rows, heading=heading)
-    if details(result):
-        screen.print()
-        screen.print(details(result), style="dim")
-    for subjects, reason in skipped(result):
-        screen.print(f"Not computed: {subjects}: {reason}", style="yellow")
-
-
-def _table(screen: Console, result: Result, data: Data, rows: int, *, heading: bool) -> None:
-    screen.print()
-    if heading:
-        screen.print(one_line(data.schema.title), style="bold")
-    if not len(data):
-        screen.print("no rows", style="dim")
-        return
-    part = cut(data, rows)
-    if data.schema.kind == "entries":
-        _entries(screen, data.schema.doc, entries(part))
-    else:
-        print_rows(screen, part)
-    if more(result, part):
-        screen.print(more(result, part), style="dim")
-
-
-def _entries(screen: Console, doc: str, shown_entries: list[Entry]) -> None:
+def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
     """Names with their facts, and sentences below them at the full width, an empty line apart."""
+    from rich.cells import cell_len
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    if doc:
-        screen.print(one_line(doc), style="dim")
     number_width = max(len(entry.number) for entry in shown_entries)
     inner = screen.width - (number_width + _GAP if number_width else 0)
     beside = inner >= _BESIDE
@@ -194,12 +268,18 @@ def _entries(screen: Console, doc: str, shown_entries: list[Entry]) -> None:
         prose.add_column(overflow="fold")
         for label, text in entry.prose:
             prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
-        facts = _flowing([str(fact) for fact in entry.facts], inner)
+        # Facts in as few lines as they need; a line breaks between facts only, if they fit.
+        lines: list[str] = []
+        for fact in map(str, entry.facts):
+            if lines and cell_len(lines[-1]) + cell_len(fact) + len(_DOT) <= inner:
+                lines[-1] += f"{_DOT}{fact}"
+            else:
+                lines.append(fact)
         block = Table.grid(padding=(0, _GAP, 0, 0))
         if number_width:
             block.add_column(width=number_width, justify="right", style="bold")
         block.add_column(overflow="fold", width=inner)
-        body = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in facts), prose)
+        body = Group(Text(entry.name, "bold"), *(Text(line, "cyan") for line in lines), prose)
         block.add_row(*((entry.number, body) if number_width else (body,)))
         screen.print()
         screen.print(block)
@@ -209,20 +289,7 @@ def _entries(screen: Console, doc: str, shown_entries: list[Entry]) -> None:
             screen.print(Text.assemble(margin, (f"{label}  ", "dim"), text), soft_wrap=True)
 
 
-def _flowing(facts: list[str], width: int) -> list[str]:
-    """Facts in as few lines as they need; a line breaks between facts only, if they fit."""
-    from rich.cells import cell_len
-
-    lines: list[str] = []
-    for fact in facts:
-        if lines and cell_len(lines[-1]) + cell_len(fact) + len(_DOT) <= width:
-            lines[-1] += f"{_DOT}{fact}"
-        else:
-            lines.append(fact)
-    return lines
-
-
-def print_rows(screen: Console, part: Cut) -> None:
+def _print_rows(screen: Console, part: Cut) -> None:
     """The rows of a table, fitted to the width."""
     from rich.table import Table
 
@@ -269,7 +336,10 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
         name = _NAME if fmt.column.name == "name" else _TEXT
         is_whole = fmt.column.is_number and not _wraps(fmt, cells)
         least.append(full[-1] if is_whole else max(heading, min(full[-1], name)))
-    first = _first(formats)
+    names = next((index for index, fmt in enumerate(formats) if fmt.unit), len(formats))
+    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.column.is_number]
+    first += [index for index, fmt in enumerate(formats) if fmt.unit][:1]
+    first += [index for index, fmt in enumerate(formats) if fmt.column.unit in PERCENT][:1]
     widths: dict[int, int] = {}
     free = width
     for index in dict.fromkeys((*first, *range(len(formats)))):
@@ -287,11 +357,3 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
 def _wraps(fmt: ColumnFormat, cells: list[str]) -> bool:
     """Whether the cells may take several lines: sentences, and efficiencies with their reasons."""
     return fmt.column.prose or (fmt.column.unit == "efficiency" and any("(" in cell for cell in cells))
-
-
-def _first(formats: list[ColumnFormat]) -> list[int]:
-    """Index of the columns that no table should lack."""
-    names = next((index for index, fmt in enumerate(formats) if fmt.unit), len(formats))
-    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.column.is_number]
-    first += [index for index, fmt in enumerate(formats) if fmt.unit][:1]
-    return first + [index for index, fmt in enumerate(formats) if fmt.column.unit in PERCENT][:1]

@@ -1,10 +1,13 @@
-"""A directory of CSV files: one a table in full and in raw units, the skips, and what the columns mean."""
+"""A directory of CSV files: one a table in full and in raw units, the skips, and what the columns mean.
+
+What makes texts safe in CSV, where spreadsheets find formulas, is here for all formats of sheets.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,19 @@ import orjson
 
 from tracelens.errors import TracelensError
 from tracelens.outputs import FolderKind
+from tracelens.printable import visible
 from tracelens.rendering.formats.json import dumps
-from tracelens.rendering.formats.sheet_text import clean, safe
 from tracelens.rendering.renderer import renderer
-from tracelens.rendering.tables import one_line
-from tracelens.table import Report, Schema, Table
+from tracelens.rendering.tables import explained, one_line
+from tracelens.table import Column, Report, Rows, Table
 
 INDEX = "meta.json"
+
+# Signs of other widths are the same to East Asian versions of spreadsheets.
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b"
+_FORMULA = re.compile(rf"[\s\"'`;,|]*[{_SIGNS}]")
+# Where the list separator is a semicolon, so is that of CSV, and quotes within a field mean nothing.
+_LATER_FORMULA = re.compile(rf"(;[\s\"']*)(?=[{_SIGNS}])")
 
 
 def listed(folder: Path) -> list[str]:
@@ -59,9 +68,26 @@ def files(report: Report) -> Mapping[str, bytes]:
     described: dict[str, Any] = {}
     for result in report.results:
         for name, table in result.exported.items():
-            file = _unique(f"{result.analyzer}.{name}", contents)
-            contents[file] = _csv(table.schema.names, _columns(table))
-            described[file] = _described(result.analyzer, name, table.schema)
+            stem = re.sub(r"[^\w.-]", "_", f"{result.analyzer}.{name}")
+            used = {other.casefold() for other in contents} | {"skips.csv", INDEX}
+            tries = (stem, *(f"{stem}_{number}" for number in range(2, len(contents) + 3)))
+            file = next(f"{each}.csv" for each in tries if f"{each}.csv".casefold() not in used)
+            columns = [
+                ["true" if cell else "false" for cell in cells] if column.dtype == "bool" else cells
+                for column in table.schema.columns
+                for cells in (clean(table, column),)
+            ]
+            contents[file] = _csv(table.schema.names, columns)
+            described[file] = {
+                "analyzer": result.analyzer,
+                "table": name,
+                "title": table.schema.title,
+                "doc": table.schema.doc,
+                "columns": [
+                    {"name": column.name, "dtype": column.dtype, "unit": column.unit, "doc": column.doc}
+                    for column in table.schema.columns
+                ],
+            }
     skips = [
         [safe(one_line(cell)) for cell in (result.analyzer, skip.subject, skip.reason)]
         for result in report.results
@@ -73,19 +99,6 @@ def files(report: Report) -> Mapping[str, bytes]:
     return contents
 
 
-def _unique(name: str, taken: Mapping[str, bytes]) -> str:
-    stem = re.sub(r"[^\w.-]", "_", name)
-    used = {file.casefold() for file in taken} | {"skips.csv", INDEX}
-    tries = (stem, *(f"{stem}_{number}" for number in range(2, len(taken) + 3)))
-    return next(file for file in (f"{candidate}.csv" for candidate in tries) if file.casefold() not in used)
-
-
-def _columns(table: Table) -> Iterable[list[Any]]:
-    for column in table.schema.columns:
-        cells = clean(table, column)
-        yield ["true" if cell else "false" for cell in cells] if column.dtype == "bool" else cells
-
-
 def _csv(names: list[str], columns: Iterable[Iterable[Any]]) -> bytes:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -94,9 +107,35 @@ def _csv(names: list[str], columns: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _described(analyzer: str, name: str, schema: Schema) -> dict[str, Any]:
-    columns = [
-        {"name": column.name, "dtype": column.dtype, "unit": column.unit, "doc": column.doc}
-        for column in schema.columns
-    ]
-    return {"analyzer": analyzer, "table": name, "title": schema.title, "doc": schema.doc, "columns": columns}
+def safe(text: str) -> str:
+    r"""`text` that is one line and no formula, whatever reads the file (OWASP: CSV injection).
+
+    - Controls, line ends, invisible and bidirectional characters are their escapes: `\r`, `\x00`, `\u2028`.
+    - A text that begins with = + - or @, also in full width and behind blanks, quotes or separators, has a
+      `'` before it; so has one of these signs behind a semicolon.
+
+    >>> safe("=1+1"), safe("a\r@x"), safe("a;=x")
+    ("'=1+1", 'a\\r@x', "a;'=x")
+    """
+    text = _LATER_FORMULA.sub(r"\1'", visible(text)) if ";" in text else visible(text)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def clean(
+    table: Table,
+    column: Column,
+    safe_text: Callable[[str], str] = safe,
+    rows: Rows = slice(None),
+    number: str = "{}",
+) -> list[Any]:
+    """The cells of a column, texts made safe; each distinct text is looked at once.
+
+    An efficiency that needs its reason beside it is a text, which begins with it in the format `number`.
+    """
+    cells = table.values(column.name, rows)
+    if not column.is_text:
+        plain = list(map(number.format, cells)) if column.unit == "efficiency" else []
+        texts = zip(cells, plain, explained(table, column, rows, plain), strict=True)
+        return [cell if text == bare else safe_text(text) for cell, bare, text in texts] if plain else cells
+    safe_of = {cell: safe_text(cell) for cell in set(cells)}
+    return [safe_of[cell] for cell in cells]

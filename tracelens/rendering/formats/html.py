@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -23,14 +23,15 @@ from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.interactive import (
     Interactive,
+    compressed,
+    elements,
     page_bytes,
     payloads,
     selectable,
     specification,
     views,
 )
-from tracelens.rendering.payload import compressed, elements
-from tracelens.rendering.picture import Picture, picture
+from tracelens.rendering.picture import picture
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
@@ -72,7 +73,7 @@ _SCRIPTS = "<!--scripts-->"
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """One result, ready for the template."""
 
     id: str
@@ -90,31 +91,52 @@ class Section:
 def files(report: Report) -> Mapping[str, bytes]:
     """The page; plotly.js (4.8 MB, compressed) is part of it only when there is a figure."""
     step = picture(report)
-    pictured = [_drawn(result, step) for result in report.results]
-    report = replace(report, results=tuple(result for _, result in pictured))
+    figures: dict[str, list[Figure]] = {}
+    results = []
+    for result in report.results:
+        shown = result
+        if step is not None and result.analyzer == "timeline":
+            # The picture shows the streams over time.
+            without_strip = {name: table for name, table in result.data.items() if name != "strip"}
+            shown = replace(result, data=without_strip)
+        figures[result.analyzer], kept = drawn(shown)
+        results.append(replace(kept, data=result.data))
+    report = replace(report, results=tuple(results))
     incomplete = banner(report.failures)
     report = for_people(report)
-    figures = {result.analyzer: made for made, result in pictured}
     placed: list[Figure] = []
     tables = {result.analyzer: views(result) for result in report.results}
-    sections = [
-        section(
-            result,
-            tables[result.analyzer],
-            STATIC_ROWS,
-            figures=_anchors(figures.get(result.analyzer, []), placed),
-        )
-        for result in report.results
-    ]
+    sections = []
+    for result in report.results:
+        anchors = []
+        for figure in figures.get(result.analyzer, []):
+            layout = dict(figure["layout"])
+            caption = str(layout.pop("title", {}).get("text", ""))
+            anchors.append((f"figure-{len(placed)}", caption, int(layout["height"])))
+            placed.append({"data": figure["data"], "layout": layout})
+        sections.append(section(result, tables[result.analyzer], STATIC_ROWS, figures=anchors))
     names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
     script = "".join(asset(f"js/{name}.js") for name in names).encode()
-    plotly = [_plotly()] if placed else []
+    plotly = [_plotly_js()] if placed else []
+    # A content security policy under which these scripts run, no other, and nothing is fetched.
+    digests = (base64.b64encode(hashlib.sha256(code).digest()).decode() for code in (*plotly, script))
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {hashes}",
+            "style-src 'unsafe-inline'",
+            "img-src data: blob:",
+            "form-action 'none'",
+            "base-uri 'none'",
+        )
+    )
     page = (
         environment()
         .get_template("report.html.j2")
         .render(
             title=report.title,
-            policy=_policy([*plotly, script]),
+            policy=policy,
             css="".join(map(asset, STYLES)) + asset("picture.css") * bool(step),
             picture=step,
             meta=meta_items(report.meta),
@@ -127,20 +149,19 @@ def files(report: Report) -> Mapping[str, bytes]:
         )
     )
     before, after = page.split(_SCRIPTS)
-    head = (before.encode(), *_json("figures", placed), _library(plotly), *_of_picture(step))
-    foot = (b"<script>", script, b"</script>\n", after.encode())
+    head = [before.encode(), *_json("figures", placed)]
+    head += [elements({"plotly": compressed(plotly[0])})] if plotly else []
+    if step is not None:
+        head += [*_json("picture-data", step.data), elements(step.payloads)]
+    foot = [b"<script>", script, b"</script>\n", after.encode()]
+    # What the script needs of tables: what they are, and their rows, as far as the page has room for them.
     grids = [table for of_result in tables.values() for table in of_result.values() if table.is_grid]
-    used = sum(map(len, (*head, *foot)))
-    return {"report.html": b"".join((*head, *_tables(grids, used), *foot))}
-
-
-def _tables(tables: list[Interactive], used: int) -> Iterator[bytes]:
-    """What the script needs of tables, what they are and their rows, in a page that has `used` bytes."""
-    ranks, steps = selectable(tables)
-    packed, held = payloads(tables, max(page_bytes(len(ranks)) - used - _HEADERS_BYTES, _LEAST_BYTES))
-    of_tables = {item.id: specification(item, held) for item in tables}
-    yield from _json("tables", {"ranks": ranks, "steps": steps, "tables": of_tables})
-    yield elements(packed)
+    ranks, steps = selectable(grids)
+    room = page_bytes(len(ranks)) - sum(map(len, (*head, *foot))) - _HEADERS_BYTES
+    packed, held = payloads(grids, max(room, _LEAST_BYTES))
+    of_tables = {item.id: specification(item, held) for item in grids}
+    head += _json("tables", {"ranks": ranks, "steps": steps, "tables": of_tables})
+    return {"report.html": b"".join((*head, elements(packed), *foot))}
 
 
 def _json(name: str, content: Any) -> tuple[bytes, ...]:
@@ -158,7 +179,7 @@ def section(
     *,
     figures: list[tuple[str, str, int]] | None = None,
     controls: bool = True,
-) -> Section:
+) -> PageSection:
     """One result, ready for a template.
 
     Args:
@@ -168,7 +189,7 @@ def section(
         figures: of a page: anchor, caption and height.
         controls: with what the page's script brings to life.
     """
-    return Section(
+    return PageSection(
         id=result.analyzer,
         title=result.title,
         headline=headline(result),
@@ -184,51 +205,23 @@ def section(
     )
 
 
-def _anchors(figures: list[Figure], placed: list[Figure]) -> list[tuple[str, str, int]]:
-    """Anchor, caption and height of the figures of a section, which are appended to `placed`."""
-    anchors = []
-    for figure in figures:
-        layout = dict(figure["layout"])
-        caption = str(layout.pop("title", {}).get("text", ""))
-        anchors.append((f"figure-{len(placed)}", caption, int(layout["height"])))
-        placed.append({"data": figure["data"], "layout": layout})
-    return anchors
-
-
-def _drawn(result: Result, step: Picture | None) -> tuple[list[Figure], Result]:
-    """The figures of a result and the result; where there is a picture, it shows the streams over time."""
-    if step is None or result.analyzer != "timeline":
-        return drawn(result)
-    data = {name: table for name, table in result.data.items() if name != "strip"}
-    figures, kept = drawn(replace(result, data=data))
-    return figures, replace(kept, data=result.data)
-
-
-def _of_picture(step: Picture | None) -> tuple[bytes, ...]:
-    """The elements that the picture of the step is drawn from."""
-    if step is None:
-        return ()
-    return (*_json("picture-data", step.data), elements(step.payloads))
-
-
 @cache
 def environment() -> Environment:
     """Of the templates; what they write is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+    def shown(value: Any) -> Any:
+        """Text without characters that cannot be seen; what is HTML already as it is."""
+        return one_line(value) if type(value) is str else value
+
     return Environment(
         loader=FunctionLoader(asset),
         autoescape=True,
-        finalize=_shown,
+        finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _shown(value: Any) -> Any:
-    """What a template writes: text without characters that cannot be seen; what is HTML already as it is."""
-    return one_line(value) if type(value) is str else value
 
 
 @cache
@@ -237,12 +230,8 @@ def asset(name: str) -> str:
     return Path(__file__).parents[1].joinpath("assets").joinpath(name).read_text(encoding="utf-8")
 
 
-def _library(plotly: list[bytes]) -> bytes:
-    return elements({"plotly": compressed(plotly[0])} if plotly else {})
-
-
 @cache
-def _plotly() -> bytes:
+def _plotly_js() -> bytes:
     """plotly.js as the Python package ships it, fit to stand inside a script element."""
     # The file only: importing plotly takes 20 ms.
     spec = find_spec("plotly")
@@ -263,18 +252,3 @@ def inert(text: bytes) -> bytes:
     ):
         text = text.replace(raw, escaped)
     return text
-
-
-def _policy(scripts: list[bytes]) -> str:
-    """A content security policy under which these scripts run, no other, and nothing is fetched."""
-    digests = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    rules = (
-        "default-src 'none'",
-        f"script-src {hashes}",
-        "style-src 'unsafe-inline'",
-        "img-src data: blob:",
-        "form-action 'none'",
-        "base-uri 'none'",
-    )
-    return "; ".join(rules)

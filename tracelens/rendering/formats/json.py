@@ -12,7 +12,7 @@ import orjson
 from tracelens.guard import Failure
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import encodable
-from tracelens.table import Report, Result, Table
+from tracelens.table import Report, Result
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
@@ -83,41 +83,34 @@ def _meta(meta: Mapping[str, Any], failures: Sequence[Failure]) -> dict[str, Any
 def dumps(value: Any, *, indent: bool = False) -> bytes:
     """UTF-8 JSON with a final newline; numpy scalars are numbers, anything unknown is its `str`.
 
-    Texts are whole, but for lone surrogates, which become U+FFFD. What a terminal or a CI runner would act on
-    is written as an escape of JSON.
+    Texts are whole, but for lone surrogates, which become U+FFFD. What a terminal or a CI runner would
+    act on, invisible characters and `##[`, is written as an escape of JSON: a reader gets the same texts.
     """
     options = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
         text = orjson.dumps(value, default=str, option=options)
-    except (
-        orjson.JSONEncodeError
-    ):  # a lone surrogate from a trace; rare, so only then every string is looked at
+    except orjson.JSONEncodeError:
+        # A lone surrogate from a trace; rare, so only then every string is looked at.
         text = orjson.dumps(_clean(value), default=str, option=options)
-    return _inert(text)
-
-
-def _inert(text: bytes) -> bytes:
-    """JSON with escapes for invisible characters and for `##[`, of which a reader gets the same texts."""
     if b"##" in text:
         text = _COMMAND.sub(rb"\\u0023#", text)
     if text.isascii() and b"\x7f" not in text:
         return text
-    return _HIDDEN.sub(lambda match: _escaped(match[0]), text.decode()).encode()
 
+    def escaped(char: re.Match[str]) -> str:
+        units = char[0].encode("utf-16-be")
+        return "".join(f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2))
 
-def _escaped(char: str) -> str:
-    """A character as JSON writes it in ASCII."""
-    units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[index]:02x}{units[index + 1]:02x}" for index in range(0, len(units), 2))
+    return _HIDDEN.sub(escaped, text.decode()).encode()
 
 
 def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
-    return {name: _records(table) for name, table in result.exported.items()}
-
-
-def _records(table: Table) -> list[dict[str, Any]]:
-    columns = [table.values(name) for name in table.schema.names]
-    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+    records: dict[str, list[dict[str, Any]]] = {}
+    for name, table in result.exported.items():
+        columns = [table.values(column) for column in table.schema.names]
+        rows = zip(*columns, strict=True)
+        records[name] = [dict(zip(table.schema.names, row, strict=True)) for row in rows]
+    return records
 
 
 def _skips(result: Result) -> list[dict[str, str]]:

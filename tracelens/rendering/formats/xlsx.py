@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracelens.errors import MissingExtra
 from tracelens.guard import banner
-from tracelens.rendering.formats.sheet_text import clean, safe
+from tracelens.rendering.formats.csv import clean, safe
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import meta_items, one_line
-from tracelens.table import Column, Report, Table
+from tracelens.table import Report, Table
 
 if TYPE_CHECKING:
     import xlsxwriter  # type: ignore[import-untyped]
@@ -115,43 +115,24 @@ def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
     bold = book.add_format({"bold": True, "bottom": 1})
     sheet.freeze_panes(1, 0)
     rows = min(len(table), MOST_ROWS)
-    cells = []
+    columns = []
     for index, column in enumerate(table.schema.columns):
-        column_cells = clean(table, column, text, slice(rows), "{:.1%}")
-        sheet.set_column(index, index, _width(column, column_cells))
+        cells = clean(table, column, text, slice(rows), "{:.1%}")
+        content = max(map(len, cells[:200]), default=0) if column.is_text else 12
+        sheet.set_column(index, index, min(max(content, len(column.name) + 3), 60))
         sheet.write_string(0, index, text(column.name), bold)
-        cells.append((_format(book, column), column_cells))
+        number_format = _NUMBER.get(column.unit, "0" if column.dtype == "int64" else "#,##0.000")
+        columns.append((book.add_format({"num_format": number_format}) if column.is_number else None, cells))
     for row in range(rows):
-        for index, (form, column_cells) in enumerate(cells):
-            _cell(sheet, row + 1, index, column_cells[row], form)
+        for index, (cell_format, cells) in enumerate(columns):
+            value = cells[row]
+            if isinstance(value, bool):
+                sheet.write_boolean(row + 1, index, value)
+            elif isinstance(value, str):
+                sheet.write_string(row + 1, index, value)
+            elif abs(value) <= _EXACT:
+                sheet.write_number(row + 1, index, value, cell_format)
+            else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
+                sheet.write_string(row + 1, index, str(value))
     if rows:
         sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)
-
-
-def _width(column: Column, cells: list[Any]) -> int:
-    content = max(map(len, cells[:200]), default=0) if column.is_text else 12
-    return min(max(content, len(column.name) + 3), 60)
-
-
-def _format(book: xlsxwriter.Workbook, column: Column) -> xlsxwriter.format.Format | None:
-    if not column.is_number:
-        return None
-    plain = "0" if column.dtype == "int64" else "#,##0.000"
-    return book.add_format({"num_format": _NUMBER.get(column.unit, plain)})
-
-
-def _cell(
-    sheet: xlsxwriter.worksheet.Worksheet,
-    row: int,
-    column: int,
-    value: Any,
-    form: xlsxwriter.format.Format | None,
-) -> None:
-    if isinstance(value, bool):
-        sheet.write_boolean(row, column, value)
-    elif isinstance(value, str):
-        sheet.write_string(row, column, value)
-    elif abs(value) <= _EXACT:
-        sheet.write_number(row, column, value, form)
-    else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
-        sheet.write_string(row, column, str(value))

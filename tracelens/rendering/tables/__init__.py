@@ -1,19 +1,17 @@
 """Tables as people read them: values with units, rows, entries, tiles, findings."""
 
-from tracelens.rendering.tables.across import across_ranks
+from tracelens.rendering.tables.across import across_ranks, parent_rows
 from tracelens.rendering.tables.cells import Grid, grid, short_names
-from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.findings import FindingCard, finding_cards
-from tracelens.rendering.tables.headlines import headline
-from tracelens.rendering.tables.names import shortened_names
-from tracelens.rendering.tables.reading import parent_rows
 from tracelens.rendering.tables.rows import (
     Cut,
+    ProseRow,
     ShownColumn,
     Tree,
+    by_level,
     compared,
     cut,
     details,
+    entries,
     for_people,
     more,
     readable,
@@ -21,30 +19,39 @@ from tracelens.rendering.tables.rows import (
     shown_columns,
     size_column,
     skipped,
+    with_places,
 )
-from tracelens.rendering.tables.tiles import tile_range, tile_value
+from tracelens.rendering.tables.sections import FindingCard, finding_cards, headline
 from tracelens.rendering.tables.values import (
+    ABSENT,
     EFFICIENCY_BEYOND,
     ColumnFormat,
     column_format,
     encodable,
     explained,
+    format_for,
     label,
     meta_items,
     one_line,
+    rounded,
     shorten,
+    shortened_names,
+    tile_range,
+    tile_value,
 )
 
 __all__ = [
+    "ABSENT",
     "EFFICIENCY_BEYOND",
     "ColumnFormat",
     "Cut",
-    "Entry",
     "FindingCard",
     "Grid",
+    "ProseRow",
     "ShownColumn",
     "Tree",
     "across_ranks",
+    "by_level",
     "column_format",
     "compared",
     "cut",
@@ -54,6 +61,7 @@ __all__ = [
     "explained",
     "finding_cards",
     "for_people",
+    "format_for",
     "grid",
     "headline",
     "label",
@@ -62,6 +70,7 @@ __all__ = [
     "one_line",
     "parent_rows",
     "readable",
+    "rounded",
     "select",
     "short_names",
     "shorten",
@@ -71,4 +80,5 @@ __all__ = [
     "skipped",
     "tile_range",
     "tile_value",
+    "with_places",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int, lookup
-from tracelens.rendering.tables.reading import parent_rows
 from tracelens.rendering.tables.values import stem_and_suffix, unknown
 from tracelens.table import Column, Table, codes, depth_first
 
@@ -22,39 +20,23 @@ _ABSENT = -1
 
 
 class _Things(NamedTuple):
-    """What the rows of a table are about.
+    """What the rows of a table are about."""
 
-    Attributes:
-        of_row: the thing of each row; no rank has two rows about one thing.
-        first: a row about each.
-        parent: of each thing of a tree, -1 at the top; all -1 of a list.
-        recorded: on how many ranks each could be: of a tree those that have the root above it.
-    """
-
-    of_row: Int
-    first: Int
-    parent: Int
-    recorded: Int
+    of_row: Int  # the thing of each row; no rank has two rows about one thing
+    first: Int  # a row about each
+    parent: Int  # of each thing of a tree, -1 at the top; all -1 of a list
+    recorded: Int  # on how many ranks each could be: of a tree those that have the root above it
 
 
 class _Spread(NamedTuple):
-    """A quantity of each thing across the ranks; -1 where no rank knows it.
+    """A quantity of each thing across the ranks; -1 where no rank knows it."""
 
-    Attributes:
-        typical: of all ranks: the median, in a tree the mean.
-        mean: of all ranks.
-        low: smallest.
-        high: largest.
-        low_row: row that has the smallest value, of those that have one.
-        high_row: row that has the largest.
-    """
-
-    typical: Float
-    mean: Float
-    low: Float
-    high: Float
-    low_row: Int
-    high_row: Int
+    typical: Float  # of all ranks: the median, in a tree the mean
+    mean: Float  # of all ranks
+    low: Float  # smallest
+    high: Float  # largest
+    low_row: Int  # row that has the smallest value, of those that have one
+    high_row: Int  # row that has the largest
 
 
 def across_ranks(table: Table) -> Table | None:
@@ -112,50 +94,94 @@ def _is_quantity(column: Column) -> bool:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The ranks of a table side by side.
+    """The ranks of a table side by side."""
 
-    Attributes:
-        source: the table.
-        things: that its rows are about.
-        ranks: how many ranks it has.
-        leading: quantity.
-    """
-
-    source: Table
-    things: _Things
-    ranks: int
-    leading: Column
+    source: Table  # the table
+    things: _Things  # that its rows are about
+    ranks: int  # how many ranks it has
+    leading: Column  # quantity
 
     def table(self) -> Table:
-        leading = self._spread(self.leading)
+        schema, things = self.source.schema, self.things
+        spread = self._spread(self.leading)
         low_is_bad = self.leading.unit in _RATES
-        worst = leading.low_row if low_is_bad else leading.high_row
-        present = np.bincount(self.things.of_row, minlength=len(self.things.first))
-        order = self._order(leading)
-        names = [*self._names(worst)]
-        columns = [(column, values) for column, values in names if column.name in self.source.schema.keys]
-        if (present < self.ranks).any():
-            doc = f"that have it, out of {self.ranks}"
-            columns.append((Column("ranks", "int64", "count", doc), present))
-        columns += self._leading(leading, worst)
-        columns += [
-            (column, values) for column, values in names if column.name not in self.source.schema.keys
+        worst = spread.low_row if low_is_bad else spread.high_row
+
+        # Keys; how many ranks have it; and below, the other short texts and numbers that are names, as the
+        # worst rank has them.
+        is_name = {
+            column.name: not (_is_quantity(column) or column.prose or column.folded)
+            and column.name not in ("rank", "node", "parent")
+            for column in schema.columns
+        }
+        columns: list[tuple[Column, Any]] = [
+            (column, _taken(self.source.columns[column.name], things.first))
+            for column in schema.columns
+            if is_name[column.name] and column.name in schema.keys
         ]
-        columns += self._others(worst)
+        present = np.bincount(things.of_row, minlength=len(things.first))
+        if (present < self.ranks).any():
+            columns.append((Column("ranks", "int64", "count", f"that have it, out of {self.ranks}"), present))
+
+        # The leading quantity. Where all ranks are alike, none is the worst.
+        what = self.leading.doc or self.leading.name
+        for statistic, values in ((self._typical, spread.typical), ("min", spread.low), ("max", spread.high)):
+            doc = f"{statistic} of the ranks: {what}"
+            column = replace(self.leading, name=self._name(statistic), doc=doc)
+            columns.append((column, self._as(self.leading, values)))
+        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], _ABSENT)
+        share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
+        share = np.where(spread.low < 0, _ABSENT, share)
+        doc = f"with the {'smallest' if low_is_bad else 'largest'} value"
+        columns.append((Column("worst_rank", "int64", doc=doc), rank))
+        columns.append((Column("spread", "float64", "fraction", "(max - min) / max"), share))
+
+        columns += [
+            (column, _taken(self.source.columns[column.name], worst))
+            for column in schema.columns
+            if is_name[column.name] and column.name not in schema.keys
+        ]
+        # The other quantities, then the sentences of the worst rank.
+        for column in schema.columns:
+            if column.name in schema.keys and _is_quantity(column):
+                columns.append((column, self.source.array(column.name)[things.first]))
+            elif _is_quantity(column) and column is not self.leading:
+                doc = f"{column.doc}; {self._typical} of the ranks".removeprefix("; ")
+                values = self._as(column, self._spread(column).typical)
+                columns.append((replace(column, doc=doc), values))
+        columns += [
+            (column, _taken(self.source.columns[column.name], worst))
+            for column in schema.columns
+            if column.prose or column.folded
+        ]
+
+        # Things with most time in all ranks first, else in the order in which the ranks have them.
+        if schema.kind == "tree":
+            _, weight = np.unique(spread.mean, return_inverse=True)
+            order = depth_first(things.parent, weight.astype(np.int64))
+        else:
+            position = position_on_rank(self.source.array("rank"))
+            mean_position = np.bincount(things.of_row, position) / np.bincount(things.of_row)
+            keys = (mean_position, -spread.mean) if schema.descending else (things.first, mean_position)
+            order = np.lexsort(keys)
         data = {column.name: _taken(values, order) for column, values in columns}
-        if self.source.schema.kind == "tree":
-            data |= self._numbered(order)
-        declared = [*self._node_columns(), *(column for column, _ in columns)]
-        largest_first = ", most in total first" if self.source.schema.descending else ""
+        declared = [column for column, _ in columns]
+        if schema.kind == "tree":
+            number = np.empty(len(order), np.int64)
+            number[order] = np.arange(len(order))
+            data["node"] = np.arange(len(order))
+            data["parent"] = lookup(number, things.parent[order], -1)
+            declared = [column for column in schema.columns if column.name in ("node", "parent")] + declared
+        largest_first = ", most in total first" if schema.descending else ""
         doc = f"Across {self.ranks} ranks{largest_first}; spread: (max - min) / max."
-        schema = replace(
-            self.source.schema,
+        across = replace(
+            schema,
             columns=tuple(declared),
-            doc=f"{self.source.schema.doc} {doc}".strip(),
+            doc=f"{schema.doc} {doc}".strip(),
             key=(),
             leading=self._name(self._typical),
         )
-        return Table(schema, data)
+        return Table(across, data)
 
     @property
     def _typical(self) -> str:
@@ -164,48 +190,6 @@ class _Comparison:
     def _name(self, statistic: str) -> str:
         stem, suffix = stem_and_suffix(self.leading)
         return "_".join(filter(None, (stem, statistic, suffix)))
-
-    def _leading(self, spread: _Spread, worst: Int) -> Iterator[tuple[Column, Any]]:
-        """The columns of the leading quantity."""
-        what = self.leading.doc or self.leading.name
-        for statistic, values in ((self._typical, spread.typical), ("min", spread.low), ("max", spread.high)):
-            doc = f"{statistic} of the ranks: {what}"
-            yield (
-                replace(self.leading, name=self._name(statistic), doc=doc),
-                self._as(self.leading, values),
-            )
-        # Where all ranks are alike, none is the worst.
-        differs = spread.high > spread.low
-        rank = np.where(differs, self.source.array("rank")[worst], _ABSENT)
-        share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
-        share = np.where(spread.low < 0, _ABSENT, share)
-        yield Column("worst_rank", "int64", doc=f"with the {self._worst} value"), rank
-        yield Column("spread", "float64", "fraction", "(max - min) / max"), share
-
-    def _others(self, worst: Int) -> Iterator[tuple[Column, Any]]:
-        """The other quantities, then the sentences of the worst rank."""
-        schema = self.source.schema
-        for column in schema.columns:
-            if column.name in schema.keys and _is_quantity(column):
-                yield column, self.source.array(column.name)[self.things.first]
-            elif _is_quantity(column) and column is not self.leading:
-                doc = f"{column.doc}; {self._typical} of the ranks".removeprefix("; ")
-                yield replace(column, doc=doc), self._as(column, self._spread(column).typical)
-        for column in schema.columns:
-            if column.prose or column.folded:
-                yield column, _taken(self.source.columns[column.name], worst)
-
-    @property
-    def _worst(self) -> str:
-        return "smallest" if self.leading.unit in _RATES else "largest"
-
-    def _names(self, worst: Int) -> Iterator[tuple[Column, Any]]:
-        """Keys, and the other short texts and numbers that are names, as the worst rank has them."""
-        for column in self.source.schema.columns:
-            is_name = not (_is_quantity(column) or column.prose or column.folded)
-            if is_name and column.name not in ("rank", "node", "parent"):
-                rows = self.things.first if column.name in self.source.schema.keys else worst
-                yield column, _taken(self.source.columns[column.name], rows)
 
     def _spread(self, column: Column) -> _Spread:
         values = self.source.array(column.name)
@@ -221,26 +205,6 @@ class _Comparison:
     @staticmethod
     def _as(column: Column, values: Float) -> NDArray[Any]:
         return np.rint(values).astype(np.int64) if column.dtype == "int64" else values
-
-    def _order(self, leading: _Spread) -> Int:
-        """Things with most time in all ranks first, else in the order in which the ranks have them."""
-        if self.source.schema.kind == "tree":
-            _, weight = np.unique(leading.mean, return_inverse=True)
-            return depth_first(self.things.parent, weight.astype(np.int64))
-        position = position_on_rank(self.source.array("rank"))
-        place = np.bincount(self.things.of_row, position) / np.bincount(self.things.of_row)
-        if self.source.schema.descending:
-            return np.lexsort((place, -leading.mean))
-        return np.lexsort((self.things.first, place))
-
-    def _node_columns(self) -> list[Column]:
-        schema = self.source.schema
-        return [c for c in schema.columns if schema.kind == "tree" and c.name in ("node", "parent")]
-
-    def _numbered(self, order: Int) -> dict[str, Int]:
-        number = np.empty(len(order), np.int64)
-        number[order] = np.arange(len(order))
-        return {"node": np.arange(len(order)), "parent": lookup(number, self.things.parent[order], -1)}
 
 
 def _taken(values: Any, rows: Int) -> Any:
@@ -343,3 +307,18 @@ def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean
     figures = (mean if use_mean else median, mean, ranked(0 * total), ranked(total - 1))
     typical, mean, low, high = (np.where(absent, float(_ABSENT), figure) for figure in figures)
     return _Spread(typical, mean, low, high, low_row, high_row)
+
+
+def parent_rows(table: Table) -> Int:
+    """The row of each node's parent, -1 where it is not in the table. Nodes are numbered on each rank."""
+    node, parent = table.array("node"), table.array("parent")
+    if not len(table):
+        return np.zeros(0, np.int64)
+    offset: Int = np.zeros(len(table), np.int64)
+    if "rank" in table.columns:
+        offset = table.array("rank") * (max(node.max(), parent.max()) + 1)
+    keys = node + offset
+    order = np.argsort(keys, kind="stable")
+    parent_keys = parent + offset
+    candidate_rows = order[np.minimum(np.searchsorted(keys, parent_keys, sorter=order), len(keys) - 1)]
+    return np.where((parent >= 0) & (keys[candidate_rows] == parent_keys), candidate_rows, -1)

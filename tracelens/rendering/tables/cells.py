@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tracelens.rendering.tables.entries import Entry, entries
-from tracelens.rendering.tables.names import shortened_names
-from tracelens.rendering.tables.rows import Cut, ShownColumn, cut, more
-from tracelens.rendering.tables.values import ColumnFormat, one_line, shorten
+from tracelens.rendering.tables.rows import ProseRow, ShownColumn, cut, entries, more
+from tracelens.rendering.tables.values import one_line, shorten, shortened_names
 from tracelens.table import Result, Table
 from tracelens.units import PERCENT
 
@@ -28,28 +26,18 @@ _WRAPPED = '"f w"'  # a percentage with its reason
 
 @dataclass(frozen=True)
 class Grid:
-    """One table, ready for the template.
+    """One table, ready for the template."""
 
-    Attributes:
-        id: anchor, unique in the page.
-        title, doc: from the schema.
-        head: cells of the header row.
-        body: all rows.
-        note: the line below the table, about what was cut; may be empty.
-        rows: number of rows in `body`.
-        tree: the rows are a tree.
-        entries: the rows of a table that is shown as entries, with no head and no body; else empty.
-    """
-
-    id: str
-    title: str
-    doc: str
-    head: Markup
-    body: Markup
-    note: str
-    rows: int
-    tree: bool
-    entries: list[Entry] = field(default_factory=list)
+    id: str  # anchor, unique in the page
+    title: str  # from the schema
+    doc: str  # from the schema
+    head: Markup  # cells of the header row
+    body: Markup  # all rows
+    note: str  # the line below the table, about what was cut; may be empty
+    rows: int  # number of rows in `body`
+    tree: bool  # the rows are a tree
+    # the rows of a table that is shown as entries, with no head and no body; else empty
+    entries: list[ProseRow] = field(default_factory=list)
 
 
 def grid(
@@ -75,36 +63,43 @@ def grid(
     from markupsafe import Markup
 
     part = cut(table, limit)
-    heading = (f"{result.analyzer}-{name}", table.schema.title, table.schema.doc)
+    made = Grid(
+        id=f"{result.analyzer}-{name}",
+        title=table.schema.title,
+        doc=table.schema.doc,
+        head=Markup(""),
+        body=Markup(""),
+        note=more(result, part),
+        rows=part.count,
+        tree=part.depth is not None,
+    )
     if table.schema.kind == "entries":
-        empty = Markup("")
-        return Grid(*heading, empty, empty, more(result, part), part.count, False, entries(part))
+        return replace(made, entries=entries(part))
     names = short_names(table) if names is None else names
     columns = [_column(shown, names.get(shown.column.name, {})) for shown in part.columns]
     if not buttons:
-        columns = [_aligned(shown, cells) for shown, cells in zip(part.columns, columns, strict=True)]
+        columns = [
+            cells
+            if shown.column.is_number
+            else [f"<td align=left{cell.removeprefix('<td')}" for cell in cells]
+            for shown, cells in zip(part.columns, columns, strict=True)
+        ]
+    opening = ["<tr>"] * part.count
     if part.depth is not None:
         columns[0] = _nested(columns[0], part.depth, buttons)
-    opening = _openings(part, buttons)
-    head = Markup("").join(_heading(shown.format, buttons) for shown in part.columns)
-    body = Markup("\n".join(map("".join, zip(opening, *columns, strict=True))))
-    return Grid(*heading, head, body, more(result, part), part.count, part.depth is not None)
-
-
-def _openings(part: Cut, buttons: bool) -> Iterable[str]:
-    if part.depth is None or not buttons:
-        return ["<tr>"] * part.count
-    return [f'<tr data-d="{depth}"{" hidden" if depth > 1 else ""}>' for depth in part.depth]
-
-
-def _heading(fmt: ColumnFormat, buttons: bool) -> Markup:
-    from markupsafe import Markup
-
-    title = " - ".join(filter(None, (fmt.column.name, fmt.column.doc)))
-    cell = Markup('<th scope=col class={} title="{}">{}</th>')
+        if buttons:
+            opening = [f'<tr data-d="{depth}"{" hidden" if depth > 1 else ""}>' for depth in part.depth]
+    heading = Markup('<th scope=col class={} title="{}">{}</th>')
     if buttons:
-        cell = Markup('<th scope=col class={} title="{}" aria-sort=none><button type=button>{}</button></th>')
-    return cell.format("n" if fmt.column.is_number else "s", one_line(title), fmt.header)
+        heading = Markup(
+            '<th scope=col class={} title="{}" aria-sort=none><button type=button>{}</button></th>'
+        )
+    head = Markup("")
+    for shown in part.columns:
+        title = " - ".join(filter(None, (shown.column.name, shown.column.doc)))
+        head += heading.format("n" if shown.column.is_number else "s", one_line(title), shown.format.header)
+    body = Markup("\n".join(map("".join, zip(opening, *columns, strict=True))))
+    return replace(made, head=head, body=body)
 
 
 def short_names(table: Table) -> dict[str, dict[str, str]]:
@@ -116,17 +111,16 @@ def short_names(table: Table) -> dict[str, dict[str, str]]:
     names = {name: list(map(one_line, table.coded(name).values)) for name in columns}
     long = sum(any(len(text) > _BESIDE_WIDTH for text in texts) for texts in names.values())
     width = _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
-    return {name: _short_forms(texts, width) for name, texts in names.items()}
-
-
-def _short_forms(texts: list[str], width: int) -> dict[str, str]:
-    # Most names of a table fit, and need not be looked at unless a shortened one looks like them.
-    changing = [text for text in texts if len(text) > width or _MANGLED.search(text)]
-    forms = dict(zip(changing, shortened_names(changing, width), strict=True))
-    fitting = set(texts).difference(changing)
-    if not fitting.isdisjoint(forms.values()):
-        forms = dict(zip(texts, shortened_names(texts, width), strict=True))
-    return {text: form for text, form in forms.items() if form != text}
+    short = {}
+    for name, texts in names.items():
+        # Most names of a table fit, and need not be looked at unless a shortened one looks like them.
+        changing = [text for text in texts if len(text) > width or _MANGLED.search(text)]
+        forms = dict(zip(changing, shortened_names(changing, width), strict=True))
+        fitting = set(texts).difference(changing)
+        if not fitting.isdisjoint(forms.values()):
+            forms = dict(zip(texts, shortened_names(texts, width), strict=True))
+        short[name] = {text: form for text, form in forms.items() if form != text}
+    return short
 
 
 def _column(shown: ShownColumn, names: Mapping[str, str]) -> list[str]:
@@ -153,12 +147,6 @@ def _name_cell(text: str, short: str) -> str:
     if short == text:
         return f"<td>{escape(text)}</td>"
     return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(short)}</td>'
-
-
-def _aligned(shown: ShownColumn, cells: list[str]) -> list[str]:
-    if shown.column.is_number:
-        return cells
-    return [f"<td align=left{cell.removeprefix('<td')}" for cell in cells]
 
 
 def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:

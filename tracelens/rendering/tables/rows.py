@@ -1,36 +1,49 @@
-"""Which rows and columns of a table a reader sees: the first ones, or the largest nodes of a tree."""
+"""What a reader sees of a result: its readable tables, their first rows or largest nodes, and entries.
+
+A table with levels is one for each of them; places in traces are one column; rows with much prose are read
+one by one: a name, a few short facts, and sentences.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import Float, Int
-from tracelens.rendering.tables.across import across_ranks, is_across, leading_column, position_on_rank
-from tracelens.rendering.tables.reading import by_level, parent_rows, typical_step, with_places
-from tracelens.rendering.tables.values import ColumnFormat, column_format, explained, one_line
+from tracelens.arrays import Int
+from tracelens.rendering.tables.across import (
+    across_ranks,
+    is_across,
+    leading_column,
+    parent_rows,
+    position_on_rank,
+)
+from tracelens.rendering.tables.values import (
+    ABSENT,
+    ColumnFormat,
+    column_format,
+    encodable,
+    explained,
+    label,
+    one_line,
+    shorten,
+)
 from tracelens.table import Column, Report, Result, Rows, Skip, Table
+from tracelens.units import PERCENT
 
 _BRIEF = 3
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first.
+    """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first."""
 
-    Attributes:
-        rows: row position in the table, of every chosen node.
-        depth: of every chosen node, roots are 0.
-        parent: index into `rows` of the node's parent, -1 for roots.
-        left_out: per chosen node, how many of its own children were not chosen.
-    """
-
-    rows: list[int]
-    depth: list[int]
-    parent: list[int]
-    left_out: list[int]
+    rows: list[int]  # row position in the table, of every chosen node
+    depth: list[int]  # of every chosen node, roots are 0
+    parent: list[int]  # index into `rows` of the node's parent, -1 for roots
+    left_out: list[int]  # per chosen node, how many of its own children were not chosen
 
 
 @dataclass(frozen=True)
@@ -48,19 +61,47 @@ class ShownColumn:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is shown of one table.
+    """What is shown of one table."""
 
-    Attributes:
-        table: the whole table.
-        count: number of the shown rows.
-        columns: a tree leaves out `node` and `parent` and begins with the name.
-        depth: nesting of every row of a tree, None for other tables.
-    """
+    table: Table  # the whole table
+    count: int  # number of the shown rows
+    columns: list[ShownColumn]  # a tree leaves out `node` and `parent` and begins with the name
+    depth: list[int] | None  # nesting of every row of a tree, None for other tables
 
-    table: Table
-    count: int
-    columns: list[ShownColumn]
-    depth: list[int] | None
+
+_LEVELS = 12
+_RANK, _AT = "_rank", "_ts_ns"
+_CLOCK = "Positions are times since the trace's first event, as in Perfetto."
+
+# Names stand on a line of their own; sentences are whole, unless a trace makes them endless.
+_NAME_WIDTH = 160
+_PROSE_WIDTH = 1200
+_LINE_WIDTH = 4000
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One short cell: 'saving' '728.300 ms'."""
+
+    label: str  # what it is; empty where the text says it itself ('87.3% of the step')
+    text: str  # the value with its unit
+    doc: str  # what the column means
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.text}".strip()
+
+
+@dataclass(frozen=True)
+class ProseRow:
+    """One row that is read by itself."""
+
+    number: str  # its place in a table that is ranked, else empty
+    name: str  # its first text
+    share: float | None  # its first fraction, 0-1, if the table has one and it is known
+    share_at: int  # where among the facts that fraction is, else -1
+    facts: list[Fact]  # the other short cells that are known, in order of the columns
+    prose: list[tuple[str, str]]  # (label, text) of the sentences that are there
+    folded: list[tuple[str, str]]  # (label, text) of the lines to copy, such as commands
 
 
 def cut(table: Table, limit: int) -> Cut:
@@ -72,7 +113,14 @@ def cut(table: Table, limit: int) -> Cut:
     if table.schema.brief:
         limit = max(limit // _BRIEF, 1)
     if table.schema.kind != "tree":
-        rows = _of_every_rank(table, limit)
+        rows: Rows = slice(limit)
+        if len(table) > limit and _is_rank_by_rank(table):
+            # As many of each rank; where there are more ranks than room, of those with most.
+            position, leading = position_on_rank(table.array("rank")), leading_column(table)
+            size = table.array(leading.name) if leading else np.zeros(len(table))
+            first = np.lexsort((-size, position))[:limit]
+            by_size = first[np.argsort(-size[first], kind="stable")]
+            rows = by_size if table.schema.descending else np.sort(first)
         shown = [_shown(table, column, rows) for column in table.schema.columns]
         return Cut(table, min(limit, len(table)), shown, None)
     tree = select(table, limit)
@@ -88,18 +136,6 @@ def shown_columns(table: Table) -> list[Column]:
     text = [column for column in columns if column.is_text]
     first = next((column for column in text if column.name == "name"), text[0] if text else columns[0])
     return sorted(columns, key=lambda column: column is not first)
-
-
-def _of_every_rank(table: Table, limit: int) -> Rows:
-    """Rows to show: as many of each rank; where there are more ranks than room, of those with most."""
-    if len(table) <= limit or not _is_rank_by_rank(table):
-        return slice(limit)
-    position, leading = position_on_rank(table.array("rank")), leading_column(table)
-    size = table.array(leading.name) if leading else np.zeros(len(table))
-    rows = np.lexsort((-size, position))[:limit]
-    if table.schema.descending:
-        return rows[np.argsort(-size[rows], kind="stable")]
-    return np.sort(rows)
 
 
 def _is_rank_by_rank(table: Table) -> bool:
@@ -122,25 +158,21 @@ def more(result: Result, part: Cut) -> str:
         return ""
     command = result.command or f"tracelens analyze {result.analyzer} PATH"
     whole = "those of each rank" if is_across(part.table) else "all of them"
-    rows = f"{part.count:,} of {len(part.table):,} rows{_which(part)}"
+    which = ""
+    if part.depth is not None:
+        which = "; the smallest are left out"
+    elif _is_rank_by_rank(part.table):
+        leading = leading_column(part.table)
+        of_time = leading is not None and leading.unit == "ns"
+        first = "first" if not part.table.schema.descending else "longest" if of_time else "largest"
+        shown = next(shown for shown in part.columns if shown.column.name == "rank")
+        ranks, shown_ranks = len(np.unique(part.table.array("rank"))), len(set(shown.cells))
+        which = f", the {first} of each rank"
+        if shown_ranks < ranks:
+            which = f", the {first} of {shown_ranks} ranks; {ranks - shown_ranks} ranks are left out"
+    rows = f"{part.count:,} of {len(part.table):,} rows{which}"
     names_output = any(option in command for option in (" -o ", " --report "))
     return f"{rows}; {whole}: {command}" + ("" if names_output else " --json or -o DIR for CSV")
-
-
-def _which(part: Cut) -> str:
-    """Which rows are shown, where they are not the first ones."""
-    if part.depth is not None:
-        return "; the smallest are left out"
-    if not _is_rank_by_rank(part.table):
-        return ""
-    schema, leading = part.table.schema, leading_column(part.table)
-    of_time = leading is not None and leading.unit == "ns"
-    first = "first" if not schema.descending else "longest" if of_time else "largest"
-    shown = next(shown for shown in part.columns if shown.column.name == "rank")
-    ranks, shown_ranks = len(np.unique(part.table.array("rank"))), len(set(shown.cells))
-    if shown_ranks == ranks:
-        return f", the {first} of each rank"
-    return f", the {first} of {shown_ranks} ranks; {ranks - shown_ranks} ranks are left out"
 
 
 def details(result: Result) -> str:
@@ -217,38 +249,11 @@ def select(table: Table, limit: int, size: str = "") -> Tree:
         size: the column by which nodes are large; by default the first one in ns (else bytes, else count).
     """
     parents = parent_rows(table)
-    sizes = table.array(size).astype(np.float64) if size else _sizes(table)
+    size = size or size_column(table)
+    sizes = table.array(size).astype(np.float64) if size else np.zeros(len(table))
     order = np.argsort(-sizes, kind="stable")
-    kept = set(range(len(table))) if len(table) <= limit else _largest(order, parents, limit)
-    children: dict[int, list[int]] = {}
-    for row in order if len(kept) == len(table) else sorted(kept, key=lambda row: (-sizes[row], row)):
-        children.setdefault(int(parents[row]), []).append(int(row))
-    counts = np.bincount(parents[parents >= 0], minlength=len(table))
-    tree = Tree([], [], [], [])
-    # A cycle has no root to be reached from; its nodes follow as roots, so that no row is lost.
-    for root in (*sorted(children.get(-1, ())), *sorted(kept)):
-        _walk(root, children, kept, tree)
-    tree.left_out.extend(int(counts[row]) - len(children.get(row, ())) for row in tree.rows)
-    return tree
-
-
-def _walk(root: int, children: dict[int, list[int]], kept: set[int], tree: Tree) -> None:
-    stack = [(root, -1, 0)]
-    while stack:
-        row, parent, depth = stack.pop()
-        if row not in kept:
-            continue
-        kept.discard(row)
-        index = len(tree.rows)
-        tree.rows.append(row)
-        tree.parent.append(parent)
-        tree.depth.append(depth)
-        stack.extend((child, index, depth + 1) for child in reversed(children.get(row, ())))
-
-
-def _largest(order: Int, parents: Int, limit: int) -> set[int]:
-    kept: set[int] = set()
-    for start in order:
+    kept = set(range(len(table))) if len(table) <= limit else set()
+    for start in order if len(table) > limit else ():
         chain: list[int] = []
         row = int(start)
         while row >= 0 and row not in kept and row not in chain:
@@ -257,7 +262,26 @@ def _largest(order: Int, parents: Int, limit: int) -> set[int]:
         kept.update(chain[::-1][: limit - len(kept)])  # the ancestors first: a node never stands alone
         if len(kept) == limit:
             break
-    return kept
+    children: dict[int, list[int]] = {}
+    for row in order if len(kept) == len(table) else sorted(kept, key=lambda row: (-sizes[row], row)):
+        children.setdefault(int(parents[row]), []).append(int(row))
+    counts = np.bincount(parents[parents >= 0], minlength=len(table))
+    tree = Tree([], [], [], [])
+    # A cycle has no root to be reached from; its nodes follow as roots, so that no row is lost.
+    for root in (*sorted(children.get(-1, ())), *sorted(kept)):
+        stack = [(root, -1, 0)]
+        while stack:
+            row, parent, depth = stack.pop()
+            if row not in kept:
+                continue
+            kept.discard(row)
+            index = len(tree.rows)
+            tree.rows.append(row)
+            tree.parent.append(parent)
+            tree.depth.append(depth)
+            stack.extend((child, index, depth + 1) for child in reversed(children.get(row, ())))
+    tree.left_out.extend(int(counts[row]) - len(children.get(row, ())) for row in tree.rows)
+    return tree
 
 
 def size_column(table: Table) -> str:
@@ -266,6 +290,158 @@ def size_column(table: Table) -> str:
     return next((name for size in ("ns", "bytes", "count") for unit, name in units if unit == size), "")
 
 
-def _sizes(table: Table) -> Float:
-    name = size_column(table)
-    return table.array(name).astype(np.float64) if name else np.zeros(len(table))
+def by_level(name: str, table: Table) -> dict[str, Table]:
+    """A table with levels as one table for each of them, any other as it is.
+
+    The first level is what one came for; the others are brief. A level of one row repeats the whole and is
+    left out where another has more; so is a column with the level's own name, which repeats the rows' names.
+
+    Args:
+        name: of the table.
+        table: its columns but `level` are those of the parts.
+
+    Returns:
+        name to table, in order.
+    """
+    if table.schema.kind != "levels" or not len(table):
+        return {name: table}
+    level = table.coded("level")
+    rows = {text: np.flatnonzero(level.equals(text)) for text in dict.fromkeys(level.texts())}
+    if len(rows) > _LEVELS:
+        return {name: table}
+    telling = [text for text, of_level in rows.items() if len(of_level) > 1] or list(rows)
+    schema = table.schema
+    parts = {}
+    for number, text in enumerate(telling):
+        part = replace(
+            schema,
+            title=f"{schema.title} by {text}",
+            columns=tuple(column for column in schema.columns[1:] if column.name != text),
+            doc="" if number else schema.doc,
+            kind="list",
+            brief=number > 0,
+        )
+        anchor = re.sub(r"\W+", "-", text)
+        parts[f"{name}-{anchor}"] = table.with_schema(part).take(rows[text])
+    return parts
+
+
+def typical_step(table: Table) -> Table:
+    """A tree of several steps as that of the step of median duration, any other table as it is.
+
+    Where there is room for a few rows, the steps themselves would take most of them.
+    """
+    if table.schema.kind != "tree" or "level" not in table.columns:
+        return table
+    root = root_rows(table)
+    names, sizes = table.coded("name"), table.array("exclusive_ns")
+    tops = np.unique(root)
+    longest: dict[str, int] = {}
+    for row, name, level in zip(tops, names.texts(tops), table.coded("level").texts(tops), strict=True):
+        if level != "step":
+            return table
+        longest[name] = max(longest.get(name, 0), int(sizes[row]))
+    if len(longest) < 2:
+        return table
+    chosen = sorted(longest, key=longest.__getitem__)[(len(longest) - 1) // 2]
+    doc = f"{chosen}, of median duration among {len(longest)} steps; for another: --step."
+    schema = replace(table.schema, doc=f"{table.schema.doc} {doc}".strip())
+    return table.with_schema(schema).take(np.flatnonzero(names.equals(chosen)[root]))
+
+
+def root_rows(table: Table) -> Int:
+    """The row at the top above each row of a tree."""
+    parents = parent_rows(table)
+    root = np.where(parents < 0, np.arange(len(table)), parents)
+    while (root != root[root]).any():
+        root = root[root]
+    return root
+
+
+def with_places(table: Table) -> Table:
+    """A table whose columns `x_rank` and `x_ts_ns` are one, `in x`: 'rank 0 at 551.890 ms'."""
+    names = table.schema.names
+    stems = [name.removesuffix(_AT) for name in names if name.endswith(_AT)]
+    places = {stem: f"in_{stem}" for stem in stems if stem + _RANK in names}
+    if not places:
+        return table
+    columns: list[Column] = []
+    data = dict(table.columns)
+    for column in table.schema.columns:
+        stem = column.name.removesuffix(_AT)
+        if column.name in (stem + _RANK for stem in places):
+            continue
+        if stem == column.name or stem not in places:
+            columns.append(column)
+            continue
+        columns.append(Column(places[stem], "str", doc=column.doc))
+        fmt, times = column_format(table, column), table.array(column.name).tolist()
+        # "" where it is not known.
+        data[places[stem]] = [
+            f"rank {rank} at {text} {fmt.unit}" if rank >= 0 and time >= 0 else ""
+            for rank, time, text in zip(
+                table.array(stem + _RANK).tolist(), times, fmt.texts(times), strict=True
+            )
+        ]
+    doc = f"{table.schema.doc} {_CLOCK}".strip()
+    schema = replace(table.schema, columns=tuple(columns), doc=doc)
+    return Table(schema, {column.name: data[column.name] for column in columns})
+
+
+def entries(part: Cut) -> list[ProseRow]:
+    """The shown rows of a table as entries."""
+    columns = part.columns
+    long = {shown.column.name for shown in columns if shown.column.prose or shown.column.folded}
+    name = next((shown for shown in columns if shown.column.is_text and shown.column.name not in long), None)
+    ranked = columns[0].column.unit == "count" and columns[0].cells == list(range(1, part.count + 1))
+    ranking = columns[0] if ranked else None
+    short = [
+        shown
+        for shown in columns
+        if shown.column.name not in long and shown is not name and shown is not ranking
+    ]
+    share = next((shown for shown in short if shown.column.unit == "fraction"), None)
+
+    def copied(cell: Any) -> str:
+        """A line to copy: as it is, or not at all."""
+        text = str(cell)
+        if len(text) > _LINE_WIDTH:
+            return f"{len(text):,} characters, which only JSON and CSV hold"
+        return encodable(one_line(text))
+
+    made = []
+    for row in range(part.count):
+        facts: list[Fact] = []
+        share_at = -1
+        for shown in short:
+            text, column = shown.texts[row].strip(), shown.column
+            if not text or text == ABSENT:
+                continue
+            name_of_fact, doc = label(column), one_line(column.doc)
+            if column.unit in PERCENT and doc.startswith("of "):
+                # A share is best read with its whole.
+                name_of_fact, text = "", f"{text} {doc.partition(',')[0]}"
+            elif shown.format.unit:
+                text = f"{text} {shown.format.unit}"
+            share_at = len(facts) if shown is share else share_at
+            facts.append(Fact(name_of_fact, shorten(text, _NAME_WIDTH), doc))
+        made.append(
+            ProseRow(
+                number=ranking.texts[row] if ranking else "",
+                name=shorten(name.texts[row].strip(), _NAME_WIDTH) or ABSENT if name else ABSENT,
+                share=min(max(float(share.cells[row]), 0.0), 1.0) if share and share_at >= 0 else None,
+                share_at=share_at,
+                facts=facts,
+                prose=[
+                    (label(shown.column), shorten(shown.texts[row], _PROSE_WIDTH))
+                    for shown in columns
+                    if shown.column.prose and shown.texts[row].strip()
+                ],
+                folded=[
+                    (label(shown.column), copied(shown.cells[row]))
+                    for shown in columns
+                    if shown.column.folded and str(shown.cells[row])
+                ],
+            )
+        )
+    return made

@@ -1,9 +1,12 @@
-"""How values look to people: units, decimals, headers and shortened names, the same in every human format."""
+"""How values look to people, the same in every human format: units, decimals, headers, tiles and names.
+
+Names of kernels, ops and shapes are demangled and shortened, and still different from each other.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -11,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.table import Column, Rows, Table
-from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, largest_scale, scale_of
+from tracelens.symbols import demangled
+from tracelens.table import Column, Rows, Table, Tile
+from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, amount, largest_scale, scale_of
 
 ABSENT = "–"
 _ABSENT = -1
@@ -93,6 +97,14 @@ class ColumnFormat:
         if self.absent:
             return [ABSENT if value == -1 else cell for value, cell in zip(values, cells, strict=True)]
         return cells
+
+
+_SECTIONS = ("trust", "setup")
+
+_HIDDEN = re.compile(r"\(anonymous namespace\)::|\bat::native::|^void ")
+_NAMESPACES = re.compile(r"\b(?:\w+::)+(?=\w)")
+_CONTEXT = 6
+"""Characters of the word that is different, which stand before the difference."""
 
 
 def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> ColumnFormat:
@@ -221,31 +233,24 @@ def _compared(column: Column) -> list[str]:
     return []
 
 
-_SECTIONS = ("trust", "setup")
-
-
 def meta_items(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of the entries of a `meta` mapping; `step_ns` gets a unit as a column would.
 
     What a section of the report says in sentences is left to it.
     """
-    return [_meta_item(key, value, meta) for key, value in meta.items() if key not in _SECTIONS]
-
-
-def _meta_item(key: str, value: Any, meta: Mapping[str, Any]) -> tuple[str, str]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        column = Column(key, "int64" if isinstance(value, int) else "float64", _unit_of(key))
+    items = []
+    for key, value in meta.items():
+        if key in _SECTIONS:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            items.append((one_line(key.replace("_", " ")), one_line(_plain(value))))
+            continue
+        units = (unit for suffix, unit in _UNIT_OF_SUFFIX if key == suffix or key.endswith(f"_{suffix}"))
+        column = Column(key, "int64" if isinstance(value, int) else "float64", next(units, ""))
         compared = (meta.get(name) for name in _compared(column))
         peak = max((abs(number) for number in compared if isinstance(number, int | float)), default=0)
-        return label(column), quantity(column, value, float(peak))
-    return one_line(key.replace("_", " ")), one_line(_plain(value))
-
-
-def _unit_of(name: str) -> Unit:
-    for suffix, unit in _UNIT_OF_SUFFIX:
-        if name == suffix or name.endswith(f"_{suffix}"):
-            return unit
-    return ""
+        items.append((label(column), quantity(column, value, float(peak))))
+    return items
 
 
 def quantity(column: Column, value: float, least: float = 0.0) -> str:
@@ -275,3 +280,123 @@ def _plain(value: Any) -> str:
             return f"{texts[0]}, …, {texts[-1]} ({len(texts)})"
         return ", ".join(texts) or "none"
     return "none" if value is None else str(value)
+
+
+def tile_value(tile: Tile) -> str:
+    """The value with its unit: '58.4 ms'; a dash where it is not known."""
+    if tile.text:
+        return tile.text
+    return ABSENT if tile.value is None else _amount(tile.value, tile.unit)
+
+
+def tile_range(tile: Tile) -> str:
+    """The range with its unit, '57.1 to 60.2 ms'; empty where there is none."""
+    if tile.low is None or tile.high is None:
+        return ""
+    low, high = _amount(tile.low, tile.unit), _amount(tile.high, tile.unit)
+    if low == high:
+        return low
+    number, unit = _split(low)
+    return f"{number if unit == _split(high)[1] else low} to {high}"
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A number and its unit."""
+    number = text.rstrip("%").partition(" ")[0]
+    return number, text[len(number) :]
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:.1%}" if unit in PERCENT else amount(value, unit)
+
+
+def shortened_names(texts: Sequence[str], width: int) -> list[str]:
+    """The texts of a column in at most `width` characters each; different texts stay different.
+
+    Mangled symbols are demangled. A text that is too long loses, one after the other and only until it fits,
+    its parameters, the namespaces of its template arguments and all other namespaces, then its middle. Where
+    two of the column would look the same, the middle that is kept is where they differ.
+    """
+    names = {}
+    for text in dict.fromkeys(texts):
+        indent = len(text) - len(text.lstrip(" "))
+        names[text] = text[:indent] + demangled(text[indent:])
+    if len({*names.values()}) < len(names):
+        names = {text: text for text in names}
+    folded = dict(names)
+
+    def without_inner_namespaces(name: str) -> str:
+        function, bracket, arguments = name.partition("<")
+        return f"{function}{bracket}{_without_namespaces(arguments)}"
+
+    for fold in (_without_parameters, without_inner_namespaces, _without_namespaces):
+        long = {text: fold(name) for text, name in folded.items() if len(name) > width}
+        # A step that makes two names one is not taken.
+        merged = {text for alike in _alike(folded | long) for text in alike}
+        folded |= {text: name for text, name in long.items() if text not in merged}
+    short = {text: shorten(name, width) for text, name in folded.items()}
+    for alike in _alike(short):
+        short |= _told_apart([(text, folded[text]) for text in alike], width)
+    number = 1
+    while repeated := [text for alike in _alike(short) for text in alike[1:]]:
+        for text in repeated:
+            number += 1
+            mark = f" #{number}"
+            short[text] = f"{shorten(folded[text], max(width - len(mark), 1))}{mark}"
+    return [short[text] for text in texts]
+
+
+def _alike(names: dict[str, str]) -> Iterable[list[str]]:
+    """The keys whose names are the same, where there are several."""
+    by_name: dict[str, list[str]] = {}
+    for text, name in names.items():
+        by_name.setdefault(name, []).append(text)
+    return [texts for texts in by_name.values() if len(texts) > 1]
+
+
+def _told_apart(names: list[tuple[str, str]], width: int) -> dict[str, str]:
+    """Short texts of names that begin alike: the beginning, and a window where they differ."""
+    short: dict[str, str] = {}
+    groups = [names]
+    while groups:
+        group = dict(groups.pop())
+        # How many characters all begin with: as many as the first and the last in order.
+        first, last = min(group.values()), max(group.values())
+        pairs = enumerate(zip(first, last, strict=False))
+        start = next((index for index, (a, b) in pairs if a != b), len(first))
+        made = {text: _window(name, start, width) for text, name in group.items()}
+        for alike in _alike(made):
+            if len(alike) < len(group):  # these differ further behind
+                groups.append([(text, group[text]) for text in alike])
+        short |= made
+    return short
+
+
+def _window(name: str, start: int, width: int) -> str:
+    """The beginning of a name and what follows from `start`, in `width` characters."""
+    if len(name) <= width:
+        return name
+    head = max(width // 3, 1)
+    word = re.search(r"\w*$", name[max(start - _CONTEXT, 0) : start])
+    begin = start - len(word[0] if word else "")
+    if begin <= head:
+        return shorten(name, width)
+    return f"{name[:head]}…{shorten(name[begin:], width - head - 1)}"
+
+
+def _without_parameters(name: str) -> str:
+    """A C++ function with its template arguments and without its parameters and return type."""
+    text = _HIDDEN.sub("", name)
+    if not text.endswith(")"):
+        return text
+    depth = 0
+    for index, char in enumerate(text):
+        depth += (char == "<") - (char == ">")
+        before = text[:index]
+        if char == "(" and depth == 0 and before and not before.endswith((" ", "operator")):
+            return before
+    return text
+
+
+def _without_namespaces(name: str) -> str:
+    return _NAMESPACES.sub("", name)

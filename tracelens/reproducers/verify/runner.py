@@ -50,16 +50,11 @@ KEPT_BYTES = 1 << 28
 
 
 class Ending:
-    """How a script ends, whatever it raises: the exit status and last words that Python would give.
-
-    Attributes:
-        code: exit status.
-        reason: the error in one line, "" where there was none.
-    """
+    """How a script ends, whatever it raises: the exit status and last words that Python would give."""
 
     def __init__(self) -> None:
-        self.code = 0
-        self.reason = ""
+        self.code = 0  # exit status
+        self.reason = ""  # the error in one line, "" where there was none
 
     def __enter__(self) -> Ending:
         return self

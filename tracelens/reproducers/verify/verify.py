@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tracelens.devices import match
 from tracelens.errors import TracelensError
 from tracelens.reproducers import folder as folders
 from tracelens.reproducers.folder import Entry
-from tracelens.reproducers.verify.isolation import ISOLATED, Refused, absolute, private_copy
-from tracelens.reproducers.verify.processes import Ran, run_together
-from tracelens.reproducers.verify.rows import STATUSES, Row, judged, unrun
-from tracelens.reproducers.verify.worker import Machine, Workers
-from tracelens.table import Column, Result, Schema, Table
+from tracelens.reproducers.verify.worker import (
+    ISOLATED,
+    Ran,
+    Refused,
+    TorchMachine,
+    Workers,
+    absolute,
+    private_copy,
+    run_together,
+)
+from tracelens.table import Column, Result, Schema
 
-TIMEOUT_S = 180.0
-RANKS = 8
-"""Processes that a collective starts at most where it runs on the CPU."""
-
-TOLERANCE = 0.1
+TIMEOUT_S = 180.0  # for one script
+RANKS = 8  # processes that a collective starts at most where it runs on the CPU
+TOLERANCE = 0.1  # allowed relative deviation from the traced time
+NOISY = 1.5  # times whose p90 is so many times their p10 vary more than a tolerance can hold
+BETWEEN_US = 3.0  # what may lie between two kernels in a row; here it counts, in a trace it does not
+STAND_IN = "stand-in for "
+"""How a result names an op for which this device has no kernel; what was timed instead says nothing of it."""
 BROKEN = ("wrong", "failed", "timeout")
 DIFFERENT = ("slower", "faster", "other device")
+_NOTE = 300  # characters of a note at most
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$).*")
 
 SUMMARY = Schema(
     "Scripts by status",
@@ -39,6 +52,20 @@ SUMMARY = Schema(
         Column("meaning", "str", doc="what the status means", prose=True),
     ),
 )
+
+STATUSES = {
+    "wrong": "its result differs from the reference",
+    "failed": "it did not finish",
+    "timeout": "it exceeded the time limit",
+    "slower": "slower than traced by more than the tolerance",
+    "faster": "faster than traced by more than the tolerance",
+    "match": "within the tolerance of the traced time",
+    "other device": "traced on another GPU: times are not comparable",
+    "ran": "ran without a traced time to compare: on the CPU, scaled down, or a stand-in",
+    "skipped": "not run",
+}
+"""Each status and its meaning, most urgent first."""
+
 SCRIPTS = Schema(
     "Scripts",
     (
@@ -71,15 +98,42 @@ NOTES = Schema(
     ),
     doc="Errors, and likely reasons where a time differs from the trace.",
 )
-
 TABLES = {"summary": SUMMARY, "notes": NOTES, "scripts": SCRIPTS}
-
 
 _TIMES = {
     "traced_ns": "traced_us", "replayed_ns": "replayed_us", "elapsed_ns": "elapsed_us", "p10_ns": "low_us",
     "p90_ns": "high_us", "warm_ns": "warm_us",
 }  # fmt: skip
-"""Columns of SCRIPTS to attributes of Row."""
+"""Columns of SCRIPTS to attributes of ScriptRow."""
+
+
+class ScriptRow(NamedTuple):
+    """What came of one script; numbers that are not known are -1."""
+
+    entry: Entry  # which
+    status: str  # one of STATUSES
+    note: str  # why, as far as the numbers tell
+    traced_us: float  # median GPU time in the trace
+    # the same here: of the kernels if the script has it, as of an op, else `elapsed_us`
+    replayed_us: float = -1.0
+    elapsed_us: float = -1.0  # median between two device events, launches included
+    low_us: float = -1.0  # 10th and 90th percentile of that
+    high_us: float = -1.0  # 10th and 90th percentile of that
+    warm_us: float = -1.0  # median with the same arguments again and again
+    of_roofline: float = -1.0  # least possible time / replayed time
+    flops_per_s: float = -1.0  # of a replayed call
+    bytes_per_s: float = -1.0  # of a replayed call
+    check: str = ""  # "ok", "wrong" or "none"; "" where there is no result
+    device: str = ""  # on which it ran
+
+    @property
+    def ratio(self) -> float:
+        """Replayed time / traced time; that of a CPU says nothing of a GPU's."""
+        return self.replayed_us / self.traced_us if self.compared and self.device != "cpu" else -1.0
+
+    @property
+    def compared(self) -> bool:
+        return self.replayed_us > 0 and self.traced_us > 0
 
 
 def _quiet(_: str) -> None:
@@ -102,7 +156,7 @@ def verify(
     """Run the scripts of a directory: are results correct, and do times match the trace?
 
     Args:
-        folder: as `tracelens replay -o` wrote it; only what replay.json lists is run, as isolation.py says.
+        folder: as `tracelens replay -o` wrote it; only what replay.json lists is run, as worker.py says.
         device: "cuda" or "cpu"; None: a GPU where there is one.
         iters: timed calls of each script; None: as many as each takes by itself.
         max_bytes: scale messages of collectives down to this size; None: as traced.
@@ -121,46 +175,48 @@ def verify(
         TracelensError: no directory of scripts, nothing that `only` names, an interpreter without torch, or
             no GPU for device "cuda".
     """
-    entries = _entries(folder, only)
+    entries = [
+        entry
+        for entry in folders.read(folder)
+        if only is None or any(map(only.search, (entry.file, entry.subject, entry.shapes)))
+    ]
+    if not entries:
+        why = f"matches {only.pattern!r}" if only else "in the list"
+        raise TracelensError(f"{folder}: no script {why}")
     interpreter = absolute(python or sys.executable)
     arguments = ["--json", *_option("--device", device), *_option("--iters", iters)]
     number = count(1)
 
-    def row(entry: Entry, run: Callable[[Path], Ran]) -> Row:
+    def row(entry: Entry, run: Callable[[Path], Ran]) -> ScriptRow:
+        """Of a script, which is run if it is as it was written."""
         progress(f"script {next(number)} of {len(entries)}: {entry.file}")
-        return _row(folder, entry, run, tolerance)
+        try:
+            with private_copy(folder, entry) as path:
+                return judged(entry, run(path), tolerance)
+        except Refused as error:
+            return unrun(entry, "failed", str(error))
 
     with Workers(interpreter, gpu=device != "cpu") as workers:
         machine = workers.machine
         if device == "cuda" and not machine.devices:
             raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; use --device cpu")
-        alone = partial(workers.run, arguments=arguments, timeout_s=timeout_s)
-        rows = {entry: row(entry, alone) for entry in entries if entry.processes <= 1}
+        rows = {
+            entry: row(entry, lambda path: workers.run(path, arguments, timeout_s))
+            for entry in entries
+            if entry.processes <= 1
+        }
     # Only now: the worker would hold memory of a GPU that these need.
-    limit = RANKS if ranks is None else ranks
-    of_ranks = [*arguments, *_option("--max-bytes", max_bytes), "--ranks", str(limit)]
-    together = partial(_together, [interpreter, ISOLATED], of_ranks, timeout_s)
+    arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(RANKS if ranks is None else ranks)]
     for entry in (entry for entry in entries if entry.processes > 1):
         why = _too_many(entry, len(machine.devices), ranks)
-        rows[entry] = unrun(entry, "skipped", why) if why else row(entry, together)
+        rows[entry] = (
+            unrun(entry, "skipped", why)
+            if why
+            else row(
+                entry, lambda path: run_together([interpreter, ISOLATED, str(path), *arguments], timeout_s)
+            )
+        )
     return _verify_result([rows[entry] for entry in entries], machine, tolerance)
-
-
-def _entries(folder: Path, only: re.Pattern[str] | None) -> list[Entry]:
-    entries = [entry for entry in folders.read(folder) if only is None or _named(entry, only)]
-    if not entries:
-        why = f"matches {only.pattern!r}" if only else "in the list"
-        raise TracelensError(f"{folder}: no script {why}")
-    return entries
-
-
-def _row(folder: Path, entry: Entry, run: Callable[[Path], Ran], tolerance: float) -> Row:
-    """The row of a script, which is run if it is as it was written."""
-    try:
-        with private_copy(folder, entry) as path:
-            return judged(entry, run(path), tolerance)
-    except Refused as error:
-        return unrun(entry, "failed", str(error))
 
 
 def failed(result: Result, *, strict: bool = False) -> bool:
@@ -199,67 +255,163 @@ def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
     return ""
 
 
-def _named(entry: Entry, pattern: re.Pattern[str]) -> bool:
-    return any(map(pattern.search, (entry.file, entry.subject, entry.shapes)))
-
-
-def _verify_result(rows: Sequence[Row], machine: Machine, tolerance: float) -> Result:
+def _verify_result(rows: Sequence[ScriptRow], machine: TorchMachine, tolerance: float) -> Result:
+    us_by_status = {
+        status: times
+        for status in STATUSES
+        if (times := [row.entry.total_us for row in rows if row.status == status])
+    }
+    total_us = sum(row.entry.total_us for row in rows)
+    fractions = [sum(times) / total_us if total_us > 0 else 0.0 for times in us_by_status.values()]
+    counts = [len(times) for times in us_by_status.values()]
+    summary = {
+        "status": list(us_by_status),
+        "count": counts,
+        "traced_ns": [1e3 * sum(times) for times in us_by_status.values()],
+        "fraction": fractions,
+        "meaning": [STATUSES[status] for status in us_by_status],
+    }
     ordered = sorted(rows, key=lambda row: row.status not in BROKEN)
-    summary = _summary(rows)
-    statuses = summary.texts("status")
-    fractions = dict(zip(statuses, summary.array("fraction").tolist(), strict=True))
-    counts = dict(zip(statuses, summary.array("count").tolist(), strict=True))
+    noted = [row for row in ordered if row.note]
+    notes = {
+        "status": [row.status for row in noted],
+        "file": [row.entry.file for row in noted],
+        "note": [row.note for row in noted],
+    }
+    scripts: dict[str, Any] = {"roofline": [row.of_roofline for row in ordered]}
+    for name in ("file", "subject", "shapes", "count"):
+        scripts[name] = [getattr(row.entry, name) for row in ordered]
+    for name in ("status", "ratio", "flops_per_s", "bytes_per_s", "check"):
+        scripts[name] = [getattr(row, name) for row in ordered]
+    for name, attribute in _TIMES.items():
+        us = np.array([getattr(row, attribute) for row in ordered], dtype=float)
+        scripts[name] = np.where(us > 0, 1e3 * us, -1.0)
     devices = dict.fromkeys(row.device for row in rows if row.device)
     return Result(
         "replay_verify",
         "Replay",
-        {"summary": summary, "notes": _notes(ordered), "scripts": SCRIPTS.table(_columns(ordered))},
+        {"summary": SUMMARY.table(summary), "notes": NOTES.table(notes), "scripts": SCRIPTS.table(scripts)},
         doc="Whether the scripts compute correct results in the traced time.",
         meta={
             "device": ", ".join(devices) or ", ".join(dict.fromkeys(machine.devices)) or "cpu",
             "torch": machine.torch,
             "tolerance": tolerance,
             "scripts": len(rows),
-            "statuses": counts,
-            "matching_fraction": fractions.get("match", 0.0),
+            "statuses": dict(zip(us_by_status, counts, strict=True)),
+            "matching_fraction": dict(zip(us_by_status, fractions, strict=True)).get("match", 0.0),
         },
         command="tracelens replay verify DIR",
     )
 
 
-def _summary(rows: Sequence[Row]) -> Table:
-    by_status = {status: [row.entry.total_us for row in rows if row.status == status] for status in STATUSES}
-    by_status = {status: times for status, times in by_status.items() if times}
-    total = sum(row.entry.total_us for row in rows)
-    return SUMMARY.table(
-        {
-            "status": list(by_status),
-            "count": [len(times) for times in by_status.values()],
-            "traced_ns": [1e3 * sum(times) for times in by_status.values()],
-            "fraction": [sum(times) / total if total > 0 else 0.0 for times in by_status.values()],
-            "meaning": [STATUSES[status] for status in by_status],
-        }
+def unrun(entry: Entry, status: str, note: str) -> ScriptRow:
+    """The row of a script that gave no result."""
+    return ScriptRow(entry, status, _line(note), _positive(entry.traced_us))
+
+
+def judged(entry: Entry, ran: Ran, tolerance: float) -> ScriptRow:
+    """The row of a script that was run: its result, whether that is the traced one, and why it may not be."""
+    if ran.code is None:
+        return unrun(entry, "timeout", _last_words(ran) or STATUSES["timeout"])
+    report = _reported(ran.output)
+    check = str(report.get("check", ""))
+    if not check or (ran.code and not check.startswith("wrong")):
+        return unrun(entry, "failed", _why_failed(ran, ran.code, bool(check)))
+    # No ratio: the script knows that its time is of something else, such as sizes scaled down.
+    is_traced = report.get("ratio", 0) is not None
+    row = ScriptRow(
+        entry=entry,
+        status="",
+        note=_line(str(report.get("note") or "")),
+        traced_us=_positive(report.get("traced_us", entry.traced_us) if is_traced else None),
+        replayed_us=max(_positive(report.get("kernel_us")), 0) or _positive(report.get("median_us")),
+        elapsed_us=_positive(report.get("median_us")),
+        low_us=_positive(report.get("p10_us")),
+        high_us=_positive(report.get("p90_us")),
+        warm_us=_positive(report.get("warm_us")),
+        of_roofline=_positive(report.get("of_roofline")),
+        flops_per_s=_positive(report.get("flop_per_s")),
+        bytes_per_s=_positive(report.get("byte_per_s", report.get("busbw_bytes_per_s"))),
+        check=check.partition(":")[0],
+        device=str(report.get("device", "")),
     )
+    if check.startswith("wrong"):
+        return row._replace(status="wrong", note=_line(check.partition(":")[2]))
+    if row.replayed_us < 0:
+        return unrun(entry, "failed", "its result has no time")
+    status, notes = _compared(row, report, tolerance)
+    return row._replace(status=status, note=_line("; ".join(filter(None, (*notes, row.note)))))
 
 
-def _notes(rows: Sequence[Row]) -> Table:
-    noted = [row for row in rows if row.note]
-    return NOTES.table(
-        {
-            "status": [row.status for row in noted],
-            "file": [row.entry.file for row in noted],
-            "note": [row.note for row in noted],
-        }
-    )
+def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tuple[str, list[str]]:
+    """The status that its times give a row, and why a time differs, as far as the numbers tell."""
+    name, traced_on = str(report.get("op", "")), report.get("traced_on")
+    if name.startswith(STAND_IN):
+        return "ran", [f"{name}: no such kernel on this device"]
+    if row.device == "cpu":
+        return "ran", []
+    if not row.compared:
+        return "ran", ["no traced time to compare"]
+    names = traced_on if isinstance(traced_on, list) else str(traced_on or "").split(", ")
+    names = [str(part) for part in names if part]
+    # Drivers of one vendor write the name of a GPU in several ways.
+    known = match(row.device)
+    if names and not any(row.device == name or (known and known is match(name)) for name in names):
+        return "other device", [f"traced on {', '.join(names)}"]
+    deviation_us = tolerance * row.traced_us
+    if abs(row.replayed_us - row.traced_us) <= deviation_us:
+        return "match", []
+    reasons = []
+    if row.warm_us > 0 and abs(row.warm_us - row.traced_us) <= deviation_us:
+        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} us): inputs were cached in the trace")
+    if row.low_us > 0 and row.high_us / row.low_us > NOISY:
+        reasons.append(f"noisy here (p90/p10 = {row.high_us / row.low_us:.1f})")
+    mean_us = row.entry.total_us / max(row.entry.count, 1)
+    if row.entry.traced_us > 0 and not 1 / NOISY < mean_us / row.entry.traced_us < NOISY:
+        reasons.append(f"traced calls vary: mean / median = {mean_us / row.entry.traced_us:.1f}")
+    late_us = row.replayed_us - row.traced_us
+    if 0 < late_us <= BETWEEN_US:
+        reasons.append(f"short: the {late_us:.1f} us difference may be the gap between two kernels")
+    return "slower" if row.ratio > 1 else "faster", reasons
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Any]:
-    columns: dict[str, Any] = {"roofline": [row.of_roofline for row in rows]}
-    for name in ("file", "subject", "shapes", "count"):
-        columns[name] = [getattr(row.entry, name) for row in rows]
-    for name in ("status", "ratio", "flops_per_s", "bytes_per_s", "check"):
-        columns[name] = [getattr(row, name) for row in rows]
-    for name, times in _TIMES.items():
-        us = np.array([getattr(row, times) for row in rows], dtype=float)
-        columns[name] = np.where(us > 0, 1e3 * us, -1.0)
-    return columns
+def _reported(output: str) -> Mapping[str, Any]:
+    """The JSON object that a script prints last; empty where there is none."""
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            try:
+                payload = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(payload, dict) and "check" in payload:
+                return payload
+    return {}
+
+
+def _why_failed(ran: Ran, code: int, finished: bool) -> str:
+    words = ran.reason or _last_words(ran)
+    if code == 0:
+        return "it printed no result"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = ": out of memory?" if -code == signal.SIGKILL else ""
+        return f"ended by {name}{hint}{f': {words}' if words else ''}"
+    return f"exit status {code} after its result: {words}" if finished else words or f"exit status {code}"
+
+
+def _last_words(ran: Ran) -> str:
+    """The error among what a script wrote to stderr: Python's last one, else the last line."""
+    lines = [line for line in ran.errors.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    return (errors or lines or [""])[-1]
+
+
+def _positive(value: Any) -> float:
+    """A number of a result: absent where it is none, infinite, or not above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and isfinite(value) and value > 0 else -1.0
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _NOTE else f"{line[: _NOTE - 3]}..."

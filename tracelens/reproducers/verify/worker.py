@@ -1,132 +1,75 @@
-"""The process that runs one script after the other, and its successors where a script broke it."""
+"""Processes that run scripts: isolated, one script after the other, and none outlives its time.
+
+A script is read once, held against its hash and copied into a new directory of the user's that holds nothing
+else. Its interpreter is isolated (-I): neither that directory nor the current one, PYTHONPATH or the user's
+site-packages are on its path, nor on that of processes that it starts. What processes print is kept in files.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import signal
+import stat
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from tracelens.errors import TracelensError
-from tracelens.reproducers.verify.isolation import ISOLATED
-from tracelens.reproducers.verify.processes import Ran, logs, start, stop
+from tracelens.reproducers.folder import Entry
 
+ISOLATED = "-I"
 RUNNER = Path(__file__).with_name("runner.py")
 LIBRARY = "torch"
 START_S = 300
 """torch can take minutes to come from a slow disk."""
-
 _LOOK_S = 0.2  # between looks whether a process that does not answer is still there
 _END_S = 10  # for a process to end that has closed its end of the socket; one with much memory needs a while
+_LARGEST_SCRIPT = 1 << 26  # bytes
+_TAIL = 1 << 18  # characters of the output that are looked at: the result is its last line
 
 
-class Machine(NamedTuple):
-    """What scripts run on.
+class TorchMachine(NamedTuple):
+    """What scripts run on."""
 
-    Attributes:
-        torch: version.
-        devices: names of the GPUs; none where scripts run on the CPU.
-    """
-
-    torch: str
-    devices: tuple[str, ...]
+    torch: str  # version
+    devices: tuple[str, ...]  # names of the GPUs; none where scripts run on the CPU
 
 
-class Worker:
-    """One process that has imported torch.
+class Ran(NamedTuple):
+    """What came of a script."""
 
-    Attributes:
-        machine: what it found.
-        used: whether it has run a script.
-        spent: it must not run another one.
+    code: int | None  # exit status, negative for a signal; None: it had not ended when its time was over
+    output: str = ""  # end of what it printed
+    errors: str = ""  # end of what it wrote to stderr
+    reason: str = ""  # the error that ended it in one line, "" where it is not known
 
-    Raises:
-        TracelensError: it does not start, or has no torch.
-    """
 
-    def __init__(self, python: str, gpu: bool) -> None:
-        self.used = self.spent = False
-        with ExitStack() as stack:
-            self._logs = stack.enter_context(logs())
-            ours, theirs = Pipe()
-            self._pipe = stack.enter_context(ours)
-            with theirs:
-                arguments = [str(theirs.fileno()), LIBRARY, "gpu" if gpu else "cpu"]
-                command = [python, ISOLATED, str(RUNNER), *arguments]
-                self._process = start(command, self._logs, pass_fds=[theirs.fileno()])
-            stack.callback(stop, self._process)
-            self.machine = self._hello(python)
-            self._stack = stack.pop_all()
+class Logs(NamedTuple):
+    """Files that processes write to; they may be emptied while these run."""
 
-    def _hello(self, python: str) -> Machine:
-        try:
-            reply = self._answer(START_S)
-        except TimeoutError:
-            reply = None
-        if reply is None:
-            words = self._logs.tails()[1].split("\n")
-            last = next((line for line in reversed(words) if line.strip()), "it did not answer")
-            raise TracelensError(f"{python} cannot run scripts: {last}")
-        if reply.get("absent"):
-            raise TracelensError(
-                f"{python} has no torch (PYTHONPATH and user site-packages are ignored): "
-                "pip install torch, or pass another interpreter with --python"
-            )
-        if "torch" not in reply:
-            raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
-        return Machine(reply["torch"], tuple(reply["devices"]))
+    folder: str  # a private directory that holds them and nothing else, where processes run
+    output: BinaryIO  # the files
+    errors: BinaryIO  # the files
 
-    def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
-        self.used = True
-        self._logs.clear()
-        try:
-            self._pipe.send_bytes(msgspec.json.encode({"path": str(script), "arguments": list(arguments)}))
-            reply = self._answer(timeout_s)
-        except TimeoutError:
-            self.spent = True
-            return Ran(None, *self._logs.tails())
-        except OSError:  # it ended on its own since the last script
-            reply = None
-        if reply is not None:
-            self.spent = reply["spent"]
-            return Ran(reply["code"], *self._logs.tails(), reply["reason"])
-        self.spent = True
-        return Ran(self._end(), *self._logs.tails())
+    def clear(self) -> None:
+        for file in (self.output, self.errors):
+            os.ftruncate(file.fileno(), 0)
 
-    def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next message; None where the process ended without one.
+    def tails(self) -> tuple[str, str]:
+        return _tail(self.output), _tail(self.errors)
 
-        Raises:
-            TimeoutError: it does neither.
-        """
-        end = time.monotonic() + seconds
-        while not self._pipe.poll(min(_LOOK_S, max(end - time.monotonic(), 0))):
-            # What a process has started may keep its end of the socket open, so this is not always an EOF.
-            gone = self._process.poll() is not None
-            if gone and not self._pipe.poll():
-                return None
-            if time.monotonic() > end:
-                raise TimeoutError
-        try:
-            reply: dict[str, Any] = msgspec.json.decode(self._pipe.recv_bytes())
-        except (EOFError, ConnectionError):
-            return None
-        return reply
 
-    def _end(self) -> int:
-        """Exit status of a process that is about to end."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        stop(self._process)
-        return self._process.returncode
-
-    def close(self) -> None:
-        self._stack.close()
+class Refused(TracelensError):
+    """A file is not the script that replay.json lists; the message says why and what to do."""
 
 
 class Workers:
@@ -177,3 +120,209 @@ class Workers:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+
+
+class Worker:
+    """One process that has imported torch; raises TracelensError where it does not start, or has no torch."""
+
+    machine: TorchMachine  # what it found
+    used: bool  # it has run a script
+    spent: bool  # it must not run another one
+
+    def __init__(self, python: str, gpu: bool) -> None:
+        self.used = self.spent = False
+        with ExitStack() as stack:
+            self._logs = stack.enter_context(logs())
+            ours, theirs = Pipe()
+            self._pipe = stack.enter_context(ours)
+            with theirs:
+                arguments = [str(theirs.fileno()), LIBRARY, "gpu" if gpu else "cpu"]
+                command = [python, ISOLATED, str(RUNNER), *arguments]
+                self._process = start(command, self._logs, pass_fds=[theirs.fileno()])
+            stack.callback(stop, self._process)
+            self.machine = self._hello(python)
+            self._stack = stack.pop_all()
+
+    def _hello(self, python: str) -> TorchMachine:
+        try:
+            reply = self._answer(START_S)
+        except TimeoutError:
+            reply = None
+        if reply is None:
+            words = self._logs.tails()[1].split("\n")
+            last = next((line for line in reversed(words) if line.strip()), "it did not answer")
+            raise TracelensError(f"{python} cannot run scripts: {last}")
+        if reply.get("absent"):
+            raise TracelensError(
+                f"{python} has no torch (PYTHONPATH and user site-packages are ignored): "
+                "pip install torch, or pass another interpreter with --python"
+            )
+        if "torch" not in reply:
+            raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
+        return TorchMachine(reply["torch"], tuple(reply["devices"]))
+
+    def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
+        self.used = True
+        self._logs.clear()
+        try:
+            self._pipe.send_bytes(msgspec.json.encode({"path": str(script), "arguments": list(arguments)}))
+            reply = self._answer(timeout_s)
+        except TimeoutError:
+            self.spent = True
+            return Ran(None, *self._logs.tails())
+        except OSError:  # it ended on its own since the last script
+            reply = None
+        if reply is not None:
+            self.spent = reply["spent"]
+            return Ran(reply["code"], *self._logs.tails(), reply["reason"])
+        self.spent = True
+        with suppress(subprocess.TimeoutExpired):  # it is about to end
+            self._process.wait(_END_S)
+        stop(self._process)
+        return Ran(self._process.returncode, *self._logs.tails())
+
+    def _answer(self, seconds: float) -> dict[str, Any] | None:
+        """The next message; None where the process ended without one.
+
+        Raises:
+            TimeoutError: it does neither.
+        """
+        end = time.monotonic() + seconds
+        while not self._pipe.poll(min(_LOOK_S, max(end - time.monotonic(), 0))):
+            # What a process has started may keep its end of the socket open, so this is not always an EOF.
+            gone = self._process.poll() is not None
+            if gone and not self._pipe.poll():
+                return None
+            if time.monotonic() > end:
+                raise TimeoutError
+        try:
+            reply: dict[str, Any] = msgspec.json.decode(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            return None
+        return reply
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@contextmanager
+def logs() -> Iterator[Logs]:
+    """Two empty files, removed afterwards."""
+    # Appending: a process goes on at the new end after its file was emptied.
+    with (
+        TemporaryDirectory(prefix="tracelens-") as folder,
+        open(Path(folder, "output"), "a+b") as output,
+        open(Path(folder, "errors"), "a+b") as errors,
+    ):
+        yield Logs(folder, output, errors)
+
+
+def _tail(file: BinaryIO) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _TAIL, 0))
+    return file.read().decode(errors="replace")
+
+
+def start(command: Sequence[str], to: Logs, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a process in a session and a directory of its own, with nothing to read.
+
+    Raises:
+        TracelensError: there is no such program.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=to.output,
+            stderr=to.errors,
+            cwd=to.folder,
+            env=environment(),
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise TracelensError(f"{command[0]} cannot be started: {error.strerror or error}") from None
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, at once."""
+    # Processes may have sessions of their own, so ending one group is not enough. The parents go first: none
+    # of them then starts another child or tells of a lost one.
+    # One that has ended gave its number back; only what it left in its group still has it.
+    running = process.poll() is None
+    for number in (process.pid, *_descendants(process.pid)) if running else ():
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(number, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _descendants(number: int) -> list[int]:
+    """Processes below a process that has not been waited for; none where the system has no /proc."""
+    pids: list[int] = []
+    for path in Path(f"/proc/{number}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has ended
+            for child in map(int, path.read_text().split()):
+                pids += [child, *_descendants(child)]
+    return pids
+
+
+def run_together(command: Sequence[str], timeout_s: float) -> Ran:
+    """Run a command that starts several processes."""
+    with logs() as to:
+        process = start(command, to)
+        try:
+            process.wait(timeout_s)
+            code: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            stop(process)
+        return Ran(code, *to.tails())
+
+
+@contextmanager
+def private_copy(folder: Path, entry: Entry) -> Iterator[Path]:
+    """A copy of a script in a directory of its own, removed afterwards.
+
+    Raises:
+        Refused: it is no regular file in the folder, or was changed since it was written.
+    """
+    # A regular file only, without following a link or waiting for a pipe.
+    try:
+        descriptor = os.open(folder / entry.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        link = (folder / entry.file).is_symlink()
+        reason = "a symbolic link" if link else error.strerror or str(error)
+        raise Refused(f"no such file in {folder}: {reason}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Refused(f"no such file in {folder}: not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            script = file.read(_LARGEST_SCRIPT + 1)
+    finally:
+        os.close(descriptor)
+    if len(script) > _LARGEST_SCRIPT:
+        raise Refused(f"larger than {_LARGEST_SCRIPT:,} bytes: not written by tracelens")
+    if hashlib.sha256(script).hexdigest() != entry.sha256:
+        raise Refused(
+            "modified since tracelens wrote it (SHA-256 differs from replay.json): run it directly "
+            f"with python {entry.file}, or regenerate the scripts"
+        )
+    with TemporaryDirectory(prefix="tracelens-") as private:  # mode 0700, with a name nobody can predict
+        copy = Path(private, entry.file)
+        copy.write_bytes(script)
+        yield copy
+
+
+def environment() -> dict[str, str]:
+    """The environment of a script: without what tells Python where to find modules or what to run first."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+
+
+def absolute(interpreter: str) -> str:
+    """The path of an interpreter, as it is found from here; unchanged where there is none."""
+    path = shutil.which(interpreter)
+    return os.path.abspath(path) if path else interpreter

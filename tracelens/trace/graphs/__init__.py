@@ -1,28 +1,21 @@
 """What graphs replay, attributed: ops, shapes, modules and scopes of the calls that were captured.
 
-nodes        graphs as sequences of nodes: captured, run eagerly, replayed
+nodes        graphs as sequences of nodes: captured, run eagerly, replayed; and their batch sizes
 alignment    which node of one is which node of another
-edits        the pairs that hold however the two came to differ
-unnamed      captures without kernel names
-streams      replays on several streams in the order of the program
-padding      the batch size of captures and steps, by their labels
-sizes        the same by grids
-attribution  which template each replay is of
-splice       copies of the template's host events under the graph launch
-collectives  records of the collectives among them
-twins        runs that are compared, each as the twin of the other
+attribution  which template each replay is of; runs that are compared, each as the twin of the other
+splice       copies of the template's host events and collectives under the graph launch
 """
 
-from tracelens.trace.graphs.attribution import attributed
+from tracelens.trace.graphs.attribution import attributed, with_twin
 from tracelens.trace.graphs.nodes import (
+    UNKNOWN,
+    Size,
     batches,
     captures,
     is_unattributed,
     launched_by_graph,
     replays,
 )
-from tracelens.trace.graphs.padding import UNKNOWN, Size
-from tracelens.trace.graphs.twins import with_twin
 
 __all__ = [
     "UNKNOWN",

@@ -4,12 +4,27 @@ Two nodes are the same by name and grid; by name; as GEMMs, where libraries choo
 call has no name, by the ops that are known to launch this kernel. Where a replay has the template's nodes one
 by one, that is all. Elsewhere only pairs count that hold however the two came to differ: a node left
 unattributed costs coverage, a wrong one the trust in all of them.
+
+A replay is its template after edits: nodes inserted, deleted, renamed, swapped with the next. Each edit has a
+price, the logarithm of how improbable it is, and the cheapest edits are the likeliest. A pair is certain
+where every explanation without it costs at least MARGIN more. A deleted node, say, may also be one whose
+neighbour took its place and its name: two edits and a coincidence of names. Prices follow from what the
+replay shows: a first pass counts its edits, and the second judges by them.
+
+A graph's branches run beside each other on streams of the driver's choice, so that order of start is not the
+order in which the program launched them. Each stream keeps that order, and a branch is a contiguous piece of
+the program: following the template, its next node is the next one of some stream.
+
+Captures may lack kernel names, as with CUDA. An op with the same arguments launches the same kernels. Paired
+one by one, calls of equal ops therefore have equal kernels, but for places where the replay differs; those
+stand out against the kernel that most calls have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import NamedTuple
@@ -17,40 +32,95 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Float, Int
 from tracelens.trace.classify import classify_kernels
-from tracelens.trace.graphs.edits import FREE, LIKELY, NEVER, REGRIDDED, RENAMED, Codes, certain
-from tracelens.trace.graphs.nodes import KERNEL, Nodes, Replay
-from tracelens.trace.graphs.streams import merged
+from tracelens.trace.graphs.nodes import KERNEL, Content, Nodes, Replay, Template, op_texts
 
 SAME, SAME_NAME, SAME_GEMM, PLAUSIBLE, POSSIBLE = 8, 6, 4, 2, 1
 """How surely two nodes are the same: by name and grid; by name; as GEMMs, where libraries choose the kernel;
 by an op that is known to launch this kernel, where the call has no name; by their order alone."""
-
 LEAST_PLAUSIBLE = 0.95
 """Share of calls without names that must be plausible where a capture has as many nodes as a replay."""
-
 MOST_MERGED = 60_000_000
 """Pairs of nodes that are compared at most to follow several streams, a matter of memory."""
-
 Known = Mapping[str, frozenset[str]]
 """Kernel to the ops that are known to launch it."""
+NAT = 100
+"""Prices are integers: hundredths of a nat."""
+MARGIN, EDGE_MARGIN, EDGE = 6 * NAT, 10 * NAT, 3
+"""A pair counts where it is e^6 times as likely as anything else that its node may be. Up to EDGE nodes from
+an edit it takes e^10: there the same kernels may have come about by another one. Elsewhere it would take two,
+of which the second undoes what the first did to the names."""
+FREE, LIKELY, NEVER, RENAMED, REGRIDDED = 0, NAT, 1 << 28, -1, -2
+"""Prices of pairs: of one kernel; of nodes that are the same in all likelihood; of a kernel and a copy.
+RENAMED and REGRIDDED are no prices: different kernels, and one kernel with another grid."""
+PRIOR = 100
+"""Before it is looked at, a graph has as many edits as if one in so many nodes had one of each kind."""
+BAND = 96
+"""By so many nodes edits may shift a node, beyond the difference in length."""
+MOST_CELLS = 60_000_000
+"""Pairs of nodes that are compared at most, a matter of memory: four bytes each."""
+Price = NDArray[np.int32]
+
+MOST_DISORDER = 0.15
+"""By how much of the graph its nodes may run earlier or later than the program launched them, on average."""
+LOOKAHEAD = 3
+"""Nodes of a stream that may stand before the one that is looked for and have no partner."""
+
+CONSISTENT = 0.9
+"""Share of nodes whose kernel is that of most calls of the same op, and of GEMMs that run a GEMM kernel."""
+LEAST_UNNAMED = 4
+"""So few nodes without names may be of any graph."""
+MAJORITY = 2 / 3
+"""Share of an op's calls that name its kernel."""
+_GEMM_OP = re.compile(r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm|_grouped_mm|_scaled_grouped_mm)$")
+_GEMM_CLASSES = ("gemm", "grouped_gemm")
 
 _NESTED = re.compile(r"\d+")
 
 
 class Alignment(NamedTuple):
-    """Node of the template and weight of the pair for each node of the replay; -1 where none is sure.
-
-    Attributes:
-        score: weight of the best alignment, as a share of what full agreement would weigh.
-        is_whole: whether both have the same number of nodes, and nearly all of them are paired.
-    """
+    """Node of the template and weight of the pair for each node of the replay; -1 where none is sure."""
 
     node: Int
     weight: Int
-    score: float
-    is_whole: bool = False
+    score: float  # weight of the best alignment, as a share of what full agreement would weigh
+    is_whole: bool = False  # whether both have the same number of nodes, and nearly all of them are paired
+
+
+class Codes(NamedTuple):
+    """Nodes of both sides as numbers of what is distinct in them."""
+
+    row: Int  # of each node of the template
+    column: Int  # of each node of the replay
+    price: Price  # of each pair of a row's and a column's number
+    share: Float  # of each column's number, the share of the template's nodes that it may be
+
+
+class Rates(NamedTuple):
+    """How often a node is edited."""
+
+    deleted: float = 0.02
+    inserted: float = 0.02
+    renamed: float = 0.02
+    swapped: float = 0.02
+    own: float = 0.5  # share of inserted and renamed nodes that have the name of a node of the template
+    regridded: float = 0.02  # share of pairs whose grids differ
+
+
+class _Best(NamedTuple):
+    """The likeliest explanation of each node of the replay."""
+
+    node: Int  # of the template, -1 for an insertion
+    same: Bool  # whether it is that node, and not renamed
+    margin: Int  # by how much all others cost more
+
+
+class Merged(NamedTuple):
+    """Positions of a replay's nodes in the order of the program."""
+
+    order: Int  # all positions
+    unsure: Bool  # of each position, whether another stream could stand in its place
 
 
 def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
@@ -75,8 +145,13 @@ def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
             if len(template) * count > MOST_MERGED:
                 return nothing
             order, unsure = merged(weights.matrix(), graph.stream, graph.start, graph.end)
+        in_order = weights.of(order)
+        paired = _one_by_one(in_order.diagonal())
+        if paired is None:
+            node = certain(in_order.codes())
+            paired = node, np.where(node >= 0, in_order.pairs(np.maximum(node, 0)), 0)
         node, pair_weight = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-        node[order], pair_weight[order] = _in_order(weights.of(order))
+        node[order], pair_weight[order] = paired
         paired = node, pair_weight
     node, pair_weight = paired
     node[unsure], pair_weight[unsure] = -1, 0
@@ -98,14 +173,6 @@ def _one_by_one(weight: Int) -> tuple[Int, Int] | None:
     if not len(weight) or not (fits.all() or (weight.max() <= PLAUSIBLE and fits.mean() >= LEAST_PLAUSIBLE)):
         return None
     return np.where(fits, np.arange(len(weight)), -1), weight
-
-
-def _in_order(weights: Weights) -> tuple[Int, Int]:
-    """Node of the template and weight of the pair of each node of the replay, both in order."""
-    if paired := _one_by_one(weights.diagonal()):
-        return paired
-    node = certain(weights.codes())
-    return node, np.where(node >= 0, weights.pairs(np.maximum(node, 0)), 0)
 
 
 class Weights:
@@ -225,3 +292,277 @@ def ops_of_kernels(calls: Iterable[Nodes]) -> Known:
             if op and name:
                 ops.setdefault(name, set()).add(op)
     return {name: frozenset(names) for name, names in ops.items()}
+
+
+def certain(codes: Codes) -> Int:
+    """Node of the template for each node of the replay, -1 where none is certain."""
+    nothing = np.full(len(codes.column), -1)
+    half = BAND + abs(len(codes.row) - len(codes.column))
+    if (len(codes.row) + 1) * min(len(codes.column) + 1, 2 * half + 1) > MOST_CELLS:
+        return nothing
+    best = _Band(codes, half, _rates(codes, _Band(codes, half, Rates()).best())).best()
+    node = np.concatenate([[-1], np.where(best.same, best.node, -2), [len(codes.row)]])
+    breaks = np.diff(node) != 1  # before each node, and behind the last
+    edited = breaks[1:] | breaks[:-1]
+    near_edit = np.convolve(edited, np.ones(2 * EDGE - 1))[EDGE - 1 :][: len(edited)] > 0
+    margin = np.where(near_edit, EDGE_MARGIN, MARGIN)
+    return np.where(best.same & (best.margin >= margin), best.node, nothing)
+
+
+class _Band:
+    """Prices of explanations of two sequences, of pairs within a band around the diagonal.
+
+    The cheapest way from the beginning to each pair of places (row, column) and from there to the end: their
+    sum is what an explanation costs that passes there.
+    """
+
+    def __init__(self, codes: Codes, half: int, rates: Rates) -> None:
+        self._codes, self._rows, self._columns = codes, len(codes.row), len(codes.column)
+        self._width = min(self._columns + 1, 2 * half + 1)
+        middle = np.arange(self._rows + 1) * self._columns // max(self._rows, 1)
+        self._low: list[int] = np.clip(middle - half, 0, self._columns + 1 - self._width).tolist()
+        share = codes.share[codes.column]
+        # A name that the template lacks costs every explanation the same, and so nothing.
+        surprise = np.where(share > 0, _price(np.clip(rates.own * share, 1e-9, 1.0)), 0)
+        self._insert, self._rename = surprise + _price(rates.inserted), surprise + _price(rates.renamed)
+        self._delete, self._swap = int(_price(rates.deleted)), int(_price(rates.swapped))
+        self._upto = np.concatenate([[0], np.cumsum(self._insert)]).astype(np.int32)
+        self._regrid = surprise + _price(rates.regridded)
+
+    def best(self) -> _Best:
+        """The likeliest explanation of each node of the replay."""
+        ahead = self._ahead()
+        tally = _Tally(self._columns)
+        line = np.full(self._columns + 2, NEVER, dtype=np.int32)  # from (row, column) to the end
+        beyond, behind = line.copy(), line[:0]  # the same of the row before the last
+        for row in range(self._rows, -1, -1):
+            begin, end = self._low[row], self._low[row] + self._width
+            last = min(end, self._columns)
+            here = ahead[row, : last - begin].astype(np.int64)
+            new = line[begin:end] + self._delete
+            if row == self._rows:
+                new[:] = NEVER
+                new[-1] = 0
+            else:
+                through = line[begin + 1 : last + 1] + self._pairs(row, begin, last)
+                np.minimum(new[: last - begin], through, out=new[: last - begin])
+                tally.enter(slice(begin, last), row, here + through, self._is_same(row, begin, last))
+                line[end : self._low[row + 1] + self._width] = NEVER
+            if row < self._rows - 1:
+                crossed = self._swapped(row, begin, min(end, self._columns - 1))
+                through = beyond[crossed + 2] + self._swap
+                new[crossed - begin] = np.minimum(new[crossed - begin], through)
+                total = here[crossed - begin] + through
+                tally.enter(crossed, row + 1, total, True)
+                tally.enter(crossed + 1, row, total, True)
+            beyond[:] = NEVER
+            if row < self._rows:
+                former = self._low[row + 1]
+                beyond[former : former + self._width] = behind
+            # Inserting the columns [column, k) costs upto[k] - upto[column].
+            span = self._upto[begin:end]
+            behind = np.minimum(np.minimum.accumulate((new + span)[::-1])[::-1] - span, NEVER)
+            line[begin:end] = behind
+            tally.enter_gap(slice(begin, last), here + self._insert[begin:last] + line[begin + 1 : last + 1])
+        return tally.best()
+
+    def _ahead(self) -> Price:
+        """Price from the beginning to each pair of places in the band."""
+        ahead = np.empty((self._rows + 1, self._width), dtype=np.int32)
+        line = np.full(self._columns + 2, NEVER, dtype=np.int32)
+        for row in range(self._rows + 1):
+            begin, end = self._low[row], self._low[row] + self._width
+            new = line[begin:end] + self._delete
+            if row:
+                first = max(begin - 1, 0)
+                through = line[first : end - 1] + self._pairs(row - 1, first, end - 1)
+                np.minimum(new[first + 1 - begin :], through, out=new[first + 1 - begin :])
+                line[self._low[row - 1] : begin] = NEVER
+            else:
+                new[:] = NEVER
+                new[0] = 0
+            if row > 1:
+                former = self._low[row - 2]
+                crossed = self._swapped(row - 2, max(begin - 2, former), min(end - 2, former + self._width))
+                behind = crossed + 2 - begin
+                new[behind] = np.minimum(new[behind], ahead[row - 2, crossed - former] + self._swap)
+            span = self._upto[begin:end]
+            new = np.minimum(np.minimum.accumulate(new - span) + span, NEVER)
+            line[begin:end] = ahead[row] = new
+        return ahead
+
+    def _pairs(self, row: int, begin: int, end: int) -> Price:
+        """Prices of the pairs of a row and the columns [begin, end)."""
+        price = self._codes.price[self._codes.row[row]][self._codes.column[begin:end]]
+        price = np.where(price == RENAMED, self._rename[begin:end], price)
+        return np.where(price == REGRIDDED, self._regrid[begin:end], price).astype(np.int32)
+
+    def _is_same(self, row: int, begin: int, end: int) -> Bool:
+        same: Bool = self._codes.price[self._codes.row[row]][self._codes.column[begin:end]] != RENAMED
+        return same
+
+    def _swapped(self, row: int, begin: int, end: int) -> Int:
+        """Those of the columns [begin, end) that are the row behind, and the row is the column behind."""
+        own, following = (self._codes.price[code] for code in self._codes.row[row : row + 2])
+        column, behind = self._codes.column[begin:end], self._codes.column[begin + 1 : end + 1]
+        is_swapped = (following[column] == FREE) & (own[behind] == FREE) & (own[column] == RENAMED)
+        return begin + np.flatnonzero(is_swapped)
+
+
+class _Tally:
+    """The two cheapest explanations of each node of the replay that differ in the template's node."""
+
+    def __init__(self, columns: int) -> None:
+        self._total = np.full(columns, 4 * NEVER, dtype=np.int64)
+        self._second, self._gap = self._total.copy(), self._total.copy()
+        self._node, self._same = np.full(columns, -1), np.zeros(columns, dtype=bool)
+
+    def enter(self, part: slice | Int, row: int, total: Int, same: Bool | bool) -> None:
+        """Explanations in which nodes are a row of the template."""
+        best, node = self._total[part], self._node[part]
+        better = total < best
+        second = np.minimum(self._second[part], np.maximum(best, total))
+        self._second[part] = np.where(node != row, second, self._second[part])
+        self._total[part] = np.where(better, total, best)
+        self._node[part] = np.where(better, row, node)
+        self._same[part] = np.where(better, same, self._same[part])
+
+    def enter_gap(self, part: slice, total: Int) -> None:
+        """Explanations in which nodes are inserted."""
+        self._gap[part] = np.minimum(self._gap[part], total)
+
+    def best(self) -> _Best:
+        """The cheapest, of which an insertion is one."""
+        is_gap = self._gap <= self._total
+        margin = np.where(is_gap, 0, np.minimum(self._second, self._gap) - self._total)
+        return _Best(np.where(is_gap, -1, self._node), self._same & ~is_gap, margin)
+
+
+def _rates(codes: Codes, best: _Best) -> Rates:
+    """Rates of the edits in the likeliest explanation."""
+    rows, columns = len(codes.row) + PRIOR, len(codes.column) + PRIOR
+    stray, inserted = ~best.same, best.node < 0
+    paired = np.flatnonzero(best.same)
+    other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
+    return Rates(
+        deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
+        inserted=(int(inserted.sum()) + 1) / columns,
+        renamed=(int((stray & ~inserted).sum()) + 1) / rows,
+        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
+        own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
+        regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
+    )
+
+
+def _price(chance: Float | float) -> Price:
+    price: Price = np.rint(-NAT * np.log(chance)).astype(np.int32)
+    return price
+
+
+def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merged:
+    """Follow a template through the streams.
+
+    Args:
+        weight: of each pair (template node, node of the replay), see Weights.
+        stream: of each node of the replay, in order of start.
+        start: of each, ns.
+        end: of each, ns.
+    """
+    queues = [np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()]
+    head = [0] * len(queues)
+    order: list[int] = []
+    run: list[int] = []
+    ties: list[tuple[int, int]] = []
+    last = -1
+    for node in range(len(weight)):
+        # (nodes to pass, stream, weight, position) of each stream's next node that may be the template's.
+        fits: list[tuple[int, int, int, int]] = []
+        for queue, (positions, first) in enumerate(zip(queues, head, strict=True)):
+            for ahead, position in enumerate(positions[first : first + LOOKAHEAD]):
+                if weight[node, position] > 0:
+                    fits.append((ahead, queue, int(weight[node, position]), position))
+                    break
+        if not fits:
+            continue
+        nearest = min(ahead for ahead, *_ in fits)
+        heaviest = max(heavy for ahead, _, heavy, _ in fits if ahead == nearest)
+        equal = [fit for fit in fits if fit[0] == nearest and fit[2] == heaviest]
+        ahead, queue, _, pick = min(equal, key=lambda fit: (fit[1] != last, start[fit[3]]))
+        ties += [
+            (pick, other)
+            for *_, other in equal
+            if pick != other and start[pick] < end[other] and start[other] < end[pick]
+        ]
+        order += queues[queue][head[queue] : head[queue] + ahead + 1]
+        run += [run[-1] + (queue != last) if run else 0] * (ahead + 1)
+        head[queue] += ahead + 1
+        last = queue
+    for positions, first in zip(queues, head, strict=True):
+        order += positions[first:]
+        run += [run[-1] + 1 if run else 0] * (len(positions) - first)
+    run_of = np.empty(len(stream), dtype=np.int64)
+    run_of[order] = run
+    tied = {int(run_of[position]) for tie in ties for position in tie}
+    program = np.array(order, dtype=np.int64)
+    if np.abs(program - np.arange(len(program))).mean() > MOST_DISORDER * len(program):
+        return Merged(program, np.ones(len(program), dtype=bool))
+    return Merged(program, np.isin(run_of, list(tied)))
+
+
+def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
+    """The pairs of an alignment by order alone where equal calls have equal kernels; None where too few have.
+
+    Args:
+        template: without names.
+        graph: a replay.
+        by_order: their alignment.
+    """
+    texts = op_texts(template.trace, template.op)
+    named = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
+    if named is None:
+        return None
+    node = align(named, graph, {}).node
+    return by_order._replace(node=np.where(by_order.node >= 0, node, -1))
+
+
+def inferred(template: Nodes, op: Int, contents: Sequence[Content], replay: Nodes) -> Nodes | None:
+    """The template with the kernel names that most calls of the same op have in the replay.
+
+    None where the two are no one graph: they differ in the number or kinds of nodes, in too many kernels, or
+    GEMMs do not run GEMM kernels.
+
+    Args:
+        template: without names.
+        op: event row of the op of each node, -1 for none.
+        contents: of that op.
+        replay: a replay's nodes.
+    """
+    if len(template) < LEAST_UNNAMED or not np.array_equal(template.kind, replay.kind):
+        return None
+    # A call is one of an op of these contents, and the first, second, ... of that op.
+    count: Counter[int] = Counter()
+    keys = []
+    for row, content in zip(op.tolist(), contents, strict=True):
+        keys.append((content, count[row] if row >= 0 else 0))
+        count[row] += 1
+    seen: dict[object, Counter[str]] = {}
+    for key, name in zip(keys, replay.name, strict=True):
+        seen.setdefault(key, Counter())[name] += 1
+    agreed = {
+        key: names.most_common(1)[0][0]
+        for key, names in seen.items()
+        if names.most_common(1)[0][1] >= MAJORITY * names.total()
+    }
+    names = [agreed.get(key, "") for key in keys]
+    kernels = template.kind == KERNEL
+    same = np.array([name == other for name, other in zip(names, replay.name, strict=True)])
+    if same[kernels].mean() < CONSISTENT:
+        return None
+    # Ops that are GEMMs run a GEMM kernel.
+    gemm_calls = [row for row, name in enumerate(template.op) if _GEMM_OP.match(name)]
+    classes = classify_kernels([replay.name[row] for row in gemm_calls]) if gemm_calls else []
+    with_gemm = {op[row] for row, kernel in zip(gemm_calls, classes, strict=True) if kernel in _GEMM_CLASSES}
+    if len(with_gemm) < CONSISTENT * len(set(op[gemm_calls].tolist())):
+        return None
+    names = [name if kernel else "" for name, kernel in zip(names, kernels.tolist(), strict=True)]
+    return Nodes(template.kind, names, template.blocks, template.op)

@@ -1,7 +1,11 @@
-"""Which template each replay is a replay of."""
+"""Which template each replay is a replay of.
+
+Captures of several batch sizes look alike, and arguments hold for one of them only.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,50 +13,76 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int
-from tracelens.trace.graphs.alignment import Alignment, Known, align, ops_of_kernels
+from tracelens.arrays import Int, lookup
+from tracelens.trace.graphs.alignment import (
+    LEAST_UNNAMED,
+    SAME,
+    Alignment,
+    Known,
+    align,
+    consistent,
+    ops_of_kernels,
+)
 from tracelens.trace.graphs.nodes import (
+    KERNEL,
+    UNKNOWN,
     Content,
     Nodes,
     Replay,
+    Size,
     Template,
     captures,
     eager,
+    is_unattributed,
     named,
     op_texts,
     replays,
 )
-from tracelens.trace.graphs.padding import UNKNOWN, Size
-from tracelens.trace.graphs.sizes import Match, Order, contents, is_sized, of_grid
 from tracelens.trace.graphs.splice import Arguments, Attribution, spliced
-from tracelens.trace.graphs.unnamed import LEAST_UNNAMED, consistent
+from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 
 LEAST_COVERED = 0.5
 """A template of which less of a replay is found is of another graph."""
-
 SIZED_COVERED = 0.1
 """By so much less of a replay the capture of its batch size may cover than that of another."""
-
 MOST_STRETCHES, SLACK = 16, 0.1
 """Stretches of an eager run that a replay is compared with, and by how much longer than it they may be."""
-
 MOST_ENDS = 32
 """Nodes by which the beginning and the end of a replay are looked for."""
+LEAST_VOTES = 0.9
+"""Of the equal nodes of the stretch that has most, the share that others must have to be compared as well."""
+LEAST_SLACK_NODES = 8
+EVIDENCE = 3
+"""By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
+LEAST_HITS = 0.1
+"""Share of the grids that are such a product where the batch size is right."""
+EQUAL_GRIDS = 0.9
+"""Share of a twin's grids that the replay has as well where the batch size is the same."""
+Order = tuple[int, int]
+"""Which capture: the number of its trace, and its number among the captures there, in order of time."""
+
+
+class Match(NamedTuple):
+    """A template that a replay may be of; `order` is None for an eager stretch."""
+
+    template: Template
+    alignment: Alignment
+    order: Order | None = None
+
+    @property
+    def covered(self) -> float:
+        """Share of the replay's nodes that are attributed."""
+        return float((self.alignment.node >= 0).mean())
 
 
 class Fit(NamedTuple):
-    """The templates that fit a replay equally well.
+    """The templates that fit a replay equally well."""
 
-    Attributes:
-        matches: at least one.
-        is_one_size: whether all have the same ops with the same arguments, and differ at most in the layer.
-        is_sized: whether that is, for all that is known, the replay's batch size too.
-    """
-
-    matches: list[Match]
+    matches: list[Match]  # at least one
+    # whether all have the same ops with the same arguments, and differ at most in the layer
     is_one_size: bool
-    is_sized: bool
+    is_sized: bool  # whether that is, for all that is known, the replay's batch size too
 
     @property
     def orders(self) -> set[Order]:
@@ -63,8 +93,8 @@ class Fit(NamedTuple):
 
     def only(self, order: Order) -> Fit:
         """The fit with the match of this capture."""
-        left = [match for match in self.matches if match.order == order]
-        return self._replace(matches=left or self.matches)
+        of_order = [match for match in self.matches if match.order == order]
+        return self._replace(matches=of_order or self.matches)
 
 
 def attributed(
@@ -96,22 +126,40 @@ def attributed(
     of_nodes: dict[tuple[object, ...], Fit | None] = {}
     fits = []
     for graph in graphs:
-        key = _key(graph)
+        nodes = graph.nodes
+        key: tuple[object, ...] = (
+            graph.batch,
+            nodes.kind.tobytes(),
+            tuple(nodes.name),
+            nodes.blocks.tobytes(),
+        )
+        if len(np.unique(graph.stream)) > 1:  # for safety also how they overlap
+            key = (*key, graph.call)
         if key not in of_nodes:
             of_nodes[key] = templates.fit(graph)
         fits.append(of_nodes[key])
     known = [(graph, fit) for graph, fit in zip(graphs, fits, strict=True) if fit is not None]
     in_order = _in_order([fit for _, fit in known])
-    decided = [_attribution(graph, fit) for (graph, _), fit in zip(known, in_order, strict=True)]
+    decided = []
+    for (graph, _), fit in zip(known, in_order, strict=True):
+        match = fit.matches[0]
+        node, is_sole = match.alignment.node, len(fit.matches) == 1
+        if not is_sole:  # what holds is what the matches agree in
+            texts = [contents(other) for other in fit.matches]
+            same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
+            node = np.where(same_op, node, -1)
+        arguments = Arguments.RECORDED if fit.is_sized else Arguments.INFERRED
+        decided.append(
+            Attribution(
+                call=graph.call,
+                work=graph.work,
+                node=node,
+                template=match.template,
+                arguments=arguments if fit.is_one_size else Arguments.NONE,
+                has_frames=is_sole or match.template.source == "twin",
+            )
+        )
     return spliced(trace, decided)
-
-
-def _key(graph: Replay) -> tuple[object, ...]:
-    """What replays of one graph have in common; on several streams also how these overlap, for safety."""
-    nodes = graph.nodes
-    key = (graph.batch, nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes())
-    is_single = len(np.unique(graph.stream)) == 1
-    return key if is_single else (*key, graph.call)
 
 
 @dataclass(frozen=True)
@@ -147,7 +195,9 @@ class Templates:
         sized = [self._is_labelled_size(match, graph) for match in candidates]
         whole = [match.alignment.is_whole for match in candidates]
         if not any(fits and size is not False for fits, size in zip(whole, sized, strict=True)):
-            candidates += [match for stretch in self.unlaunched for match in self._of_stretch(stretch, graph)]
+            for stretch in self.unlaunched:
+                windows = [stretch.window(*part) for part in _stretches(stretch, graph)]
+                candidates += [Match(part, align(part.nodes, graph, self.known)) for part in windows]
         candidates = self._of_size([match for match in candidates if match.covered >= LEAST_COVERED], graph)
         if not candidates:
             return None
@@ -156,15 +206,16 @@ class Templates:
         matches = of_grid(graph, matches)
         first, *others = [contents(match) for match in matches]
         is_one_size = all(other == first for other in others)
-        return Fit(matches, is_one_size, all(self._is_sized(match, graph) for match in matches))
+        labelled = [self._is_labelled_size(match, graph) for match in matches]
+        is_right_size = [
+            is_sized(match, graph) if by_label is None else by_label
+            for match, by_label in zip(matches, labelled, strict=True)
+        ]
+        return Fit(matches, is_one_size, all(is_right_size))
 
     def _is_labelled_size(self, match: Match, graph: Replay) -> bool | None:
         """Whether labels say that a capture is of the replay's batch size; None where they do not tell."""
         return graph.batch.fits(match.template.size, self.sizes) if match.order is not None else None
-
-    def _is_sized(self, match: Match, graph: Replay) -> bool:
-        labelled = self._is_labelled_size(match, graph)
-        return is_sized(match, graph) if labelled is None else labelled
 
     def _of_size(self, matches: list[Match], graph: Replay) -> list[Match]:
         """Of the templates that cover most those of the replay's size: by labels, else by grids."""
@@ -200,13 +251,6 @@ class Templates:
             self._named[id(graphs)] = listed
         return self._named[id(graphs)]
 
-    def _of_stretch(self, stretch: Template, graph: Replay) -> list[Match]:
-        matches = []
-        for first, last in _stretches(stretch, graph):
-            window = stretch.window(first, last)
-            matches.append(Match(window, align(window.nodes, graph, self.known)))
-        return matches
-
 
 def _quality(match: Match) -> float:
     """How well a template fits: by coverage, then by how alike the nodes are, names above order alone."""
@@ -239,13 +283,13 @@ def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
     if first + last < LEAST_UNNAMED:
         return []
     starts, ends = _begins(other, own[:first]), _begins(other, own[len(own) - last :]) + last
-    found = []
+    stretches = []
     for start in starts.tolist():
         lengths = ends - start
         fitting = lengths[np.abs(lengths - len(own)) <= SLACK * len(own)]
         if len(fitting):
-            found.append((start, start + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
-    return found[:MOST_STRETCHES]
+            stretches.append((start, start + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
+    return stretches[:MOST_STRETCHES]
 
 
 def _begins(nodes: Int, pattern: Int) -> Int:
@@ -274,14 +318,14 @@ def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
         return []
     starts: list[int] = []
     for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
-        if votes[offset] < 0.9 * best or len(starts) == MOST_STRETCHES:
+        if votes[offset] < LEAST_VOTES * best or len(starts) == MOST_STRETCHES:
             break
         start = offset - len(own)
         if all(abs(start - other_start) > len(own) // 2 for other_start in starts):
             starts.append(start)
     by_content = {content[max(start, 0) : start + len(own)].tobytes(): start for start in reversed(starts)}
     starts = sorted(by_content.values())
-    slack = 0 if best == len(own) else max(int(SLACK * len(own)), 8)
+    slack = 0 if best == len(own) else max(int(SLACK * len(own)), LEAST_SLACK_NODES)
     return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
 
 
@@ -311,16 +355,77 @@ def _followed(fits: Sequence[Fit], stride: int) -> list[Order | None]:
     return known
 
 
-def _attribution(graph: Replay, fit: Fit) -> Attribution:
-    """The matches of a fit as far as they agree."""
-    match = fit.matches[0]
-    node, is_sole = match.alignment.node, len(fit.matches) == 1
-    if not is_sole:
-        texts = [contents(other) for other in fit.matches]
-        same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
-        node = np.where(same_op, node, -1)
-    has_frames = is_sole or match.template.source == "twin"
-    arguments = (
-        Arguments.NONE if not fit.is_one_size else Arguments.RECORDED if fit.is_sized else Arguments.INFERRED
+def contents(match: Match) -> list[Content]:
+    """Op and arguments of each node of the replay."""
+    node = match.alignment.node
+    return op_texts(match.template.trace, lookup(match.template.op, node, -1))
+
+
+def of_grid(graph: Replay, matches: list[Match]) -> list[Match]:
+    """Of captures of several batch sizes the one whose dimensions the grids of the replay repeat."""
+    if len(matches) < 2 or not (graph.nodes.blocks > 1).any():
+        return matches
+    hits = [_hits(match, graph) for match in matches]
+    best = max(hits)
+    leading = [match for match, count in zip(matches, hits, strict=True) if count == best]
+    return leading if all(count == best or count <= best - EVIDENCE for count in hits) else matches
+
+
+def _products(arguments: tuple[str, ...]) -> frozenset[int]:
+    """Products of the first dimensions of an op's tensors, above 1."""
+    try:
+        shapes = json.loads(arguments[0]) if arguments and arguments[0] else []
+    except ValueError:
+        return frozenset()
+    products = set()
+    for shape in shapes if isinstance(shapes, list) else []:
+        product = 1
+        for size in shape if isinstance(shape, list) else []:
+            if not isinstance(size, int):
+                break
+            product *= size
+            products.add(product)
+    return frozenset(products - {1, 0})
+
+
+def is_sized(match: Match, graph: Replay) -> bool:
+    """Whether a template is of the replay's batch size, as far as grids or names can tell.
+
+    Grids of a twin are those of the replay. A capture names kernels or, with CUDA, neither kernels nor grids:
+    then some grids are products of the dimensions of their ops. Without any grid the names of an eager run
+    must all be equal.
+    """
+    nodes, replayed = match.template.nodes, graph.nodes
+    paired = match.alignment.node >= 0
+    blocks = nodes.blocks[match.alignment.node[paired]]
+    known = (blocks >= 0) & (replayed.blocks[paired] >= 0)
+    if known.any():
+        return float((blocks[known] == replayed.blocks[paired][known]).mean()) >= EQUAL_GRIDS
+    if match.order is None:
+        kernels = paired & (replayed.kind == KERNEL)
+        return match.alignment.is_whole and bool((match.alignment.weight[kernels] == SAME).all())
+    has_grid = replayed.blocks > 1
+    if any(nodes.name) or not has_grid.any():
+        return True
+    return _hits(match, graph) >= LEAST_HITS * int(has_grid.sum())
+
+
+def _hits(match: Match, graph: Replay) -> int:
+    """Nodes whose grid is a product of the first dimensions of a tensor of their op."""
+    products = (_products(arguments) for _, arguments in contents(match))
+    return sum(count in of for count, of in zip(graph.nodes.blocks.tolist(), products, strict=True))
+
+
+def with_twin(run: Run, other: Run) -> Run:
+    """The run; ranks whose graph launches are attributed to nothing have those of the other run as twins."""
+    if not any(map(is_unattributed, run.traces)):
+        return run
+    twins = {trace.meta.rank: trace for trace in other.traces}
+    return Run(
+        tuple(
+            attributed(trace, (), [twins.get(trace.meta.rank, other.traces[0])])
+            if is_unattributed(trace)
+            else trace
+            for trace in run.traces
+        )
     )
-    return Attribution(graph.call, graph.work, node, match.template, arguments, has_frames)

@@ -1,9 +1,14 @@
-"""Nodes of graphs: those of a capture or of an eager run as templates, and those that a replay ran."""
+"""Nodes of graphs: those of a capture or of an eager run as templates, and those that a replay ran.
+
+Engines capture a graph for each of several batch sizes and pad a batch to the smallest that holds it. A
+capture's label or the list of captures beside it says its size, the label of the step around a graph launch
+what it holds.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,13 +17,22 @@ import numpy as np
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
 from tracelens.trace.activities import Work
-from tracelens.trace.graphs.padding import UNKNOWN, Batch, Size, batch_around, size_around
 from tracelens.trace.links import PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
 
 GRAPH_CALL = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 KERNEL, COPY, FILL = range(3)
 """What a node is."""
+_CAPTURE = re.compile(r"capture_(\d+)_(\w+)$")
+_PADDED = re.compile(r"\bbs=\d+/(\d+)|\braw_bs=\d+ bs=(\d+)")
+# Requests where each decodes a token, and tokens where some are in prefill.
+_REQUESTS = (
+    re.compile(r"\bexecute_(\d+)_context_"),
+    re.compile(r"\bexecute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)"),
+    re.compile(r"^step\[(?:EXTEND|SPLIT_PREFILL|DLLM_EXTEND|MIXED|prefill|mixed) .*\btoks=(\d+)"),
+    re.compile(r"^step\[(?!EXTEND|SPLIT_PREFILL|DLLM_EXTEND|MIXED|prefill|mixed)\w+ .*?\bbs=(\d+)"),
+    re.compile(r"^(?!step\[)(?:\w+ )?\w*decode\w*\W.*?\bbs=(\d+)"),
+)
 
 _KERNEL_CALL = re.compile(r"^(?:cuda|cu|hip)(?!Graph)\w*Launch\w*Kernel")
 _COPY_CALL = re.compile(r"^(?:cuda|cu|hip)Memcpy")
@@ -28,24 +42,17 @@ _BEGIN, _END = re.compile("StreamBeginCapture"), re.compile("StreamEndCapture")
 _COPY_KERNEL = re.compile(r"__amd_rocclr_copy|^memcpy\d+(?:_|$)")
 _FILL_KERNEL = re.compile(r"__amd_rocclr_fill|^memset\d+(?:_|$)")
 
-
 Content = tuple[str, tuple[str, ...]]
 """Name and arguments of an op."""
 
 
 class Nodes(NamedTuple):
-    """Nodes in order.
+    """Nodes in order."""
 
-    Attributes:
-        kind: KERNEL, COPY or FILL.
-        name: of the kernel without decoration, "" where not recorded.
-        blocks: thread blocks, -1 where not recorded.
-        op: of a template, the name of the op around the launch call, "" where there is none or not known.
-    """
-
-    kind: Int
-    name: list[str]
-    blocks: Int
+    kind: Int  # KERNEL, COPY or FILL
+    name: list[str]  # of the kernel without decoration, "" where not recorded
+    blocks: Int  # thread blocks, -1 where not recorded
+    # of a template, the name of the op around the launch call, "" where there is none or not known
     op: list[str]
 
     def __len__(self) -> int:
@@ -57,27 +64,27 @@ class Nodes(NamedTuple):
         return Nodes(self.kind[part], self.name[part], self.blocks[part], self.op[part])
 
 
+class Size(NamedTuple):
+    """A size that graphs were captured for; `mode` is the engine's, FULL or PIECEWISE, "" if unknown."""
+
+    batch: int
+    mode: str = ""
+
+
+UNKNOWN = Size(-1)
+
+
 @dataclass(frozen=True)
 class Template:
-    """Launch calls in the order of the program: of one captured graph, or of what ran without one.
+    """Launch calls in the order of the program: of one captured graph, or of what ran without one."""
 
-    Attributes:
-        trace: which recorded them.
-        source: "capture" or "twin", see tables.EVENT_SOURCES.
-        call: event row in `trace` of each launch call.
-        op: event row of the op around each, -1 for none.
-        nodes: what they launch.
-        first: event row of the call that began the capture, -1 where there is none.
-        size: batch size that it was captured for, as far as its label says it.
-    """
-
-    trace: Trace
-    source: str
-    call: Int
-    op: Int
-    nodes: Nodes
-    first: int = -1
-    size: Size = UNKNOWN
+    trace: Trace  # which recorded them
+    source: str  # "capture" or "twin", see tables.EVENT_SOURCES
+    call: Int  # event row in `trace` of each launch call
+    op: Int  # event row of the op around each, -1 for none
+    nodes: Nodes  # what they launch
+    first: int = -1  # event row of the call that began the capture, -1 where there is none
+    size: Size = UNKNOWN  # batch size that it was captured for, as far as its label says it
 
     def window(self, first: int, last: int) -> Template:
         """The calls [first, last)."""
@@ -86,24 +93,41 @@ class Template:
         return replace(self, call=self.call[part], op=self.op[part], nodes=nodes)
 
 
+class Batch(NamedTuple):
+    """What a step runs: requests or tokens, and whether that is after padding; -1 where no label says it."""
+
+    size: int
+    is_padded: bool = False
+
+    def padded(self, captured: Size, sizes: Iterable[Size]) -> int:
+        """The size of the graph that runs it, -1 if unknown or none is large enough.
+
+        Args:
+            captured: a graph like it, for its mode.
+            sizes: all that were captured.
+        """
+        if self.size < 0 or self.is_padded:
+            return self.size
+        large = {size.batch for size in sizes if size.mode == captured.mode and size.batch >= self.size}
+        return min(large, default=-1)
+
+    def fits(self, captured: Size, sizes: Iterable[Size]) -> bool | None:
+        """Whether a captured graph is of the size that runs it; None where that is unknown."""
+        if self.size < 0 or captured.batch < 0:
+            return None
+        return self.padded(captured, sizes) == captured.batch
+
+
 class Replay(NamedTuple):
-    """What one graph launch ran.
+    """What one graph launch ran."""
 
-    Attributes:
-        call: event row of the graph launch.
-        work: event rows of its GPU work, in order of start.
-        stream, start, end: of each.
-        nodes: the same as nodes.
-        batch: of the serving step around the launch.
-    """
-
-    call: int
-    work: Int
+    call: int  # event row of the graph launch
+    work: Int  # event rows of its GPU work, in order of start
     stream: Int
     start: Int
     end: Int
     nodes: Nodes
-    batch: Batch = Batch(-1)
+    batch: Batch = Batch(-1)  # of the serving step around the launch
 
 
 def plain_name(name: str) -> str:
@@ -140,13 +164,13 @@ def replays(trace: Trace) -> list[Replay]:
     pieces = np.split(gpu[rows], first[1:])
     return [
         Replay(
-            call,
-            work,
-            events.stream[work],
-            events.start[work],
-            events.end[work],
-            ran(trace, work),
-            batch_around(trace, call),
+            call=call,
+            work=work,
+            stream=events.stream[work],
+            start=events.start[work],
+            end=events.end[work],
+            nodes=ran(trace, work),
+            batch=batch_around(trace, call),
         )
         for call, work in ((int(calls[number]), pieces[number]) for number in order.tolist())
     ]
@@ -185,41 +209,34 @@ def captures(trace: Trace) -> list[Template]:
     ends = np.flatnonzero(events.where("launch") & events.named(_END.search))
     if not len(begins) or not len(ends):
         return []
-    calls, kind = _launch_calls(trace)
+    # Calls that put a node into a graph, in order of time, and what each puts there.
+    kind_of_name = np.full(len(events.names), -1, dtype=np.int64)
+    for code, name in enumerate(events.names):
+        for node_kind, pattern in ((KERNEL, _KERNEL_CALL), (COPY, _COPY_CALL), (FILL, _FILL_CALL)):
+            if pattern.match(name):
+                kind_of_name[code] = node_kind
+    is_launch = events.where("launch")
+    outer = is_launch & ~lookup(is_launch, events.parent, False)  # a runtime call holds a driver call
+    calls = np.flatnonzero(outer & (kind_of_name[events.name] >= 0))
+    calls = calls[np.argsort(events.start[calls], kind="stable")]
+    kind = kind_of_name[events.name[calls]]
     recorded = ~np.isin(calls, trace.tables["links"].array("launch_id"))
     calls, kind = calls[recorded], kind[recorded]
     start = events.start[calls]
+    launches = trace.tables["launches"]
+    launches_row = np.full(len(events.start), -1, dtype=np.int64)
+    launches_row[launches.array("event_id")] = np.arange(len(launches))
+    kernels = launches.coded("kernel")
     graphs = []
     for begin in begins[np.argsort(events.start[begins], kind="stable")].tolist():
         after = ends[(events.start[ends] > events.start[begin]) & (events.tid[ends] == events.tid[begin])]
         if len(after):
             inside = (start > events.start[begin]) & (start < events.start[after].min())
-            graphs.append(_template(trace, calls[inside], kind[inside], int(begin)))
+            rows = launches_row[calls[inside]].tolist()
+            names = ["" if row < 0 else plain_name(kernels.texts([row])[0]) for row in rows]
+            nodes = (kind[inside], names, np.full(len(rows), -1))
+            graphs.append(_assembled(trace, "capture", calls[inside], nodes, int(begin)))
     return [graph for graph in graphs if len(graph.call)]
-
-
-def _launch_calls(trace: Trace) -> tuple[Int, Int]:
-    """Calls that put a node into a graph that is captured, in order of time, and what each puts there."""
-    events = trace.arrays
-    of_name = np.full(len(events.names), -1, dtype=np.int64)
-    for code, name in enumerate(events.names):
-        for kind, pattern in ((KERNEL, _KERNEL_CALL), (COPY, _COPY_CALL), (FILL, _FILL_CALL)):
-            if pattern.match(name):
-                of_name[code] = kind
-    is_launch = events.where("launch")
-    outer = is_launch & ~lookup(is_launch, events.parent, False)  # a runtime call holds a driver call
-    calls = np.flatnonzero(outer & (of_name[events.name] >= 0))
-    calls = calls[np.argsort(events.start[calls], kind="stable")]
-    return calls, of_name[events.name[calls]]
-
-
-def _template(trace: Trace, calls: Int, kind: Int, begin: int) -> Template:
-    events, launches = trace.arrays, trace.tables["launches"]
-    row = np.full(len(events.start), -1, dtype=np.int64)
-    row[launches.array("event_id")] = np.arange(len(launches))
-    kernels = launches.coded("kernel")
-    names = ["" if number < 0 else plain_name(kernels.texts([number])[0]) for number in row[calls].tolist()]
-    return _assembled(trace, "capture", calls, (kind, names, np.full(len(calls), -1)), begin)
 
 
 def eager(trace: Trace) -> Template:
@@ -236,10 +253,12 @@ def _assembled(
     trace: Trace, source: str, calls: Int, nodes: tuple[Int, list[str], Int], begin: int
 ) -> Template:
     events = trace.arrays
-    op = innermost_op(trace)[calls]
+    op = trace.once(innermost_op)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
     size = size_around(trace, begin) if begin >= 0 else UNKNOWN
-    return Template(trace, source, calls, op, Nodes(*nodes, op_names), begin, size)
+    return Template(
+        trace=trace, source=source, call=calls, op=op, nodes=Nodes(*nodes, op_names), first=begin, size=size
+    )
 
 
 def op_texts(trace: Trace, ops: Int) -> list[Content]:
@@ -287,11 +306,7 @@ def named(template: Template, stretches: Sequence[Template]) -> Template | None:
 
 
 def forward_op(trace: Trace) -> Int:
-    """For each event the forward op whose gradient it computes, -1 where it computes none."""
-    return trace.once(_forward_op)
-
-
-def _forward_op(trace: Trace) -> Int:
+    """For each event the forward op whose gradient it computes, -1 for none; with `trace.once`."""
     events, ops = trace.arrays, trace.tables["ops"]
     rows = ops.array("event_id")
     sequence, forward_thread = ops.array("sequence"), ops.array("forward_thread")
@@ -301,11 +316,51 @@ def _forward_op(trace: Trace) -> Int:
 
 
 def innermost_op(trace: Trace) -> Int:
-    """For each event the op that its launches belong to, as in links.find_ops."""
-    return trace.once(_innermost_op)
-
-
-def _innermost_op(trace: Trace) -> Int:
+    """For each event the op that its launches belong to, as in links.find_ops; with `trace.once`."""
     events = trace.arrays
     is_op: Bool = events.where("op") & ~events.named(PASSED_THROUGH.__contains__)
     return nearest(events.parent, events.depth, is_op)
+
+
+def captured_size(label: str) -> Size:
+    """The size in a label such as capture_32_FULL."""
+    match = _CAPTURE.match(label)
+    return Size(int(match[1]), match[2]) if match else UNKNOWN
+
+
+def step_batch(label: str) -> Batch:
+    """The batch in a serving engine's label of a step."""
+    if match := _PADDED.search(label):
+        return Batch(int(match[1] or match[2]), is_padded=True)
+    for pattern in _REQUESTS:
+        if match := pattern.search(label):
+            return Batch(sum(int(count) for count in match.groups()))
+    return Batch(-1)
+
+
+def batch_around(trace: Trace, row: int) -> Batch:
+    """The batch of the innermost labelled step around an event."""
+    for label in _annotations(trace, row):
+        if (batch := step_batch(label)).size >= 0:
+            return batch
+    return Batch(-1)
+
+
+def size_around(trace: Trace, row: int) -> Size:
+    """The size in the innermost label of a capture around an event."""
+    return next(
+        (size for label in _annotations(trace, row) if (size := captured_size(label)) != UNKNOWN), UNKNOWN
+    )
+
+
+def _annotations(trace: Trace, row: int) -> Iterable[str]:
+    """Names of the annotations around an event, innermost first."""
+    events, is_label = trace.arrays, trace.once(_is_label)
+    while row >= 0:
+        if is_label[row]:
+            yield events.names[events.name[row]]
+        row = int(events.parent[row])
+
+
+def _is_label(trace: Trace) -> Bool:
+    return trace.arrays.where("annotation", "slice")

@@ -1,4 +1,4 @@
-"""Copies of a template's host events under the graph launch that replays it."""
+"""Copies of a template's host events and collectives under the graph launch that replays it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import Coded, Table, depths, nearest
-from tracelens.trace.arguments import describe
-from tracelens.trace.graphs.collectives import Replayed, collectives
 from tracelens.trace.graphs.nodes import Template, forward_op
-from tracelens.trace.names import STEP_MARK
-from tracelens.trace.tables import EVENT_KINDS, EVENT_SOURCES, EVENTS, LINKS, OPS
-from tracelens.trace.trace import Trace
+from tracelens.trace.trace import (
+    COLLECTIVES,
+    EVENT_KINDS,
+    EVENT_SOURCES,
+    EVENTS,
+    LINKS,
+    OPS,
+    STEP_MARK,
+    Trace,
+    describe,
+    rows_by_code,
+)
 
 _MODULE = "nn.Module: "
 _NOT_USER = re.compile(
@@ -35,45 +42,28 @@ class Arguments(Enum):
 
 
 class Attribution(NamedTuple):
-    """What a replay is a replay of.
+    """What a replay is a replay of."""
 
-    Attributes:
-        call: event row of the graph launch.
-        work: event rows of its GPU work.
-        node: of each, the position of its call in the template, -1 where it is not known.
-        template: launch calls of the same graph.
-        arguments: whether shapes and values hold for this replay.
-        has_frames: whether modules and scopes hold for it, as they do not where layers cannot be told apart.
-    """
-
-    call: int
-    work: Int
-    node: Int
-    template: Template
-    arguments: Arguments = Arguments.RECORDED
+    call: int  # event row of the graph launch
+    work: Int  # event rows of its GPU work
+    node: Int  # of each, the position of its call in the template, -1 where it is not known
+    template: Template  # launch calls of the same graph
+    arguments: Arguments = Arguments.RECORDED  # whether shapes and values hold for this replay
+    # whether modules and scopes hold for it, as they do not where layers cannot be told apart
     has_frames: bool = True
 
 
 class _Pattern(NamedTuple):
-    """What is copied for each replay of one graph; `event` are rows of the template's trace, outermost first.
+    """What is copied for each replay of one graph."""
 
-    Attributes:
-        parent: position among the copies, -1 for what stands directly under the graph launch.
-        behind: position behind the last copy inside each.
-        paired: which of the replay's nodes are attributed.
-        call, op, forward: of these, the positions of the launch call and its op, and the event row of the
-            forward op in the template's trace; -1 for none.
-        position: of each event of the template's trace, its position among the copies, -1 for none.
-    """
-
-    event: Int
-    parent: Int
-    behind: Int
-    paired: Bool
-    call: Int
-    op: Int
-    forward: Int
-    position: Int
+    event: Int  # rows of the template's trace, outermost first
+    parent: Int  # position among the copies, -1 for what stands directly under the graph launch
+    behind: Int  # position behind the last copy inside each
+    paired: Bool  # which of the replay's nodes are attributed
+    call: Int  # of these, the position of the launch call
+    op: Int  # and of its op, -1 for none
+    forward: Int  # and the event row of its forward op in the template's trace, -1 for none
+    position: Int  # of each event of the template's trace, its position among the copies, -1 for none
 
 
 class _Copies(NamedTuple):
@@ -81,6 +71,21 @@ class _Copies(NamedTuple):
 
     made: Attribution
     pattern: _Pattern
+
+
+_SIZES = ("in_bytes", "out_bytes")
+_SPLITS = ("in_split", "out_split")
+
+
+class Replayed(NamedTuple):
+    """The attributed work of a replay."""
+
+    template: Trace  # where the graph was captured
+    event: Int  # rows of the template's events that are copied
+    first: int  # row of the first copy
+    op: Int  # of each piece of work, the position of its op among the copies, -1 for none
+    work: Int  # event row of each piece
+    has_arguments: bool  # whether sizes hold for this replay
 
 
 def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
@@ -138,9 +143,16 @@ def _pattern(made: Attribution) -> _Pattern:
         if own_parent[row] >= 0:
             behind[own_parent[row]] = max(behind[own_parent[row]], behind[row])
     op = template.op[node]
-    forward = lookup(forward_op(template.trace), op, -1)
+    forward = lookup(template.trace.once(forward_op), op, -1)
     return _Pattern(
-        rows, own_parent, behind, paired, position[calls], lookup(position, op, -1), forward, position
+        event=rows,
+        parent=own_parent,
+        behind=behind,
+        paired=paired,
+        call=position[calls],
+        op=lookup(position, op, -1),
+        forward=forward,
+        position=position,
     )
 
 
@@ -157,21 +169,15 @@ def _kept(template: Template) -> Bool:
     frames = nearest(events.parent, events.depth, user)[template.call]
     innermost[frames[frames >= 0]] = True
     scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
-    return events.where("op") | module | ((scopes | innermost) & ~_around(template))
-
-
-def _around(template: Template) -> Bool:
-    """Events around the call that began a capture, and around all calls of a twin."""
-    parent = template.trace.arrays.parent
-    mask = np.zeros(len(parent), dtype=bool)
-    rows = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
-    count = np.zeros(len(parent), dtype=np.int64)
-    ancestor = rows
+    # Events around the call that began a capture, and around all calls of a twin.
+    calls = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
+    inside = np.zeros(len(python), dtype=np.int64)
+    ancestor = calls
     while len(ancestor := ancestor[ancestor >= 0]):
-        np.add.at(count, ancestor, 1)
-        ancestor = parent[ancestor]
-    mask[count == len(rows)] = True
-    return mask
+        np.add.at(inside, ancestor, 1)
+        ancestor = events.parent[ancestor]
+    is_around: Bool = inside == len(calls)
+    return events.where("op") | module | ((scopes | innermost) & ~is_around)
 
 
 def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
@@ -237,16 +243,13 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
             column = ops.coded(name)
             taken = Coded.used(column.codes[row], column.values)
             columns.append(taken if part.made.arguments is Arguments.RECORDED else Coded.of([""] * len(row)))
-        is_inferred = part.made.arguments is Arguments.INFERRED
-        inferred.append(Coded.of(_described(ops, row) if is_inferred else [""] * len(row)))
+        described = [""] * len(row)
+        if part.made.arguments is Arguments.INFERRED:
+            described = list(map(describe, ops.texts("shapes", row), ops.texts("dtypes", row)))
+        inferred.append(Coded.of(described))
     data = {name: np.concatenate(columns) for name, columns in numbers.items()}
     texts["inferred"] = inferred
     return OPS.table(data | {name: Coded.concat(columns) for name, columns in texts.items()})
-
-
-def _described(ops: Table, row: Int) -> list[str]:
-    shapes, dtypes = ops.texts("shapes", row), ops.texts("dtypes", row)
-    return [describe(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
 def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
@@ -262,20 +265,53 @@ def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         pattern, work = part.pattern, row[part.made.work[part.pattern.paired]]
         data["call_id"][work] = pattern.call + begin
         data["op_id"][work] = np.where(pattern.op >= 0, pattern.op + begin, -1)
-        data["forward_op_id"][work] = _forward(parts, first, number)
+        # Forward op behind each node: its copy under the last graph launch before that has one.
+        wanted, template = pattern.forward, part.made.template.trace
+        forward = np.full(len(wanted), -1, dtype=np.int64)
+        for earlier in range(number, -1, -1):
+            if not ((wanted >= 0) & (forward < 0)).any():
+                break
+            if parts[earlier].made.template.trace is template:
+                position = lookup(parts[earlier].pattern.position, wanted, -1)
+                forward = np.where((forward < 0) & (position >= 0), position + first[earlier], forward)
+        data["forward_op_id"][work] = forward
     return LINKS.table(data)
 
 
-def _forward(parts: Sequence[_Copies], first: Int, number: int) -> Int:
-    """Forward op behind each attributed node: its copy under the last graph launch before that has one."""
-    part = parts[number]
-    wanted = part.pattern.forward
-    forward = np.full(len(wanted), -1, dtype=np.int64)
-    for earlier in range(number, -1, -1):
-        if not ((wanted >= 0) & (forward < 0)).any():
-            break
-        pattern, template = parts[earlier].pattern, parts[earlier].made.template
-        if template.trace is part.made.template.trace:
-            position = lookup(pattern.position, wanted, -1)
-            forward = np.where((forward < 0) & (position >= 0), position + first[earlier], forward)
-    return forward
+def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
+    """The collectives of the trace and of its replays, each with its kernel, in order.
+
+    Args:
+        trace: with the graph launches.
+        start: of all events, the copies among them, ns.
+        replays: of its graphs.
+    """
+    own = trace.tables["collectives"]
+    copied = [_copied(replay, np.unique(own.array("kernel_id"))) for replay in replays]
+    if not any(map(len, copied)):
+        return own
+    table = COLLECTIVES.concat([part.columns for part in (own, *copied)])
+    event = table.array("event_id")
+    table = table.take(np.lexsort((event, start[event])))
+    order = np.empty(len(table), dtype=np.int64)
+    for rows in rows_by_code(table.coded("group").codes.astype(np.int64)).values():
+        order[rows] = np.arange(len(rows))
+    return Table(COLLECTIVES, {**table.columns, "order": order})
+
+
+def _copied(replay: Replayed, recorded: Int) -> Table:
+    """The records of a replay; a collective of several kernels has its last one, as where it is recorded."""
+    records = replay.template.tables["collectives"]
+    position = np.full(len(replay.template.arrays.start), -1, dtype=np.int64)
+    position[replay.event] = np.arange(len(replay.event))
+    kernel = np.full(len(replay.event) + 1, -1, dtype=np.int64)
+    kernel[replay.op] = replay.work  # of work without an op behind the end
+    copy = lookup(position, records.array("event_id"), -1)
+    of_record = np.where(copy >= 0, kernel[copy], -1)
+    kept = (of_record >= 0) & ~np.isin(of_record, recorded)
+    rows = records.take(kept)
+    columns = {**rows.columns, "event_id": copy[kept] + replay.first, "kernel_id": of_record[kept]}
+    if not replay.has_arguments:
+        columns |= {name: np.full(len(rows), -1) for name in _SIZES}
+        columns |= {name: Coded.of([""] * len(rows)) for name in _SPLITS}
+    return Table(COLLECTIVES, columns)

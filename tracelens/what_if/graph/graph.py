@@ -1,10 +1,10 @@
-"""`Graph`: what a recorded run did and what each activity waited for, as flat arrays over all ranks.
+"""`RunGraph`: what a recorded run did and what each activity waited for, as flat arrays over all ranks.
 
 A node is a point on a host thread, a GPU activity, or a part of a collective: its arrival on a rank, the
 meeting of all ranks with the transfer that follows, and its end on a rank. An edge says that a node starts no
 sooner than another ends, plus a lag. Host time is the lag of an edge between two points of a thread. Time
 that a node waited beyond its edges is its delay, which nothing in the trace explains. With nothing changed,
-every node starts when it did.
+every node starts when it did. An `Edit` is what a scenario changes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
+from tracelens.what_if.thresholds import OVERLAP_NS
 
 
 class Node(IntEnum):
@@ -50,47 +52,29 @@ class Edge(IntEnum):
     QUEUE = 10  # a launch waits until a full queue has room
 
 
-OVERLAP_NS = 2_000
-"""Tolerated overlap of kernels on one stream: launches that do not wait, or rounded clocks."""
-
 # Rounds to order nodes at one point in time; longer than any chain of such nodes.
 _TIES = 64
 
 
 class Rank(NamedTuple):
-    """What the graph knows of one rank beside its nodes.
+    """What the graph knows of one rank beside its nodes."""
 
-    Attributes:
-        number: of the rank.
-        path: of its trace.
-        world_size: ranks of the job, -1 where the trace does not say.
-        cpu_only: whether its work is the host's.
-        serves: whether it ran steps of a serving engine.
-        timed_ns: its mean step without the profiler, -1 where it timed none.
-        device: whose figures count, None where it is not known.
-        is_comm: whether each activity in the trace's `work` is communication.
-        name: of each slot, that of its event.
-        label: of each slot, for people: of a host point the op around it, if any.
-        category: kernel class of each slot, "" for a host point.
-        thread: number of the host thread of each slot, -1 for an activity.
-    """
-
-    number: int
-    path: str
-    world_size: int
-    cpu_only: bool
-    serves: bool
-    timed_ns: float
-    device: Device | None
-    is_comm: Bool
-    name: Coded
-    label: Coded
-    category: Coded
-    thread: Int
+    number: int  # of the rank
+    path: str  # of its trace
+    world_size: int  # ranks of the job, -1 where the trace does not say
+    cpu_only: bool  # whether its work is the host's
+    serves: bool  # whether it ran steps of a serving engine
+    timed_ns: float  # its mean step without the profiler, -1 where it timed none
+    device: Device | None  # whose figures count, None where it is not known
+    is_comm: Bool  # whether each activity in the trace's `work` is communication
+    name: Coded  # of each slot, that of its event
+    label: Coded  # of each slot, for people: of a host point the op around it, if any
+    category: Coded  # kernel class of each slot, "" for a host point
+    thread: Int  # number of the host thread of each slot, -1 for an activity
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class RunGraph:
     """Nodes, each after all that it waits for, and their edges in order of `dst`."""
 
     ranks: tuple[Rank, ...]  # in order of their numbers
@@ -190,7 +174,7 @@ class Draft:
         slot: Int | int = -1,
         collective: Int | int = -1,
     ) -> Int:
-        """Nodes of one rank; see Graph.
+        """Nodes of one rank; see RunGraph.
 
         Returns:
             their numbers.
@@ -218,47 +202,98 @@ class Draft:
         """(src, dst, lag, kind) of all edges."""
         return _columns(self.edges, 4)
 
-    def graph(self, ranks: Sequence[Rank], shift: Sequence[int]) -> tuple[Graph, Int]:
+    def graph(self, ranks: Sequence[Rank], shift: Sequence[int]) -> tuple[RunGraph, Int]:
         """The graph: nodes in order, contradicted edges dropped; and each node's number in it."""
         columns = self.node_columns()
         start, dur = columns[-2:]
         src, dst, lag, edge = self.edge_columns()
         slack = start[dst] - (start + dur)[src]
-        allowed = np.where(edge == Edge.STREAM, -OVERLAP_NS, 0)
-        order = _order(start, dur, src, dst, slack >= allowed)
+        possible = slack >= np.where(edge == Edge.STREAM, -OVERLAP_NS, 0)
+        # By time; at one point in time each node after what it waits for.
+        depth = np.zeros(len(start), dtype=np.int64)
+        tied = possible & (start[src] == start[dst])
+        early, late = src[tied], dst[tied]
+        for _ in range(_TIES):
+            deeper = depth[early] + 1 > depth[late]
+            if not deeper.any():
+                break
+            np.maximum.at(depth, late[deeper], depth[early[deeper]] + 1)
+        order = np.lexsort((start + dur, depth, start))
         number_of = np.empty_like(order)
         number_of[order] = np.arange(len(order))
         src, dst = number_of[src], number_of[dst]
-        kept = (slack >= allowed) & (src < dst)
+        kept = possible & (src < dst)
         dropped = np.bincount(edge[~kept], minlength=len(Edge)).tolist()
         by_node = np.flatnonzero(kept)[np.argsort(dst[kept], kind="stable")]
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
         kind, rank, event, work, slot, collective, start, dur = (column[order] for column in columns)
         first = np.searchsorted(dst, np.arange(len(order) + 1))
-        delay = unexplained_delays(start, dur, src, dst, lag, first)
-        counts = {
-            edge_kind.name.lower(): number for edge_kind, number in zip(Edge, dropped, strict=True) if number
-        }
-        nodes = kind, rank, event, work, slot, collective, start, dur, delay
-        return Graph(tuple(ranks), *nodes, src, dst, lag, edge, first, tuple(shift), counts), number_of
+        graph = RunGraph(
+            ranks=tuple(ranks),
+            kind=kind,
+            rank=rank,
+            event=event,
+            work=work,
+            slot=slot,
+            collective=collective,
+            start=start,
+            dur=dur,
+            delay=unexplained_delays(start, dur, src, dst, lag, first),
+            src=src,
+            dst=dst,
+            lag=lag,
+            edge=edge,
+            first=first,
+            shift=tuple(shift),
+            dropped={kind.name.lower(): number for kind, number in zip(Edge, dropped, strict=True) if number},
+        )
+        return graph, number_of
+
+
+_MOST_NS = 10**12
+"""Longest duration a scenario may set; sums over a recording stay within 64 bits."""
+
+
+class TooLong(Exception):
+    """A scenario sets a duration longer than any step."""
+
+
+@dataclass
+class Edit:
+    """Editable copies of a graph's arrays, which scenarios change in place, one after the other."""
+
+    dur: Int  # duration of each node, ns
+    delay: Int  # unexplained delay of each node, ns
+    lag: Int  # of each edge, ns
+    kept: Bool  # which edges are there
+
+    @staticmethod
+    def of(graph: RunGraph) -> Edit:
+        """An edit that changes nothing."""
+        return Edit(
+            graph.dur.copy(), graph.delay.copy(), graph.lag.copy(), np.ones(len(graph.edge), dtype=bool)
+        )
+
+    def copy(self) -> Edit:
+        """One that can be changed apart."""
+        return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy())
+
+    def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:
+        """Set durations, rounded to whole ns.
+
+        Raises:
+            TooLong: one grows beyond 1,000 s.
+        """
+        self.dur[nodes] = _whole_ns(ns, self.dur[nodes])
+
+    def set_lag(self, edges: Int | Bool, ns: NDArray[np.floating[Any]]) -> None:
+        """Set lags; see `set_dur`."""
+        self.lag[edges] = _whole_ns(ns, self.lag[edges])
 
 
 def _columns(parts: Sequence[tuple[Int, ...]], count: int) -> list[Int]:
     empty = (np.empty(0, dtype=np.int64),) * count
     return [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
-
-
-def _order(start: Int, dur: Int, src: Int, dst: Int, possible: Bool) -> Int:
-    """Nodes by time; at one point in time each after what it waits for."""
-    depth = np.zeros(len(start), dtype=np.int64)
-    tied = possible & (start[src] == start[dst])
-    early, late = src[tied], dst[tied]
-    for _ in range(_TIES):
-        deeper = depth[early] + 1 > depth[late]
-        if not deeper.any():
-            break
-        np.maximum.at(depth, late[deeper], depth[early[deeper]] + 1)
-    return np.lexsort((start + dur, depth, start))
 
 
 def unexplained_delays(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first: Int) -> Int:
@@ -269,3 +304,17 @@ def unexplained_delays(start: Int, dur: Int, src: Int, dst: Int, lag: Int, first
         ready_ns = (start + dur)[src] + lag
         ready[waits] = np.maximum.reduceat(ready_ns, first[:-1][waits])
     return start - ready
+
+
+def _whole_ns(changed: NDArray[np.floating[Any]], before: Int) -> Int:
+    """A duration that does not grow is never too long."""
+    if ((changed > _MOST_NS) & (changed > before)).any():
+        raise TooLong
+    whole: Int = np.rint(changed).astype(np.int64)
+    return whole
+
+
+def times(ns: Int, factor: float | NDArray[np.floating[Any]]) -> Int:
+    """Durations times a factor, as far as they may grow."""
+    grown: Int = np.rint(np.minimum(ns * factor, np.maximum(ns, _MOST_NS))).astype(np.int64)
+    return grown

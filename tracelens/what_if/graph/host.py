@@ -1,22 +1,33 @@
-"""The host's part of the graph: calls and step marks on its threads, and which thread waits for which."""
+"""The host's part of the graph: calls and step marks on its threads, and which thread waits for which.
+
+The trace records no waits between threads: they are inferred from when threads are silent and busy
+(`handovers`). Collectives of a CPU-only run are awaited by threads as well (`returns`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Work, matching
-from tracelens.what_if.graph.gloo import Chain, Returns, returns
+from tracelens.table import nearest
+from tracelens.trace import (
+    STEP_MARK,
+    WORK_KINDS,
+    Trace,
+    exclusive,
+    matching,
+    rows_by_code,
+    union,
+)
 from tracelens.what_if.graph.graph import Draft, Edge, Node
-from tracelens.what_if.graph.handovers import handovers
-from tracelens.what_if.graph.queue import full_queue
+from tracelens.what_if.thresholds import AROUND_NS, BUSY_SHARE, IDLE_SHARE, QUEUE_DEPTH, STALLED_LAUNCH
 
 
-class Calls(NamedTuple):
+class HostCalls(NamedTuple):
     """The calls of one rank that are nodes."""
 
     event: Int  # row of each call, ascending in time
@@ -24,10 +35,10 @@ class Calls(NamedTuple):
     returned: Int  # node of its end where it waits for a GPU, else -1
 
 
-class Host(NamedTuple):
+class RankHost(NamedTuple):
     """The host of one rank."""
 
-    calls: Calls  # launches and calls that wait
+    calls: HostCalls  # launches and calls that wait
     marks: tuple[Int, Int, Int]  # (row of the step mark, node of its start, node of its end), ascending
     work: Int  # node of each activity that runs on a host thread itself, -1 for all others
     thread: Int  # number of the thread of each event
@@ -36,15 +47,106 @@ class Host(NamedTuple):
     unseen: int  # as in Handovers
 
 
-def host(trace: Trace, draft: Draft) -> Host:
+_NEAR = 32
+"""With more than twice as many threads, a silence is compared with the threads of this many nodes after its
+begin and before its end."""
+_CHECKED = 1 << 18
+"""Pairs of a silence and a thread checked for whether that leaves any thread out."""
+
+
+class Handovers(NamedTuple):
+    """Edges from a node of one thread to one of another."""
+
+    before: Int  # node that is done
+    after: Int  # node that goes on
+    lag: Int  # ns between both
+    unseen: int  # silences known to contain nodes of more threads than they were compared with
+
+
+class ByLane:
+    """Positions of times among the times of their own lane.
+
+    Args:
+        lane: ascending.
+        time: ns, ascending within each lane.
+    """
+
+    def __init__(self, lane: Int, time: Int) -> None:
+        self._distinct = np.unique(time)
+        self._key = lane * (len(self._distinct) + 1) + np.searchsorted(self._distinct, time)
+
+    def position(self, lane: Int, time: Int, side: Literal["left", "right"]) -> Int:
+        """Number of rows in earlier lanes, and of those in the own lane before (or up to) a time."""
+        key = lane * (len(self._distinct) + 1) + np.searchsorted(self._distinct, time, side=side)
+        return np.searchsorted(self._key, key, side="left")
+
+
+class Covered:
+    """Sets of points in time, one per lane.
+
+    Args:
+        lane, start, end: of each interval, ns.
+    """
+
+    def __init__(self, lane: Int, start: Int, end: Int) -> None:
+        own = exclusive(start, end, lane)
+        kept = np.flatnonzero(end > own)
+        kept = kept[np.lexsort((own[kept], lane[kept]))]
+        lane, self._start, self._end = lane[kept], own[kept], end[kept]
+        self._before = np.concatenate(([0], np.cumsum(self._end - self._start)))
+        self._starts = ByLane(lane, self._start)
+
+    def _until(self, lane: Int, time: Int) -> Int:
+        """Covered time in earlier lanes, and in the own lane before a time."""
+        position = self._starts.position(lane, time, "left")
+        first = self._starts.position(lane, np.full_like(time, np.iinfo(np.int64).min), "left")
+        end = lookup(self._end, np.where(position > first, position - 1, -1), time)
+        until: Int = self._before[position] - np.maximum(end - time, 0)
+        return until
+
+    def covered(self, lane: Int, low: Int, high: Int) -> Int:
+        """How much of each interval lies in the set of its lane."""
+        return self._until(lane, high) - self._until(lane, low)
+
+
+class Chain(NamedTuple):
+    """Nodes of one thread in order of time, ns by the trace's own clock."""
+
+    node: Int
+    start: Int
+    end: Int
+
+
+class Returns(NamedTuple):
+    """Where a thread resumes when a collective is done."""
+
+    work: Int  # the collective, index into the trace's `work`
+    after: Int  # index in the thread's chain of the node after the wait
+    lag: Int  # from the collective's end to that node, ns: host time
+
+
+def host(trace: Trace, draft: Draft) -> RankHost:
     """Add the host of one rank to its part of the graph.
 
     A call is a point where it starts; the time until the next point of its thread is the host's own. A call
     that waits for a GPU has a second point where it returns. A thread that is silent while another works and
-    then resumes (the backward pass has its own thread) waited for it, see `handovers`.
+    then resumes (the backward pass has its own thread) waited for it, see `handovers`. The host time of
+    blocking calls is added with what they wait for, see `join_waits`.
     """
     events, work, thread = trace.arrays, trace.work, threads(trace)
-    event, waits = _calls(trace, work, thread)
+    if work.cpu_only:
+        event, waits = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+    else:
+        # Threads that launch nothing, such as a communication library's watchdog that polls events, do not
+        # count; nor does a call inside another.
+        launches = np.zeros(len(events.start), dtype=bool)
+        launches[work.launch[work.launch >= 0]] = True
+        inner = lookup(events.where("launch"), events.parent, False)
+        waiting = blocking_calls(trace, work)
+        busy = np.unique(thread[launches])
+        event = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
+        event = event[np.argsort(events.start[event], kind="stable")]
+        waits = (waiting | trace.once(full_queue))[event]
     begin = draft.add(Node.POINT, events.start[event], event=event)
     returned = np.full(len(event), -1, dtype=np.int64)
     returned[waits] = draft.add(Node.WAITED, events.end[event[waits]], event=event[waits])
@@ -62,56 +164,17 @@ def host(trace: Trace, draft: Draft) -> Host:
         (closed, mark, events.end[mark], events.end[mark]),
         (own[rows], work.event[rows], work.start[rows], work.end[rows]),
     )
-    chains = _chains(parts, events.start, thread)
-    back = returns(trace, chains)
-    unseen = _join(trace, thread, chains, back, returned[waits], draft)
-    return Host(Calls(event, begin, returned), (mark, opened, closed), own, thread, chains, back, unseen)
-
-
-def _calls(trace: Trace, work: Work, thread: Int) -> tuple[Int, Bool]:
-    """Rows of the calls that are nodes, and which of them wait for a GPU or for room in its queue.
-
-    Threads that launch nothing, such as a communication library's watchdog that polls events, do not count.
-    """
-    events = trace.arrays
-    if work.cpu_only:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-    launches = np.zeros(len(events.start), dtype=bool)
-    launches[work.launch[work.launch >= 0]] = True
-    called = events.where("launch")
-    inner = lookup(called, events.parent, False)
-    waiting = blocking_calls(trace, work)
-    busy = np.unique(thread[launches])
-    rows = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    return rows, (waiting | trace.once(full_queue))[rows]
-
-
-def _chains(parts: Iterable[tuple[Int, Int, Int, Int]], begun: Int, thread: Int) -> dict[int, Chain]:
-    """Nodes by thread, from (node, event row, start, end); `begun` and `thread` of each event."""
     node, row, start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
     # A call that returns when the next one starts comes first.
-    order = np.lexsort((begun[row], end, start, thread[row]))
+    order = np.lexsort((events.start[row], end, start, thread[row]))
     numbers, first = np.unique(thread[row[order]], return_index=True)
-    parts_of = (np.split(column[order], first[1:]) for column in (node, start, end))
-    return {number: Chain(*part) for number, *part in zip(numbers.tolist(), *parts_of, strict=False)}
+    by_thread = (np.split(column[order], first[1:]) for column in (node, start, end))
+    chains = {number: Chain(*part) for number, *part in zip(numbers.tolist(), *by_thread, strict=False)}
 
-
-def _join(
-    trace: Trace,
-    thread: Int,
-    chains: dict[int, Chain],
-    back: dict[int, Returns],
-    returned: Int,
-    draft: Draft,
-) -> int:
-    """Host time within threads, and what one thread waits for in another.
-
-    `device` adds the host time of blocking calls. Returns `unseen` of Handovers.
-    """
-    links = handovers(trace, thread, chains)
+    # Host time within threads, and what one thread waits for in another.
+    back, links = returns(trace, chains), handovers(trace, thread, chains)
     explained = np.zeros(draft.count, dtype=bool)
-    explained[links.after] = explained[returned] = True
+    explained[links.after] = explained[returned[waits]] = True
     for number, chain in chains.items():
         src, dst, lag = chain.node[:-1], chain.node[1:], chain.start[1:] - chain.end[:-1]
         lag[back[number].after - 1] = back[number].lag
@@ -119,7 +182,15 @@ def _join(
         draft.join(Edge.HOST, src[keep], dst[keep], lag[keep])
     draft.join(Edge.HANDOVER, links.before, links.after, links.lag)
     _openings(chains, links.after, draft)
-    return links.unseen
+    return RankHost(
+        calls=HostCalls(event, begin, returned),
+        marks=(mark, opened, closed),
+        work=own,
+        thread=thread,
+        nodes=chains,
+        returns=back,
+        unseen=links.unseen,
+    )
 
 
 def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
@@ -140,3 +211,166 @@ def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
         before[same] -= 1
     rows = np.flatnonzero((before >= 0) & ~np.isin(first, replaced))
     draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
+
+
+def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handovers:
+    """Where a thread waits for another one.
+
+    A thread waits for another between two of its nodes if the other has nodes in that gap, is busy for most
+    of the time in which the first is in no op, is idle right before and after, and the first is in no op
+    while the other works. Then the other's first node in the gap follows the node before the gap, and the
+    node after the gap follows the other's last one.
+
+    `thread` is the number of each event's thread, `chains` thread to its nodes in order.
+    """
+    lanes = list(chains)
+    if len(lanes) < 2:
+        none = np.empty(0, dtype=np.int64)
+        return Handovers(none, none, none, 0)
+    size = [len(chains[number].node) for number in lanes]
+    lane = np.repeat(np.arange(len(lanes)), size)
+    node, start, end = (
+        np.concatenate([getattr(chains[number], name) for number in lanes])
+        for name in ("node", "start", "end")
+    )
+    gaps = np.flatnonzero(lane[1:] == lane[:-1])
+    starts, ends = ByLane(lane, start), ByLane(lane, end)
+    gap, other = _candidates(gaps, lane, start, end, len(lanes))
+
+    # When each thread is in an op, and when it is in an op or a call.
+    events = trace.arrays
+    is_op = events.where("op") & ~events.copied
+    is_root = is_op & (lookup(nearest(events.parent, events.depth, is_op), events.parent, -1) < 0)
+    lane_of = np.full(int(thread.max(initial=0)) + 1, -1, dtype=np.int64)
+    lane_of[lanes] = np.arange(len(lanes))
+    lane_of_event = lane_of[thread]
+    ops, active = (
+        Covered(lane_of_event[rows], events.start[rows], events.end[rows])
+        for mask in (is_root, is_root | events.where("launch"))
+        for rows in [np.flatnonzero((lane_of_event >= 0) & mask)]
+    )
+
+    first = starts.position(other, end[gap], "left")
+    last = ends.position(other, start[gap + 1], "right") - 1
+    inside = np.flatnonzero(last >= first)
+    unseen = 0
+    if len(lanes) > 2 * _NEAR + 1:
+        # Silences with more nodes inside than they were compared with, those with most first, and the number
+        # of other threads that have nodes in each.
+        count = np.minimum(
+            *(
+                np.searchsorted(times, start[gaps + 1], side="right") - np.searchsorted(times, end[gaps])
+                for times in (np.sort(start), np.sort(end))
+            )
+        )
+        crowded = gaps[np.argsort(-count, kind="stable")][: int((count > _NEAR).sum())]
+        crowded = crowded[: max(_CHECKED // len(lanes), 1)]
+        silence, beside = np.repeat(crowded, len(lanes)), np.tile(np.arange(len(lanes)), len(crowded))
+        behind = ends.position(beside, start[silence + 1], "right")
+        has_nodes = (behind > starts.position(beside, end[silence], "left")) & (lane[silence] != beside)
+        threads_inside = has_nodes.reshape(-1, len(lanes)).sum(axis=1)
+        unseen = int((threads_inside > np.bincount(gap[inside], minlength=len(lane))[crowded]).sum())
+
+    gap, other, first, last = (column[inside] for column in (gap, other, first, last))
+    own, low, high, begun, done = lane[gap], end[gap], start[gap + 1], start[first], end[last]
+    around = np.minimum(high - low, AROUND_NS)
+    silent = (high - low) - ops.covered(own, low, high)
+    outside = active.covered(other, low - around, low) + active.covered(other, high, high + around)
+    at_border = active.covered(other, low, low + 1) + active.covered(other, high, high + 1)
+    waits = np.flatnonzero(
+        (at_border == 0)
+        & (active.covered(other, low, high) >= BUSY_SHARE * silent)
+        & (ops.covered(own, begun, done + 1) <= IDLE_SHARE * (done + 1 - begun))
+        & (outside <= IDLE_SHARE * 2 * around)
+    )
+    there, back = (gap[waits], first[waits]), (last[waits], gap[waits] + 1)
+    # Each silence has both of its edges next to each other.
+    before, after = (np.stack(pair, axis=1).ravel() for pair in zip(there, back, strict=True))
+    lag = np.stack((begun - low, high - done), axis=1)[waits].ravel()
+    return Handovers(node[before], node[after], lag, unseen)
+
+
+def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[Int, Int]:
+    """(gap, lane it may have waited for) of each pair to check, in order of both lanes."""
+    if lanes <= 2 * _NEAR + 1:
+        pairs = np.repeat(gap, lanes), np.tile(np.arange(lanes), len(gap))
+    else:
+        offset = np.arange(_NEAR)
+        by_start, by_end = np.argsort(start, kind="stable"), np.argsort(end, kind="stable")
+        behind = np.searchsorted(start[by_start], end[gap])[:, None] + offset
+        ahead = np.searchsorted(end[by_end], start[gap + 1], side="right")[:, None] - 1 - offset
+        inside = (behind < len(start), ahead >= 0)
+        near = lane[by_start[np.minimum(behind, len(start) - 1)]], lane[by_end[np.maximum(ahead, 0)]]
+        rows = [np.broadcast_to(gap[:, None], mask.shape)[mask] for mask in inside]
+        near_lane = np.concatenate([own[mask] for own, mask in zip(near, inside, strict=True)])
+        distinct = np.unique(np.concatenate(rows) * lanes + near_lane)
+        pairs = distinct // lanes, distinct % lanes
+    gap, other = pairs
+    apart = lane[gap] != other
+    gap, other = gap[apart], other[apart]
+    order = np.lexsort((gap, other, lane[gap]))
+    return gap[order], other[order]
+
+
+def returns(trace: Trace, chains: Mapping[int, Chain]) -> dict[int, Returns]:
+    """Waits for collectives in each thread, in order of their ends.
+
+    A wait is a gap between two nodes in which a collective ended after running for most of it.
+    """
+    work = trace.work
+    rows = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))
+    rows = rows[np.argsort(work.end[rows], kind="stable")] if work.cpu_only else rows[:0]
+    ends, running = work.end[rows], union(work.start[rows], work.end[rows])
+    waits: dict[int, Returns] = {}
+    for number, chain in chains.items():
+        if not len(rows) or len(chain.node) < 2:
+            waits[number] = Returns(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+            continue
+        low, high = chain.end[:-1], chain.start[1:]
+        last = np.searchsorted(ends, high, side="right") - 1
+        done = ends[last]
+        busy = running.covered(low, np.maximum(high, low))
+        gaps = np.flatnonzero((last >= 0) & (done > low) & (busy >= BUSY_SHARE * (high - low)))
+        waits[number] = Returns(rows[last[gaps]], gaps + 1, (high - done)[gaps])
+    return waits
+
+
+def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draft: Draft) -> None:
+    """Edges from a thread's last node before it started a collective to the collective."""
+    work = trace.work
+    rows = np.flatnonzero((work.kind == WORK_KINDS.index("comm")) & (work.op >= 0))
+    rows = rows[np.argsort(thread[work.op[rows]], kind="stable")]
+    numbers, first = np.unique(thread[work.op[rows]], return_index=True)
+    parts = dict(zip(numbers.tolist(), np.split(rows, first[1:]), strict=False))
+    for number, chain in chains.items():
+        started = parts.get(number, rows[:0])
+        before = np.searchsorted(chain.end, work.start[started], side="right") - 1
+        started, before = started[before >= 0], before[before >= 0]
+        draft.join(Edge.LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
+
+
+def waited(chains: dict[int, Chain], waits: dict[int, Returns], finish: Int, draft: Draft) -> None:
+    """Edges from collectives to the nodes that waited for them."""
+    for number, wait in waits.items():
+        draft.join(Edge.SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)
+
+
+def full_queue(trace: Trace) -> Bool:
+    """Which events are launches that waited for room in the queue: long ones behind much queued work."""
+    events, work = trace.arrays, trace.work
+    result = np.zeros(len(events.start), dtype=bool)
+    launched = np.flatnonzero(work.launch >= 0)
+    if work.cpu_only or len(launched) <= QUEUE_DEPTH:
+        return result
+    for rows in rows_by_code(work.lane[launched]).values():
+        calls, ends = np.unique(work.launch[launched[rows]]), np.sort(work.end[launched[rows]])
+        begun = events.start[calls]
+        queued = np.searchsorted(np.sort(begun), begun) - np.searchsorted(ends, begun, side="right")
+        result[calls[queued >= QUEUE_DEPTH]] = True
+    calls = np.unique(work.launch[launched])
+    dur = events.end[calls] - events.start[calls]
+    for rows in rows_by_code(events.name[calls]).values():
+        free = rows[~result[calls[rows]]]
+        typical = np.median(dur[free]) if len(free) else np.inf
+        result[calls[rows[dur[rows] <= STALLED_LAUNCH * typical]]] = False
+    return result

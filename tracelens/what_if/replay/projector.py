@@ -1,52 +1,63 @@
-"""Step times of a recorded run under scenarios: what `project whatif` and the findings both ask."""
+"""Step times of a recorded run under scenarios: what `project whatif` and the findings both ask.
+
+The profiler slows the host down, by a little in each op and call, and leaves kernels nearly as they are. So
+a recorded step is more launch-bound than the same step is without it, and savings of host time look too
+large. Where the step's time without the profiler is known, one factor on all host time, of those between
+`LEAST_HOST_SHARE` and 1, makes the replay take that long; scenarios start from there.
+
+Measured on 29 recordings on H200s (torch 2.11; the bundled workload, and three Hugging Face models with
+experts in a loop and grouped; one and two GPUs), with 14 or 16 steps timed without the profiler just before:
+in the 16 whose recorded step is at least 10% longer than those, the factor is 0.34 to 0.82, 0.66 in the
+median and in 12 of them above `UNKNOWN_HOST_SHARE`. One factor is an average over calls, and another program
+makes others: from before a change to after it, it became 0.66 to 1.23 of itself (six pairs). So intervals of
+what changes the host reach from `LOWER_HOST_SHARE` to `UPPER_HOST_SHARE` of the host time that is left.
+
+Another run with the change differs from its replay as runs differ from each other: in host and GPU times, by
+the RERUN shares (`varied`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
 
 import numpy as np
 
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.errors import TracelensError
-from tracelens.what_if.graph import Edit, Recorded, StepSpan, TooLong
-from tracelens.what_if.replay.profiler_share import (
-    ProfilerShare,
-    known_step_ns,
-    profiler_share,
-    scaled,
-)
-from tracelens.what_if.replay.rerun import varied
-from tracelens.what_if.replay.schedule import Delays, EditedSegment
-from tracelens.what_if.replay.step import Extent, StepReplay
+from tracelens.units import duration
+from tracelens.what_if.graph import Edge, Edit, Recorded, RunGraph, StepSpan, TooLong, times
+from tracelens.what_if.replay.schedule import Delays, EditedSegment, Extent, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
+from tracelens.what_if.thresholds import (
+    FLAT,
+    LEAST_HOST_SHARE,
+    LOWER_HOST_SHARE,
+    NOTEWORTHY,
+    RERUN_CHANGED_SHARE,
+    RERUN_GPU_SHARE,
+    RERUN_HOST_SHARE,
+    UNKNOWN_HOST_SHARE,
+    UPPER_HOST_SHARE,
+)
 
 ALL = "all"
 """Selects all steps together."""
-
 _KEPT = 6
 """Edits kept by a projector; each holds some 30 bytes a node and edge."""
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """A step under a scenario; the interval is replayed when it is asked for.
+    """A step under a scenario; the interval is replayed when it is asked for."""
 
-    Attributes:
-        request: the scenario, or several together.
-        assumed: what each part of it assumes.
-        edit: what it changes in the graph.
-        typical: the step on each rank, with typical delays.
-        step_ns: its duration, mean of the ranks.
-    """
-
-    request: ScenarioRequest
-    assumed: Sequence[str]
-    edit: Edit
-    typical: Sequence[Extent]
-    step_ns: int
+    request: ScenarioRequest  # the scenario, or several together
+    assumed: Sequence[str]  # what each part of it assumes
+    edit: Edit  # what it changes in the graph
+    typical: Sequence[Extent]  # the step on each rank, with typical delays
+    step_ns: int  # its duration, mean of the ranks
     _step: StepReplay
     _edited: EditedSegment
     _alternatives: Sequence[StepReplay]
@@ -104,20 +115,7 @@ class Projection:
 
 
 class Projector:
-    """One step of a run, replayed under scenarios.
-
-    Attributes:
-        window: the step.
-        step_count: number of recorded steps in it: 1, or all of a serving engine.
-        single_step_reason: why low and high cover `window` alone, "" if they cover all recorded steps.
-        step: its replay.
-        alternatives: replays of the other steps they cover.
-        recorded: measured duration of `window` on each rank, ns.
-        recorded_ns: their mean.
-        share: the profiler's share of host time, without which scenarios start.
-        base: replayed duration of `window` without it on each rank, ns; `recorded` where it is not known.
-        base_ns: their mean.
-    """
+    """One step of a run, replayed under scenarios."""
 
     def __init__(
         self,
@@ -140,21 +138,36 @@ class Projector:
         serves = any(rank.serves for rank in self.graph.ranks)
         step = ALL if step is None and serves else step
         self.window = _window(recorded, step)
+        # The number of recorded steps in it: 1, or all of a serving engine.
         self.step_count = len(recorded.windows) if step == ALL else 1
-        self.single_step_reason = _single_step_reason(recorded, step, serves)
+        # Why low and high cover `window` alone, "" if they cover all recorded steps.
+        self.single_step_reason = ""
+        if step == ALL:
+            self.single_step_reason = "all steps together were recorded only once"
+        elif serves:
+            self.single_step_reason = "every step of a serving engine runs a different batch"
+        elif len(recorded.windows) == 1:
+            self.single_step_reason = "only one step is recorded"
         self.step = StepReplay(self.graph, self.window)
+        # Replays of the other steps that low and high cover.
         others = [] if self.single_step_reason else recorded.windows
         self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
+        # Measured duration of `window` on each rank, ns, and the mean.
         self.recorded = self.window.spans(self.graph.start, self.graph.end)
         if (self.recorded < 0).any():
             raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
         self.recorded_ns = mean_ns(self.recorded)
+        # The profiler's share of host time, and the replayed duration without it, from which scenarios start.
         self.share = self._profiler_share(step, unprofiled_step_ms)
         self.base = self.recorded if self.share.factor == 1 else self._spans(self.share.base(self.graph))
         self.base_ns = mean_ns(self.base)
 
     def _profiler_share(self, step: str | None, unprofiled_step_ms: float | None) -> ProfilerShare:
-        known_ns = known_step_ns(unprofiled_step_ms, [rank.timed_ns for rank in self.graph.ranks])
+        # The step without the profiler: as the user gives it, else the mean of the ranks that timed theirs.
+        timed_ns = [rank.timed_ns for rank in self.graph.ranks if rank.timed_ns > 0]
+        known_ns = float(np.mean(timed_ns)) if timed_ns else None
+        if unprofiled_step_ms is not None:
+            known_ns = unprofiled_step_ms * 1e6
         if all(rank.cpu_only for rank in self.graph.ranks):
             text = "CPU-only run: the profiler slows the work itself, which stays as recorded"
             return ProfilerShare(limit=text if known_ns is not None else "")
@@ -188,7 +201,15 @@ class Projector:
         if step_ns <= 0:
             raise NotApplicable("no step would be left: no GPU work in it waits for anything")
         return Projection(
-            request, assumed, edit, typical, step_ns, self.step, edited, self.alternatives, self.share
+            request=request,
+            assumed=assumed,
+            edit=edit,
+            typical=typical,
+            step_ns=step_ns,
+            _step=self.step,
+            _edited=edited,
+            _alternatives=self.alternatives,
+            _share=self.share,
         )
 
     @cached_property
@@ -224,6 +245,43 @@ class Projector:
         return edit, assumed
 
 
+_CLOSE = 1e-4
+"""Relative distance at which a replayed step counts as the one looked for."""
+
+
+@dataclass(frozen=True)
+class ProfilerShare:
+    """How a recorded step becomes the step without the profiler."""
+
+    factor: float = 1.0  # of all host time; 1 keeps it as recorded
+    known_ns: float | None = None  # the step without the profiler, None if unknown
+    # share of the projected step's host time to which intervals reach down; 1 where they need not
+    lower: float = 1.0
+    # why the replay does not take `known_ns`, or what is not known; "" if there is nothing to tell
+    limit: str = ""
+
+    def base(self, graph: RunGraph) -> Edit:
+        """The edit with which scenarios begin."""
+        return scaled(graph, Edit.of(graph), self.factor)
+
+    @property
+    def upper(self) -> float:
+        """Share of the projected step's host time to which intervals reach up: to the recorded at most."""
+        return min(UPPER_HOST_SHARE, 1 / self.factor)
+
+    def extremes(self, graph: RunGraph, edit: Edit) -> list[Edit]:
+        """An edit with as little, and with as much host time as it may have without the profiler.
+
+        None where the recording tells the factor, and the edit leaves the host as it is.
+        """
+        host_time = _host_time(graph)
+        base = self.base(graph)
+        same_lag = np.array_equal(edit.lag[host_time], base.lag[host_time])
+        if self.factor != 1 and same_lag and edit.kept[host_time].all():
+            return []
+        return [scaled(graph, edit, share) for share in (self.lower, self.upper) if share != 1]
+
+
 def spans(extents: Sequence[Extent]) -> Int:
     """Duration of a replayed step on each rank, ns."""
     return np.array([extent.dur for extent in extents])
@@ -232,15 +290,6 @@ def spans(extents: Sequence[Extent]) -> Int:
 def mean_ns(durations: Int) -> int:
     """Mean of the ranks, whole ns."""
     return round(float(durations.mean()))
-
-
-def _single_step_reason(recorded: Recorded, step: str | None, serves: bool) -> str:
-    """Why other recorded steps do not show how much steps vary; "" if they do."""
-    if step == ALL:
-        return "all steps together were recorded only once"
-    if serves:
-        return "every step of a serving engine runs a different batch"
-    return "only one step is recorded" if len(recorded.windows) == 1 else ""
 
 
 def _window(recorded: Recorded, step: str | None) -> StepSpan:
@@ -258,3 +307,92 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
         raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
     durations = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
     return recorded.windows[durations.index(median_low(durations))]
+
+
+def scaled(graph: RunGraph, edit: Edit, factor: float) -> Edit:
+    """An edit with the host's time, between its calls and from thread to thread, times a factor."""
+    if factor == 1:
+        return edit
+    host_time = _host_time(graph)
+    result = replace(edit, lag=edit.lag.copy())
+    result.lag[host_time] = times(edit.lag[host_time], factor)
+    return result
+
+
+def _host_time(graph: RunGraph) -> Bool:
+    """Which edges are time of the host."""
+    return np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
+
+
+def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) -> ProfilerShare:
+    """The share with which a replayed step takes as long as it does without the profiler.
+
+    Args:
+        known_ns: the step without the profiler, None if unknown.
+        replayed_ns: the step with host time times a factor; it does not fall with the factor.
+    """
+    if known_ns is None:
+        text = (
+            f"unknown: host time stays as recorded, and low assumes down to {UNKNOWN_HOST_SHARE:g} of it "
+            "(measured without the profiler: 0.34 to 0.82); record with tracelens.record(..., "
+            "pace_steps=20) or pass --unprofiled-step-ms (unprofiled_step_ms=)"
+        )
+        return ProfilerShare(lower=UNKNOWN_HOST_SHARE, limit=text)
+    recorded_ns, least_ns = replayed_ns(1.0), replayed_ns(LEAST_HOST_SHARE)
+    if known_ns >= recorded_ns:
+        why = "host time stays as recorded"
+        # So the host does not decide the step, and nothing tells how much of its time is the profiler's.
+        return ProfilerShare(1.0, known_ns, UNKNOWN_HOST_SHARE, _unreached(known_ns, recorded_ns, why))
+    if known_ns > least_ns:
+        return ProfilerShare(
+            _fitted(known_ns, recorded_ns, least_ns, replayed_ns), known_ns, LOWER_HOST_SHARE
+        )
+    nearest_ns = least_ns * (1 + FLAT)
+    factor = _fitted(nearest_ns, recorded_ns, least_ns, replayed_ns) if nearest_ns < recorded_ns else 1.0
+    why = f"host time is {factor:.2f} of the recorded; less would not shorten the step, which is GPU-bound"
+    return ProfilerShare(factor, known_ns, LOWER_HOST_SHARE, _unreached(known_ns, replayed_ns(factor), why))
+
+
+def _unreached(known_ns: float, base_ns: float, why: str) -> str:
+    """A limit, "" where the base is as good as the known step."""
+    if abs(known_ns / base_ns - 1) <= NOTEWORTHY:
+        return ""
+    return (
+        f"the step takes {duration(known_ns)} without the profiler and {duration(base_ns)} in the replay, "
+        f"the baseline of projections: {why}"
+    )
+
+
+def _fitted(
+    target_ns: float, recorded_ns: float, least_ns: float, replayed_ns: Callable[[float], int]
+) -> float:
+    """The factor for which a step takes so long, by regula falsi (Illinois), which needs few replays."""
+    low, high, low_ns, high_ns = LEAST_HOST_SHARE, 1.0, least_ns - target_ns, recorded_ns - target_ns
+    factor, side = high, 0
+    for _ in range(40):
+        if high - low < _CLOSE / 10:
+            break
+        factor = (low * high_ns - high * low_ns) / (high_ns - low_ns)
+        off_ns = replayed_ns(factor) - target_ns
+        if abs(off_ns) <= _CLOSE * target_ns:
+            break
+        if off_ns > 0:
+            high, high_ns = factor, off_ns
+            low_ns = low_ns / 2 if side == 1 else low_ns
+            side = 1
+        else:
+            low, low_ns = factor, off_ns
+            high_ns = high_ns / 2 if side == -1 else high_ns
+            side = -1
+    return factor
+
+
+def varied(graph: RunGraph, edit: Edit, sign: int) -> Edit:
+    """The edit with all host and GPU times longer (sign 1) or shorter (-1) by their shares."""
+    result = Edit(edit.dur.copy(), edit.delay, edit.lag.copy(), edit.kept)
+    host = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    result.lag[host] = times(edit.lag[host], 1 + sign * RERUN_HOST_SHARE)
+    share = np.where(edit.dur != graph.dur, RERUN_CHANGED_SHARE, RERUN_GPU_SHARE)
+    nodes = np.flatnonzero(edit.dur)
+    result.dur[nodes] = times(edit.dur[nodes], 1 + sign * share[nodes])
+    return result

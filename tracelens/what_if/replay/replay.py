@@ -1,4 +1,8 @@
-"""Replays one step of a run under several scenarios, and makes the rows of the what-if tables."""
+"""One step of a run, replayed under several scenarios: its tables, critical paths, and how far to trust them.
+
+Trust has two measures: of the critical path, what nothing in the trace explains; and the starts of all nodes,
+predicted from durations alone, against the recorded ones (`durations_only`).
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.table import Table, sums
-from tracelens.what_if.graph import Edit, Recorded
-from tracelens.what_if.replay.check import (
-    KINDS,
-    as_derived,
-    durations_only,
-    kind_of,
-    predicted_starts,
-    unmatched,
-)
-from tracelens.what_if.replay.labels import labels
-from tracelens.what_if.replay.path import UNEXPLAINED, critical_path
+from tracelens.analysis.host import SYNCHRONIZE
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import RANK, Coded, Column, Schema, Table, codes, sums
+from tracelens.trace import matching, rows_by_code
+from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
 from tracelens.what_if.replay.projector import Projector, mean_ns, spans
-from tracelens.what_if.replay.schedule import schedule
-from tracelens.what_if.replay.step import Extent
-from tracelens.what_if.replay.tables import (
-    ASSUMPTIONS,
-    BOTTLENECKS,
-    CRITICAL_PATH,
-    EXPLAINED,
-    MEASURED,
-    STEP_RANKS,
-    TRUST,
-    WHATIF,
-    bottleneck_rows,
-    interleaved,
-    path_rows,
-    trust_row,
-)
+from tracelens.what_if.replay.schedule import Extent, NodeTimes, schedule
 from tracelens.what_if.scenario import ScenarioRequest
+from tracelens.what_if.thresholds import (
+    DOUBTFUL,
+    RERUN_CHANGED_SHARE,
+    RERUN_GPU_SHARE,
+    RERUN_HOST_SHARE,
+    SYNCHRONIZE_NS,
+)
 
 Rows = dict[str, Any]
-
-DOUBTFUL = 0.1
-"""Largest trusted share of a step; recordings of all ranks and several steps stay within 1/40."""
-
 REPLAYS = {
     "as measured": "nothing changed, unexplained delays kept",
     "durations only": "durations as recorded (GPU work, transfers, the host between its calls); every gap "
@@ -50,7 +35,7 @@ REPLAYS = {
 }
 
 
-class Outcome(NamedTuple):
+class ScenarioOutcome(NamedTuple):
     """The result of one scenario: rows of the tables of these names."""
 
     projected_ns: int  # of the step
@@ -61,35 +46,220 @@ class Outcome(NamedTuple):
     ranks: Rows  # one row per rank
 
 
-class Replay:
-    """One step of a run, replayed.
+MEASURED = "(measured)"
+"""Names the step without any scenario: the recorded one, less the profiler's share where that is known."""
+_SCENARIO = Column("scenario", "str", doc="the change, as `--scenario` takes it")
+WHATIF = Schema(
+    "Projected step time",
+    (
+        _SCENARIO,
+        Column("base_ns", "int64", "ns", "step without the profiler where known, else recorded; rank mean"),
+        Column("projected_ns", "int64", "ns", "step under the scenario"),
+        Column("low_ns", "int64", "ns", "shortest replayed step"),
+        Column("high_ns", "int64", "ns", "longest replayed step"),
+        Column("rerun_low_ns", "int64", "ns", "shortest step that a run with the change should measure"),
+        Column("rerun_high_ns", "int64", "ns", "longest step that a run with the change should measure"),
+        Column("gain", "float64", "ratio", "throughput gain: base / projected - 1"),
+        Column("bottleneck", "category", doc="largest part of the new critical path"),
+    ),
+    doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
+    "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
+    "with N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
+    "without the profiler is unknown, low also covers half the host time, else low and high cover 0.65 and "
+    f"1.25 of it. Rerun low to high adds run-to-run variation: host time ±{RERUN_HOST_SHARE:.0%}, GPU work "
+    f"±{RERUN_GPU_SHARE:.0%}, and ±{RERUN_CHANGED_SHARE:.0%} where the scenario sets its duration. Excludes "
+    "what the assumptions leave out.",
+)
+ASSUMPTIONS = Schema(
+    "Assumptions",
+    (
+        _SCENARIO,
+        Column("change", "str", doc="what the scenario changes", prose=True),
+        Column(
+            "assumption", "str", doc="what the projection assumes, with the amount that changes", prose=True
+        ),
+    ),
+    kind="entries",
+)
 
-    Attributes:
-        projector: the step under scenarios.
-        recorded: critical path of the recorded step, ns by category.
-        derived: the step replayed from durations alone.
-        unexplained: of each rank, time on its critical path that nothing explains, ns by kind of node.
-    """
+HOST_TIME, STARTING, UNEXPLAINED, COMMUNICATION = "host", "kernel start", "unexplained", "communication"
+CATEGORIES = {
+    HOST_TIME: "host time between calls",
+    STARTING: "typical latency from a call or activity to a kernel's start, and from GPU back to host",
+    COMMUNICATION: "transfer time of collectives; waiting for a rank counts as that rank's activity at "
+    "the time",
+    UNEXPLAINED: "delay with no cause in the trace",
+}
+"""Parts of the path besides kernel classes."""
+
+CRITICAL_PATH = Schema(
+    "Critical path",
+    (
+        Column("scenario", "str", doc=f"{MEASURED} for the recorded step"),
+        Column(
+            "category",
+            "category",
+            doc="kernel class, or: " + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items()),
+        ),
+        Column("dur_ns", "int64", "ns", "on the rank that ends the step last"),
+        Column("fraction", "float64", "fraction", "of that step"),
+        Column("delta_ns", "int64", "ns", "projected - measured"),
+    ),
+    doc="The largest part of each step, then the second largest, and so on. "
+    + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items())
+    + ".",
+)
+BOTTLENECKS = Schema(
+    "Bottlenecks",
+    (
+        _SCENARIO,
+        Column("rank", "int64", doc="rank that the critical path runs on there"),
+        Column("category", "category", doc="as in `critical_path`"),
+        Column("name", "category", doc="kernel, op or collective; for host time, the op it leads to"),
+        Column("count", "int64", "count", "pieces of the path"),
+        Column("dur_ns", "int64", "ns", "time on the critical path"),
+        Column("fraction", "float64", "fraction", "of the step"),
+    ),
+    doc="What to shorten next, by rank and name: the largest part of each critical path, then the second "
+    "largest, and so on.",
+    key=(),
+)
+EXPLAINED = Schema(
+    "How well the graph explains the step",
+    (
+        Column("replay", "str", doc="which replay: unchanged, or from durations alone"),
+        Column("base_ns", "int64", "ns", "recorded step"),
+        Column("replayed_ns", "int64", "ns", "step that this replay gives"),
+        Column("error", "float64", "ratio", "replayed / base - 1"),
+        Column("unexplained_fraction", "float64", "fraction", "of the step, see `trust`"),
+        Column("meaning", "str", doc="what this replay tests", prose=True),
+    ),
+)
+TRUST = Schema(
+    "Predicted starts against recorded ones",
+    (
+        RANK,
+        Column("kind", "category", doc="kernel (copies and memsets included), collective, or host call"),
+        Column("count", "int64", "count", "in the step"),
+        Column("without_cause", "int64", "count", "of these, waiting for nothing recorded: not predicted"),
+        Column("p50_ns", "int64", "ns", "median distance of predicted and recorded start", intensive=True),
+        Column("p90_ns", "int64", "ns", "90th percentile of it", intensive=True),
+        Column("p99_ns", "int64", "ns", "99th percentile of it", intensive=True),
+        Column("unexplained_ns", "int64", "ns", "on the rank's critical path"),
+        Column("unexplained_fraction", "float64", "fraction", "of the rank's step"),
+    ),
+    doc="Starts predicted from durations alone: of GPU work, of transfers, and of the host between calls. "
+    "All other gaps follow from recorded dependencies, at the median of their kind. Unexplained is "
+    "time for which something waited longer, and communication whose other ranks are not in the "
+    "traces.",
+)
+STEP_RANKS = Schema(
+    "Step time by rank",
+    (
+        _SCENARIO,
+        RANK,
+        Column("base_ns", "int64", "ns", "step before the change"),
+        Column("projected_ns", "int64", "ns", "step under the scenario"),
+    ),
+    detail=True,
+)
+TABLES = {
+    "whatif": WHATIF,
+    "assumptions": ASSUMPTIONS,
+    "critical_path": CRITICAL_PATH,
+    "bottlenecks": BOTTLENECKS,
+    "explained": EXPLAINED,
+    "trust": TRUST,
+    "ranks": STEP_RANKS,
+}
+_NAMES = 8
+
+_OF_EDGE: dict[int, str] = {
+    Edge.HOST: HOST_TIME,
+    Edge.HANDOVER: HOST_TIME,
+    Edge.ORDER: HOST_TIME,
+    Edge.LAUNCH: STARTING,
+    Edge.STREAM: STARTING,
+    Edge.WAIT: STARTING,
+    Edge.SYNC: STARTING,
+    Edge.QUEUE: STARTING,
+    Edge.TRANSFER: COMMUNICATION,
+    Edge.OWN: COMMUNICATION,
+}
+
+
+class PathPieces(NamedTuple):
+    """Parts of a critical path."""
+
+    node: Int  # that ran or waited
+    category: Int  # index into the categories of the path
+    start: Int
+    end: Int
+
+
+class Path(NamedTuple):
+    """The critical path of a step, from its end backwards."""
+
+    rank: int  # index of the rank that ends the step last; the path is that rank's step
+    start: int  # of the step, ns
+    end: int  # of the step, ns
+    pieces: PathPieces  # without gaps between start and end, the last one first
+    categories: list[str]  # kernel classes, and CATEGORIES
+
+    def by_category(self) -> dict[str, int]:
+        """Category to ns, most first."""
+        pieces = self.pieces
+        codes, first, index = np.unique(pieces.category, return_index=True, return_inverse=True)
+        ns = sums(index.ravel(), pieces.end - pieces.start, len(codes))
+        most = np.lexsort((first, -ns)).tolist()
+        return {self.categories[codes[number]]: int(ns[number]) for number in most}
+
+
+KINDS = ("kernel", "collective", "host call")
+_DERIVED = (Edge.LAUNCH, Edge.STREAM, Edge.WAIT, Edge.SYNC, Edge.QUEUE, Edge.TRANSFER)
+
+
+class NodeLabels(NamedTuple):
+    """Names of all nodes."""
+
+    # of an activity its kernel or op, of a meeting its collective, of a host point the enclosing op,
+    # else the call or mark itself
+    name: Coded
+    # kernel class of an activity and of a collective's kernels, "communication" of a meeting, else ""
+    category: Coded
+
+
+class ReplayedStep:
+    """One step of a run, replayed."""
 
     def __init__(self, projector: Projector) -> None:
         recorded = projector.context.recorded
         self.graph, self.projector = recorded.graph, projector
         self.names = labels(recorded)
-        same, base = Edit.of(self.graph), self.projector.share.base(self.graph)
+        same, base = Edit.of(self.graph), projector.share.base(self.graph)
         self.before: Mapping[str, int] = {}
-        as_recorded = self._path(MEASURED, same, self.projector.step.extents(same))
-        self.recorded: Mapping[str, int] = as_recorded[-1]
+        as_recorded = self._path(MEASURED, same, projector.step.extents(same))
+        self.recorded: Mapping[str, int] = as_recorded[-1]  # its critical path, ns by category
         self.path, self.bottlenecks, self.before = (
             as_recorded
-            if self.projector.share.factor == 1
-            else self._path(MEASURED, base, self.projector.step.extents(base))
+            if projector.share.factor == 1
+            else self._path(MEASURED, base, projector.step.extents(base))
         )
         self.path["delta_ns"] = [0] * len(self.before)
         gaps = durations_only(self.graph)
-        self.derived = self.projector.step.extents(gaps)
-        self.unexplained = self._unexplained(recorded, gaps)
+        self.derived = projector.step.extents(gaps)  # the step replayed from durations alone
+        # Of each rank, unexplained time on the critical path of its recorded step, ns by kind of node.
+        self.unexplained: list[dict[str, int]] = []
+        times, kind, waits_unseen = as_derived(self.graph, gaps), kind_of(self.graph), unmatched(recorded)
+        for rank, extent in enumerate(projector.step.whole(times)):
+            path = critical_path(self.graph, self.names, rank, extent, gaps.lag)
+            node, category, start, end = path.pieces
+            own = category == self.names.category.codes[node]
+            counted = (category == path.categories.index(UNEXPLAINED)) | (own & waits_unseen[node])
+            ns = sums(kind[node[counted]], (end - start)[counted], len(KINDS))
+            self.unexplained.append(dict(zip(KINDS, ns.tolist(), strict=True)))
 
-    def scenario(self, request: ScenarioRequest) -> Outcome:
+    def scenario(self, request: ScenarioRequest) -> ScenarioOutcome:
         """Replay the step under one scenario, or several together; raises as `Projector.project`."""
         projection = self.projector.project(request)
         path, bottlenecks, parts = self._path(request.text, projection.edit, projection.typical)
@@ -116,7 +286,9 @@ class Replay:
             "base_ns": self.projector.base,
             "projected_ns": typical,
         }
-        return Outcome(projection.step_ns, _single(row), _single(assumption_row), path, bottlenecks, ranks)
+        return ScenarioOutcome(
+            projection.step_ns, _single(row), _single(assumption_row), path, bottlenecks, ranks
+        )
 
     def explained(self) -> Table:
         """EXPLAINED: the step replayed unchanged, and from durations alone."""
@@ -140,19 +312,37 @@ class Replay:
 
     def trust(self) -> Table:
         """TRUST: predicted starts against recorded ones, and what of the step nothing explains."""
-        times = schedule(self.graph, durations_only(self.graph), "typical", self.projector.step.segment)
-        rows = predicted_starts(self.graph, self.projector.step.segment.computed, times)
-        return TRUST.from_rows(
-            trust_row(
-                starts,
-                self.graph.ranks[starts.rank].number,
-                self.unexplained[starts.rank].get(starts.kind, 0),
-                int(self.projector.recorded[starts.rank]),
-            )
-            for starts in rows
-        )
+        graph, computed = self.graph, self.projector.step.segment.computed
+        times = schedule(graph, durations_only(graph), "typical", self.projector.step.segment)
+        kind = kind_of(graph)
+        counted = computed[graph.kind[computed] != Node.LEAVE]
+        rows = []
+        for index, rank in enumerate(graph.ranks):
+            for code, name in enumerate(KINDS):
+                nodes = counted[(graph.rank[counted] == index) & (kind[counted] == code)]
+                if not len(nodes):
+                    continue
+                # Nodes that wait for nothing recorded stay as recorded.
+                caused = nodes[graph.first[nodes + 1] > graph.first[nodes]]
+                error_ns = np.abs((times.start - graph.start)[caused]) if len(caused) else [0]
+                p50, p90, p99 = np.percentile(error_ns, (50, 90, 99)).round().astype(np.int64).tolist()
+                unexplained_ns = self.unexplained[index].get(name, 0)
+                rows.append(
+                    {
+                        "rank": rank.number,
+                        "kind": name,
+                        "count": len(nodes),
+                        "without_cause": len(nodes) - len(caused),
+                        "p50_ns": p50,
+                        "p90_ns": p90,
+                        "p99_ns": p99,
+                        "unexplained_ns": unexplained_ns,
+                        "unexplained_fraction": unexplained_ns / max(int(self.projector.recorded[index]), 1),
+                    }
+                )
+        return TRUST.from_rows(rows)
 
-    def tables(self, outcomes: Sequence[Outcome]) -> dict[str, Table]:
+    def tables(self, outcomes: Sequence[ScenarioOutcome]) -> dict[str, Table]:
         """All tables; scenarios best first, the measured path before the projected ones."""
         ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
         return {
@@ -168,20 +358,6 @@ class Replay:
             "trust": self.trust(),
             "ranks": STEP_RANKS.concat([outcome.ranks for outcome in ordered]),
         }
-
-    def _unexplained(self, recorded: Recorded, gaps: Edit) -> list[dict[str, int]]:
-        """Unexplained time on the critical path of each rank's recorded step, ns by kind of node."""
-        times, kind = as_derived(self.graph, gaps), kind_of(self.graph)
-        waits_unseen = unmatched(recorded)
-        result = []
-        for rank, extent in enumerate(self.projector.step.whole(times)):
-            path = critical_path(self.graph, self.names, rank, extent, gaps.lag)
-            node, category, start, end = path.pieces
-            own = category == self.names.category.codes[node]
-            counted = (category == path.categories.index(UNEXPLAINED)) | (own & waits_unseen[node])
-            ns = sums(kind[node[counted]], (end - start)[counted], len(KINDS))
-            result.append(dict(zip(KINDS, ns.tolist(), strict=True)))
-        return result
 
     def _path(self, name: str, edit: Edit, extents: Sequence[Extent]) -> tuple[Rows, Rows, dict[str, int]]:
         """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
@@ -214,3 +390,197 @@ def reliability_warning(explained: Table) -> str:
 
 def _single(row: Mapping[str, Any]) -> Rows:
     return {name: [value] for name, value in row.items()}
+
+
+def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
+    """One table of several: the first row of each, then the second of each, and so on."""
+    order = sorted((row, number) for number, part in enumerate(parts) for row in range(len(part["scenario"])))
+    return schema.from_rows(
+        {name: parts[number][name][row] for name in schema.names} for row, number in order
+    )
+
+
+def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str, list[Any]]:
+    """Rows of CRITICAL_PATH; `before` maps category to its measured ns."""
+    now, step_ns = path.by_category(), max(path.end - path.start, 1)
+    names = [*now, *(name for name in before if name not in now)]
+    return {
+        "scenario": [scenario] * len(names),
+        "category": names,
+        "dur_ns": [now.get(name, 0) for name in names],
+        "fraction": [now.get(name, 0) / step_ns for name in names],
+        "delta_ns": [now.get(name, 0) - before.get(name, 0) for name in names],
+    }
+
+
+def bottleneck_rows(
+    scenario: str, path: Path, names: NodeLabels, ranks: Sequence[int], rank_of_node: Int
+) -> dict[str, list[Any]]:
+    """Rows of BOTTLENECKS; `ranks[rank_of_node[node]]` is the rank of a node."""
+    node, category, start, end = path.pieces
+    group, keys = codes(rank_of_node[node], category, names.name.codes[node].astype(np.int64))
+    _, first, count = np.unique(group, return_index=True, return_counts=True)
+    dur_ns = sums(group, end - start, len(first))
+    most = np.lexsort((first, -dur_ns))[:_NAMES]
+    columns = [[int(key[number]) for number in most] for key in keys]
+    step_ns = max(path.end - path.start, 1)
+    return {
+        "scenario": [scenario] * len(most),
+        "rank": [ranks[index] for index in columns[0]],
+        "category": [path.categories[code] for code in columns[1]],
+        "name": [names.name.values[code] for code in columns[2]],
+        "count": count[most].tolist(),
+        "dur_ns": dur_ns[most].tolist(),
+        "fraction": [ns / step_ns for ns in dur_ns[most].tolist()],
+    }
+
+
+def critical_path(graph: RunGraph, names: NodeLabels, rank: int, extent: Extent, lag: Int) -> Path:
+    """The chain of last dependencies, from the end of the step back to its begin.
+
+    Args:
+        graph: of the run.
+        names: of its nodes.
+        rank: index of the rank whose step it is.
+        extent: its step.
+        lag: of each edge, ns.
+    """
+    times, begin = extent.schedule.times, extent.begin
+    known = list(dict.fromkeys([*names.category.values, *CATEGORIES]))
+    # The nodes that waited for each other, from the last of the step to the first that starts in it.
+    goes_on = (times.via >= 0) & (times.start > begin)
+    before_node = np.where(goes_on, lookup(graph.src, times.via, -1), -1).tolist()
+    node, chain = extent.node, []
+    while node >= 0:
+        chain.append(node)
+        node = before_node[node]
+    nodes = np.array(chain, dtype=np.int64)
+    via = times.via[nodes]
+    caused = via >= 0
+    start, ready = times.start[nodes], np.where(caused, times.ready[nodes], begin)
+    # Backwards through each node: its end, its start, when it was ready, and the end of what it waited for.
+    low = np.where(caused, ready - lookup(lag, via, 0), begin)
+    points = np.stack((times.end[nodes], start, ready, low), axis=1)
+    cursor = np.minimum.accumulate(np.append(extent.end, points.ravel()))
+    before = cursor[:-1].reshape(-1, 4)
+    # Of each part the category: none, that of the node, unexplained, that of the edge that it waited for.
+    of_kind = np.array([known.index(_OF_EDGE.get(kind, STARTING)) for kind in Edge])
+    of_edge = lookup(of_kind, lookup(graph.edge, via, -1), known.index(UNEXPLAINED))
+    on_host = np.array([rank.cpu_only for rank in graph.ranks], dtype=bool)[graph.rank[nodes]]
+    of_edge[on_host & (of_edge == known.index(STARTING))] = known.index(HOST_TIME)
+    own = names.category.codes[nodes]
+    blank = np.array([not name for name in names.category.values], dtype=bool)
+    categories = np.stack(
+        (
+            np.full(len(nodes), -1),
+            np.where(blank[own], known.index(HOST_TIME), own),
+            np.full(len(nodes), known.index(UNEXPLAINED)),
+            of_edge,
+        ),
+        axis=1,
+    )
+    # Time between a node's end and what followed it belongs to no piece.
+    shown = (points < before) & (before > begin)
+    shown[:, 0] = False
+    row, _ = np.nonzero(shown)
+    pieces = PathPieces(nodes[row], categories[shown], np.maximum(points, begin)[shown], before[shown])
+    return Path(rank, begin, extent.end, pieces, known)
+
+
+def durations_only(graph: RunGraph) -> Edit:
+    """Nothing but durations as recorded: of GPU work, of transfers, and of the host's own time between calls.
+
+    All gaps are derived: every edge of a kind takes its median, on each rank and for each call by name, and
+    no node waits beyond its edges. A synchronization whose work is not in the trace waits for nothing.
+    """
+    edit = Edit.of(graph)
+    edit.delay[:] = 0
+    gap = graph.start[graph.dst] - graph.end[graph.src]
+    binds = np.zeros(len(graph.edge), dtype=bool)
+    binds[graph.binding[graph.binding >= 0]] = True
+    rows = np.flatnonzero(np.isin(graph.edge, _DERIVED))
+    # Kernels of a graph after its first wait for others of the graph.
+    launches = np.flatnonzero(graph.edge == Edge.LAUNCH)
+    later = np.ones(len(launches), dtype=bool)
+    later[np.unique(graph.src[launches], return_index=True)[1]] = False
+    binds[launches[later]] = False
+    for number, of_rank in rows_by_code(graph.rank[graph.dst[rows]]).items():
+        if graph.ranks[number].cpu_only:
+            continue
+        edges = rows[of_rank]
+        call = np.where(graph.edge[edges] == Edge.LAUNCH, graph.src[edges], graph.dst[edges])
+        of_call = np.isin(graph.edge[edges], (Edge.LAUNCH, Edge.SYNC, Edge.QUEUE))
+        name = np.where(of_call, lookup(graph.ranks[number].name.codes, graph.slot[call], -1), -1)
+        group, (kinds, _) = codes(graph.edge[edges], name)
+        for code in range(len(kinds)):
+            same = edges[group == code]
+            if binds[same].any():
+                edit.lag[same] = int(np.median(gap[same[binds[same]]]))
+    # Synchronisations whose work is not in the trace.
+    unresolved = np.zeros(len(graph), dtype=bool)
+    for index, rank in enumerate(graph.ranks):
+        nodes = graph.nodes(index, Node.WAITED)
+        unresolved[nodes] = matching(rank.name.values, SYNCHRONIZE)[rank.name.codes[graph.slot[nodes]]]
+    unresolved[graph.dst[graph.edge == Edge.SYNC]] = False
+    own = (graph.edge == Edge.HOST) & unresolved[graph.dst]
+    edit.lag[own] = np.minimum(edit.lag[own], SYNCHRONIZE_NS)
+    return edit
+
+
+def as_derived(graph: RunGraph, edit: Edit) -> NodeTimes:
+    """The recorded times, and when the edges of an edit would have allowed each node to start."""
+    allowed_ns = graph.end[graph.src] + edit.lag
+    order = np.lexsort((allowed_ns, graph.dst))
+    via = np.full(len(graph), -1, dtype=np.int64)
+    via[graph.dst[order]] = order
+    return NodeTimes(graph.start, graph.end, lookup(allowed_ns, via, graph.start), via)
+
+
+def kind_of(graph: RunGraph) -> Int:
+    """Code into KINDS of each node."""
+    kind = np.where(np.isin(graph.kind, (Node.POINT, Node.WAITED)), 2, 1)
+    for nodes, rank in zip(graph.of_rank, graph.ranks, strict=True):
+        work = nodes[graph.kind[nodes] == Node.WORK]
+        kind[work] = rank.is_comm[graph.work[work]].astype(np.int64)
+    return kind
+
+
+def unmatched(recorded: Recorded) -> Bool:
+    """Communication whose other ranks are not in the graph: its duration includes waiting for them."""
+    graph = recorded.graph
+    alone = np.zeros(len(graph), dtype=bool)
+    for index, rank in enumerate(graph.ranks):
+        if len(graph.ranks) < 2 and rank.world_size < 2:
+            continue
+        # A group of one waits for nobody.
+        size = np.zeros(len(rank.is_comm), dtype=np.int64)
+        records = recorded.collectives.aligned.ranks[index].records
+        kernel = recorded.collectives.work[index][[record.kernel for record in records]]
+        np.maximum.at(size, kernel, [record.size for record in records])
+        nodes = graph.nodes(index, Node.WORK)
+        work = graph.work[nodes]
+        alone[nodes] = rank.is_comm[work] & (size[work] != 1)
+    return alone
+
+
+def labels(recorded: Recorded) -> NodeLabels:
+    """The names of all nodes."""
+    graph = recorded.graph
+    of_rank = [nodes[graph.kind[nodes] != Node.MEET] for nodes in graph.of_rank]
+    meetings = np.flatnonzero(graph.kind == Node.MEET)
+    rows = np.concatenate((*of_rank, meetings))
+    slots = [graph.slot[nodes] for nodes in of_rank]
+    matched = recorded.collectives.matched
+    collectives = Coded.of([matched[number].collective for number in graph.collective[meetings].tolist()])
+    communication = Coded(np.zeros(len(meetings), dtype=np.int64), ["communication"])
+    names = [rank.label.take(slot) for rank, slot in zip(graph.ranks, slots, strict=True)]
+    categories = [rank.category.take(slot) for rank, slot in zip(graph.ranks, slots, strict=True)]
+    return NodeLabels(_in_order([*names, collectives], rows), _in_order([*categories, communication], rows))
+
+
+def _in_order(parts: list[Coded], rows: Int) -> Coded:
+    """One column over all nodes from one per part, whose nodes follow each other in `rows`."""
+    column = Coded.concat(parts)
+    codes = np.empty(len(rows), dtype=np.int64)
+    codes[rows] = column.codes
+    return Coded(codes, column.values)

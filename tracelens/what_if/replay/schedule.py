@@ -1,4 +1,4 @@
-"""When each node of an edited graph starts and ends: one pass over the nodes that decide anything."""
+"""A step, replayed: when each node of the edited graph starts and ends, and how long each rank then takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,72 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
-from tracelens.what_if.graph import Edit, Graph, StepSpan
-from tracelens.what_if.replay.reduction import NEVER, Reduction
+from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.what_if.graph import Edit, RunGraph, StepSpan
+
+
+class Extent(NamedTuple):
+    """A replayed step on one rank."""
+
+    begin: int  # ns
+    end: int  # ns
+    node: int  # that ends it
+    schedule: NodeSchedule | NodeTimes  # of the replay
+
+    @property
+    def dur(self) -> int:
+        return self.end - self.begin
+
+
+class StepReplay:
+    """Replays one step, again and again.
+
+    What was done before the step stays as recorded, so that a change cannot make the step longer by making
+    those before it shorter. But where the host had run ahead of the GPU, it would have lost its lead to
+    faster GPUs, and a step would take as long as its host, from mark to mark. So that is replayed too, with a
+    GPU that is idle at the begin, and the longer of both counts.
+    """
+
+    def __init__(self, graph: RunGraph, window: StepSpan) -> None:
+        self.graph, self.window = graph, window
+        self.segment = ReplaySegment(graph, window)
+        self._begins = [border.time(graph.start, graph.end) for border in window.begin]
+
+    def extents(self, edit: Edit, delays: Delays = "typical") -> list[Extent]:
+        """The edited step on each rank."""
+        return self.replayed(EditedSegment(self.segment, edit), delays)
+
+    def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> list[Extent]:
+        """The same of the step's segment with its edit, prepared once for several replays."""
+        behind = edited.schedule(delays)
+        whole, host = self.whole(behind), self.host(behind)
+        # Behind an idle GPU the host is no later.
+        if all(part.dur <= extent.dur for extent, part in zip(whole, host, strict=True)):
+            return whole
+        if not self.segment.starts_idle:
+            host = self.host(edited.schedule(delays, idle=True))
+        return [max(parts, key=lambda extent: extent.dur) for parts in zip(whole, host, strict=True)]
+
+    def whole(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
+        """The step on each rank, from its recorded begin to its replayed end."""
+        result = []
+        for begin, last in zip(self._begins, self.window.end, strict=True):
+            ends = schedule.ends(last.node)
+            latest = int(np.argmax(ends))
+            result.append(Extent(begin, int(ends[latest]), int(last.node[latest]), schedule))
+        return result
+
+    def host(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
+        """The host's part of the step on each rank, from mark to mark; without marks nothing."""
+        result = []
+        for rank, border in enumerate(self.window.end):
+            begin = end = 0
+            if border.mark >= 0:
+                begin = self.window.host_begin(rank, self.graph.start, self.graph.end)
+                end = int(schedule.ends(np.array([border.mark]))[0])
+            result.append(Extent(begin, end, border.mark, schedule))
+        return result
+
 
 Delays = Literal["low", "typical", "high"]
 """What happens to unexplained delays when a node's dependencies change.
@@ -29,7 +92,7 @@ for points in time: both ends of a step move.
 """
 
 
-class Times(NamedTuple):
+class NodeTimes(NamedTuple):
     """One schedule."""
 
     start: Int  # of each node, ns by the clock of the first rank
@@ -42,21 +105,24 @@ class Times(NamedTuple):
         return self.end[nodes]
 
     @property
-    def times(self) -> Times:
-        """All of it, as `Schedule.times`."""
+    def times(self) -> NodeTimes:
+        """All of it, as `NodeSchedule.times`."""
         return self
 
 
-class Segment:
+class ReplaySegment:
     """The nodes that a replay computes, prepared once for many replays; all others stay as measured."""
 
-    def __init__(self, graph: Graph, window: StepSpan | None = None) -> None:
+    def __init__(self, graph: RunGraph, window: StepSpan | None = None) -> None:
         """The nodes of a step, up to its end; without a step all nodes."""
         self.graph, self.window = graph, window
         held = np.zeros(len(graph), dtype=bool) if window is None else window.held
         stop = len(graph) if window is None else window.last_node + 1
         self.computed = np.flatnonzero(~held[:stop])
         self.stop = stop
+        # When the host of each rank begins the step, never where that is not marked.
+        marks = [] if window is None else [border.mark for border in window.begin]
+        self._host_begin = lookup(graph.start, np.array(marks, dtype=np.int64), np.iinfo(np.int64).max)
 
     @cached_property
     def reduction(self) -> Reduction:
@@ -77,17 +143,11 @@ class Segment:
         earlier = self.window.step_of[nodes] < self.window.number
         return np.where(earlier, np.minimum(ends, self._host_begin[self.graph.rank[nodes]]), ends)
 
-    @cached_property
-    def _host_begin(self) -> Int:
-        """When the host of each rank begins the step, never where that is not marked."""
-        marks = [border.mark for border in self.window.begin] if self.window is not None else []
-        return lookup(self.graph.start, np.array(marks, dtype=np.int64), np.iinfo(np.int64).max)
-
 
 class EditedSegment:
     """A segment with an edit, which must not change any more; what its replays have in common is kept."""
 
-    def __init__(self, segment: Segment, edit: Edit) -> None:
+    def __init__(self, segment: ReplaySegment, edit: Edit) -> None:
         self.segment, self.edit, self.graph = segment, edit, segment.graph
         self.reduction = segment.reduction
         if not self.reduction.fits(edit):
@@ -98,7 +158,7 @@ class EditedSegment:
 
     @cached_property
     def usual_delay(self) -> Int:
-        """The delay that is usual for each node, ns, see `Graph.usual_delays`."""
+        """The delay that is usual for each node, ns, see `RunGraph.usual_delays`."""
         is_measured = np.array_equal(self.edit.delay, self.graph.delay)
         return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
 
@@ -107,7 +167,7 @@ class EditedSegment:
         """Of both sides of each row."""
         return self.reduction.lags(self.edit, self.beyond)
 
-    def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> Schedule:
+    def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> NodeSchedule:
         """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
         known, rows = self.reduction, _Rows.of(self, delays)
         ends = [0, *self.segment.measured(known.outside, idle=idle).tolist()]
@@ -122,21 +182,15 @@ class EditedSegment:
             if end_ns < until and allowed_ns >= ready:
                 end_ns = until
             append(end_ns)
-        return Schedule(self, ends, idle)
+        return NodeSchedule(self, ends, idle)
 
 
 class _Rows(NamedTuple):
-    """What each row of a replay adds, ns.
+    """What each row of a replay adds, ns."""
 
-    Attributes:
-        more: from when it is ready to its end.
-        ready: where it is ready at this time or later,
-        until: it ends no sooner than this.
-    """
-
-    more: list[int]
-    ready: list[int]
-    until: list[int]
+    more: list[int]  # from when it is ready to its end
+    ready: list[int]  # where it is ready at this time or later,
+    until: list[int]  # it ends no sooner than this
 
     @staticmethod
     def of(edited: EditedSegment, delays: Delays) -> _Rows:
@@ -156,7 +210,7 @@ class _Rows(NamedTuple):
         return _Rows(more.tolist(), ready.tolist(), until.tolist())
 
 
-class Schedule:
+class NodeSchedule:
     """A replayed segment."""
 
     def __init__(self, edited: EditedSegment, ends: list[int], idle: bool) -> None:
@@ -168,7 +222,7 @@ class Schedule:
         return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, measured)
 
     @cached_property
-    def times(self) -> Times:
+    def times(self) -> NodeTimes:
         """Start and end of all nodes, and what each waited for."""
         graph, edit, segment = self._edited.graph, self._edited.edit, self._edited.segment
         computed, edges = segment.computed, self._edited.reduction.edges
@@ -188,9 +242,144 @@ class Schedule:
         # What lies before the segment is shown as it was.
         ahead = int(computed[0]) if len(computed) else len(graph)
         ends[:ahead], ends[segment.stop :] = graph.end[:ahead], graph.end[segment.stop :]
-        return Times(start, ends, ready, via)
+        return NodeTimes(start, ends, ready, via)
 
 
-def schedule(graph: Graph, edit: Edit, delays: Delays = "typical", segment: Segment | None = None) -> Times:
+NEVER = -(1 << 60)
+"""A lag that no time of a run makes up for, ns."""
+
+
+class WaitedEnds(NamedTuple):
+    """One of the two ends that each row waits for."""
+
+    position: list[int]
+    edge: Int  # -1 for none
+    chain: Int  # the chained node from which the edge comes, position in `chained`; -1 for none
+    continues: Bool  # whether it is the row before, of the same node
+
+
+class Reduction:
+    """Nodes to replay without the chains among them, prepared once for many edits.
+
+    Half of all nodes are points on host threads that wait for one other node and have no delay of their own:
+    they end a fixed time after it, whatever happens. They are left out, and the edges from them start at the
+    node before, with that time on top. What is left has two edges or a delay; a node of n edges takes n - 1
+    rows, so that every row is the later of two times.
+
+    Positions count all ends that a replay knows: one for those that wait for nothing, then `outside`, then
+    one a row.
+    """
+
+    def __init__(self, graph: RunGraph, computed: Int, apart: Bool | None = None) -> None:
+        """Prepare these nodes of a graph.
+
+        Args:
+            graph: of the run.
+            computed: nodes, ascending.
+            apart: of each of them, whether it counts as core in any case.
+        """
+        self.computed = computed
+        count = graph.first[computed + 1] - graph.first[computed]
+        is_chained = (count == 1) & (graph.delay[computed] == 0)
+        if apart is not None:
+            is_chained &= ~apart
+        # Of `computed`, those that only follow another node, and all others, both in order.
+        self.chained, self.core, self._is_core = computed[is_chained], computed[~is_chained], ~is_chained
+        self.chained_edge = graph.first[self.chained]
+        self._owner, self.edges = ranges(graph.first[computed], count)
+        sources = graph.src[self.edges]
+        # Nodes that they wait for and that stay as they are, ascending.
+        self.outside = np.unique(sources[_rows(computed, sources) < 0])
+        self._without_edges = np.flatnonzero(count[~is_chained] == 0)
+        rows_of_core = np.maximum(count[~is_chained] - 1, 1)
+        self.last = np.cumsum(rows_of_core) - 1  # row of each core node
+        self.rows = int(rows_of_core.sum())
+        self.position = 1 + len(self.outside) + self.last  # of each core node's end
+
+        # Of each computed node: its position among the ends, and its number among the chained ones. A chain
+        # has the position of the end before it; `_jumps` lead along chains, doubling their length.
+        self._position, self._number = np.zeros((2, len(computed)), dtype=np.int64)
+        self._position[self._is_core] = self.position
+        self._number = np.where(is_chained, np.cumsum(is_chained) - 1, -1)
+        position, up = self._known(graph.src[self.chained_edge])
+        # Of the last ones, "the one before" is one without a weight.
+        none = len(up)
+        up = np.append(np.where(up < 0, none, up), none)
+        self._jumps = []
+        root = np.append(np.where(up[:-1] == none, position, 0), 0)
+        while (up != none).any():
+            self._jumps.append(up)
+            root = np.maximum(root, root[up])
+            up = up[up]
+        self._position[is_chained] = root[:-1]
+
+        # What each row waits for: two edges of its node, or the row before and one edge.
+        of_core, within = ranges(np.zeros(len(rows_of_core), dtype=np.int64), rows_of_core)
+        edge, edges = graph.first[self.core][of_core], count[~is_chained][of_core]
+        first = np.where((within == 0) & (edges > 0), edge, -1)
+        second = np.where(edges > 0, edge + np.where(edges == 1, 0, within + 1), -1)
+        before = np.where(within > 0, len(self.outside) + np.arange(self.rows), -1)
+        self.first = self._side(graph, first, before)
+        self.second = self._side(graph, second, np.full(self.rows, -1))
+
+    def _known(self, nodes: Int) -> tuple[Int, Int]:
+        """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""
+        row, outside = _rows(self.computed, nodes), _rows(self.outside, nodes)
+        position = np.where(row >= 0, lookup(self._position, row, 0), 1 + outside)
+        return position, lookup(self._number, row, -1)
+
+    def _side(self, graph: RunGraph, edge: Int, before: Int) -> WaitedEnds:
+        position, number = self._known(lookup(graph.src, edge, -1))
+        return WaitedEnds(np.where(before >= 0, before, position).tolist(), edge, number, before >= 0)
+
+    def fits(self, edit: Edit) -> bool:
+        """Whether the chains are still chains under an edit."""
+        return not edit.delay[self.chained].any() and bool(edit.kept[self.chained_edge].all())
+
+    def free(self, edit: Edit) -> Int:
+        """Positions in `core` of the nodes that have no edge, or none that is kept."""
+        kept = edit.kept[self.edges]
+        if kept.all():
+            return self._without_edges
+        waits = np.zeros(len(self.computed), dtype=bool)
+        waits[self._owner[kept]] = True
+        return np.flatnonzero(~waits[self._is_core])
+
+    def beyond_roots(self, edit: Edit) -> Int:
+        """How long after the end before its chain each chained node ends, ns; one more element, 0."""
+        total = np.append(edit.lag[self.chained_edge] + edit.dur[self.chained], 0)
+        for up in self._jumps:
+            total = total + total[up]
+        return total
+
+    def lags(self, edit: Edit, beyond: Int) -> tuple[list[int], list[int]]:
+        """The lag of both sides of each row, from the ends that they wait for."""
+        first, second = (
+            np.where(
+                lookup(edit.kept, side.edge, False),
+                lookup(edit.lag, side.edge, 0) + lookup(beyond, side.chain, 0),
+                np.where(side.continues, 0, NEVER),
+            ).tolist()
+            for side in (self.first, self.second)
+        )
+        return first, second
+
+    def ends(self, beyond: Int, ends: list[int], nodes: Int, measured: Int) -> Int:
+        """The end of each of these nodes from those of all positions; as measured if it is not computed."""
+        position, number = self._known(nodes)
+        known = np.fromiter(map(ends.__getitem__, position.tolist()), np.int64, len(nodes))
+        is_computed = (number >= 0) | (position > len(self.outside))
+        return np.where(is_computed, known + lookup(beyond, number, 0), measured)
+
+
+def schedule(
+    graph: RunGraph, edit: Edit, delays: Delays = "typical", segment: ReplaySegment | None = None
+) -> NodeTimes:
     """Start and end of each node of the edited graph, or of a segment of it."""
-    return EditedSegment(Segment(graph) if segment is None else segment, edit).schedule(delays).times
+    return EditedSegment(ReplaySegment(graph) if segment is None else segment, edit).schedule(delays).times
+
+
+def _rows(ascending: Int, values: Int) -> Int:
+    """Row of each value among ascending ones, -1 for none."""
+    row = np.searchsorted(ascending, values)
+    return np.where(lookup(ascending, np.where(row < len(ascending), row, -1), -2) == values, row, -1)

@@ -8,10 +8,10 @@ import numpy as np
 
 from tracelens.analysis.fusable import Chains
 from tracelens.arrays import Bool, Float, Int
-from tracelens.what_if.graph import Edge, Edit, Graph, Node
+from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 
 
-def work_nodes(graph: Graph, rank: int, rows: Int) -> Int:
+def work_nodes(graph: RunGraph, rank: int, rows: Int) -> Int:
     """The node of each of these activities of a rank, -1 for a matched collective's.
 
     Args:
@@ -29,7 +29,7 @@ def work_nodes(graph: Graph, rank: int, rows: Int) -> Int:
     return np.where(graph.work[node] == rows, node, -1)
 
 
-def marked(graph: Graph, rows: Sequence[Int]) -> Bool:
+def marked(graph: RunGraph, rows: Sequence[Int]) -> Bool:
     """Which nodes are one of these activities, given by rank; both ends of a matched collective's kernel."""
     result = np.zeros(len(graph), dtype=bool)
     for rank, of_rank in enumerate(rows):
@@ -38,7 +38,7 @@ def marked(graph: Graph, rows: Sequence[Int]) -> Bool:
     return result
 
 
-def meetings_of(graph: Graph, work: Bool) -> Bool:
+def meetings_of(graph: RunGraph, work: Bool) -> Bool:
     """Which nodes are meetings of which all ranks' kernels are marked."""
     arrival = graph.edge == Edge.ARRIVAL
     met, missing = (np.zeros(len(graph), dtype=bool) for _ in range(2))
@@ -47,7 +47,7 @@ def meetings_of(graph: Graph, work: Bool) -> Bool:
     return met & ~missing
 
 
-def launches_of(graph: Graph, work: Bool) -> Bool:
+def launches_of(graph: RunGraph, work: Bool) -> Bool:
     """Which nodes are calls all of whose work is marked."""
     launch = graph.edge == Edge.LAUNCH
     only, also = (np.zeros(len(graph), dtype=bool) for _ in range(2))
@@ -61,7 +61,7 @@ def cut(lag: Int, mask: Bool) -> None:
     lag[mask] = np.minimum(lag[mask], 0)
 
 
-def drop_launches(graph: Graph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
+def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
     """Work under a mask is launched together with other work: its calls take no host time.
 
     Args:
@@ -82,7 +82,7 @@ def drop_launches(graph: Graph, edit: Edit, work: Bool, also: Bool | None = None
     return int(launches.sum())
 
 
-def drop_work(graph: Graph, edit: Edit, work: Bool, calls: Bool | None = None) -> int:
+def drop_work(graph: RunGraph, edit: Edit, work: Bool, calls: Bool | None = None) -> int:
     """Work under a mask is not done; returns the number of launches that go with it.
 
     A collective goes if all its ranks leave it out. `calls` are others that go with it.
@@ -93,7 +93,7 @@ def drop_work(graph: Graph, edit: Edit, work: Bool, calls: Bool | None = None) -
     return drop_launches(graph, edit, work, calls)
 
 
-def unblock(graph: Graph, edit: Edit, calls: Bool) -> int:
+def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
     """Calls under a mask no longer wait for the GPU; returns the number of those that did."""
     waiting = (
         (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
@@ -102,7 +102,7 @@ def unblock(graph: Graph, edit: Edit, calls: Bool) -> int:
     return len(np.unique(graph.dst[waiting]))
 
 
-def fuse(graph: Graph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
+def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
     """One kernel replaces each chain: it takes its time and one launch.
 
     Returns:
@@ -127,7 +127,7 @@ def fuse(graph: Graph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int,
     return count, drop_launches(graph, edit, later), before_ns, after_ns
 
 
-def of_calls(graph: Graph, rank: int, factor: Float) -> None:
+def of_calls(graph: RunGraph, rank: int, factor: Float) -> None:
     """Give each call of a rank the factor of the work that it launches, other calls that of the next one.
 
     Args:
@@ -145,7 +145,7 @@ def of_calls(graph: Graph, rank: int, factor: Float) -> None:
     factor[points[has_next]] = factor[launched[points[known[following[has_next]]]]]
 
 
-def scale_pace(graph: Graph, edit: Edit, factor: Float) -> None:
+def scale_pace(graph: RunGraph, edit: Edit, factor: Float) -> None:
     """Work, transfers, the host's time before a call, and delays take `factor` (of each node) as long."""
     changed = np.flatnonzero((factor != 1) & (graph.dur > 0))
     edit.set_dur(changed, edit.dur[changed] * factor[changed])

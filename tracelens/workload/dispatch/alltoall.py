@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tracelens.planner.config import DEVICE_PERMUTE
-from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
+from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, RoutedTokens, Sent
 from tracelens.workload.parallel import AllToAll, finish, host, run_collective, start
 from tracelens.workload.rows import RowMap, spread_rows
 
 
 @dataclass(kw_only=True)
-class _Sent(Sent):
+class _SentRows(Sent):
     """With the token of each row, its weights, the all-to-all, and rows from each rank for an expert."""
 
     rows: RowMap
@@ -42,7 +42,7 @@ class AllToAllDispatch(Dispatcher):
         elif self.group is not None:
             how = AllToAll(self.group, *self._sizes(rows.rows_e, count_Pe))
         tokens = start(self.permute(x_TD, rows), how)
-        return _Sent(tokens=tokens, rows=rows, weight_TK=weight_TK, how=how, count_Pe=count_Pe)
+        return _SentRows(tokens=tokens, rows=rows, weight_TK=weight_TK, how=how, count_Pe=count_Pe)
 
     def _sizes(self, rows_E: Tensor, count_Pe: Tensor) -> tuple[list[int], list[int]]:
         """Rows to and from each rank, which the host must know to launch the all-to-all."""
@@ -52,14 +52,14 @@ class AllToAllDispatch(Dispatcher):
         send, receive = host(send_P, receive_P)
         return send, receive
 
-    def receive(self, sent: Sent) -> Routed:
+    def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the rows, and sort those of all ranks by expert."""
-        assert isinstance(sent, _Sent)
+        assert isinstance(sent, _SentRows)
         x_ND = finish(sent.tokens)
         if self.group is None:
-            return Routed(x_ND, sent.rows, None, sent)
+            return RoutedTokens(x_ND, sent.rows, None, sent)
         rows = self.sort(self._experts_of(sent.count_Pe, len(x_ND)), self.experts, len(x_ND))
-        return Routed(self.permute(x_ND, rows), rows, None, sent)
+        return RoutedTokens(self.permute(x_ND, rows), rows, None, sent)
 
     def _experts_of(self, count_Pe: Tensor, rows: int) -> Tensor:
         """expert_N1: expert of each row as they come, in order of rank and expert."""
@@ -69,9 +69,9 @@ class AllToAllDispatch(Dispatcher):
         slot_PC = torch.arange(rows // self.ranks, device=count_Pe.device).repeat(self.ranks, 1)
         return torch.searchsorted(count_Pe.cumsum(1), slot_PC, right=True).view(-1, 1)
 
-    def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
+    def send_back(self, y_RD: Tensor, routed: RoutedTokens) -> tuple[OnTheWay, Sent]:
         """Send results back in the order in which their rows came."""
-        assert isinstance(routed.sent, _Sent)
+        assert isinstance(routed.sent, _SentRows)
         if self.group is not None:
             y_RD = self.unpermute(y_RD, None, routed.rows)
         return start(y_RD, routed.sent.how.transposed), routed.sent
@@ -79,5 +79,5 @@ class AllToAllDispatch(Dispatcher):
     def combine(self, returned: tuple[OnTheWay, Sent]) -> Tensor:
         """Weighted sum of a token's rows."""
         pending, sent = returned
-        assert isinstance(sent, _Sent)
+        assert isinstance(sent, _SentRows)
         return self.unpermute(finish(pending), sent.weight_TK, sent.rows)

@@ -39,20 +39,13 @@ def enter(value: object, change: Callable[[Any], Any]) -> None:
 
 
 @dataclass
-class Routed:
-    """Rows for the experts of this rank.
+class RoutedTokens:
+    """Rows for the experts of this rank."""
 
-    Attributes:
-        x_RD: tokens, sorted by expert.
-        rows: of x_RD among the N tokens that came.
-        weight_NK: weights to sum the results with; None where the token's own rank does it.
-        sent: of this rank's own tokens.
-    """
-
-    x_RD: Tensor
-    rows: RowMap
-    weight_NK: Tensor | None
-    sent: Sent
+    x_RD: Tensor  # tokens, sorted by expert
+    rows: RowMap  # of x_RD among the N tokens that came
+    weight_NK: Tensor | None  # weights to sum the results with; None where the token's own rank does it
+    sent: Sent  # of this rank's own tokens
 
 
 class Dispatcher:
@@ -70,11 +63,11 @@ class Dispatcher:
         """Send tokens to the ranks of the experts that they chose."""
         raise NotImplementedError
 
-    def receive(self, sent: Sent) -> Routed:
+    def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the tokens that chose this rank's experts, and sort them."""
         raise NotImplementedError
 
-    def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
+    def send_back(self, y_RD: Tensor, routed: RoutedTokens) -> tuple[OnTheWay, Sent]:
         """Send the experts' results to where their tokens came from."""
         raise NotImplementedError
 

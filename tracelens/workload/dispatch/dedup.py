@@ -11,27 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
+from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, RoutedTokens, Sent
 from tracelens.workload.parallel import AllToAll, Pending, finish, host, run_collective, start
 from tracelens.workload.permute import permute
 from tracelens.workload.rows import RowMap, spread_rows
 
 
 @dataclass(kw_only=True)
-class _Sent(Sent):
-    """With what `send` knows of the copies.
+class _SentCopies(Sent):
+    """With what `send` knows of the copies."""
 
-    Attributes:
-        rows: which token each copy is of.
-        how: the all-to-all.
-        routing: on their way, weights and experts of the copies: see `_routing`.
-        expert_rows: rows that this rank's experts will have, or as many as there may be.
-    """
-
-    rows: RowMap
-    how: AllToAll
-    routing: Pending
-    expert_rows: int
+    rows: RowMap  # which token each copy is of
+    how: AllToAll  # the all-to-all
+    routing: Pending  # on their way, weights and experts of the copies: see `_routing`
+    expert_rows: int  # rows that this rank's experts will have, or as many as there may be
 
 
 class DedupDispatch(Dispatcher):
@@ -56,7 +49,7 @@ class DedupDispatch(Dispatcher):
             expert_rows = sum(rows_from)
         routing = start(self._routing(weight_TK, expert_TK, rows), how)
         tokens = start(self.permute(x_TD, rows), how)
-        return _Sent(tokens=tokens, rows=rows, how=how, routing=routing, expert_rows=expert_rows)
+        return _SentCopies(tokens=tokens, rows=rows, how=how, routing=routing, expert_rows=expert_rows)
 
     def _sizes(self, goes_TP: Tensor, rank_TK: Tensor) -> tuple[list[int], list[int], list[int]]:
         """Copies to each rank, copies from each, and how many experts these chose here."""
@@ -77,22 +70,22 @@ class DedupDispatch(Dispatcher):
         local_RK = torch.where((rows.choice_R >= 0).unsqueeze(1), local_RK, 0)
         return torch.cat([weight_RK, local_RK], 1)
 
-    def receive(self, sent: Sent) -> Routed:
+    def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the copies, and give each expert a row of those that chose it."""
-        assert isinstance(sent, _Sent)
+        assert isinstance(sent, _SentCopies)
         weight_NK, local_NK = finish(sent.routing).chunk(2, dim=1)
         local_NK = local_NK.detach().long()
         expert_NK = torch.where(local_NK > 0, local_NK - 1, self.experts)
         rows = self.sort(expert_NK, self.experts, sent.expert_rows)
-        return Routed(self.permute(finish(sent.tokens), rows), rows, weight_NK, sent)
+        return RoutedTokens(self.permute(finish(sent.tokens), rows), rows, weight_NK, sent)
 
-    def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
+    def send_back(self, y_RD: Tensor, routed: RoutedTokens) -> tuple[OnTheWay, Sent]:
         """One result for each copy: the weighted sum of what this rank's experts made of it."""
-        assert isinstance(routed.sent, _Sent)
+        assert isinstance(routed.sent, _SentCopies)
         y_ND = self.unpermute(y_RD, routed.weight_NK, routed.rows)
         return start(y_ND, routed.sent.how.transposed), routed.sent
 
     def combine(self, returned: tuple[OnTheWay, Sent]) -> Tensor:
         pending, sent = returned
-        assert isinstance(sent, _Sent)
+        assert isinstance(sent, _SentCopies)
         return self.unpermute(finish(pending), None, sent.rows)

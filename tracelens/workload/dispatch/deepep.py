@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config
-from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, Routed, Sent
+from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, RoutedTokens, Sent
 from tracelens.workload.parallel import Group, Groups, Waiting
 
 LIBRARIES = ("deep_ep", "primus_turbo.pytorch.deep_ep")
@@ -38,17 +38,11 @@ NODE_RANKS = 8
 
 @dataclass
 class _Note:
-    """What the library said of a dispatch.
+    """What the library said of a dispatch."""
 
-    Attributes:
-        handle: by which results find their way back.
-        expert_NK: the experts here that each copy chose; -1 for others.
-        rows: how many rows they need, or as many as there may be.
-    """
-
-    handle: Any = None
-    expert_NK: Any = None
-    rows: int = 0
+    handle: Any = None  # by which results find their way back
+    expert_NK: Any = None  # the experts here that each copy chose; -1 for others
+    rows: int = 0  # how many rows they need, or as many as there may be
 
 
 _Launched = tuple[tuple[Tensor, ...], Any]
@@ -121,7 +115,7 @@ class _Arrive(Function):
 
 
 @dataclass(kw_only=True)
-class _Sent(Sent):
+class _SentByLibrary(Sent):
     """With what the library said of it."""
 
     note: _Note
@@ -182,20 +176,20 @@ class DeepEPDispatch(Dispatcher):
             return (g_TD, g_TK), event
 
         trip = _Trip(dispatch, combine).leave(x_TD.contiguous(), weight_TK.contiguous())
-        return _Sent(tokens=trip, note=note)
+        return _SentByLibrary(tokens=trip, note=note)
 
-    def receive(self, sent: Sent) -> Routed:
+    def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the copies, and give each expert a row of those that chose it."""
-        assert isinstance(sent, _Sent)
+        assert isinstance(sent, _SentByLibrary)
         x_ND, weight_NK = sent.tokens.arrive()
         local_NK = sent.note.expert_NK
         expert_NK = torch.where(local_NK >= 0, local_NK, self.experts)
         rows = self.sort(expert_NK, self.experts, sent.note.rows)
-        return Routed(self.permute(x_ND, rows), rows, weight_NK, sent)
+        return RoutedTokens(self.permute(x_ND, rows), rows, weight_NK, sent)
 
-    def send_back(self, y_RD: Tensor, routed: Routed) -> tuple[OnTheWay, Sent]:
+    def send_back(self, y_RD: Tensor, routed: RoutedTokens) -> tuple[OnTheWay, Sent]:
         """One result for each copy: the weighted sum of what this rank's experts made of it."""
-        assert isinstance(routed.sent, _Sent)
+        assert isinstance(routed.sent, _SentByLibrary)
         buffer, handle = _buffer(self.library, self.group, self.hidden), routed.sent.note.handle
 
         def combine(y_ND: Tensor) -> _Launched:

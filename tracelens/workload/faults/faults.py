@@ -16,21 +16,13 @@ from tracelens.planner.config import Config
 
 
 class FaultKind(NamedTuple):
-    """One way of making a rank late.
+    """One way of making a rank late."""
 
-    Attributes:
-        cause: its name in the stragglers analysis.
-        setting: the key of `amount` in the text.
-        usual: the default amount.
-        above: exclusive lower bound of the amount.
-        effect: in words.
-    """
-
-    cause: str
-    setting: str
-    usual: float
-    above: float
-    effect: str
+    cause: str  # its name in the stragglers analysis
+    setting: str  # the key of `amount` in the text
+    usual: float  # the default amount
+    above: float  # exclusive lower bound of the amount
+    effect: str  # in words
 
 
 KINDS = {
@@ -54,17 +46,11 @@ EXAMPLE = "rank=1,kind=host_delay,ms=4"
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of one rank.
+    """One fault of one rank."""
 
-    Attributes:
-        rank: which is late.
-        kind: a key of KINDS.
-        amount: of what the kind's setting says.
-    """
-
-    rank: int
-    kind: str
-    amount: float
+    rank: int  # which is late
+    kind: str  # a key of KINDS
+    amount: float  # of what the kind's setting says
 
     @classmethod
     def parse(cls, text: str) -> Fault:

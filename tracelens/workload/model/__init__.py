@@ -2,8 +2,7 @@
 
 from tracelens.workload.model.attention import Attention, GroupedQueryAttention, LatentAttention, RMSNorm
 from tracelens.workload.model.experts import GroupedExperts
-from tracelens.workload.model.loss import token_loss
-from tracelens.workload.model.model import EMBEDDING_STD, INIT_STD, Layer, Transformer
+from tracelens.workload.model.model import EMBEDDING_STD, INIT_STD, Layer, Transformer, token_loss
 from tracelens.workload.model.router import Router
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 `loop` is how most model code starts out: the host reads how many rows each expert has, then runs that
 expert's GEMMs. `multistream` spreads the same over four streams. `grouped` gives the row offsets to one
-kernel for all experts. See `rows` for the letters of shapes; G = 2 F, gate and up projections side by side.
+kernel for all experts. See `rows` for the letters of shapes; G = 2 F, gate and up projections side by
+side.
 """
 
 from __future__ import annotations

@@ -1,24 +1,28 @@
 """A DeepSeek-style Mixture-of-Experts transformer in plain torch, to be read from top to bottom.
 
-Tensors between layers are x_SBD, sequence first: this rank's positions of its sequences. See `rows` for the
-letters of shapes. With a pipeline a rank holds some of the layers; see `pipeline`.
+Tensors between layers are x_SBD, sequence first: this rank's positions of its sequences. See `rows` for
+the letters of shapes. With a pipeline a rank holds some of the layers; see `pipeline`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from tracelens.planner.config import Config
+from tracelens.errors import TracelensError
+from tracelens.planner.config import Config, FusionName
 from tracelens.recording import region, scoped, span
 from tracelens.workload import spans
 from tracelens.workload.dispatch import enter, make_dispatcher
+from tracelens.workload.kernels import kernels
 from tracelens.workload.model.attention import RMSNorm, make_attention
 from tracelens.workload.model.experts import EXPERTS
 from tracelens.workload.model.router import Router
@@ -28,7 +32,6 @@ INIT_STD = 0.02
 # Wider than the matrices, or all tokens look alike to the router after the first attention and a few experts
 # get most of them.
 EMBEDDING_STD = 0.1
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -154,3 +157,38 @@ class MoE(nn.Module):
             for tensor in inputs:
                 enter(tensor, part.enter)
             return part.leave(run(*part.enter(inputs), **part.enter(named)))
+
+
+class _CrossEntropy(Function):
+    """The gradient is there as soon as the loss is; backward only scales it, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_TV: Tensor, target_T: Tensor) -> Tensor:
+        loss, gradient_TV = kernels(logits_TV).cross_entropy(logits_TV, target_T)
+        # Neither input nor output, so that it can hang here and be gone after its use.
+        ctx.gradient_TV = gradient_TV if ctx.needs_input_grad[0] else None
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient_TV, ctx.gradient_TV = ctx.gradient_TV, None
+        if gradient_TV is None:
+            raise TracelensError("the fused loss supports one backward: use loss=plain for more")
+        # A scalar of no dimension would be rounded to the gradient's dtype first.
+        return gradient_TV.mul_(gradients[0].view(1)), None
+
+
+def token_loss(logits_SBV: Tensor, target_SB: Tensor, fusion: FusionName = "plain") -> Tensor:
+    """Sum of the losses of all tokens, a float32 scalar.
+
+    Args:
+        logits_SBV: of any float dtype.
+        target_SB: int64, the token that comes next.
+        fusion: "plain" for torch's ops on logits in float32; "fused" for one kernel that computes the loss
+            and the gradient, and keeps only the gradient, in the logits' dtype: backward can run once.
+    """
+    logits_TV, target_T = logits_SBV.flatten(0, 1), target_SB.flatten()
+    if fusion == "fused":
+        return _CrossEntropy.apply(logits_TV, target_T)
+    return F.cross_entropy(logits_TV.float(), target_T, reduction="sum")

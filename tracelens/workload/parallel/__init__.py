@@ -4,6 +4,7 @@ from tracelens.workload.parallel.collectives import (
     AllGather,
     AllToAll,
     Group,
+    Groups,
     Pending,
     ReduceScatter,
     Waiting,
@@ -11,10 +12,13 @@ from tracelens.workload.parallel.collectives import (
     all_reduce,
     finish,
     host,
+    initialise,
+    make_groups,
+    normal,
     run_collective,
+    shard,
     start,
 )
-from tracelens.workload.parallel.groups import Groups, initialise, make_groups, normal, shard
 from tracelens.workload.parallel.optimizer import ShardedAdamW
 from tracelens.workload.parallel.overlap import interleave
 from tracelens.workload.parallel.tensor import gather_matmul, matmul_scatter, require

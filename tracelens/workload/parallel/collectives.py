@@ -6,10 +6,13 @@
 
 In the backward pass the roles change: the gradient is on its way from the backward of `finish` to that of
 `start`, and the backward of what lay in between hides it. Dimension 0 is what is split and joined.
+
+`Groups` holds the process groups of a rank, and knows which part of a parameter the rank has.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -17,12 +20,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
+
+from tracelens.planner.config import Layout
 
 Group = Any
 """A torch.distributed.ProcessGroup, or None for a group of one rank."""
-
 # torch 2.13 renamed both and warns of the old names.
 all_gather_into: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into: Callable[..., Any] = (
@@ -32,17 +36,11 @@ reduce_scatter_into: Callable[..., Any] = (
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Rows to every rank of the group.
+    """Rows to every rank of the group."""
 
-    Attributes:
-        group: ranks.
-        send: rows for each rank, in their order; None for equal shares.
-        receive: rows from each rank; None for equal shares.
-    """
-
-    group: Group
-    send: list[int] | None = None
-    receive: list[int] | None = None
+    group: Group  # ranks
+    send: list[int] | None = None  # rows for each rank, in their order; None for equal shares
+    receive: list[int] | None = None  # rows from each rank; None for equal shares
 
     @property
     def transposed(self) -> AllToAll:
@@ -93,19 +91,12 @@ Collective = AllToAll | AllGather | ReduceScatter
 
 @dataclass
 class Pending:
-    """A tensor on its way.
+    """A tensor on its way."""
 
-    Attributes:
-        y: what arrives; not to be read before `finish`.
-        collective: how it travels; None where a group of one rank has nobody to talk to.
-        work: handle of the collective in flight, of the result or of its gradient.
-        grad: gradient on its way back.
-    """
-
-    y: Tensor
-    collective: Collective | None
-    work: Any = None
-    grad: Tensor | None = None
+    y: Tensor  # what arrives; not to be read before `finish`
+    collective: Collective | None  # how it travels; None where a group of one rank has nobody to talk to
+    work: Any = None  # handle of the collective in flight, of the result or of its gradient
+    grad: Tensor | None = None  # gradient on its way back
 
     def enter(self, change: Callable[[Any], Any]) -> None:
         """Enter a region of the trace (Region.enter): what arrives is its input, as any other tensor."""
@@ -120,28 +111,6 @@ class Waiting:
     """What is called before a wait for a collective: `overlap` lets another micro-batch run there."""
 
     before: Callable[[], None] = staticmethod(_nothing)
-
-
-def start(x: Tensor, collective: Collective) -> Pending:
-    """Send x on its way; with a group of None it stays where it is."""
-    if collective.group is None:
-        return Pending(x, None)
-    pending = Pending(x, collective)
-    pending.y = _Start.apply(x, pending)
-    return pending
-
-
-def finish(pending: Pending) -> Tensor:
-    """What has arrived."""
-    y = pending.y
-    # Its history holds `pending`: with the reverse, only the garbage collector would free it.
-    del pending.y
-    return y if pending.collective is None else _Finish.apply(y, pending)
-
-
-def run_collective(x: Tensor, collective: Collective) -> Tensor:
-    """Start and finish in one."""
-    return finish(start(x, collective))
 
 
 class _Start(Function):
@@ -182,6 +151,62 @@ class _Finish(Function):
         return gradients[0], None
 
 
+GROUPS = {
+    "pp": ("pp",),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "ep": ("ep",),
+    "edp": ("edp",),
+    "sequence": ("cp", "tp"),
+    "dense": ("dp", "cp"),
+    "stage": ("dp", "cp", "tp"),
+}
+"""Dimensions in which the ranks of each group differ, as Layout.groups takes them."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups that a rank is in; None for a group of one."""
+
+    layout: Layout  # the whole grid
+    rank: int = 0  # number of this rank
+    pp: Group = None  # ranks with the other stages of the same pipeline
+    tp: Group = None  # ranks that share dense matrices
+    cp: Group = None  # ranks that share sequences in attention
+    ep: Group = None  # ranks that share the experts
+    edp: Group = None  # ranks with the same experts
+    sequence: Group = None  # ranks with other tokens of the same sequences
+    dense: Group = None  # ranks with the same shards of dense matrices
+    # ranks of the same pipeline stage: with the same parameters where these are not sharded
+    stage: Group = None
+
+    def coordinate(self, name: str) -> int:
+        """This rank's coordinate in a dimension: pp, dp, cp, tp, ep or edp."""
+        return self.layout.coordinates(self.rank)[name]
+
+
+def start(x: Tensor, collective: Collective) -> Pending:
+    """Send x on its way; with a group of None it stays where it is."""
+    if collective.group is None:
+        return Pending(x, None)
+    pending = Pending(x, collective)
+    pending.y = _Start.apply(x, pending)
+    return pending
+
+
+def finish(pending: Pending) -> Tensor:
+    """What has arrived."""
+    y = pending.y
+    # Its history holds `pending`: with the reverse, only the garbage collector would free it.
+    del pending.y
+    return y if pending.collective is None else _Finish.apply(y, pending)
+
+
+def run_collective(x: Tensor, collective: Collective) -> Tensor:
+    """Start and finish in one."""
+    return finish(start(x, collective))
+
+
 def all_reduce(x: Tensor, group: Group) -> Tensor:
     """The sum over the group's ranks, outside of autograd."""
     if group is None:
@@ -195,3 +220,67 @@ def host(*tensors: Tensor) -> list[list[int]]:
     """Values of device tensors, one list each: one copy, for which the host waits."""
     flat = iter(torch.cat([tensor.flatten() for tensor in tensors]).tolist())
     return [list(islice(flat, tensor.numel())) for tensor in tensors]
+
+
+def description(name: str) -> str:
+    """What a trace calls a group of GROUPS: by its dimensions, of which a reader knows what they are for."""
+    return "_".join(GROUPS[name])
+
+
+def make_groups(layout: Layout, rank: int) -> Groups:
+    """The groups of a rank; every rank must call it, and torch.distributed must run if there are several."""
+    groups: dict[str, Group] = {}
+    for name, dimensions in GROUPS.items():
+        for ranks in layout.groups(*dimensions):
+            if len(ranks) > 1:
+                group = dist.new_group(ranks, group_desc=description(name))
+                if rank in ranks:
+                    groups[name] = group
+    return Groups(layout, rank, **groups)
+
+
+def shard(
+    parameter: nn.Parameter, replicas: str, dim: int = 0, part: int = 0, parts: int = 1
+) -> nn.Parameter:
+    """Note on a parameter which part of the whole it is, and who holds the same part.
+
+    Args:
+        parameter: of a module.
+        replicas: name of the group of ranks that hold the same: "stage", "dense" or "edp".
+        dim: that is cut.
+        part: number of this rank's part.
+        parts: that there are.
+    """
+    parameter.replicas, parameter.cut = replicas, (dim, part, parts)
+    return parameter
+
+
+def initialise(model: nn.Module, seed: int, std: float) -> None:
+    """Fill all matrices with normal numbers that depend on the name of the parameter and not on the layout.
+
+    Stacked weights of experts are drawn one by one, since a rank holds but some of them; norms keep their
+    ones.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        dim, part, parts = getattr(parameter, "cut", (0, 0, 1))
+        # Not getattr: every tensor has a method of that name.
+        wide = vars(parameter).get("std", std)
+        with torch.no_grad():
+            if parameter.replicas == "edp":
+                for index, expert in enumerate(parameter):
+                    expert.copy_(
+                        normal(expert.shape, f"{name}.{part * len(parameter) + index}", seed, expert) * wide
+                    )
+            else:
+                shape = list(parameter.shape)
+                shape[dim] *= parts
+                full = normal(torch.Size(shape), name, seed, parameter) * wide
+                parameter.copy_(full.chunk(parts, dim)[part])
+
+
+def normal(shape: torch.Size, name: str, seed: int, like: Tensor) -> Tensor:
+    """Normal numbers that depend on shape, name and seed alone, on the device of another tensor."""
+    generator = torch.Generator(like.device).manual_seed(zlib.crc32(name.encode()) + seed)
+    return torch.randn(shape, generator=generator, device=like.device)

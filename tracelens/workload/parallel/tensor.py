@@ -1,10 +1,10 @@
 """GEMMs across the ranks of tensor parallelism, with the sequence shared out between them.
 
 Between two blocks a rank holds some positions of the sequence at full width. A block gathers all positions
-before its first GEMM and scatters their sums after its last one: all-gather + GEMM and GEMM +
-reduce-scatter. Weights are as in nn.Linear, output x input. See `rows` for the letters of shapes; here also
-N, the width inside a block on this rank, T, the rows of this rank (positions times sequences), and A, those
-of all ranks in their order.
+before its first GEMM and scatters their sums after its last one: all-gather + GEMM and GEMM + reduce-scatter.
+Weights are as in nn.Linear, output x input. See `rows` for the letters of shapes; here also N, the width
+inside a block on this rank, T, the rows of this rank (positions times sequences), and A, those of all ranks
+in their order.
 
 Every variant keeps the gathered input for the backward, where the gradients of the weights need it, rather
 than gather it again; the gathered gradient lives only until these are made.

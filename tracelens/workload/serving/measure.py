@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from tracelens.workload.serving.plan import Plan
-from tracelens.workload.serving.scheduler import Running
+from tracelens.workload.serving.plan import Plan, Running
 
 WARM_UP = 8
 """Ticks at the start in which kernels are loaded, buffers made and the first requests come in."""
@@ -16,19 +15,12 @@ WARM_UP = 8
 
 @dataclass
 class Ticks:
-    """The ticks of a run, as one rank saw them.
+    """The ticks of a run, as one rank saw them."""
 
-    Attributes:
-        plans: what was run; None where nothing was.
-        begin_ms: when each began.
-        end_ms: when its tokens were there.
-        held: whether prefills were held back.
-    """
-
-    plans: list[Plan | None] = field(default_factory=list)
-    begin_ms: list[float] = field(default_factory=list)
-    end_ms: list[float] = field(default_factory=list)
-    held: list[bool] = field(default_factory=list)
+    plans: list[Plan | None] = field(default_factory=list)  # what was run; None where nothing was
+    begin_ms: list[float] = field(default_factory=list)  # when each began
+    end_ms: list[float] = field(default_factory=list)  # when its tokens were there
+    held: list[bool] = field(default_factory=list)  # whether prefills were held back
 
     def add(self, plan: Plan | None, held: bool, begin_ms: float, end_ms: float) -> None:
         self.plans.append(plan)

@@ -2,26 +2,48 @@
 
 A rank's slice is as wide everywhere: of each expert, of the shared one, of a dense layer's MLP. So a rank
 computes a part of the result of all ranks' tokens, and the parts are added up on the way back. Parameters
-have the names, and so the numbers, of `model`. Letters of shapes as in `rows`; also N, tokens of all ranks,
-padded to the rank with most of them.
+have the names, and so the numbers, of `model`. Letters of shapes as in `rows`; also N, tokens of all
+ranks, padded to the rank with most of them.
 
 A forward pass is a generator: it stops wherever it waits for other ranks, so that another half of the batch
-may go on there (see `passes`).
+may go on there (see `engine`).
+
+Attention takes the parameters of training another way, since keys and values are kept. Grouped queries keep
+keys and values, turned by their position. Latent attention keeps the latent and the rotary key. A prefill
+makes keys and values of them, as training does; a decode does not: it takes the queries into the space of the
+latents, where all heads look at the same rows (DeepSeek-V2, arXiv:2405.04434, section 2.1.2: the up-
+projections are absorbed).
+
+Letters of shapes as in `attention`; also T tokens, B those of a decode, L rows of a slot, g groups of heads
+that share keys, h heads of a group, l the width of a latent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from tracelens.planner.config import Config
 from tracelens.recording import scoped, span
 from tracelens.workload import spans
-from tracelens.workload.model import EMBEDDING_STD, INIT_STD, GroupedExperts, RMSNorm, Router
+from tracelens.workload.model import (
+    EMBEDDING_STD,
+    INIT_STD,
+    Attention,
+    GroupedExperts,
+    GroupedQueryAttention,
+    LatentAttention,
+    RMSNorm,
+    Router,
+)
 from tracelens.workload.parallel import (
     AllGather,
     Group,
@@ -35,8 +57,7 @@ from tracelens.workload.parallel import (
 )
 from tracelens.workload.permute import permute, unpermute
 from tracelens.workload.rows import sort_rows
-from tracelens.workload.serving.attention import make_cached_attention
-from tracelens.workload.serving.rows import BatchTensors
+from tracelens.workload.serving.plan import Batch
 
 Waits = Generator[None, None, Tensor]
 """A computation that stops where it waits for other ranks, and in the end has a tensor."""
@@ -57,7 +78,10 @@ class ServingModel(nn.Module):
         self.embedding = shard(nn.Parameter(torch.empty(model.vocab, model.hidden)), "stage")
         self.embedding.std = EMBEDDING_STD
         self.layers = nn.ModuleDict(
-            {str(number): Layer(config, alone, number, slots + 1, group) for number in range(model.layers)}
+            {
+                str(number): ServingLayer(config, alone, number, slots + 1, group)
+                for number in range(model.layers)
+            }
         )
         self.norm = RMSNorm(model.hidden)
         self.head = shard(nn.Parameter(torch.empty(model.vocab, model.hidden)), "stage")
@@ -86,7 +110,7 @@ class ServingModel(nn.Module):
         return F.linear(self.norm(x_TD[answer_R]), self.head)
 
 
-class Layer(nn.Module):
+class ServingLayer(nn.Module):
     """Attention for this rank's own tokens, then a slice of an MLP or of experts for those of all ranks."""
 
     def __init__(self, config: Config, alone: Groups, number: int, slots: int, group: Group) -> None:
@@ -201,6 +225,123 @@ class SlicedMoE(nn.Module):
         return y_ND + scoped(f"{name}.{spans.SHARED}", self.shared, x_ND)
 
 
+# Not cuDNN's, which plans for tens of milliseconds for every new length, and prompts have all lengths.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class CachedGroupedQueryAttention(GroupedQueryAttention):
+    """Keys and values of each group of heads are kept; `seq` is the longest context."""
+
+    def __init__(self, config: Config, groups: Groups, slots: int) -> None:
+        super().__init__(config, groups)
+        rows = (slots, self.kv_groups, config.training.seq)
+        self.register_buffer("keys", torch.zeros(*rows, self.query_dim), persistent=False)
+        self.register_buffer("values", torch.zeros(*rows, self.value_dim), persistent=False)
+
+    def run(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
+        """Attention output x_TD; the tokens are in the cache afterwards."""
+        q_Tnq, k_Tgq, v_Tgv = (
+            F.linear(x_TD, weight).unflatten(1, (heads, -1))
+            for weight, heads in ((self.q, self.heads), (self.k, self.kv_groups), (self.v, self.kv_groups))
+        )
+        q_Tnq, k_Tgq = (turn(x, self, rows.position_T) for x in (q_Tnq, k_Tgq))
+        self.keys[rows.slot_T, :, rows.position_T] = k_Tgq
+        self.values[rows.slot_T, :, rows.position_T] = v_Tgv
+        y_Tnv = self.look_back(q_Tnq, rows) if rows.stretches is None else self.prefill(q_Tnq, rows)
+        return F.linear(y_Tnv.flatten(1), self.out)
+
+    def prefill(self, q_Tnq: Tensor, rows: BatchTensors) -> Tensor:
+        """y_Tnv, request by request."""
+        y_Tnv = q_Tnq.new_empty(*q_Tnq.shape[:2], self.value_dim)
+        for begin, end, slot, first in rows.stretches or ():
+            upto = first + end - begin
+            k_gLq, v_gLv = self.keys[slot, :, :upto], self.values[slot, :, :upto]
+            y_Tnv[begin:end] = causal(q_Tnq[begin:end], k_gLq, v_gLv)
+        return y_Tnv
+
+    def look_back(self, q_Bnq: Tensor, rows: BatchTensors) -> Tensor:
+        q_Bghq = q_Bnq.unflatten(1, (self.kv_groups, -1))
+        k_BgLq, v_BgLv = (kept[:, :, : rows.longest][rows.slot_T] for kept in (self.keys, self.values))
+        return look_up(q_Bghq, k_BgLq, v_BgLv, rows.position_T, self.query_dim**-0.5).flatten(1, 2)
+
+
+class CachedLatentAttention(LatentAttention):
+    """The latent of keys and values is kept, and the shared rotary key; `seq` is the longest context."""
+
+    def __init__(self, config: Config, groups: Groups, slots: int) -> None:
+        super().__init__(config, groups)
+        width = self.latent + self.rotary_dim
+        self.register_buffer("kept", torch.zeros(slots, config.training.seq, width), persistent=False)
+
+    def run(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
+        """Attention output x_TD; the tokens are in the cache afterwards."""
+        q_Tnq = self.queries(x_TD, rows)
+        latent_Tl, rotary_Tr = F.linear(x_TD, self.kv_down).split([self.latent, self.rotary_dim], dim=1)
+        rotary_Tr = turn(rotary_Tr.unsqueeze(1), self, rows.position_T).squeeze(1)
+        self.kept[rows.slot_T, rows.position_T] = torch.cat([self.kv_norm(latent_Tl), rotary_Tr], dim=1)
+        y_Tnv = self.look_back(q_Tnq, rows) if rows.stretches is None else self.prefill(q_Tnq, rows)
+        return F.linear(y_Tnv.flatten(1), self.out)
+
+    def queries(self, x_TD: Tensor, rows: BatchTensors) -> Tensor:
+        """q_Tnq, the rotary part turned."""
+        if self.q_down is not None and self.q_norm is not None:
+            x_TD = self.q_norm(F.linear(x_TD, self.q_down))
+        q_Tnq = F.linear(x_TD, self.q_up).unflatten(1, (self.heads, -1))
+        q_Tnc, q_Tnr = q_Tnq.split([self.qk_dim, self.rotary_dim], dim=2)
+        return torch.cat([q_Tnc, turn(q_Tnr, self, rows.position_T)], dim=2)
+
+    def prefill(self, q_Tnq: Tensor, rows: BatchTensors) -> Tensor:
+        """y_Tnv, request by request: keys and values of what is cached before it are made again."""
+        y_Tnv = q_Tnq.new_empty(*q_Tnq.shape[:2], self.value_dim)
+        for begin, end, slot, first in rows.stretches or ():
+            kept_Ll = self.kept[slot, : first + end - begin]
+            latent_Ll, rotary_Lr = kept_Ll.split([self.latent, self.rotary_dim], dim=1)
+            heads_Lnc = F.linear(latent_Ll, self.kv_up).unflatten(1, (self.heads, -1))
+            k_Lnc, v_Lnv = heads_Lnc.split([self.qk_dim, self.value_dim], dim=2)
+            k_Lnq = torch.cat([k_Lnc, rotary_Lr.unsqueeze(1).expand(-1, self.heads, -1)], dim=2)
+            y_Tnv[begin:end] = causal(q_Tnq[begin:end], k_Lnq.transpose(0, 1), v_Lnv.transpose(0, 1))
+        return y_Tnv
+
+    def look_back(self, q_Bnq: Tensor, rows: BatchTensors) -> Tensor:
+        """y_Bnv of a decode: scores and sums in the space of the latents."""
+        up_ncl = self.kv_up.unflatten(0, (self.heads, -1))
+        k_ncl, v_nvl = up_ncl.split([self.qk_dim, self.value_dim], dim=1)
+        q_Bnc, q_Bnr = q_Bnq.split([self.qk_dim, self.rotary_dim], dim=2)
+        q_nBl = q_Bnc.transpose(0, 1) @ k_ncl
+        q_Bnk = torch.cat([q_nBl.transpose(0, 1), q_Bnr], dim=2)
+        kept_BLk = self.kept[:, : rows.longest][rows.slot_T]
+        y_B1nl = look_up(
+            q_Bnk[:, None], kept_BLk[:, None], kept_BLk[:, None, :, : self.latent], rows.position_T,
+            self.query_dim**-0.5,
+        )  # fmt: skip
+        return (y_B1nl[:, 0].transpose(0, 1) @ v_nvl.transpose(1, 2)).transpose(0, 1)
+
+
+class SlotRange(NamedTuple):
+    """Tokens of one request among those of a prefill."""
+
+    begin: int  # first of them in the batch
+    end: int  # the one after the last
+    slot: int  # of the cache
+    first: int  # position of the first of them in the request
+
+
+@dataclass(frozen=True)
+class BatchTensors:
+    """The T tokens of a forward pass, those of a request side by side."""
+
+    token_T: Tensor  # int64 ids
+    slot_T: Tensor  # int64 slots of the cache
+    position_T: Tensor  # int64 positions in their requests
+    answer_R: Tensor  # int64, tokens whose logits yield a new one
+    # of a prefill, requests; None in a decode, where each token is of another request
+    stretches: tuple[SlotRange, ...] | None = None
+    longest: int = 0  # of a decode, rows of the cache that it looks at
+
+    def __len__(self) -> int:
+        return len(self.token_T)
+
+
 def rank_and_size(group: Group) -> tuple[int, int]:
     """This rank's index in a group, and the group's size."""
     return (0, 1) if group is None else (group.rank(), group.size())
@@ -222,3 +363,72 @@ def _collective(x: Tensor, how: AllGather | ReduceScatter, name: str) -> Waits:
     yield
     with span(name):
         return finish(pending)
+
+
+def turn(x_Tnr: Tensor, attention: Attention, position_T: Tensor) -> Tensor:
+    """Attention.rotate for tokens at any positions."""
+    cos_T1r, sin_T1r = (table[position_T].squeeze(1) for table in (attention.cos, attention.sin))
+    a, b = x_Tnr.chunk(2, dim=-1)
+    return torch.addcmul(x_Tnr * cos_T1r, torch.cat([b, a], dim=-1), sin_T1r)
+
+
+def causal(q_Snq: Tensor, k_gLq: Tensor, v_gLv: Tensor) -> Tensor:
+    """y_Snv of the last S of L positions of one request."""
+    q_1nSq, k_1gLq, v_1gLv = q_Snq.transpose(0, 1)[None], k_gLq[None], v_gLv[None]
+    grouped = q_1nSq.shape[1] != k_1gLq.shape[1]
+    is_square = q_1nSq.shape[2] == k_1gLq.shape[2]
+    mask = None if is_square else causal_lower_right(q_1nSq.shape[2], k_1gLq.shape[2])
+    with sdpa_kernel(KERNELS):
+        y_1nSv = F.scaled_dot_product_attention(
+            q_1nSq, k_1gLq, v_1gLv, attn_mask=mask, is_causal=is_square, enable_gqa=grouped
+        )
+    return y_1nSv[0].transpose(0, 1)
+
+
+def look_up(q_Bghq: Tensor, k_BgLq: Tensor, v_BgLv: Tensor, position_B: Tensor, scale: float) -> Tensor:
+    """y_Bghv of one token each, which sees the rows up to its own position."""
+    score_BghL = (q_Bghq @ k_BgLq.transpose(2, 3)).float() * scale
+    later_BL = torch.arange(k_BgLq.shape[2], device=position_B.device) > position_B[:, None]
+    share_BghL = score_BghL.masked_fill(later_BL[:, None, None], float("-inf")).softmax(3)
+    return share_BghL.to(v_BgLv.dtype) @ v_BgLv
+
+
+def make_cached_attention(
+    config: Config, groups: Groups, slots: int
+) -> CachedGroupedQueryAttention | CachedLatentAttention:
+    """The kind of attention that the model has."""
+    kind = CachedLatentAttention if config.model.attention == "mla" else CachedGroupedQueryAttention
+    return kind(config, groups, slots)
+
+
+def numbers(batch: Batch) -> list[list[int]]:
+    """Tokens, slots, positions and rows with an answer: the columns of `BatchTensors`, on the host."""
+    tokens = [token for piece in batch for token in piece.tokens]
+    slots = [piece.slot for piece in batch for _ in piece.tokens]
+    positions = [piece.first + offset for piece in batch for offset in range(len(piece.tokens))]
+    answers, end = [], 0
+    for piece in batch:
+        end += len(piece.tokens)
+        if piece.answers:
+            answers.append(end - 1)
+    return [tokens, slots, positions, answers]
+
+
+def make_rows(batch: Batch, prefill: bool, device: torch.device) -> BatchTensors:
+    """A batch on the device; a decode has one token a request."""
+    columns = numbers(batch)
+    flat = torch.tensor([number for column in columns for number in column], dtype=torch.int64)
+    if device.type == "cuda":
+        # From page-locked memory a copy does not make the host wait.
+        flat = flat.pin_memory()
+    lengths = [len(column) for column in columns]
+    token_T, slot_T, position_T, answer_R = flat.to(device, non_blocking=True).split(lengths)
+    if not prefill:
+        longest = max((piece.first + 1 for piece in batch), default=1)
+        return BatchTensors(token_T, slot_T, position_T, answer_R, longest=longest)
+    stretches, begin = [], 0
+    for piece in batch:
+        end = begin + len(piece.tokens)
+        stretches.append(SlotRange(begin, end, piece.slot, piece.first))
+        begin = end
+    return BatchTensors(token_T, slot_T, position_T, answer_R, tuple(stretches))

@@ -1,4 +1,4 @@
-"""Serving runs on several ranks, measured and recorded."""
+"""Serving runs on several ranks, recorded and measured: speed, waiting, and how well the ranks kept step."""
 
 from __future__ import annotations
 
@@ -15,39 +15,25 @@ from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
 from tracelens.recording import Recorder, RecordingWindow, record
 from tracelens.workload.launch import check_recorded, joined, on_ranks, own_device, resolve_device
-from tracelens.workload.serving.engine import Engine, make_ranks
-from tracelens.workload.serving.graphs import require
+from tracelens.workload.serving.engine import ServingEngine, make_ranks, require
 from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
 from tracelens.workload.serving.settings import TOGGLES, TRAINING, Serving
 
 
 @dataclass(frozen=True)
 class ServeJob:
-    """A serving run.
+    """A serving run."""
 
-    Attributes:
-        config: of the model, from `config.model_config`.
-        serving: what is served.
-        ranks: number of ranks.
-        out: folder for traces and `run.json`; None to record nothing.
-        device: "cuda" (NVIDIA and AMD) or "cpu"; None for what is there.
-        ticks: forward passes of all ranks together.
-        start: first recorded tick, from 0.
-        end: the tick after the last recorded one.
-        stack: record Python frames.
-        scrub: take paths of this machine out of the traces.
-    """
-
-    config: Config
-    serving: Serving
-    ranks: int = 1
-    out: Path | None = None
-    device: str | None = None
-    ticks: int = 64
-    start: int = 48
-    end: int = 56
-    stack: bool = False
-    scrub: bool = False
+    config: Config  # of the model, from `config.model_config`
+    serving: Serving  # what is served
+    ranks: int = 1  # number of ranks
+    out: Path | None = None  # folder for traces and `run.json`; None to record nothing
+    device: str | None = None  # "cuda" (NVIDIA and AMD) or "cpu"; None for what is there
+    ticks: int = 64  # forward passes of all ranks together
+    start: int = 48  # first recorded tick, from 0
+    end: int = 56  # the tick after the last recorded one
+    stack: bool = False  # record Python frames
+    scrub: bool = False  # take paths of this machine out of the traces
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
@@ -109,7 +95,7 @@ def run_rank(rank: int, local_rank: int, job: ServeJob) -> dict[str, Any] | None
         if recording is not None and waits:
             stack.enter_context(recording)
         ranks = make_ranks(rank, job.ranks)
-        engine = stack.enter_context(closing(Engine(job.config, job.serving, ranks, device)))
+        engine = stack.enter_context(closing(ServingEngine(job.config, job.serving, ranks, device)))
         if recording is not None and not waits:
             stack.enter_context(recording)
         return measure(engine, job, recording)
@@ -131,7 +117,7 @@ def recorder(job: ServeJob, out: Path) -> Recorder:
     )
 
 
-def measure(engine: Engine, job: ServeJob, recording: Recorder | None = None) -> dict[str, Any] | None:
+def measure(engine: ServingEngine, job: ServeJob, recording: Recorder | None = None) -> dict[str, Any] | None:
     """Run a job's ticks, those of its window with the profiler on; the summary on rank 0.
 
     Args:
@@ -151,7 +137,7 @@ def measure(engine: Engine, job: ServeJob, recording: Recorder | None = None) ->
     return result
 
 
-def tick(engine: Engine, ticks: Ticks) -> None:
+def tick(engine: ServingEngine, ticks: Ticks) -> None:
     """Run one tick, and note what it was."""
     begin = time.perf_counter()
     plan = engine.tick()
@@ -159,7 +145,7 @@ def tick(engine: Engine, ticks: Ticks) -> None:
     ticks.add(plan, held, begin * 1e3, time.perf_counter() * 1e3)
 
 
-def gathered_summary(engine: Engine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
+def gathered_summary(engine: ServingEngine, ticks: Ticks, job: ServeJob) -> dict[str, Any] | None:
     """The summary on rank 0, nothing on the others; every rank must call it."""
     scheduler, ranks = engine.scheduler, engine.ranks
     latencies_here = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())

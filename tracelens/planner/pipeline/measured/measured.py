@@ -1,46 +1,62 @@
-"""Measured times of the passes of a pipeline."""
+"""Measured times of the passes of a pipeline: of its chunks, and of layers where annotations name them.
+
+Each pipeline of a run is measured step by step, with its messages and the gaps between passes. The times also
+serve schedules and partitions that the run did not use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import align_run
-from tracelens.analysis.pipeline import Shape, passes
-from tracelens.arrays import Float
+from tracelens.analysis.pipeline import (
+    FORWARD,
+    MicrobatchPass,
+    Numbered,
+    Passes,
+    Shape,
+    Stage,
+    lane_of,
+    numbered,
+    passes,
+    pipeline_scopes,
+    pipelines,
+    stage_messages,
+    window_of,
+)
+from tracelens.arrays import Float, Int, lookup
 from tracelens.errors import TracelensError
-from tracelens.planner.pipeline.measured.layers import LayerWalls, exposed, layer_walls
-from tracelens.planner.pipeline.measured.lines import Line, lines_of
-from tracelens.planner.pipeline.times import ChunkTimes, Costs
+from tracelens.planner.pipeline.schedules import BACKWARD, Pass, Schedule, singles
+from tracelens.planner.pipeline.simulate import (
+    ChunkTimes,
+    Costs,
+    Fixed,
+    Layers,
+    Times,
+    TimesSource,
+    even_shares,
+)
 from tracelens.planner.step_time import LayerTimes
-from tracelens.table import Skip
-from tracelens.trace import Run
+from tracelens.table import Skip, nearest
+from tracelens.trace import Run, Trace, gpu_work, interval_of, union
 
 
-class Measured(NamedTuple):
-    """The pipelines of a run.
+class PipelineMeasurement(NamedTuple):
+    """The pipelines of a run."""
 
-    Attributes:
-        lines: each pipeline in each step.
-        size: of all of them.
-        chunks: times of its chunks.
-        layers: times of its layers, None if no annotations name them.
-        shares: layers of each chunk, empty if no annotations name them.
-        costs: messages and gaps between the passes.
-        rest_ns: median time of a step outside of the pipeline phase.
-        skips: what could not be measured.
-    """
-
-    lines: tuple[Line, ...]
-    size: Shape
-    chunks: ChunkTimes
-    layers: LayerTimes | None
-    shares: tuple[int, ...]
-    costs: Costs
-    rest_ns: int
-    skips: tuple[Skip, ...]
+    lines: tuple[MeasuredPipeline, ...]  # each pipeline in each step
+    size: Shape  # of all of them
+    chunks: ChunkTimes  # times of its chunks
+    layers: LayerTimes | None  # times of its layers, None if no annotations name them
+    shares: tuple[int, ...]  # layers of each chunk, empty if no annotations name them
+    costs: Costs  # messages and gaps between the passes
+    rest_ns: int  # median time of a step outside of the pipeline phase
+    skips: tuple[Skip, ...]  # what could not be measured
 
     @property
     def phase_ns(self) -> int:
@@ -48,7 +64,60 @@ class Measured(NamedTuple):
         return int(np.median([line.phase_ns for line in self.lines]))
 
 
-def measure(run: Run) -> Measured:
+_PART = re.compile(
+    r"(?P<layer>L\d+)(?:\.(?P<inner>\w+))?(?:\..*)?|(?P<embedding>embedding)\b.*|(?:head|loss)\b.*"
+)
+
+
+class LayerWalls(NamedTuple):
+    """Wall time of the parts of the model on one rank."""
+
+    # part (L0, L1, ..., embedding, head) to mean forward and backward per micro-batch
+    ns: Mapping[str, tuple[float, float]]
+    kinds: Mapping[str, frozenset[str]]  # layer to the names of its annotations, which identify its kind
+    chunk_of: Mapping[str, int]  # layer to its chunk of the model
+
+
+@dataclass(frozen=True)
+class MeasuredPipeline:
+    """One pipeline in one step."""
+
+    ranks: tuple[int, ...]  # of its stages
+    step: str  # name of the step
+    size: Shape  # stages, micro-batches, chunks
+    schedule: Schedule  # the order that was recorded
+    forward: Int  # ns, (chunk of the model, micro-batch)
+    backward: Int  # likewise
+    phase_ns: int  # from its first forward to its last backward
+    rest_ns: int  # of the step outside of that: optimizer, gradient reduction, data
+    costs: Costs  # messages and gaps between the passes
+
+    def times(self) -> Times:
+        """Each pass as measured."""
+        return self._times(self.forward, self.backward)
+
+    def mean_times(self) -> Times:
+        """Each pass at the mean of its chunk."""
+        width = self.size.microbatches
+        means = (np.rint(ns.mean(axis=1)).astype(np.int64) for ns in (self.forward, self.backward))
+        return self._times(*(np.tile(ns[:, None], (1, width)) for ns in means))
+
+    def _times(self, forward: Int, backward: Int) -> Times:
+        none = np.zeros_like(forward)
+        costs = self.costs
+        return Times(
+            forward=forward,
+            backward=backward,
+            weight=none,
+            forward_comm=none,
+            backward_comm=none,
+            forward_transit=costs.forward_transit,
+            backward_transit=costs.backward_transit,
+            gap=costs.gap,
+        )
+
+
+def measure(run: Run) -> PipelineMeasurement:
     """Times of passes, of gaps between them and of the rest of the step; needs all ranks of a pipeline.
 
     A chunk's time is the mean over micro-batches, which keeps the sum, and the median over pipelines and
@@ -94,15 +163,15 @@ def measure(run: Run) -> Measured:
                 "times of layers", "the trace has no annotations L0, L1, ...; only times of chunks are known"
             )
         )
-    return Measured(
-        tuple(lines),
-        size,
-        chunks,
-        layers,
-        _shares(walls, size) if layers is not None else (),
-        _costs([line.costs for line in lines]),
-        int(np.median([line.rest_ns for line in lines])),
-        tuple(skips),
+    return PipelineMeasurement(
+        lines=tuple(lines),
+        size=size,
+        chunks=chunks,
+        layers=layers,
+        shares=_shares(walls, size) if layers is not None else (),
+        costs=_costs([line.costs for line in lines]),
+        rest_ns=int(np.median([line.rest_ns for line in lines])),
+        skips=tuple(skips),
     )
 
 
@@ -147,3 +216,231 @@ def _shares(walls: Sequence[LayerWalls], size: Shape) -> tuple[int, ...]:
     chunk_of = [chunk for rank_walls in walls for chunk in rank_walls.chunk_of.items()]
     counts = np.bincount([chunk for _, chunk in dict(chunk_of).items()], minlength=size.stages * size.chunks)
     return tuple(counts.tolist())
+
+
+def measured_source(
+    measured: PipelineMeasurement,
+    stages: int,
+    chunks: Collection[int],
+    layers: int = 0,
+    repartition: bool = False,
+) -> TimesSource:
+    """Times of chunks: the measured ones if the partition is the run's own, else from times of layers.
+
+    Args:
+        measured: of the run.
+        stages: PP to simulate.
+        chunks: VPP of each schedule to simulate.
+        layers: of the model, if no annotations name them; 0 if unknown.
+        repartition: whether the partition of layers differs from the run's.
+
+    Raises:
+        TracelensError: `layers` contradicts the trace, or is needed and unknown.
+    """
+    size = measured.size
+    named = len(measured.layers.forward) if measured.layers is not None else 0
+    if named and layers and named != layers:
+        raise TracelensError(f"the trace names {named} layers, not {layers}: leave --layers out")
+    if not repartition and stages == size.stages and set(chunks) == {size.chunks}:
+        return Fixed(measured.chunks, measured.shares)
+    if measured.layers is not None:
+        return Layers(measured.layers)
+    if repartition and not layers:
+        raise TracelensError(
+            "another partition needs times of layers, and the trace has no annotations L0, L1, ...: give the "
+            "number of layers (--layers) to split the times of chunks evenly"
+        )
+    return Layers(_spread(measured, layers)) if layers else Fixed(measured.chunks)
+
+
+def _spread(measured: PipelineMeasurement, layers: int) -> LayerTimes:
+    """Each chunk's time split evenly over its layers, embedding and head included."""
+    size = measured.size
+    shares = np.array(even_shares(layers, size.stages, size.chunks))
+    forward, backward, forward_comm, backward_comm = (
+        np.repeat(np.rint(ns / shares).astype(np.int64), shares) for ns in measured.chunks
+    )
+    return LayerTimes(forward, backward, forward_comm, backward_comm)
+
+
+def measured_costs(measured: PipelineMeasurement, stages: int) -> Costs:
+    """Costs of messages and gaps; with another number of stages the mean gap on each."""
+    costs = measured.costs
+    if stages == measured.size.stages:
+        return costs
+    return costs._replace(gap=(round(float(np.mean(costs.gap))),) * stages)
+
+
+def layer_walls(trace: Trace, spans: Sequence[MicrobatchPass]) -> LayerWalls:
+    """Wall time of each part of the model in the passes of a rank, which are on its own clock.
+
+    Each moment of a pass counts for the part whose work ends next, waits before it included, so that the
+    parts of a pass add up to it.
+    """
+    events, work = trace.arrays, gpu_work(trace)
+    names, codes, kinds = _parts(events.names)
+    is_part = events.where("annotation") & (codes[events.name] >= 0)
+    around = nearest(events.parent, events.depth, is_part)
+
+    def part_of(event: Int) -> Int:
+        scope = lookup(around, event, -1)
+        return lookup(codes, lookup(events.name, scope, -1), -1)
+
+    part = part_of(work.forward)
+    part = np.where(part >= 0, part, part_of(work.host_call))
+    spans = sorted(spans, key=lambda span: span.start)
+    start, end = (
+        np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
+    )
+    pass_index = interval_of(start, end, work.start)
+    rows = np.flatnonzero((pass_index >= 0) & (part >= 0))
+    rows = rows[np.lexsort((work.end[rows], pass_index[rows]))]
+    pass_index, part, stop = pass_index[rows], part[rows], work.end[rows]
+    stop = np.minimum(stop, end[pass_index])
+    first = np.append(True, np.diff(pass_index) != 0)[: len(pass_index)]
+    last = np.append(first[1:], True)[: len(pass_index)]
+    stop[last] = end[pass_index[last]]
+    before = np.where(first, start[pass_index], np.append(0, stop[:-1])[: len(pass_index)])
+    part_ns = np.zeros((len(spans), len(names)), dtype=np.int64)
+    np.add.at(part_ns, (pass_index, part), stop - before)
+    forward = np.array([span.phase == FORWARD for span in spans])
+    # A part runs only in the passes of its own chunk: means are per micro-batch, not per pass.
+    count = max(len({(span.step, span.microbatch) for span in spans}), 1)
+    means = (part_ns[forward].sum(axis=0) / count, part_ns[~forward].sum(axis=0) / count)
+    ns = {
+        name: (float(forward_ns), float(backward_ns))
+        for name, forward_ns, backward_ns in zip(names, *means, strict=True)
+        if forward_ns + backward_ns > 0
+    }
+    virtual = np.array([span.virtual for span in spans], dtype=np.int64)
+    chunk_of = {
+        name: int(virtual[part_ns[:, code].argmax()]) for code, name in enumerate(names) if name in kinds
+    }
+    kinds_present = {name: kind for name, kind in kinds.items() if name in ns}
+    return LayerWalls(ns, kinds_present, {name: chunk_of[name] for name in kinds_present})
+
+
+def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[str]]]:
+    """Parts of the model, the part of each event name (-1 for none), and the annotations in each layer."""
+    names: dict[str, int] = {}
+    inner: dict[str, set[str]] = {}
+    codes = np.full(len(texts), -1, dtype=np.int64)
+    for code, text in enumerate(texts):
+        match = _PART.fullmatch(text)
+        if match is None:
+            continue
+        name = match["layer"] or match["embedding"] or "head"
+        codes[code] = names.setdefault(name, len(names))
+        if match["layer"]:
+            inner.setdefault(name, set()).update({match["inner"]} - {None, "B"})
+    return list(names), codes, {name: frozenset(scopes) for name, scopes in inner.items()}
+
+
+def exposed(trace: Trace, spans: Sequence[MicrobatchPass]) -> tuple[float, float]:
+    """Exposed communication as a share of a rank's forwards and of its backwards."""
+    work = gpu_work(trace)
+    # Messages between stages wait for the other stage, beside computation of this one.
+    messages = stage_messages(trace, unnamed=pipeline_scopes(trace).usable)
+    work = work.take(~np.isin(work.event, messages.kernel))
+    start, end = (
+        np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in ("start", "end")
+    )
+    busy = union(work.start, work.end).covered(start, end)
+    not_comm = work.union("computation", "memcpy", "memset").covered(start, end)
+    forward = np.array([span.phase == FORWARD for span in spans])
+    wall = end - start
+    shares = [
+        float((busy - not_comm)[rows].sum() / max(int(wall[rows].sum()), 1)) for rows in (forward, ~forward)
+    ]
+    return shares[0], shares[1]
+
+
+def lines_of(
+    ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]
+) -> Iterator[MeasuredPipeline]:
+    """Each pipeline in each step.
+
+    Args:
+        ranks: of the run.
+        shift: of their clocks, see AlignedRun.
+        skips: receives the pipelines and steps that are only partly recorded.
+    """
+    for stages, stages_of_line in pipelines(ranks, shift, skips):
+        if {stage.stage for stage in stages_of_line} != set(range(stages)):
+            skips.append(
+                Skip(f"pipeline of rank {stages_of_line[0].part.rank}", "some of its stages are not recorded")
+            )
+            continue
+        ordered = sorted(stages_of_line, key=lambda stage: stage.stage)
+        for label in dict.fromkeys(span.step for stage in ordered for span in stage.part.spans):
+            lanes = [lane_of(stage, label) for stage in ordered]
+            subject = f"step {label} of the pipeline of rank {stages_of_line[0].part.rank}"
+            line = numbered(lanes, stages) if all(lane.spans for lane in lanes) else ""
+            if isinstance(line, str) or not all(lane.of(BACKWARD) for lane in lanes):
+                skips.append(Skip(subject, "step only partly recorded"))
+                continue
+            if line.assumed:
+                skips.append(Skip(f"chunks and micro-batches in {subject}", line.assumed))
+            yield _line(label, ordered, line)
+
+
+def _line(label: str, stages: Sequence[Stage], numbered_line: Numbered) -> MeasuredPipeline:
+    lanes, size = numbered_line.lanes, numbered_line.size
+    count = size.stages * size.chunks
+    walls = {phase: np.zeros((count, size.microbatches), dtype=np.int64) for phase in (FORWARD, BACKWARD)}
+    for span in (span for lane in lanes for span in lane.spans):
+        walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
+    ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
+    begin = min(spans[0].start for spans in ordered)
+    end = max(span.end for spans in ordered for span in spans)
+    windows = [window_of(stage, label) for stage in stages]
+    rest = [high - low - (min(high, end) - max(low, begin)) for low, high in windows]
+    return MeasuredPipeline(
+        ranks=tuple(lane.rank for lane in lanes),
+        step=label,
+        size=size,
+        schedule=_recorded(size, ordered),
+        forward=walls[FORWARD],
+        backward=walls[BACKWARD],
+        phase_ns=end - begin,
+        rest_ns=int(np.median(rest)),
+        costs=_between(ordered, count),
+    )
+
+
+def _recorded(size: Shape, ordered: Sequence[Sequence[MicrobatchPass]]) -> Schedule:
+    """The recorded order as a schedule; split backwards count as one, at their first half."""
+    positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
+    orders = []
+    for spans, stage_positions in zip(ordered, positions, strict=True):
+        passes_of = (Pass(span.phase, stage_positions.index(span.virtual), span.microbatch) for span in spans)
+        orders.append(singles(list(dict.fromkeys(passes_of))))
+    return Schedule("as recorded", positions, size.microbatches, tuple(orders))
+
+
+def _between(ordered: Sequence[Sequence[MicrobatchPass]], count: int) -> Costs:
+    """Message times (median where a stage waited for one), and gaps where it did not (mean)."""
+    ends = {(span.phase, span.virtual, span.microbatch): span.end for spans in ordered for span in spans}
+    transit: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
+    gaps: list[list[int]] = [[] for _ in ordered]
+    for stage, spans in enumerate(ordered):
+        for before, span in zip([None, *spans[:-1]], spans, strict=True):
+            sent_ns = ends.get(_source(span, count))
+            if sent_ns is not None and (before is None or sent_ns > before.end):
+                # Clocks of two ranks agree to about a microsecond at best.
+                transit[span.phase].append(max(span.start - sent_ns, 0))
+            elif before is not None:
+                gaps[stage].append(max(span.start - before.end, 0))
+    forward, backward = (int(np.median(transits)) if transits else 0 for transits in transit.values())
+    return Costs(
+        forward, backward, tuple(int(np.mean(stage_gaps)) if stage_gaps else 0 for stage_gaps in gaps)
+    )
+
+
+def _source(span: MicrobatchPass, count: int) -> tuple[str, int, int]:
+    """The pass that this one needs the result of."""
+    if span.phase == FORWARD:
+        return FORWARD, span.virtual - 1, span.microbatch
+    if span.virtual == count - 1:
+        return FORWARD, span.virtual, span.microbatch
+    return BACKWARD, span.virtual + 1, span.microbatch

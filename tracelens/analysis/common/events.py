@@ -1,0 +1,77 @@
+"""Recompute: forward work that runs again in the backward pass (activation checkpointing)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.table import codes, nearest, sums
+from tracelens.trace import Events, Trace, Work, exclusive
+
+NODE = "autograd::engine::evaluate_function: "
+"""Name of the event around each node of the backward pass, less the node's name."""
+_MARKS = ("CheckpointFunctionBackward",)
+_FRAME = "recompute_fn"
+_OP = "aten::"
+_MOST = 0.5
+
+
+def recomputed(trace: Trace) -> Bool:
+    """Events in which the forward pass runs again, by name or by autograd's own numbers; with `trace.once`.
+
+    Ops get a sequence number where autograd records them for a later backward pass. The backward pass itself
+    does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
+    it is differentiated in turn (create_graph=True), and nothing is recomputed.
+    """
+    is_recompute: Bool = _named(trace) | _numbered(trace)
+    return is_recompute
+
+
+def _named(trace: Trace) -> Bool:
+    """By checkpointing's own frame or node; the nearest of these and of an autograd node says which it is."""
+    events = trace.arrays
+    mark = events.named(lambda name: name in _MARKS or name.endswith(_FRAME))
+    if not mark.any():
+        return mark
+    around = nearest(events.parent, events.depth, mark | _is_node(events))
+    return lookup(mark, around, False)
+
+
+def _numbered(trace: Trace) -> Bool:
+    events, ops = trace.arrays, trace.tables["ops"]
+    nothing = np.zeros(len(events.start), dtype=bool)
+    node = _is_node(events)
+    if not node.any():
+        return nothing
+    # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
+    plain = events.named(lambda name: name.startswith(_OP))
+    row = ops.array("event_id")
+    numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
+    around = nearest(events.parent, events.depth, node)[numbered]
+    numbered, around = numbered[around >= 0], around[around >= 0]
+    if not len(numbered) or len(np.unique(around)) > _MOST * node.sum():
+        return nothing
+    forward = nothing.copy()
+    forward[numbered] = True
+    inside: Bool = nearest(events.parent, events.depth, forward) >= 0
+    return inside
+
+
+def _is_node(events: Events) -> Bool:
+    return events.named(lambda name: name.startswith(NODE))
+
+
+def call_time(work: Work, call: Int) -> tuple[Int, Int]:
+    """GPU time of each call: the union of its work.
+
+    Args:
+        work: GPU work.
+        call: which call each piece of it belongs to, any number.
+
+    Returns:
+        (call, ns), one entry a call, in order of the number.
+    """
+    group, (calls,) = codes(call)
+    # Within one call the one that started first owns the time, so the shares add up to the union.
+    exclusive_ns = work.end - exclusive(work.start, work.end, group)
+    return calls, sums(group, exclusive_ns, len(calls))

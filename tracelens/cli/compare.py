@@ -1,0 +1,262 @@
+"""`tracelens diff`, `tracelens gate` with its baselines, and `tracelens fuse`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from tracelens.cli.command import Command, CommandGroup, command, group
+from tracelens.cli.output import (
+    Delivery,
+    Full,
+    Json,
+    ReadLimits,
+    answer,
+    check_outputs,
+    print_report,
+    progress,
+    say,
+    write_stdout,
+)
+from tracelens.errors import TracelensError
+from tracelens.guard import banner
+from tracelens.outputs import write_file
+from tracelens.read import TraceFiles
+from tracelens.session import (
+    OUTPUT,
+    RULES,
+    BaselineRequest,
+    DiffRequest,
+    FuseRequest,
+    GateRequest,
+    OptionGroup,
+    Reading,
+    as_report,
+    comment,
+    option,
+    render,
+)
+
+if TYPE_CHECKING:
+    from tracelens.compare.gate import Verdict
+    from tracelens.table import Report
+    from tracelens.trace import Run
+
+_CANDIDATES = "\0"
+"""Stands for the -- between bases and candidates, which the parser would drop."""
+
+INCONCLUSIVE = 3
+"""Exit code where noise hides whether the rules hold."""
+
+
+@command
+def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> None:
+    """Compare two runs: what changed, and why the step time differs.
+
+    Examples:
+        tracelens diff before.json.gz after.json.gz
+        tracelens diff before/ after/ -o diff.html
+        tracelens diff before/ after/ --step 2 --json
+        tracelens diff eager.json.gz graphed.json.gz
+        tracelens diff a.json.gz b.json.gz --captures captures_a/ --captures captures_b/
+    """
+    paths = [str(request.base), str(request.cand)]
+    traces = TraceFiles(paths)
+    runs: list[Run] = []
+    with progress() as line:
+        for path, graphs in zip(paths, request.graphs, strict=True):
+            files = traces.of(path)
+            with Reading(files, partial=request.partial, progress=line, graphs=graphs) as reading:
+                if not runs:
+                    out.check((), traces)
+                    import tracelens.compare.diff  # noqa: F401  # while the processes start
+
+                    out.import_formats()
+                runs.append(reading.run())
+        report = DiffRequest(*runs, step=request.step, progress=line).answer()
+    out.deliver(report, json=out.json, full=sections.full)
+
+
+class GateCommand(Command):
+    """BASE CAND, or BASE... -- CAND...; options may stand on either side of the --."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the place of the -- if there are bases before it."""
+        if "--" in args:
+            separator = args.index("--")
+            before, after = args[:separator], args[separator + 1 :]
+            if self.make_parser(ctx).parse_args(args=list(before))[0].get("paths"):
+                args = [*before, _CANDIDATES, *after]
+        return super().parse_args(ctx, args)
+
+
+class GatedRuns(OptionGroup):
+    """Runs that are named by their place."""
+
+    paths: list[str] | None = option(
+        "Runs of the baseline and runs to check: traces (a file, a directory, a pattern), JSON reports of "
+        "`tracelens report`, or baselines of `tracelens gate baseline`. With one of each, -- is optional.",
+        metavar="BASE... -- CAND...",
+        default=None,
+        argument=True,
+    )
+
+
+class GateOutputs(OptionGroup, panel=OUTPUT):
+    """Where a verdict goes, and what it counts as."""
+
+    inconclusive: Literal["pass", "fail"] | None = option(
+        "Count an inconclusive verdict as this.", RULES, default=None, shown="neither: exit code 3"
+    )
+    report: str | None = option(
+        "Write the verdict with a diff to a .html, .md, .json or .xlsx file.",
+        metavar="FILE",
+        default=None,
+        complete="outputs",
+    )
+    junit: str | None = option("Write JUnit XML, one test case per rule.", metavar="FILE", default=None)
+    markdown: str | None = option(
+        "Write Markdown of at most 25 lines, for a pull request.", metavar="FILE", default=None
+    )
+    github: bool = option("Print annotations for GitHub Actions (on stderr with --json).", default=False)
+
+    def deliver(self, verdict: Verdict, compared: Report | None, json: bool) -> None:
+        """Write and print the verdict."""
+        from tracelens.compare.gate import commands, junit
+
+        report = as_report(verdict)
+        if self.report is not None:
+            results = (*report.results, *(compared.results if compared else ()))
+            render(replace(report, results=results), self.report)
+            say(f"wrote {self.report}")
+        if self.junit is not None:
+            write_file(self.junit, junit(verdict))
+            say(f"wrote {self.junit}")
+        if self.markdown is not None:
+            write_file(self.markdown, comment(verdict).encode())
+            say(f"wrote {self.markdown}")
+        print_report(report, json=json)
+        for text in commands(verdict) if self.github else ():
+            if json:
+                say(text)
+            else:
+                write_stdout(f"{text}\n".encode())
+
+
+@command
+def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
+    """Check runs against a baseline: fail on a regression.
+
+    Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
+    whether a rule holds.
+
+    Noise is measured where a side has several recordings; one recording per side is judged by the widest
+    plausible noise. Runs that differ in device, ranks or model are bad input, and so is a recording that
+    is doubtful where a rule needs it.
+
+    Examples:
+        tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
+        tracelens gate before/*/ -- after/*/ --report gate.html
+        tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
+        tracelens gate baseline add runs/*/ -o base.json
+    """
+    from tracelens.compare.gate import settings
+
+    bases, candidates = _sides(runs.paths or [], request)
+    file = settings(None if request.config is None else str(request.config))
+    traces = TraceFiles([*bases, *candidates])
+    _ = request.graphs  # too many paths are said before the work
+    others = [path for path in (out.junit, out.markdown) if path is not None]
+    check_outputs([out.report] if out.report else [], [file.file], others, traces)
+    options = request.options(file)
+    with progress() as line:
+        request = replace(request, base=bases, candidate=candidates, progress=line)
+        sides = []
+        for side in request.sides(traces):
+            sides.append(side)
+            if side.failures:
+                say(f"tracelens: {banner(side.failures)}")
+        before, after = sides
+        verdict, compared = request.judged(before, after, options), None
+        if verdict.verdict != "pass" or out.report:
+            explained, compared = request.explained(verdict, before, after)
+            verdict = explained if verdict.verdict != "pass" else verdict
+    out.deliver(verdict, compared, printed.json)
+    counted: str = verdict.verdict
+    if counted == "inconclusive":
+        counted = out.inconclusive or file.inconclusive or counted
+    if code := {"pass": 0, "fail": 1}.get(counted, INCONCLUSIVE):
+        raise typer.Exit(code)
+
+
+def _sides(paths: list[str], request: GateRequest) -> tuple[list[str], list[str]]:
+    """The runs of each side.
+
+    Raises:
+        TracelensError: a side has none, or nobody says which path is of which side.
+    """
+    sides: list[Any] = [request.base or (), request.candidate or ()]  # the command line has lists of paths
+    bases, candidates = map(list, sides)
+    if _CANDIDATES in paths:
+        separator = paths.index(_CANDIDATES)
+        bases, candidates = [*paths[:separator], *bases], [*paths[separator + 1 :], *candidates]
+    elif len(paths) == 2 and not bases and not candidates:
+        bases, candidates = paths[:1], paths[1:]
+    elif len(paths) == 1 and bool(bases) != bool(candidates):
+        bases, candidates = bases or paths, candidates or paths
+    elif paths and (len(paths) > 1 or bases):
+        raise TracelensError(
+            f"gate: {len(paths)} runs, and nothing says which are the base; write BASE... -- CAND..."
+        )
+    else:
+        bases = bases or paths
+    for name, side in (("BASE", bases), ("CAND", candidates)):
+        if not side:
+            raise TracelensError(f"gate: Missing argument '{name}' (see --help)")
+    return bases, candidates
+
+
+@command
+def add(request: BaselineRequest, _: ReadLimits) -> None:
+    """Add runs to a baseline.
+
+    `tracelens gate` compares with the runs of the newest commit, and estimates the noise from all commits.
+
+    Examples:
+        tracelens gate baseline add runs/*/ -o base.json
+        tracelens gate baseline add traces/ -o base.json --commit $(git rev-parse HEAD) --keep 30
+    """
+    check_outputs((), (), [request.path], TraceFiles(request.recordings))
+    content, count = answer(request)
+    write_file(request.path, content)
+    say(f"wrote {request.path}: {count} run{'s' if count != 1 else ''}")
+
+
+gate_app = group(None)
+gate_app.command("gate", cls=GateCommand)(gate)
+baseline = group(CommandGroup, help="Keep the metrics of past runs to compare with.", no_args_is_help=True)
+baseline.command("add", cls=Command)(add)
+
+
+@baseline.callback()
+def _baseline() -> None:
+    """Keep the metrics of past runs to compare with."""
+
+
+@command
+def fuse(request: FuseRequest, _: ReadLimits) -> None:
+    """Merge all ranks into one trace for ui.perfetto.dev.
+
+    Examples:
+        tracelens fuse traces/ -o merged.json.gz
+        tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
+    """
+    from tracelens.merge import check_suffix
+
+    check_suffix(request.path)
+    assert isinstance(request.run, TraceFiles)
+    check_outputs((), (), [str(request.path)], request.run)
+    answer(request)
+    say(f"wrote {request.path}")

@@ -1,0 +1,248 @@
+"""What commands print and write: progress, reports in every format, lines on stderr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from tracelens.errors import TracelensError
+from tracelens.guard import banner
+from tracelens.limits import set_limits
+from tracelens.printable import printable
+from tracelens.read import TraceFiles
+from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, option
+
+if TYPE_CHECKING:
+    from tracelens.table import Report, Result
+
+R = TypeVar("R")
+PATIENCE_S = 1.0
+"""Work that takes less shows no progress: a line that comes and goes at once only flickers."""
+
+WRITTEN = CommandOption(
+    help="Write to a .html, .md, .txt, .json or .xlsx file, or to a directory of CSV files. Repeatable.",
+    panel=OUTPUT,
+    flags=("-o", "--output"),
+    metavar="PATH",
+    shown="print",
+    complete="outputs",
+)
+
+
+class ReadLimits(OptionGroup, panel=READING):
+    """Limits of what is read, which count from here on."""
+
+    limit: list[str] | None = option(
+        "Raise a read limit: decompressed_bytes=200G, ranks=1M. Repeatable.",
+        metavar="NAME=VALUE",
+        default=None,
+        complete="limits",
+    )
+
+    def __post_init__(self) -> None:
+        if self.limit:
+            set_limits(self.limit)
+
+
+class Written(OptionGroup):
+    """Where a report goes."""
+
+    output: list[str] | None = option(WRITTEN, default=None)
+
+    def check(self, inputs: Iterable[str | None] = (), traces: TraceFiles | None = None) -> None:
+        """Fail before the work if an output cannot or must not be written.
+
+        Args:
+            inputs: what the command reads beside traces; None for what is not named.
+            traces: the traces that it reads.
+        """
+        check_outputs(self.output or (), inputs, (), traces)
+
+    def import_formats(self) -> None:
+        """Import what the outputs need, while a trace is being decoded."""
+        if self.output:
+            from tracelens.rendering import by_path
+
+            if any(by_path(path).name == "html" for path in self.output):
+                import jinja2  # noqa: F401
+
+    def deliver(self, report: Report, *, json: bool = False, full: bool = True) -> None:
+        """Write a report to files and directories; print it with `json`, or without outputs.
+
+        Args:
+            report: to deliver.
+            json: print it as JSON.
+            full: print all of it, not only the first screen.
+        """
+        from tracelens.session import render
+
+        for path in self.output or ():
+            with progress() as line:
+                line(f"writing {path}")
+                render(report, path)
+            say(f"wrote {path}")
+        if json or not self.output:
+            print_report(report, json=json, full=full)
+        check_complete(report)
+
+
+class Json(OptionGroup, panel=OUTPUT):
+    """Whether JSON is printed."""
+
+    json: bool = option("Print one JSON object with every table in full.", default=False)
+
+
+class Full(OptionGroup):
+    """How much is printed."""
+
+    full: bool = option("Print every section, not only the first screen.", default=False)
+
+
+class Delivery(Json, Written):
+    """Where the result of a command goes."""
+
+    def deliver_result(
+        self, result: Result, title: str, inputs: Sequence[str] = (), *, full: bool = True
+    ) -> None:
+        """Deliver a single result as `tracelens {title}`."""
+        self.deliver(as_report(result, title, inputs), json=self.json, full=full)
+
+
+def as_report(result: Result, title: str, inputs: Sequence[str]) -> Report:
+    """A report with one result."""
+    from tracelens.rendering.summary import result_summary
+    from tracelens.table import Report
+    from tracelens.version import __version__
+
+    meta = {"version": __version__, "inputs": list(inputs)}
+    return Report((result,), f"tracelens {title}", meta, result_summary(result))
+
+
+def check_outputs(
+    reports: Sequence[str],
+    inputs: Iterable[str | None],
+    others: Sequence[str] = (),
+    traces: TraceFiles | None = None,
+) -> None:
+    """Fail before the work if an output cannot or must not be written.
+
+    Args:
+        reports: files and directories of reports.
+        inputs: all that the command reads beside traces; None for what is not named.
+        others: other files that it writes.
+        traces: the traces that it reads.
+    """
+    if reports or others:
+        from tracelens.rendering import check
+
+        paths = traces.paths if traces is not None else ()
+        check(reports, [*paths, *(path for path in inputs if path is not None)], others, traces)
+
+
+def files_of(*names: object) -> list[str]:
+    """The files among names, which may also be those of bundled models and devices."""
+    return [str(name) for name in names if name and Path(str(name)).is_file()]
+
+
+class StatusLine:
+    """A line on stderr for work that takes a while, if stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._status: Any = None
+
+    def __call__(self, text: str) -> None:
+        if self._status is None and sys.stderr.isatty() and time.monotonic() - self._started > PATIENCE_S:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("")
+            self._status.start()
+        if self._status is not None:
+            from rich.text import Text
+
+            # A path may look like markup: [red], [link=...], :smile:.
+            self._status.update(Text(printable(text)))
+
+    def stop(self) -> None:
+        """Clear it."""
+        if self._status is not None:
+            self._status.stop()
+
+
+@contextmanager
+def progress() -> Iterator[StatusLine]:
+    """Progress that is cleared at the end, also by an error."""
+    line = StatusLine()
+    try:
+        yield line
+    finally:
+        line.stop()
+
+
+def answer(request: ApiRequest[R]) -> R:
+    """The answer to a request, with its progress on stderr."""
+    with progress() as line:
+        return replace(request, progress=line).answer()  # type: ignore[call-arg]  # all that take a while have it
+
+
+def write_stdout(data: bytes) -> None:
+    """Write bytes to stdout; a closed pipe (`| head`) ends neither the command nor its verdict.
+
+    Raises:
+        TracelensError: stdout is closed, or its disk is full.
+    """
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise TracelensError("stdout is closed; write to a file with -o")
+    try:
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        raise TracelensError(f"cannot write to stdout: {error.strerror or error}") from None
+
+
+def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:
+    """Print a report for the terminal's width and colors, or its first result as JSON.
+
+    Args:
+        report: any report.
+        json: as JSON.
+        full: every section, not only the first screen.
+        rows: of each table, at most; None for as many as the console shows of a report.
+    """
+    if json:
+        from tracelens.rendering.formats import one_result
+
+        write_stdout(one_result(report.results[0], report.meta))
+        return
+    from tracelens.rendering import rendered
+    from tracelens.rendering.formats import brief, console
+
+    width = shutil.get_terminal_size((120, 24)).columns
+    color = sys.stdout is not None and sys.stdout.isatty()
+    summary = None if full else report.summary
+    text = partial(brief, summary=summary) if summary else partial(console, rows=rows)
+    write_stdout(rendered(report, partial(text, width=width, color=color)).encode())
+
+
+def check_complete(report: Report) -> None:
+    """Report analyzers that failed on stderr; raises TracelensError if there is no other result."""
+    from tracelens.session import with_results
+
+    if incomplete := banner(with_results(report).failures):
+        say(f"tracelens: {incomplete}")
+
+
+def say(text: str) -> None:
+    """Print a line on stderr; stdout is for data."""
+    print(printable(text), file=sys.stderr)

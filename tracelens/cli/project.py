@@ -1,0 +1,258 @@
+"""`tracelens project`: memory, scaling, pipeline, what-if and speed-of-light projections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracelens.cli.command import Given, command
+from tracelens.cli.output import Delivery, Full, ReadLimits, answer, files_of, progress, say
+from tracelens.errors import TracelensError
+from tracelens.read import TraceFiles
+from tracelens.session import (
+    PATHS,
+    RUN,
+    SEARCH,
+    STEP,
+    BoundsRequest,
+    BubbleRequest,
+    Graphs,
+    MemoryRequest,
+    OptionGroup,
+    PipelineRequest,
+    Rooflines,
+    ScalingRequest,
+    SearchRequest,
+    Unprofiled,
+    loaded,
+    option,
+)
+from tracelens.units import GIB, duration
+
+GB = 1e9
+
+
+class ScenarioOptions(OptionGroup, panel=RUN):
+    """What is changed in a recorded run."""
+
+    paths: TraceFiles = option(PATHS)
+    scenario: list[str] | None = option(
+        "The change: NAME, NAME=VALUE, or A+B for both in this order (`tracelens list scenarios`). "
+        "Repeatable.",
+        metavar="SCENARIO",
+        default=None,
+        shown="all that need no value",
+        complete="scenarios",
+    )
+    step: str | None = option(
+        STEP,
+        help="The step to replay: 2 or ProfilerStep#2, or all.",
+        default=None,
+        shown="the step of median duration; all for a serving engine",
+        complete="steps_or_all",
+    )
+
+
+@command
+def whatif(
+    change: ScenarioOptions,
+    rooflines: Rooflines,
+    pace: Unprofiled,
+    reading: Graphs,
+    _: ReadLimits,
+    out: Delivery,
+    sections: Full,
+) -> None:
+    """Step time of a recorded run after a change, and what it would wait for.
+
+    Examples:
+        tracelens project whatif traces/
+        tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
+        tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
+    """
+    device, device_file = rooflines.device, rooflines.device_file
+    file = None if device_file is None else str(device_file)
+    out.check([file], change.paths)
+    from tracelens.analysis.common import choose_device
+    from tracelens.what_if import parse_request
+    from tracelens.what_if import whatif as replayed
+
+    choose_device(device, file)
+    scenarios = change.scenario or ()
+    for text in scenarios:
+        parse_request(text)
+    with progress() as line:
+        run = loaded(change.paths, partial=reading.partial, progress=line, graphs=reading.graphs)
+        result = replayed(
+            run,
+            scenarios,
+            step=change.step,
+            unprofiled_step_ms=pace.unprofiled_step_ms,
+            device=device,
+            device_file=file,
+            progress=line,
+        )
+    base_ms, recorded_ms = result.meta["base_ns"] / 1e6, result.meta["recorded_ns"] / 1e6
+    title = f"project whatif: {base_ms:,.3f} ms as measured"
+    if base_ms != recorded_ms:
+        title = f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"
+    out.deliver_result(result, title, [trace.meta.path for trace in run.traces], full=sections.full)
+
+
+class Searched(OptionGroup, panel=SEARCH):
+    """Whether layouts are searched for."""
+
+    search: bool = option(
+        "Try all layouts of --gpus that the other options allow, and rank those that fit by step time.",
+        default=False,
+    )
+
+
+@command
+def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: Given, out: Delivery) -> None:
+    """Peak memory per GPU in a training step, by component and pipeline rank.
+
+    Expert by expert and without fused permutation, router and loss, unless --optimised or --set select them.
+
+    Examples:
+        tracelens project memory --model deepseek_v2_lite --gpus 8 --ep 8 --mbs 2 --device mi300x
+        tracelens project memory --model moe_1t --gpus 768 --pp 24 --ep 8 --cp 2 --vpp 4 --optimised
+            --device mi300x --device mi355x
+        tracelens project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x
+            --layout 'pp=24 ep=8 vpp=4' --layout 'pp=48 ep=8 vpp=2' -o memory.html
+        tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
+    """
+    from tracelens.planner.config import OPTIMISED, read_file
+
+    model, devices = search.model, request.devices
+    assert isinstance(devices, list | tuple)
+    out.check(files_of(model, search.network, *(item for item in devices if isinstance(item, Path))))
+    of_search = [name for name in ("global_batch", "assume", "network", "top") if name in given]
+    if of_search and not how.search:
+        raise TracelensError(f"--{of_search[0].replace('_', '-')} is for --search")
+    if how.search and request.micro_batches is not None:
+        raise TracelensError("--micro-batches is not for --search, which takes --global-batch")
+    if request.reserve_gib is not None and not devices:
+        raise TracelensError("--reserve needs --device")
+    if not all(text.split() for text in request.layouts):
+        raise TracelensError("--layout is empty: write fields, as in 'pp=24 ep=8 vpp=4'")
+    for note in read_file(model).notes:
+        say(f"{model}: {note}")
+    if how.search:
+        if request.gpus is None:
+            raise TracelensError("--search needs the number of GPUs: give --gpus")
+        with progress() as line:
+            line("trying layouts")
+            result = search.answer()
+        best = "; ".join(
+            f"{name}: {result.meta['best'].get(name, 'nothing fits')}" for name in result.meta["fits"]
+        )
+        title = f"project memory --search: {model} on {search.gpus:,} GPU{'s' * (search.gpus > 1)}; {best}"
+        changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
+        title += "" if OPTIMISED.keys() <= changed else "; without --optimised"
+    else:
+        result = request.answer()
+        most, tables = result.meta["worst_bytes"], result.tables
+        # Devices and charts use decimal GB.
+        in_gb = "fits" in tables or result.meta["framework"] == "amd-guide"
+        title = (
+            f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
+        )
+        title += " on the worst GPU"
+        if "fits" in tables and len(result.meta["layouts"]) == 1:
+            rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
+            for fits, words in (("yes", "fits"), ("no", "does not fit")):
+                if names := [name for name, verdict in rows if verdict == fits]:
+                    title += f"; {words} {', '.join(names)}"
+        if "optimised_bytes" in result.meta:
+            title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
+    out.deliver_result(result, title, [model])
+
+
+@command
+def scaling(request: ScalingRequest, out: Delivery) -> None:
+    """Tokens/s and time breakdown for expert parallelism of several sizes, by way of dispatch.
+
+    An all-to-all sends a token once per expert; DeepEP once per node over the network, and from there once
+    per GPU over the links of the node.
+
+    Examples:
+        tracelens project scaling --model moe_2t --gpus 1024 --ep 8,16,32,64 --device mi300x
+            --network mi300x-8x400g
+        tracelens project scaling --model deepseek_v3 --gpus 256 --ep 8,64 --pp 4 --device h200
+            --overlap none -o scaling.html
+    """
+    out.check(files_of(request.model, request.network, request.device, request.routing))
+    result = request.answer()
+    device = result.meta["device"]
+    title = f"project scaling of {request.model}: EP {request.ep} on {request.gpus:,} x {device}"
+    out.deliver_result(result, title, [request.model])
+
+
+@command
+def pipeline(request: PipelineRequest, _: ReadLimits, out: Delivery) -> None:
+    """Simulate pipeline schedules: step time, bubble, activations in flight.
+
+    The time of a micro-batch comes from --forward-ms, from a recorded run (--from), or from the roofline of
+    a model (--model).
+
+    Examples:
+        tracelens project pipeline --pp 8 --micro-batches 32 --vpp 4 --forward-ms 10 --schedule all
+        tracelens project pipeline --from traces/ --vpp 2 -o pipeline.html
+        tracelens project pipeline --model deepseek_v3 --device mi355x --pp 16 --gpus 128 --ep 8
+            --micro-batches 64 --best-partition
+    """
+    traces = request.run if isinstance(request.run, TraceFiles) else None
+    out.check(files_of(request.model, *request.schedules), traces)
+    result = answer(request)
+    # The shortest schedule, and the simulation error on a measured run.
+    summary, meta = result.data["summary"], result.meta
+    spans = summary.array("makespan_ns")
+    best = int(spans.argmin())
+    title = (
+        f"project pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
+        f"{summary.texts('schedule')[best]} {spans[best] / 1e6:,.3f} ms"
+    )
+    if "simulation" in meta:
+        title += f" (simulation: {meta['simulation']})"
+    out.deliver_result(result, title, traces.paths if traces is not None else ())
+
+
+@command
+def bubble(request: BubbleRequest, out: Delivery) -> None:
+    """Pipeline bubble in closed form, as a share of the step and of the ideal time.
+
+    Examples:
+        tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
+    """
+    out.check()
+    result = request.answer()
+    share = result.data["bubble"].array("fraction")[0]
+    out.deliver_result(result, f"project bubble: {share:.2%} of the time at VPP {request.vpp}")
+
+
+@command
+def bounds(request: BoundsRequest, _: ReadLimits, out: Delivery) -> None:
+    """Speed of light: the least time of collectives and the GEMMs next to them.
+
+    Without traces, of all-to-all, GEMM + reduce-scatter and all-gather + GEMM on one node, and of all-reduce
+    algorithms by message size. With traces, how close their collectives come, without waiting.
+
+    Examples:
+        tracelens project bounds
+        tracelens project bounds --device mi355x --nodes 4 --gemm-rs 8192x8192x29568 -o bounds.html
+        tracelens project bounds traces/
+    """
+    traces = request.run if isinstance(request.run, TraceFiles) else None
+    out.check([str(request.device) if isinstance(request.device, Path) else None], traces)
+    result = answer(request)
+    meta = result.meta
+    title = f"project bounds: {meta.get('gpus_per_node')} x {meta['device']} per node"
+    if result.analyzer != "bounds":
+        title = f"project bounds of {meta['ranks']} ranks on {meta['device']}"
+    if "collectives" in result.data:
+        # The collective with most time above its bound.
+        table = result.data["collectives"]
+        excess, share = duration(float(table.array("excess_ns")[0])), table.array("achieved")[0]
+        name, ranks = table.texts("collective")[0], table.texts("group")[0]
+        title += f": {name} of {ranks} at {share:.0%} of its links, {excess} above them"
+    out.deliver_result(result, title, traces.paths if traces is not None else ())

@@ -1,1 +1,0 @@
-"""Costs of attention, forward and backward, in PyTorch and in libraries."""

@@ -1,1 +1,0 @@
-"""Costs of Mixture-of-Experts ops."""

@@ -1,1 +1,0 @@
-"""Costs of neural-network layers: norms, softmax, losses, pooling, convolution."""

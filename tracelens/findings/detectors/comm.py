@@ -1,0 +1,644 @@
+"""Communication: exposed or slow collectives, GEMMs beside them, and ranks that come late to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analysis.comm import SEND_RECV, HostKernels, HostSpans, collective_kinds, host_spans
+from tracelens.analysis.fusable import exposed_pairs, pairs, speed_of_light
+from tracelens.analysis.host import threads
+from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, deduplicated_share, regions, token_messages
+from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
+from tracelens.arrays import Bool, Float, Int
+from tracelens.findings.detectors.detector import (
+    Confidence,
+    Detection,
+    Outcome,
+    Quantity,
+    RankContext,
+    detector,
+    in_steps,
+    step_count,
+)
+from tracelens.table import Result, Table, codes
+from tracelens.trace import STACK_KINDS, WORK_KINDS, Union, collectives, cut, difference, intersection, union
+from tracelens.units import amount, duration
+
+_NOTHING = 0.001
+"""A smaller share of the all-to-all is the edge between two kernels."""
+
+_ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatter"), ("send_recv",)
+_MEASURES = {
+    "exposed per step": "part of it without computation",
+    "overlap efficiency": "hidden / all of it",
+    "overlap efficiency, bound": "the same if all other computation overlapped it",
+    "sent in forward dispatches per step": "input of the forward dispatches, where recorded",
+    "share after de-duplication": "bytes left if each rank got a token once, with experts chosen at random",
+}
+
+# The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
+# (cached_notify_dispatch) know all sizes before.
+_NOTIFY = re.compile(r"(?:^|[\s:])notify_dispatch(?:$|[<(])")
+_DISPATCH = re.compile(r"(?:^|[\s:])dispatch(?:$|[<(])")
+# The host reads the last counter and allocates what the dispatch writes into.
+_RESTART_NS = 500_000
+
+
+class _Pairs(NamedTuple):
+    """Each notify_dispatch with the dispatch that follows it on the same thread, ns."""
+
+    called: Int  # end of the launch call of the first
+    counted: Int  # end of the first on the GPU
+    dispatch_called: Int  # start of the launch call of the second
+    dispatched: Int  # start of the second on the GPU
+    quiet: Bool  # whether the thread began nothing between `called` and `counted`
+
+
+EXPLAINED = (
+    "extra_work",
+    "slow_kernels",
+    "silent_host",
+    "data_loading",
+    "blocking_call",
+    "garbage_collection",
+    "collective_call",
+    "late_launch",
+)
+"""Causes that can be removed on the late rank."""
+UNEVEN = ("token_load",)
+UNEXPLAINED = ("inherited", "unknown")
+NOBODY = "no significant straggler"
+_BLAMED = 0.1
+"""A rank with a smaller share of the waiting is not worth a scenario."""
+_MOST = 0.9
+"""Waiting with this share of causes that a steady pace removes."""
+_STRAGGLER_MEASURES = {
+    "waiting for these causes": "exposed waiting in collectives, per step",
+    "waiting for CAUSE": "part of it with this cause",
+    "all exposed waiting": "exposed waiting in collectives for any cause, per step",
+    "waits per step": "stretches of such waiting",
+    "share for the worst rank": "part of the waiting that is for the rank most waited for",
+}
+
+
+@detector(
+    "exposed_all_to_all",
+    scenario="all_to_all_hidden",
+    title="Exposed all-to-all",
+    symptom=True,  # of ranks that come late: much of it is waiting for them
+    measures={"all-to-all per step": "time with an all-to-all running, waiting included", **_MEASURES},
+    threshold=f"over {_NOTHING:.1%} of the time is exposed",
+    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
+)
+def exposed_all_to_all(context: RankContext) -> Outcome:
+    """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
+    is_all_to_all = _all_to_all(context)
+    if not is_all_to_all.any():
+        return "no all-to-all, in MoE layers or elsewhere"
+    return _exposed(context, is_all_to_all, "all-to-all")
+
+
+@detector(
+    "exposed_token_gather",
+    title="Exposed all-gather and reduce-scatter of tokens",
+    symptom=True,
+    measures={
+        "all-gather and reduce-scatter per step": "time with one of them running, waiting included",
+        **_MEASURES,
+    },
+    threshold=f"over {_NOTHING:.1%} of the time is exposed",
+    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
+)
+def exposed_token_gather(context: RankContext) -> Outcome:
+    """Exposed dispatch by all-gather and combine by reduce-scatter in MoE layers without an all-to-all."""
+    if _all_to_all(context).any():
+        return "tokens are dispatched by all-to-all"
+    gathers = _exchanges(context) & _is(context, _GATHERS)
+    if not gathers.any():
+        return "no dispatch by all-gather, no combine by reduce-scatter"
+    return _exposed(context, gathers, "all-gather and reduce-scatter")
+
+
+def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
+    """What of the exchange of tokens no computation hides."""
+    exchanging, computing = context.during(exchange), context.work.union("computation")
+    exposed = difference(exchanging, computing)
+    if exposed.total <= _NOTHING * exchanging.total:
+        return f"the {name} is hidden under computation"
+    hidden = intersection(exchanging, computing).total
+    # Computation that hides something already cannot hide more, and cannot hide more than its own time.
+    free = computing.total - hidden
+    most = min(exposed.total, free)
+    bound = (hidden + most) / exchanging.total
+    quantities = [
+        Quantity(f"{name} per step", context.per_step(exchanging.total), "ns"),
+        Quantity("exposed per step", context.per_step(exposed.total), "ns"),
+        Quantity("overlap efficiency", hidden / exchanging.total, "fraction"),
+        Quantity("overlap efficiency, bound", bound, "fraction"),
+    ]
+    details = ""
+    if sent := _sent(context):
+        quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
+        details = f"; forward dispatches send {amount(context.per_step(sent), 'bytes')}/step"
+    if (share := deduplicated_share(context.trace)) < 1:
+        quantities.append(Quantity("share after de-duplication", share, "fraction"))
+        details += f"; de-duplication would cut it to {share:.0%}"
+    return Detection(
+        tuple(quantities),
+        context.per_step(most),
+        exposed,
+        f"{context.per_step(exposed.total) / 1e6:,.1f} of {context.per_step(exchanging.total) / 1e6:,.1f} "
+        f"ms/step of {name} (including waiting) is exposed: {hidden / exchanging.total:.0%} hidden, "
+        f"{bound:.0%} possible{details}",
+        "low",
+    )
+
+
+def _exchanges(context: RankContext) -> Bool:
+    """Which work is communication in the dispatch or combine of MoE layers."""
+    layers, work = context.trace.once(regions), context.work
+    inside: Bool = (work.kind == WORK_KINDS.index("comm")) & np.isin(
+        layers.stage[context.rows], (DISPATCH, COMBINE)
+    )
+    return inside
+
+
+def _is(context: RankContext, names: tuple[str, ...]) -> Bool:
+    """Which work is one of these collectives."""
+    codes = [collectives().index(name) for name in names]
+    result: Bool = np.isin(context.trace.once(collective_kinds)[context.rows], codes)
+    return result
+
+
+def _all_to_all(context: RankContext) -> Bool:
+    """Which work is all-to-all by its record or name.
+
+    In dispatch and combine also sends and receives, and what neither record nor name tells.
+    """
+    untold = context.trace.once(collective_kinds)[context.rows] < 0
+    result: Bool = _is(context, _ALL_TO_ALL) | (_exchanges(context) & (untold | _is(context, _MESSAGES)))
+    return result
+
+
+def _sent(context: RankContext) -> int:
+    """Bytes that go into the dispatches of forward passes in the steps."""
+    layers = context.trace.once(regions)
+    rows, work = context.trace.once(token_messages)
+    inside = np.isin(work, context.rows) & (layers.stage[work] == DISPATCH) & (layers.phase[work] != BACKWARD)
+    size = context.trace.tables["collectives"].array("in_bytes")[rows[inside]]
+    return int(size[size > 0].sum())
+
+
+@detector(
+    "deepep_busy_wait",
+    title="DeepEP: the host spins until tokens are counted",
+    launching=True,
+    measures={
+        "spins per step": "dispatches before which the host spins",
+        "dispatches per step": "pairs of notify_dispatch and dispatch",
+        "host time spun": "from the end of the launch call to the end of notify_dispatch, per step",
+        "GPU idle after notify_dispatch": "until dispatch starts, per step",
+    },
+    threshold=f"dispatch is launched within {_RESTART_NS / 1e6:g} ms of the end of notify_dispatch",
+    limits="Launches that are late afterwards, because the host has fallen behind, do not count.",
+)
+def deepep_busy_wait(context: RankContext) -> Outcome:
+    """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""
+    pairs = _pairs(context)
+    if isinstance(pairs, str):
+        return pairs
+    # The spin ends with the counters, which are written as the first kernel ends.
+    spins = pairs.quiet & (pairs.dispatch_called >= pairs.counted) & (pairs.counted > pairs.called)
+    spins &= pairs.dispatch_called - pairs.counted < _RESTART_NS
+    count = int(spins.sum())
+    if not count:
+        return f"the host moves on while notify_dispatch runs, in all {len(spins)} dispatches"
+    spun = (pairs.counted - pairs.called)[spins]
+    low, high = pairs.counted[spins], np.maximum(pairs.dispatched[spins], pairs.counted[spins])
+    where = _idle(context, low, high)
+    per_step, spun_ns = context.per_step(count), context.per_step(float(spun.sum()))
+    idle_ns = context.per_step(float(where.total))
+    return Detection(
+        (
+            Quantity("spins per step", per_step, "count"),
+            Quantity("dispatches per step", context.per_step(len(spins)), "count"),
+            Quantity("host time spun", spun_ns, "ns"),
+            Quantity("GPU idle after notify_dispatch", idle_ns, "ns"),
+        ),
+        idle_ns,
+        where,
+        f"in {count} of {len(spins)} dispatches the host spins until notify_dispatch ends "
+        f"({duration(spun_ns)} per step, without a sync call) and only then launches dispatch: the GPU "
+        f"idles {duration(idle_ns)} per step, not counting later late launches",
+        "high",
+    )
+
+
+def _pairs(context: RankContext) -> _Pairs | str:
+    """The dispatches of a rank, or why there are none."""
+    work, events = context.work, context.trace.arrays
+    used = np.unique(work.name[work.is_kernel]).tolist()
+    first = [code for code in used if _NOTIFY.search(work.names[code])]
+    second = [code for code in used if _DISPATCH.search(work.names[code])]
+    if not first:
+        return "no DeepEP kernel notify_dispatch"
+    rows = np.flatnonzero(work.is_kernel & np.isin(work.name, first + second) & (work.launch >= 0))
+    thread = threads(context.trace)
+    launch = work.launch[rows]
+    order = np.lexsort((events.start[launch], thread[launch]))
+    rows, launch = rows[order], launch[order]
+    notifies = np.isin(work.name[rows], first)
+    follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
+    index = np.flatnonzero(follows)
+    if not len(index):
+        return "no launch calls of notify_dispatch and the dispatch that follows"
+    notify, dispatch = rows[index], rows[index + 1]
+    notify_call, dispatch_call = launch[index], launch[index + 1]
+    called, counted = events.end[notify_call], work.end[notify]
+    return _Pairs(
+        called,
+        counted,
+        events.start[dispatch_call],
+        work.start[dispatch],
+        _quiet(context, thread, notify_call, called, np.minimum(counted, events.start[dispatch_call])),
+    )
+
+
+def _quiet(context: RankContext, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
+    """Whether no event of the launch's thread begins between these times."""
+    events = context.trace.arrays
+    host = np.flatnonzero(events.where(*STACK_KINDS))
+    quiet = np.ones(len(launch), dtype=bool)
+    for number in np.unique(thread[launch]).tolist():
+        starts = np.sort(events.start[host[thread[host] == number]])
+        on_thread = thread[launch] == number
+        before = np.searchsorted(starts, low[on_thread], side="left")
+        quiet[on_thread] = before == np.searchsorted(starts, high[on_thread], side="left")
+    return quiet
+
+
+def _idle(context: RankContext, low: Int, high: Int) -> Union:
+    """When the GPU did nothing between these times."""
+    _, start, end = cut(low, high, context.busy.gaps())
+    return union(start, end)
+
+
+@detector(
+    "hierarchical_all_reduce",
+    scenario="hierarchical_all_reduce",
+    title="Collectives across hosts use one flat ring",
+    needs=("collectives",),
+    measures={
+        "collectives per step": "those in flat rings over hosts",
+        "bus bandwidth": "of their transfers, without waiting",
+        "bytes sent per host, flat ring": "bytes that cross hosts, per step",
+        "bytes sent per host, hierarchical": "the same with a reduction within each host first",
+        "time without waiting": "of their transfers, per step",
+        "expected time, hierarchical": "the same with a reduction within each host first",
+        "hosts": "most hosts of one collective",
+    },
+    threshold="equal numbers of ranks on several hosts, more than one each, in a kernel not named a tree",
+    limits="Needs traces that name their hosts.",
+)
+def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+    """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
+    participants = results["collectives"].data["participants"]
+    if not len(participants):
+        return "no collective is recorded on several ranks"
+    hosts = set(participants.texts("host"))
+    if "" in hosts or len(hosts) == 1:
+        return "the traces do not name their hosts" if "" in hosts else "all ranks are on one host"
+    spans, of_row = _spans(participants)
+    if reason := spans.reason():
+        return reason
+    flat = spans.divisible & spans.flat
+    expected, inside_known = spans.expected()
+    gain = spans.gain()
+    steps = step_count(results)
+    counted = in_steps(participants) & (spans.hosts[of_row] > 0) & flat[of_row]
+    ranks = np.unique(participants.array("rank")[counted]).tolist()
+    confidence: Confidence = "medium" if inside_known and spans.ring[flat].all() else "low"
+    return {
+        rank: _detection(
+            participants,
+            np.flatnonzero(counted & (participants.array("rank") == rank)),
+            (spans, of_row),
+            (gain, expected),
+            steps,
+            confidence,
+        )
+        for rank in ranks
+    } or "no such collective lies in a step"
+
+
+def _spans(participants: Table) -> tuple[HostSpans, Int]:
+    """The collectives in a table of participants, and the number of each row's."""
+    first, order, size, message, dur = (
+        participants.array(name) for name in ("first_rank", "order", "group_size", "bytes", "dur_ns")
+    )
+    group = np.unique(np.array(participants.texts("group")), return_inverse=True)[1]
+    names, name = np.unique(np.array(participants.texts("collective")), return_inverse=True)
+    number, keys = codes(group.ravel(), first, name.ravel(), order)
+    part = HostKernels(number, participants.texts("host"), participants.texts("kernel"), message, dur, size)
+    return host_spans(part, [names[code] for code in keys[2].tolist()]), number
+
+
+def _detection(
+    participants: Table,
+    rows: Int,
+    known: tuple[HostSpans, Int],
+    model: tuple[Float, Float],
+    steps: int,
+    confidence: Confidence,
+) -> Detection:
+    """What one rank loses; `model`: share of its time that each collective saves, and ns that remain."""
+    spans, of_row = known
+    index = of_row[rows]
+    gain, expected = (values[index] for values in model)
+    exposed, wait = participants.array("exposed_ns")[rows], participants.array("wait_ns")[rows]
+    start, dur = participants.array("local_ts_ns")[rows], participants.array("dur_ns")[rows]
+    n, hosts, sent = (
+        spans.ranks[index],
+        spans.hosts[index],
+        spans.rounds[index] * spans.bytes[index],
+    )
+    flat, levels = float((sent * (n - 1) / n).sum()), float((sent * (hosts - 1) / hosts).sum())
+    latency = spans.latency[index]
+    rate = float(sent.dot((n - 1) / n) / max(int(latency.sum()), 1)) * 1e9
+    lost = (exposed > 0) & (gain > 0)
+    saving = float((gain * exposed).sum()) / steps
+    return Detection(
+        (
+            Quantity("collectives per step", len(rows) / steps, "count"),
+            Quantity("bus bandwidth", rate, "bytes/s"),
+            Quantity("bytes sent per host, flat ring", flat / steps, "bytes"),
+            Quantity("bytes sent per host, hierarchical", levels / steps, "bytes"),
+            Quantity("time without waiting", float(latency.sum()) / steps, "ns"),
+            Quantity("expected time, hierarchical", float(expected.sum()) / steps, "ns"),
+            Quantity("hosts", float(hosts.max()), "count"),
+        ),
+        saving,
+        union((start + wait)[lost], (start + dur)[lost]),
+        f"{len(rows) / steps:,.0f} collectives per step across {hosts.max()} hosts with "
+        f"{(n // hosts).max()} ranks each spend {duration(latency.sum() / steps)} transferring, at "
+        f"{rate / 1e9:,.2f} GB/s; a hierarchical algorithm sends {levels / max(flat, 1):.0%} of the bytes "
+        f"per host: {duration(expected.sum() / steps)} expected",
+        confidence,
+    )
+
+
+@detector(
+    "stragglers",
+    scenario="median_pace",
+    title="Ranks wait for late ranks",
+    needs=("collectives", "stragglers"),
+    measures=_STRAGGLER_MEASURES,
+    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    limits="Needs the traces of the ranks of a group.",
+)
+def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+    """GPUs wait in collectives for a rank that its host or a slower GPU makes late."""
+    return _waiting(results, EXPLAINED, "medium", (SIGNIFICANT, TOO_FEW))
+
+
+@detector(
+    "stragglers_load",
+    scenario="balanced",
+    title="Ranks wait for ranks with more work",
+    needs=("collectives", "stragglers"),
+    measures=_STRAGGLER_MEASURES,
+    threshold="any exposed waiting with this cause",
+    limits="Assumes that the work can be spread evenly.",
+)
+def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+    """GPUs wait in collectives for a rank that has more to compute: larger shapes or more calls."""
+    # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
+    return _waiting(results, UNEVEN, "medium", None)
+
+
+@detector(
+    "stragglers_unexplained",
+    title="Ranks wait for ranks that are late without a visible cause",
+    needs=("collectives", "stragglers"),
+    measures=_STRAGGLER_MEASURES,
+    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    limits="The trace does not show the cause, so no scenario removes it.",
+)
+def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+    """GPUs wait in collectives for a rank whose lateness is inherited or has no recorded cause."""
+    return _waiting(results, UNEXPLAINED, "low", (SIGNIFICANT, TOO_FEW))
+
+
+@detector(
+    "stragglers_noise",
+    scenario="median_pace",
+    title="Ranks wait for each other, without a significant straggler",
+    needs=("collectives", "stragglers"),
+    measures=_STRAGGLER_MEASURES,
+    threshold="exposed waiting, none of it for a significant straggler",
+    limits="Some waiting remains in any run, as ranks always differ a little.",
+)
+def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+    """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""
+    return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", (NOISE, SMALL, UNTESTED))
+
+
+def _waiting(
+    results: Mapping[str, Result],
+    causes: Sequence[str],
+    confidence: Confidence,
+    significance: Sequence[str] | None,
+) -> Mapping[int, Detection] | str:
+    """Detections of the ranks that wait for one of these causes.
+
+    Args:
+        results: of the analyzers.
+        causes: that count.
+        confidence: of the detections.
+        significance: of the late rank for the cause, those that count; None for all.
+    """
+    lost = results["stragglers"].data["lost"]
+    # What a stage of a pipeline waits in a receive is the pipeline's bubble.
+    counted = in_steps(lost) & ~lost.coded("collective").equals(SEND_RECV)
+    if not counted.any():
+        if len(results["collectives"].data["participants"]):
+            return "no exposed waiting in collectives"
+        return "no collective is recorded on several ranks: waiting is unknown"
+    cause = lost.coded("cause")
+    for_causes = counted & cause.mask(causes.__contains__)
+    if not for_causes.any():
+        other_causes = ", ".join(sorted(set(cause.texts(counted))))
+        return f"the waiting in collectives has other causes: {other_causes}"
+    verdict = _verdicts(results["stragglers"])
+    if significance is not None:
+        for_causes &= np.isin(verdict, significance)
+        if not for_causes.any():
+            named = SIGNIFICANT in significance
+            return NOBODY if named else "all waiting is for significant stragglers"
+    certain = for_causes & (verdict == SIGNIFICANT)
+    steps = step_count(results)
+    ranks = np.unique(lost.array("rank")[for_causes]).tolist()
+    rest = ""
+    if significance is not None and SIGNIFICANT not in significance:
+        rest = NOBODY
+    elif significance is not None and not certain.any():
+        confidence, rest = "low", "too few steps to tell this from noise"
+    scenario = None
+    if significance is not None:
+        scenario = _all_paced(lost, for_causes, counted) if rest == NOBODY else _paced(lost, for_causes)
+    masks = counted, for_causes
+    return {
+        rank: _straggler_detection(lost, rank, masks, causes, steps, confidence, rest)._replace(
+            scenario=scenario
+        )
+        for rank in ranks
+    }
+
+
+def _paced(lost: Table, for_causes: Bool) -> str:
+    """The what-if request in which the late ranks take no longer than the others; their own causes only."""
+    if not for_causes.any() or not lost.coded("cause").mask(EXPLAINED.__contains__)[for_causes].all():
+        return ""
+    ranks, index = np.unique(lost.array("late_rank")[for_causes], return_inverse=True)
+    blamed = np.bincount(index, weights=lost.array("dur_ns")[for_causes])
+    worst = np.flatnonzero(blamed >= _BLAMED * blamed.sum())
+    return "+".join(f"median_pace={ranks[row]}" for row in worst[np.argsort(-blamed[worst])].tolist())
+
+
+def _all_paced(lost: Table, for_causes: Bool, counted: Bool) -> str:
+    """The what-if request in which no rank is later than the others, if that is what ranks wait for.
+
+    A rank that has more to do is later for a reason that a steady pace does not remove.
+    """
+    dur, cause = lost.array("dur_ns"), lost.coded("cause")
+    random_ns = dur[for_causes & ~cause.equals("extra_work")].sum()
+    return "median_pace" if random_ns >= _MOST * dur[counted].sum() else ""
+
+
+def _verdicts(stragglers: Result) -> NDArray[np.str_]:
+    """How significant the late rank is for the cause, by row of `lost`."""
+    lost, table = stragglers.data["lost"], stragglers.data["causes"]
+    rows = np.arange(len(table))
+    pairs = zip(table.array("rank").tolist(), table.texts("cause", rows), strict=True)
+    of_pair = dict(zip(pairs, table.texts("significance", rows), strict=True))
+    # What a rank has from before is as significant as what else it is late for.
+    ranks = stragglers.data["stragglers"]
+    of_rank = dict(
+        zip(ranks.array("rank").tolist(), ranks.texts("significance", np.arange(len(ranks))), strict=True)
+    )
+    of_pair = {pair: of_rank[pair[0]] if text == UNTESTED else text for pair, text in of_pair.items()}
+    waits = zip(lost.array("late_rank").tolist(), lost.texts("cause", np.arange(len(lost))), strict=True)
+    return np.array([of_pair.get(pair, UNTESTED) for pair in waits], dtype=np.str_)
+
+
+def _straggler_detection(
+    lost: Table,
+    rank: int,
+    masks: tuple[Bool, Bool],
+    causes: Sequence[str],
+    steps: int,
+    confidence: Confidence,
+    note: str,
+) -> Detection:
+    """What a rank loses.
+
+    Args:
+        lost: the table.
+        rank: that waits.
+        masks: the rows that count, and those with one of the causes.
+        causes: in question.
+        steps: number of steps.
+        confidence: of the detection.
+        note: what limits it, "" where nothing does.
+    """
+    counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
+    start, dur, late = (lost.array(name) for name in ("local_ts_ns", "dur_ns", "late_rank"))
+    cause = lost.coded("cause")
+    by_cause = {name: float(dur[for_causes & cause.equals(name)].sum()) / steps for name in causes}
+    by_cause = {name: ns for name, ns in sorted(by_cause.items(), key=lambda item: -item[1]) if ns}
+    saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
+    blamed = {
+        int(late_rank): int(dur[for_causes & (late == late_rank)].sum())
+        for late_rank in np.unique(late[for_causes])
+    }
+    worst = max(blamed, key=lambda late_rank: blamed[late_rank])
+    share = blamed[worst] / max(sum(blamed.values()), 1)
+    listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
+    return Detection(
+        (
+            Quantity("waiting for these causes", saving, "ns"),
+            *(Quantity(f"waiting for {name.replace('_', ' ')}", ns, "ns") for name, ns in by_cause.items()),
+            Quantity("all exposed waiting", total, "ns"),
+            Quantity("waits per step", int(for_causes.sum()) / steps, "count"),
+            Quantity("share for the worst rank", share, "fraction"),
+        ),
+        saving,
+        union(start[for_causes], start[for_causes] + dur[for_causes]),
+        f"{duration(total)} per step of exposed waiting in collectives, including {listed}; "
+        + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
+        confidence,
+    )
+
+
+@detector(
+    "gemm_collective",
+    scenario="gemm_collective_overlap",
+    title="GEMMs do not overlap their collectives",
+    measures={
+        "pairs per step": "GEMMs that run sequentially with their collective",
+        "serialized time": "their GEMMs and exposed transfers, per step",
+        "with perfect overlap": "the longer one of each pair, per step",
+        "speed of light": "bound for GEMM and transfer together, per step; known devices only",
+        "speed of light / time": "the same / serialized time",
+    },
+    threshold="the GEMM and its collective run in sequence, and no computation hides half of the transfer",
+    limits="Assumes that both run at full speed at the same time.",
+)
+def gemm_collective(context: RankContext) -> Outcome:
+    """A GEMM and the collective of its tensor run sequentially (GEMM + reduction, gather + GEMM)."""
+    gemm_pairs = pairs(context)
+    if isinstance(gemm_pairs, str):
+        return gemm_pairs
+    start, end = context.work.start[gemm_pairs.row], context.work.end[gemm_pairs.row]
+    dur = end - start
+    computation = context.work.union("computation")
+    exposed, slow = exposed_pairs(context, gemm_pairs)
+    count = int(slow.sum())
+    if not count:
+        return f"the collectives of all {len(slow)} tensor-parallel GEMMs are overlapped"
+    light = speed_of_light(gemm_pairs, context.device)
+    now = (gemm_pairs.gemm_ns + exposed)[slow]
+    # At best the shorter of the two hides in the longer one, and both are bound by the device.
+    best = np.maximum(np.maximum(gemm_pairs.gemm_ns, dur), light)[slow]
+    saving = context.per_step(float(np.maximum(now - best, 0).sum()))
+    measured, limit_ns = context.per_step(float(now.sum())), context.per_step(float(light[slow].sum()))
+    kinds = ", ".join(
+        f"{int(number)} {kind}"
+        for kind, number in zip(
+            gemm_pairs.kinds, np.bincount(gemm_pairs.kind[slow], minlength=len(gemm_pairs.kinds)), strict=True
+        )
+        if number
+    )
+    limit, bound = "", tuple[Quantity, ...]()
+    if context.device:
+        limit = f", {duration(limit_ns)} at the speed of light of {context.device.title}"
+        share = Quantity("speed of light / time", limit_ns / max(measured, 1), "ratio")
+        bound = (Quantity("speed of light", limit_ns, "ns"), share)
+    return Detection(
+        (
+            Quantity("pairs per step", context.per_step(count), "count"),
+            Quantity("serialized time", measured, "ns"),
+            Quantity("with perfect overlap", context.per_step(float(best.sum())), "ns"),
+            *bound,
+        ),
+        saving,
+        difference(union(start[slow], end[slow]), computation),
+        f"{count} of {len(slow)} GEMMs do not overlap the collective of their tensor ({kinds}): "
+        f"{duration(measured)} per step{limit}; overlapped, only the longer of each pair counts",
+        "medium" if context.device else "low",
+    )

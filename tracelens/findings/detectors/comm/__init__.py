@@ -1,1 +1,0 @@
-"""Communication: exposed or slow collectives, and ranks that come late to them."""

@@ -1,0 +1,548 @@
+"""The host holds the GPU up: silence, launches, blocking calls, garbage collection, small kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from glob import escape
+
+import numpy as np
+
+from tracelens.analysis.host import CODE, GAP_NS, GARBAGE, host_names
+from tracelens.analysis.host import launch_bound as share_idle
+from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
+from tracelens.arrays import Bool, Int
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.trace import Union, both, enclosing_op, intersection, steps_of, union
+from tracelens.trace.graphs import launched_by_graph
+from tracelens.units import duration, milliseconds
+
+_PLACES = 3
+_MOST = 0.9
+_IDLE = {
+    "GPU idle per step": "idle time with this cause",
+    "gaps per step": "gaps with time of this cause",
+    "longest": "most time of this cause in one gap",
+    "steps affected": "recorded steps with one of these gaps",
+}
+
+_SHARE = 0.01
+"""Any eager program has some late launches; up to this share of the time they do not matter."""
+_QUEUED_NS = 50_000
+"""Work that was called so long before the work ahead of it ended has been ready to start at once: from a call
+to the start on an idle GPU it takes 5 to 35 us."""
+
+_OPS = 3
+# Share of the lost time that lies inside the calls themselves, above which the saving is sure: the rest is a
+# queue that refills.
+_SURE_SHARE = 0.9
+_MEASURES = {
+    "host blocked per step": "host time in these calls",
+    "GPU idle during these calls per step": "idle time while the host is in one of them",
+    "GPU idle until the host catches up per step": "idle time after these calls, until work is queued again",
+}
+
+_EVENT = "Python GC"
+"""What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""
+
+SMALL_NS = 10_000
+# Below this share of the launches they are the odd reduction and counter, as every program has them.
+_MANY = 0.5
+
+
+@detector(
+    "silent_host",
+    scenario="no_idle=silent_host",
+    title="Silent host: the GPU waits while no CPU work is recorded",
+    launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Without Python frames the trace does not show what the program does at that time.",
+)
+def silent_host(context: RankContext) -> Outcome:
+    """The launching thread is in no recorded op or call for over 0.5 ms while the GPU is idle."""
+    return _of_cause(context, "silent host", "the host is in no recorded op or call")
+
+
+@detector(
+    "data_loading",
+    scenario="data_loading_overlapped",
+    title="The GPU waits for the next batch",
+    launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="A loader counts only where the trace shows its calls by name.",
+)
+def data_loading(context: RankContext) -> Outcome:
+    """The GPU is idle while the host fetches a batch."""
+    return _of_cause(context, "data loading", "the host fetches the next batch")
+
+
+@detector(
+    "cpu_ops",
+    scenario="no_idle=cpu_ops",
+    title="CPU ops keep the GPU waiting",
+    launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Work that runs once, such as the first call of a kernel, counts where the recording includes it.",
+)
+def cpu_ops(context: RankContext) -> Outcome:
+    """Ops or calls that launch nothing take over 1 ms before the next launch while the GPU is idle."""
+    return _of_cause(context, "CPU ops", "the host is busy in ops and calls")
+
+
+@detector(
+    "collective_calls",
+    scenario="no_idle=collective_call",
+    title="The host waits inside a collective call",
+    launching=True,
+    measures=_IDLE,
+    threshold="any idle time with this cause, see `idle`",
+    limits="Assumes that all of this time can go; what the host waits for may have to run.",
+)
+def collective_calls(context: RankContext) -> Outcome:
+    """The GPU is idle while the host spends over 1 ms inside a collective call."""
+    return _of_cause(context, "collective call", "the host is inside a collective call")
+
+
+def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
+    """The idle time of one cause, and where in the program it is."""
+    if not len(context.work.event):
+        return "no GPU work"
+    pieces = context.idle_by(cause)
+    where = union(pieces.start, pieces.end)
+    if not where.total:
+        return f"no idle time with this cause: {what}"
+    gap_ns = np.bincount(pieces.gap, weights=pieces.dur)
+    gaps = np.unique(pieces.gap)
+    longest = int(gap_ns.max())
+    steps = steps_of(context.trace)
+    in_steps = len(np.unique(np.searchsorted(steps.edges, context.gaps.start[gaps], side="right")))
+    idle_ns = context.per_step(float(where.total))
+    return Detection(
+        (
+            Quantity("GPU idle per step", idle_ns, "ns"),
+            Quantity("gaps per step", context.per_step(len(gaps)), "count"),
+            Quantity("longest", float(longest), "ns"),
+            Quantity("steps affected", float(in_steps), "count"),
+        ),
+        idle_ns,
+        where,
+        f"the GPU idles {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
+        f"in {in_steps} of {context.steps} recorded steps); {_places(context, cause)}",
+        "high",
+    )
+
+
+def _places(context: RankContext, cause: str) -> str:
+    """Where most of the time is spent: ops, frames, annotations; of a silent host what is around it."""
+    pieces = context.idle_by(cause)
+    host, op, texts = host_names(context.trace, pieces)
+    hosts: Counter[str] = Counter()
+    ops: dict[str, Counter[str]] = {}
+    for host_code, op_code, ns in zip(host.tolist(), op.tolist(), pieces.dur.tolist(), strict=True):
+        inside, around = texts[host_code], texts[op_code]
+        name = inside or f"between {around.replace(' -> ', ' and ')}"
+        hosts[name] += ns
+        ops.setdefault(name, Counter())[around] += ns
+    names: Counter[str] = Counter()
+    for name, total in hosts.items():
+        ((op_name, op_ns),) = ops[name].most_common(1)
+        inner = op_name if op_ns >= _MOST * total and " -> " not in op_name else ""
+        names[inner or name] += total
+    return f"mostly {', '.join(f'{name} {duration(ns)}' for name, ns in names.most_common(_PLACES))}"
+
+
+@detector(
+    "launch_bound",
+    scenario="step_graph",
+    title="Launch-bound: the GPU waits for the host to launch",
+    launching=True,
+    symptom=True,
+    measures={
+        "waiting for a launch, share": "idle time before late launches / recorded time",
+        "idle with at most one launch queued, share": "such idle time / recorded time",
+        "late launches per step": "gaps that end with a late launch",
+        "dispatch floor per gap": "median gap before work that was queued in time; it remains",
+        "launch call, p50": "median CPU time of a launch call",
+        "launch call, p99": "99th percentile of it",
+        "launch to start on an idle GPU, p50": "median, from the launch call to the start",
+        "launch to start on an idle GPU, p99": "99th percentile of it",
+    },
+    threshold=f"over {_SHARE:.0%} of the time",
+    limits="The profiler slows the host down: compare with a step without it.",
+)
+def launch_bound(context: RankContext) -> Outcome:
+    """The GPU is idle for over 1% of the time because the host launches its next kernel late."""
+    if not len(context.work.event):
+        return "no GPU work"
+    launched = context.work.launch >= 0
+    if not launched.any():
+        return "no GPU work has its launch call in the trace"
+    gaps = context.gaps
+    # What is launched late starts late: the way from the call to the GPU is part of it.
+    late = np.zeros(len(gaps.start), dtype=bool)
+    causes = ("launch overhead", "queue refill") if context.is_launch_bound else ("launch overhead",)
+    late[context.idle_by(*causes).gap] = True
+    late &= gaps.after >= 0
+    pieces = context.idle_by(*causes, "dispatch")
+    pieces = pieces.take(late[pieces.gap])
+    where = union(pieces.start, pieces.end)
+    window = max(context.window[1] - context.window[0], 1)
+    share = where.total / window
+    if share <= _SHARE:
+        return f"the GPU waits for launches {share:.1%} of the time"
+    floor_ns = _usual_gap(context)
+    number = context.per_step(int(late.sum()))
+    dur = np.zeros(len(late), dtype=np.int64)
+    np.add.at(dur, pieces.gap, pieces.dur)
+    saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
+    quantities, launch_times = _figures(context, gaps.after[late])
+    with_work = context.work.take(launched)
+    idle, span = share_idle(context.work, with_work, context.called[launched])
+    return Detection(
+        (
+            Quantity("waiting for a launch, share", share, "fraction"),
+            Quantity("idle with at most one launch queued, share", idle / span, "fraction"),
+            Quantity("late launches per step", number, "count"),
+            Quantity("dispatch floor per gap", floor_ns, "ns"),
+            *quantities,
+        ),
+        saving,
+        where,
+        f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step; "
+        f"{launch_times}; dispatch floor: "
+        f"{duration(floor_ns)} per gap. The profiler slows the host: compare with an unprofiled step",
+        "low",
+    )
+
+
+def _usual_gap(context: RankContext) -> float:
+    """Median gap in front of work that lay ready behind other work of its stream, ns; at least GAP_NS.
+
+    On ROCm, where queued kernels are drawn end to end, it would be zero.
+    """
+    work, gaps = context.work, context.gaps
+    after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
+    queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
+    queued &= (context.called[after] <= gaps.start - _QUEUED_NS) & (work.stream[after] == work.stream[before])
+    dur = (gaps.end - gaps.start)[queued]
+    return max(float(np.median(dur)), GAP_NS) if len(dur) else float(GAP_NS)
+
+
+def _figures(context: RankContext, late: Int) -> tuple[list[Quantity], str]:
+    """How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
+
+    Args:
+        context: of the rank.
+        late: positions in its work of what ended the gaps.
+    """
+    events, work = context.trace.arrays, context.work
+    call = np.unique(work.launch[(work.launch >= 0) & work.is_kernel])
+    start = (work.start - context.called)[late]
+    quantities, texts = [], []
+    for measure, values in (
+        ("launch call", events.end[call] - events.start[call]),
+        ("launch to start on an idle GPU", start),
+    ):
+        if len(values):
+            p50, p99 = (float(np.percentile(values, share)) for share in (50, 99))
+            quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
+            texts.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
+    names = {events.names[code] for code in np.unique(events.name[call])}
+    if any(name.startswith("hip") for name in names):
+        texts.append("on ROCm")
+    return quantities, ", ".join(texts)
+
+
+@detector(
+    "moe_blocking_calls",
+    scenario="sync_free",
+    title="Blocking calls in MoE layers",
+    launching=True,
+    measures={
+        "calls per layer and micro-batch": "blocking calls in a forward pass through an MoE layer",
+        "calls per layer and micro-batch, STAGE": "those in this stage of the layer",
+        **_MEASURES,
+    },
+    threshold="one of these calls in a step",
+    limits="Where all launches are late, the time until the host catches up does not count.",
+)
+def moe_blocking_calls(context: RankContext) -> Outcome:
+    """Calls in MoE layers that make the host wait for the GPU: item, nonzero, tolist, copies to the host."""
+    layers = context.trace.once(regions)
+    if not layers.passes:
+        return "no MoE layer"
+    calls = context.trace.once(blocking)
+    inside = _in_steps(context, calls) & (calls.layer_pass >= 0)
+    if not inside.any():
+        return "no blocking call in MoE layers"
+    edges = np.array(context.window)
+    starts = np.full(len(layers.passes), -1, dtype=np.int64)
+    rows = np.flatnonzero(layers.layer_pass[context.rows] >= 0)
+    starts[layers.layer_pass[context.rows][rows]] = context.work.start[rows]
+    passes = sum(
+        not layer_pass.is_recompute and bool(edges[0] <= start <= edges[1])
+        for layer_pass, start in zip(layers.passes, starts.tolist(), strict=True)
+    )
+    each = int(inside.sum()) / max(passes, 1)
+    stages = np.bincount(calls.stage[inside], minlength=len(STAGES)) / max(passes, 1)
+    meanwhile, refill = _idle(context, calls, inside)
+    where = _lost(context, meanwhile, refill)
+    blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
+    by_stage = ", ".join(
+        f"{count:.3g} in {STAGES[stage]}" for stage, count in enumerate(stages.tolist()) if count
+    )
+    return Detection(
+        (
+            Quantity("calls per layer and micro-batch", each, "count"),
+            *(
+                Quantity(f"calls per layer and micro-batch, {name}", float(stages[stage]), "count")
+                for stage, name in enumerate(STAGES)
+                if stage in (ROUTER, DISPATCH, PERMUTATION, EXPERTS)
+            ),
+            Quantity("host blocked per step", blocked, "ns"),
+            Quantity("GPU idle during these calls per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host catches up per step", context.per_step(refill.total), "ns"),
+        ),
+        context.per_step(where.total),
+        where,
+        f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
+        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
+        f"{_consequence(context, meanwhile, refill)}",
+        "high" if meanwhile.total > _SURE_SHARE * where.total else "medium",
+    )
+
+
+@detector(
+    "other_blocking_calls",
+    scenario="no_blocking",
+    title="Blocking calls outside MoE layers",
+    launching=True,
+    measures={"calls per step": "blocking calls outside MoE layers", **_MEASURES},
+    threshold="one of these calls in a step",
+    limits="Where all launches are late, the time until the host catches up does not count.",
+)
+def other_blocking_calls(context: RankContext) -> Outcome:
+    """Calls in steps, outside MoE layers, that make the host wait for the GPU while the GPU runs dry."""
+    calls = context.trace.once(blocking)
+    inside = _in_steps(context, calls) & (calls.layer_pass < 0)
+    if not inside.any():
+        return "no blocking call in the steps outside MoE layers"
+    meanwhile, refill = _idle(context, calls, inside)
+    where = _lost(context, meanwhile, refill)
+    count = context.per_step(int(inside.sum()))
+    blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
+    return Detection(
+        (
+            Quantity("calls per step", count, "count"),
+            Quantity("host blocked per step", blocked, "ns"),
+            Quantity("GPU idle during these calls per step", context.per_step(meanwhile.total), "ns"),
+            Quantity("GPU idle until the host catches up per step", context.per_step(refill.total), "ns"),
+        ),
+        context.per_step(where.total),
+        where,
+        f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
+        f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
+        "high" if meanwhile.total > _SURE_SHARE * where.total else "medium",
+        _without(context, calls, inside),
+    )
+
+
+def _in_steps(context: RankContext, calls: Blocking) -> Bool:
+    """Which calls begin in a step."""
+    result: Bool = (calls.start >= context.host_window[0]) & (calls.start <= context.host_window[1])
+    return result
+
+
+def _idle(context: RankContext, calls: Blocking, mask: Bool) -> tuple[Union, Union]:
+    """When the GPU is idle because of such calls: while the host sits in them, and until it has caught up.
+
+    Where the GPU waits for launches anyway, the second is no loss of theirs.
+    """
+    within = np.isin(context.idle.host, calls.event[mask])
+    parts = []
+    for cause in ("blocking call", "queue refill"):
+        pieces = context.idle.take(within & (context.idle.cause == CODE[cause]))
+        parts.append(union(pieces.start, pieces.end))
+    meanwhile, refill = parts
+    return meanwhile, refill
+
+
+def _lost(context: RankContext, meanwhile: Union, refill: Union) -> Union:
+    return meanwhile if context.is_launch_bound else both(meanwhile, refill)
+
+
+def _consequence(context: RankContext, meanwhile: Union, refill: Union) -> str:
+    """What the GPU does meanwhile, and afterwards."""
+    during, after = (milliseconds(context.per_step(idle.total)) for idle in (meanwhile, refill))
+    text = f"the GPU idles {during}/step during these calls and {after}/step more until the host catches up"
+    return f"{text}, not counted because all launches are late" if context.is_launch_bound else text
+
+
+def _without(context: RankContext, calls: Blocking, mask: Bool) -> str:
+    """The what-if request in which these calls do not wait, but those in MoE layers do.
+
+    Where none is in an MoE layer, no call waits; else those of the op with most waiting, if calls in MoE
+    layers are not in it. "" if names do not tell them apart.
+    """
+    in_layers = calls.event[calls.layer_pass >= 0]
+    if not len(in_layers):
+        return "no_blocking"
+    blocked_ns: Counter[str] = Counter()
+    for name, ns in zip(_names(context, calls.event[mask]), calls.blocked_ns[mask].tolist(), strict=True):
+        blocked_ns[name] += ns
+    ((name, _),) = blocked_ns.most_common(1)
+    return "" if name in _all_names(context, in_layers) else f"no_blocking={escape(name)}"
+
+
+def _all_names(context: RankContext, event: Int) -> set[str]:
+    """Names of calls and of all ops around them."""
+    events, around = context.trace.arrays, context.trace.once(enclosing_op)
+    codes, row = set[int](), event
+    while len(row):
+        codes.update(np.unique(events.name[row]).tolist())
+        # The op around the calls first, then the one around its parent.
+        op = around[row if row is event else events.parent[row][events.parent[row] >= 0]]
+        row = np.unique(op[op >= 0])
+    return {events.names[code] for code in codes}
+
+
+def _ops(context: RankContext, calls: Blocking, mask: Bool) -> str:
+    """The ops, or calls where there is none around them, with the most blocking calls."""
+    names = Counter(_names(context, calls.event[mask]))
+    return ", ".join(name for name, _ in names.most_common(_OPS))
+
+
+def _names(context: RankContext, event: Int) -> list[str]:
+    """The innermost op around each of these calls, or the call where there is none."""
+    events = context.trace.arrays
+    around = context.trace.once(enclosing_op)[event]
+    rows = np.where(around >= 0, around, event)
+    return [events.names[code] for code in events.name[rows].tolist()]
+
+
+@detector(
+    "garbage_collection",
+    scenario="no_garbage_collection",
+    title="Garbage collection stalls the host",
+    measures={
+        "collecting": "host time in collections, per step",
+        "collections per step": "collections that reach into a step",
+        "collections called by the program": "share that Python frames show to be called, as by gc.collect()",
+        "longest collection": "longest one, whole",
+        "GPU idle while collecting": "idle time with this cause, per step",
+        "step-time variation": "(longest - shortest step) / mean step, with two steps or more",
+    },
+    threshold="one collection that reaches into the steps",
+    limits="Needs a recording with collections: by `tracelens.record`, or torch's record_python_gc_info.",
+)
+def garbage_collection(context: RankContext) -> Outcome:
+    """Python's garbage collector runs during steps."""
+    if not len(context.work.event):
+        return "no GPU work"
+    collections = _within(context, lambda name: bool(GARBAGE.search(name)))
+    count = len(collections.start)
+    if not count:
+        return (
+            "no garbage collection in the steps; to record it, use torch's profiler with with_stack and "
+            "record_python_gc_info (experimental_config)"
+        )
+    during = intersection(collections, Union(*(np.array([edge]) for edge in context.host_window)))
+    idle = context.idle_by("garbage collection")
+    where = union(idle.start, idle.end)
+    calls = _within(context, lambda name: bool(GARBAGE.search(name)) and not name.startswith(_EVENT))
+    # Who called is known from Python frames only; tracelens.record marks collections without them.
+    framed = bool(context.trace.arrays.where("python").any())
+    called = int((calls.covered(collections.start, collections.end) > 0).sum())
+    by = f" ({called / count:.0%} called by the program)" if framed else ""
+    longest = int((collections.end - collections.start).max())
+    variation = _variation(context)
+    quantities = [
+        Quantity("collecting", context.per_step(during.total), "ns"),
+        Quantity("collections per step", context.per_step(count), "count"),
+        *([Quantity("collections called by the program", called / count, "fraction")] if framed else []),
+        Quantity("longest collection", longest, "ns"),
+        Quantity("GPU idle while collecting", context.per_step(where.total), "ns"),
+    ]
+    steps = ""
+    if variation is not None:
+        quantities.append(Quantity("step-time variation", variation, "ratio"))
+        steps = f"; step times spread by {variation:.1%}"
+    return Detection(
+        tuple(quantities),
+        context.per_step(where.total),
+        where,
+        f"{context.per_step(count):.1f} collections per step{by} stall the host for "
+        f"{duration(context.per_step(during.total))} (longest {duration(longest)}); the GPU idles for "
+        f"{duration(context.per_step(where.total))} of that{steps}",
+        "high",
+    )
+
+
+def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
+    """When Python functions or scopes of these names ran, whole, where they reach into the steps.
+
+    Collections do not nest, so of the frames around one (the call, torch's own event) only the outer counts.
+    """
+    events = context.trace.arrays
+    low, high = context.host_window
+    rows = np.flatnonzero(events.named(is_wanted) & events.where("python", "annotation"))
+    rows = rows[(events.end[rows] > low) & (events.start[rows] < high)]
+    return union(events.start[rows], events.end[rows])
+
+
+def _variation(context: RankContext) -> float | None:
+    """Longest less shortest step, of a mean step; None where there are no two steps."""
+    steps = np.diff(steps_of(context.trace).only_whole().edges)
+    return float((steps.max() - steps.min()) / steps.mean()) if len(steps) > 1 else None
+
+
+@detector(
+    "small_kernels",
+    title="Many small kernels",
+    launching=True,
+    symptom=True,
+    measures={
+        "share of launches": "kernels under 10 us, by number",
+        "share of kernel time": "the same, by duration",
+        "kernels per step": "all kernels",
+    },
+    threshold=f"over {_MANY:.0%} of the kernels are under {SMALL_NS // 1000} us",
+    limits="The saving is the gaps before them; the kernels stay.",
+)
+def small_kernels(context: RankContext) -> Outcome:
+    """More than half of all kernels are shorter than 10 us."""
+    work = context.work.take(context.work.is_kernel)
+    if not len(work.event):
+        return "no kernels"
+    small = work.dur < SMALL_NS
+    share = float(small.mean())
+    if share <= _MANY:
+        return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} us"
+    # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
+    gaps = context.busy.gaps()
+    order = np.argsort(work.start, kind="stable")
+    next_kernel = np.searchsorted(work.start[order], gaps.end)
+    next_kernel = np.minimum(next_kernel, len(order) - 1)
+    next_kernel = order[next_kernel]
+    lost = small[next_kernel] & (gaps.end - gaps.start < SMALL_NS)
+    in_graphs = float(launched_by_graph(context.trace, work)[small].mean())
+    where = union(gaps.start[lost], gaps.end[lost])
+    time = float(work.dur[small].sum() / max(int(work.dur.sum()), 1))
+    return Detection(
+        (
+            Quantity("share of launches", share, "fraction"),
+            Quantity("share of kernel time", time, "fraction"),
+            Quantity("kernels per step", context.per_step(len(work.event)), "count"),
+        ),
+        context.per_step(where.total),
+        where,
+        f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
+        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time)"
+        + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
+        + "; the saving is the gaps before them",
+        "medium",
+        in_graphs=in_graphs > _MANY,
+    )

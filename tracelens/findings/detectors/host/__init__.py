@@ -1,1 +1,0 @@
-"""The host holds the GPU up: blocking calls, launches, garbage collection, small kernels."""

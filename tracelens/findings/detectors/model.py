@@ -1,0 +1,191 @@
+"""The rest of the model: the loss, and what is computed twice."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tracelens.analysis.common import NODE, recomputed
+from tracelens.analysis.fusable import (
+    COPY,
+    LOSSES,
+    NLL_BACK,
+    PARALLEL,
+    SOFTMAX,
+    SOFTMAX_BACK,
+    VOCABULARY,
+    LogitsShape,
+    LossWork,
+    distinct,
+    events_named,
+    of_size,
+    operands,
+    sizes_of,
+    unfused_loss,
+    width,
+)
+from tracelens.arrays import Bool, Int, lookup
+from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.table import codes, nearest, sums
+from tracelens.trace import difference
+from tracelens.units import duration
+
+_FUSED = re.compile(
+    r"liger\w*cross_entropy|^(?!binary)\w*cross_entropy\w*_kernel|^online_softmax_kernel|xentropy|^_?cce_"
+    r"|^triton_\w*(?:log_softmax|nll_loss)",
+    re.IGNORECASE,
+)
+"""Kernels of fused losses: Liger, Transformer Engine, FlashAttention, Apex, cut cross-entropy and those that
+torch.compile makes."""
+_ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
+"""Ops whose result is a new tensor of the logits' size."""
+
+_SHOWN = 3
+
+
+@detector(
+    "loss_unfused",
+    scenario="fused_loss",
+    title="Cross-entropy loss runs kernel by kernel",
+    measures={
+        "loss": "time of the chain, per step",
+        "share of the step": "time of the chain / step time",
+        "kernels per step": "kernels of the chain",
+        "passes over the logits per step": "how often its kernels read or write all logits",
+        "intermediate copies of the logits": "bytes written in addition to the result, per step",
+        "one fused kernel": "time for the least bytes at the achievable bandwidth, per step",
+    },
+    threshold=f"{VOCABULARY:,} classes",
+    limits="Needs the shapes of the loss (record_shapes=True).",
+)
+def loss_unfused(context: RankContext) -> Outcome:
+    """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""
+    if not len(context.work.event):
+        return "no GPU work"
+    loss = unfused_loss(context)
+    if loss is None:
+        return _reason(context)
+    work, sizes, amounts = loss.work, loss.sizes, loss.amounts
+    where = context.during(work.mask)
+    least = loss.fused_ns
+    saving = context.per_step(max(where.total - least, 0.0))
+    copies = context.per_step(_copied(context, work, sizes) - amounts.backward * amounts.element)
+    time, kernels = context.per_step(where.total), context.per_step(int(work.mask.sum()))
+    share = where.total / max(context.window[1] - context.window[0], 1)
+    shapes = " and ".join(f"{rows:,} x {columns:,}" for rows, columns in sorted(sizes)[:3])
+    return Detection(
+        (
+            Quantity("loss", time, "ns"),
+            Quantity("share of the step", min(share, 1.0), "fraction"),
+            Quantity("kernels per step", kernels, "count"),
+            Quantity("passes over the logits per step", context.per_step(loss.passes), "count"),
+            Quantity("intermediate copies of the logits", max(copies, 0.0), "bytes"),
+            Quantity("one fused kernel", context.per_step(least), "ns"),
+        ),
+        saving,
+        where,
+        f"the loss over {shapes} logits takes {duration(time)} per step ({share:.1%}) "
+        f"in {kernels:.0f} kernels that write {max(copies, 0.0) / 1e9:.2f} GB of intermediate copies; one "
+        f"fused kernel takes {duration(context.per_step(least))} at {loss.source}",
+        "medium",
+    )
+
+
+def _reason(context: RankContext) -> str:
+    """Why there is no unfused loss over a vocabulary."""
+    if fused := _fused(context):
+        return fused
+    if not len(events_named(context, *LOSSES, PARALLEL)):
+        return "no unfused cross-entropy loss"
+    classes = [size.columns for loss_sizes in sizes_of(context) for size in loss_sizes]
+    if not classes:
+        return "the loss's shapes are not recorded (use record_shapes=True), so its vocabulary is unknown"
+    if max(classes) >= VOCABULARY:
+        return "the loss runs no kernels of its own over the logits"
+    return f"the loss has {max(classes):,} classes, too few for a vocabulary"
+
+
+def _fused(context: RankContext) -> str:
+    """That the loss is fused already, "" where no kernel says so."""
+    names = [context.work.names[code] for code in np.unique(context.work.name)]
+    return next((f"the loss is already fused ({name})" for name in names if _FUSED.search(name)), "")
+
+
+def _copied(context: RankContext, work: LossWork, sizes: set[LogitsShape]) -> float:
+    """Bytes of all tensors of the logits' size that the losses write to new memory."""
+    group, calls = distinct(context, np.unique(context.work.op[work.mask & (context.work.op >= 0)]))
+    total = 0.0
+    for call, times in zip(calls, np.bincount(group, minlength=len(calls)).tolist(), strict=True):
+        like = [tensor for tensor in operands(call) if of_size(tensor, sizes)]
+        if like and call.name in _ALLOCATES:
+            # The flag of the softmax: it takes 16-bit logits and writes FP32.
+            wide = call.name == SOFTMAX and call.flag(2)
+            total += times * like[0].numel * (4 if wide else width(like[0].dtype))
+    return total
+
+
+@detector(
+    "recompute",
+    scenario="no_recompute",
+    title="Activations are recomputed",
+    measures={
+        "recompute": "time of recomputed kernels, per step",
+        "share of the step": "the same / step time",
+        "recomputing backward nodes per step": "nodes of the autograd graph that recompute",
+        "recomputed kernels per step": "kernels that repeat forward work",
+        "recomputed: CLASS": "time by kernel class, the largest, per step",
+    },
+    threshold="one recomputed kernel",
+    limits="The trace does not show whether there is memory to keep the activations instead.",
+)
+def recompute(context: RankContext) -> Outcome:
+    """Forward ops are recomputed in the backward pass."""
+    if not len(context.work.event):
+        return "no GPU work"
+    is_recompute = _recomputed_work(context)
+    if not is_recompute.any():
+        return "the backward pass recomputes nothing"
+    during = context.during(is_recompute)
+    where = difference(during, context.during(~is_recompute))
+    families = _families(context, is_recompute)
+    regions = context.per_step(_regions(context, is_recompute))
+    share = during.total / max(context.window[1] - context.window[0], 1)
+    shown = ", ".join(f"{name} {duration(total)}" for name, total in families)
+    return Detection(
+        (
+            Quantity("recompute", context.per_step(during.total), "ns"),
+            Quantity("share of the step", min(share, 1.0), "fraction"),
+            Quantity("recomputing backward nodes per step", regions, "count"),
+            Quantity("recomputed kernels per step", context.per_step(int(is_recompute.sum())), "count"),
+            *(Quantity(f"recomputed: {name}", total, "ns") for name, total in families),
+        ),
+        context.per_step(where.total),
+        where,
+        f"{duration(context.per_step(during.total))} per step ({share:.1%}) goes to recompute in "
+        f"{regions:.0f} regions, mostly {shown}; {duration(context.per_step(where.total))} is not "
+        "overlapped. The trace does not show whether there is memory to keep the activations instead",
+        "low",
+    )
+
+
+def _recomputed_work(context: RankContext) -> Bool:
+    """Which work repeats the forward pass."""
+    mask: Bool = lookup(context.trace.once(recomputed), context.caller, False)
+    return mask
+
+
+def _families(context: RankContext, is_recompute: Bool) -> list[tuple[str, float]]:
+    """Classes of the repeated kernels with the most time, and that time per step, ns."""
+    group, (category,) = codes(context.work.category[is_recompute])
+    total = sums(group, context.work.dur[is_recompute], len(category))
+    order = np.argsort(-total, kind="stable")[:_SHOWN]
+    return [(context.work.categories[category[row]], context.per_step(int(total[row]))) for row in order]
+
+
+def _regions(context: RankContext, is_recompute: Bool) -> int:
+    """Number of nodes of the backward pass that repeat something."""
+    events = context.trace.arrays
+    node = events.named(lambda name: name.startswith(NODE))
+    around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
+    return len(np.unique(around))

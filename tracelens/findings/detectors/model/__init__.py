@@ -1,1 +1,0 @@
-"""The rest of the model: the loss, and what is computed twice."""

@@ -1,1 +1,0 @@
-"""MoE layers: expert loops, imbalance, permutation."""

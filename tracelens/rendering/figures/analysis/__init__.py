@@ -1,1 +1,0 @@
-"""Figures of what the analyzers say about one run."""

@@ -1,0 +1,23 @@
+"""Summaries: the verdict and the headline numbers of a report, read from the tables of its results."""
+
+from tracelens.rendering.summary.results import result_summary
+from tracelens.rendering.summary.run import run_summary
+from tracelens.rendering.summary.wording import (
+    about,
+    hardware,
+    percent,
+    short_device,
+    short_reason,
+    three_digits,
+)
+
+__all__ = [
+    "about",
+    "hardware",
+    "percent",
+    "result_summary",
+    "run_summary",
+    "short_device",
+    "short_reason",
+    "three_digits",
+]

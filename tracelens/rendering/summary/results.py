@@ -1,0 +1,396 @@
+"""The summary of a report that is one result of its own: a comparison or a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tracelens.rendering.summary.thresholds import (
+    BOUND_TILES,
+    CHANGE_SHARE,
+    EXPLAINED_SHARE,
+    NAMED,
+    SAME_STEP_SHARE,
+    SCHEDULE_TILES,
+)
+from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
+from tracelens.table import Result, Summary, Table, Tile
+from tracelens.units import duration, size_text
+
+
+def result_summary(result: Result) -> Summary | None:
+    """Verdict and tiles of a comparison or projection; None for other results."""
+    make = SUMMARIES.get(result.analyzer)
+    return guarded(lambda: make(result)) if make else None
+
+
+def diff_summary(result: Result) -> Summary | None:
+    """What became of the step, and the changes beyond the noise between steps."""
+    base_ns, cand_ns = float(result.meta["base_ns"]), float(result.meta["cand_ns"])
+    waterfall, pace = result.data["waterfall"], result.data.get("pace")
+    changes = _changes(waterfall, cand_ns - base_ns)
+    # The steps without the profiler, where both sides have one.
+    paces_ns = pace.array("step_ns").tolist() if pace is not None and len(pace) > 1 else []
+    verdict = f"{_faster(base_ns, cand_ns)} a step"
+    if times := result.meta.get("repetitions"):
+        each = _faster(base_ns / times[0], cand_ns / times[1])
+        verdict = (
+            f"{each} per repetition ({times[0]} in the base, {times[1]} in the candidate, no steps marked)"
+        )
+    if paces_ns:
+        verdict += f"; without the profiler {_faster(*paces_ns).lower()}"
+    # Idle and busy time of the work that only one run launches as graphs.
+    rows = np.flatnonzero(waterfall.coded("level").equals("graph"))
+    idle, busy = np.zeros(2), np.zeros(2)
+    for row, name in zip(rows.tolist(), waterfall.texts("name", rows), strict=True):
+        state, _, cause = name.partition(": ")
+        if state == "in graphs on one side":
+            sums = idle if cause == "idle" else busy
+            sums += [waterfall.array(column)[row] for column in ("base_ns", "cand_ns")]
+    if busy.any():
+        idle_text, busy_text = (" to ".join(duration(ns) for ns in each.tolist()) for each in (idle, busy))
+        verdict += f"; work that only one side runs in graphs: idle before it {idle_text}, busy {busy_text}"
+    if changes:
+        named = (f"{name} {'+' if ns > 0 else '-'}{duration(abs(ns))}" for name, ns, _, _ in changes)
+        verdict += f"; {', '.join(named)}"
+    elif len(waterfall) and abs(cand_ns - base_ns) > SAME_STEP_SHARE * base_ns:
+        unknown = waterfall.coded("noise").equals("unknown").all()
+        verdict += (
+            "; with single steps the noise is unknown" if unknown else "; no part of it exceeds the noise"
+        )
+    notes = [f"without the profiler {duration(ns)}" for ns in paces_ns] or ["mean step"] * 2
+    change = f"{cand_ns / base_ns - 1:+.1%}" if base_ns else ""
+    tiles = [
+        Tile("base_step_time", "Base", base_ns, "ns", note=notes[0], section="diff"),
+        Tile("cand_step_time", "Candidate", cand_ns, "ns", note=notes[1], section="diff"),
+        Tile("change", "Change", cand_ns - base_ns, "ns", note=change, section="diff"),
+    ]
+    for number, (name, delta_ns, before_ns, after_ns) in enumerate(changes, start=1):
+        note, label = f"{duration(before_ns)} to {duration(after_ns)}", f"{name[:1].upper()}{name[1:]}"
+        tiles.append(Tile(f"change_{number}", label, delta_ns, "ns", note=note, section="diff"))
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+def _faster(base_ns: float, cand_ns: float) -> str:
+    """A change of a time: '45% faster: 71.1 ms to 39.4 ms'."""
+    change = cand_ns / base_ns - 1 if base_ns else 0.0
+    times = f"{duration(base_ns)} to {duration(cand_ns)}"
+    if abs(change) < SAME_STEP_SHARE:
+        return f"No change: {times}"
+    return f"{percent(abs(change))} {'slower' if change > 0 else 'faster'}: {times}"
+
+
+def _changes(waterfall: Table, delta_ns: float) -> list[tuple[str, float, float, float]]:
+    """The largest changes beyond the noise, of the first level on which they explain the difference.
+
+    Returns:
+        name, difference, time in the base and in the candidate. Where no level explains the difference, those
+        of the first level that has any.
+    """
+    base, cand, delta = (waterfall.array(f"{name}_ns") for name in ("base", "cand", "delta"))
+    beyond = waterfall.coded("noise").equals("beyond") & (np.abs(delta) > CHANGE_SHARE * abs(delta_ns))
+    chosen: list[int] = []
+    for level in ("cause", "stage", "category"):
+        rows = np.flatnonzero(waterfall.coded("level").equals(level) & beyond)
+        rows = rows[np.argsort(-np.abs(delta[rows]), kind="stable")]
+        explains = bool(delta_ns) and delta[rows].sum() / delta_ns > EXPLAINED_SHARE
+        if explains or not chosen:
+            chosen = rows[:NAMED].tolist()
+        if explains:
+            break
+    names = [name.strip("()") for name in waterfall.texts("name", chosen)]
+    columns = (values[chosen].tolist() for values in (delta, base, cand))
+    return list(zip(names, *columns, strict=True))
+
+
+def ladder_summary(result: Result) -> Summary | None:
+    """From the baseline to the last rung, and the rungs that gain and lose most."""
+    rungs = result.data["rungs"]
+    names, gains = rungs.texts("name"), rungs.array("gain").tolist()
+    timed, rate = rungs.array("timed_ns").tolist(), rungs.array("tokens_per_s").tolist()
+    speedup, known = float(result.meta["speedup"]), rungs.coded("noise").equals("beyond").tolist()
+    traced = [float(result.meta["base_ns"]), float(result.meta["last_ns"])]
+    is_timed = speedup > 0
+    base_ns, last_ns = (float(timed[0]), float(timed[-1])) if is_timed else traced
+    what = "without the profiler" if is_timed else "as recorded"
+    verdict = (
+        f"{duration(base_ns)} to {duration(last_ns)} a step {what} over {plural(len(names) - 1, 'rung')}"
+    )
+    verdict = f"{speedup:.2f} x the throughput: {verdict}" if is_timed else verdict
+    changes = [row for row in range(1, len(names)) if known[row]]
+    best, worst = (pick(changes, key=gains.__getitem__, default=0) for pick in (max, min))
+    if best and gains[best] > 0:
+        verdict += f"; {names[best]} gains most ({gains[best]:+.0%})"
+    if worst and gains[worst] < 0:
+        verdict += f", {names[worst]} loses most ({gains[worst]:+.0%})"
+    tiles = [
+        Tile("base_step_time", f"Step of {names[0]}", base_ns, "ns", note=what, section="ladder"),
+        Tile("last_step_time", f"Step of {names[-1]}", last_ns, "ns", note=what, section="ladder"),
+    ]
+    if is_timed:
+        tokens = f"{three_digits(rate[0])} to {three_digits(rate[-1])} tokens/s"
+        tiles.append(
+            Tile("speedup", "Throughput", speedup, "", note=tokens, section="ladder", text=f"{speedup:.2f} x")
+        )
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+def memory_summary(result: Result) -> Summary | None:
+    """The fullest GPU of the layouts, and the devices that it fits on."""
+    worst, layouts, fits = float(result.meta["worst_bytes"]), result.meta["layouts"], result.data.get("fits")
+    verdict = f"{size(worst)} on the fullest GPU"
+    verdict += f" of {plural(len(layouts), 'layout')}" if len(layouts) > 1 else f" ({layouts[0]})"
+    note = (
+        f"at the peak of a step, of {plural(len(layouts), 'layout')}"
+        if len(layouts) > 1
+        else "at the peak of a step"
+    )
+    tiles = [Tile("peak_memory", "Peak memory", worst, "bytes", note=note, section="memory")]
+    by_device: dict[str, list[tuple[str, float, float, float]]] = {}
+    if fits is not None:
+        columns = ("free_bytes", "memory_bytes", "reserve_bytes")
+        rows = zip(fits.texts("fits"), *(fits.array(name).tolist() for name in columns), strict=True)
+        for device, row in zip(fits.texts("device"), rows, strict=True):
+            by_device.setdefault(device, []).append(row)
+    answers = []
+    for device, answered in by_device.items():
+        fitting = sum(answer == "yes" for answer, *_ in answered)
+        least = min(free for _, free, *_ in answered)
+        _, _, capacity, reserve = answered[0]
+        if len(answered) == 1:
+            room = f"{size(least)} to spare" if least >= 0 else f"{size(-least)} too much"
+            text = "fits" if fitting else "does not fit"
+            answers.append(f"{text} {device} ({room})")
+            note = f"{size(capacity)} less {size(reserve)} reserve: {room}"
+        else:
+            text = f"{fitting} of {len(answered)} fit"
+            answers.append(f"{text} {device}")
+            note = f"{size(capacity)} less {size(reserve)} reserve"
+        tiles.append(Tile(f"fits_{device}", device, None, "", note=note, section="memory", text=text))
+    if answers:
+        verdict += f"; {'; '.join(answers[:NAMED])}"
+    if better := result.meta.get("optimised_bytes"):
+        verdict += f"; {size(better)} with fused kernels (--optimised)"
+        tiles.append(Tile("optimised_memory", "With fused kernels", better, "bytes", section="memory"))
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+def search_summary(result: Result) -> Summary | None:
+    """The fastest layout that fits each device."""
+    layouts, best, fits = result.data["layouts"], result.meta["best"], result.meta["fits"]
+    possible = result.meta["possible"]
+    step, rate, mfu, needed, free = (
+        layouts.array(name).tolist() for name in ("step_ns", "tokens_per_s", "mfu", "bytes", "free_bytes")
+    )
+    kind = result.meta["step_times"]
+    least, most = ("", "") if kind == "projected" else ("at least ", "at most ")
+    first: dict[str, int] = {}
+    for row, device in enumerate(layouts.texts("device")):
+        first.setdefault(device, row)
+    verdicts, tiles = [], []
+    for device, row in first.items():
+        if device not in best:
+            verdicts.append(f"no layout fits {device}: the smallest needs {size(needed[row])}")
+            note = f"{size(needed[row])} at least, {size(-free[row])} too much"
+            tiles.append(
+                Tile(f"layouts_{device}", device, None, "", note=note, section="search", text="none fits")
+            )
+            continue
+        verdicts.append(
+            f"fastest on {result.meta['gpus']:,} x {device}: {best[device]}, {least}{duration(step[row])} "
+            f"a step, {most}{three_digits(rate[row])} tokens/s per GPU, MFU {percent(mfu[row])}"
+        )
+        tiles += [
+            Tile(f"layouts_{device}", device, None, "", note=f"{fits[device]:,} of {possible:,} layouts fit",
+                 section="search", text=best[device]),
+            Tile(f"step_time_{device}", "Step time", step[row], "ns", note=kind, section="search"),
+            Tile(f"memory_{device}", "Peak memory", needed[row], "bytes", note=f"{size(free[row])} to spare",
+                 section="search"),
+        ]  # fmt: skip
+    text = "; ".join(verdicts[:NAMED])
+    return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles)) if text else None
+
+
+def scaling_summary(result: Result) -> Summary | None:
+    """How much throughput each dispatch keeps from the fewest to the most ranks, and the speedups."""
+    table = result.data["scaling"]
+    rate, relative, speedup = (table.array(name).tolist() for name in ("tokens_per_s", "relative", "speedup"))
+    rows_of: dict[str, list[int]] = {}
+    for row, dispatch in enumerate(table.texts("dispatch")):
+        rows_of.setdefault(dispatch, []).append(row)
+    ranks = table.array("ep").tolist()
+    first, *others = rows_of
+    kept = {name: f"{name} {percent(relative[rows[-1]])}" for name, rows in rows_of.items() if len(rows) > 1}
+    verdicts = []
+    if kept:
+        keeps = " and ".join(kept.values()).replace(" ", " keeps ", 1)
+        verdicts.append(f"from EP {min(ranks)} to {max(ranks)}, {keeps} of its tokens/s")
+    for name in others:
+        ratios = [speedup[row] for row in rows_of[name]]
+        low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+        verdicts.append(f"{name} is {low if low == high else f'{low} to {high}'} times as fast as {first}")
+    best = max(range(len(rate)), key=rate.__getitem__)
+    fastest = f"{table.texts('dispatch')[best]} with EP {ranks[best]}"
+    most = "" if result.meta["step_times"] == "projected" else "at most "
+    tiles = [
+        Tile("best", "Fastest", None, "", note=f"{most}{three_digits(rate[best])} tokens/s per GPU",
+             section="scaling", text=fastest),
+        *(
+            Tile(f"kept_{name}", f"{name}, EP {ranks[rows[-1]]}", relative[rows[-1]], "fraction",
+                 note=f"of the tokens/s with EP {ranks[rows[0]]}", section="scaling")
+            for name, rows in list(rows_of.items())[:NAMED]
+            if len(rows) > 1
+        ),
+    ]  # fmt: skip
+    text = "; ".join(verdicts) or f"{fastest}: {most}{three_digits(rate[best])} tokens/s per GPU"
+    return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles))
+
+
+def pipeline_summary(result: Result) -> Summary | None:
+    """The shortest schedule, its bubble, and what it gains on the first."""
+    summary = result.data["summary"]
+    names, span, step = summary.texts("schedule"), summary.array("makespan_ns"), summary.array("step_ns")
+    bubble = summary.array("bubble_fraction").tolist()
+    best = int(span.argmin())
+    # The rest of the step is known of measured runs only.
+    times, what = (step, "a step") if step[best] >= 0 else (span, "for all micro-batches")
+    verdict = f"{names[best]} takes {duration(float(times[best]))} {what}"
+    verdict += f" ({result.meta['stages']} stages, {result.meta['microbatches']} micro-batches)"
+    verdict += f"; the bubble is {percent(bubble[best])} of it"
+    if best:
+        verdict += f"; {percent(1 - float(times[best]) / float(times[0]))} less than {names[0]}"
+    tiles = [
+        Tile(f"schedule_{number}", names[row], float(times[row]), "ns", note=f"bubble {percent(bubble[row])}",
+             section=result.analyzer)
+        for number, row in enumerate(times.argsort(kind="stable")[:SCHEDULE_TILES].tolist(), start=1)
+    ]  # fmt: skip
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+def bubble_summary(result: Result) -> Summary | None:
+    """The idle share of the pipeline, and what more chunks would make of it."""
+    meta, by_chunks = result.meta, result.data["by_vpp"]
+    whole, ideal = result.data["bubble"].array("fraction").tolist()[:2]
+    sizes = f"{meta['pp']} stages, {meta['microbatches']} micro-batches, VPP {meta['vpp']}"
+    verdict = f"The pipeline idles {whole:.2%} of the time ({sizes})"
+    chunks, shares = by_chunks.array("vpp").tolist(), by_chunks.array("whole_fraction").tolist()
+    if more := [row for row, count in enumerate(chunks) if count == 2 * meta["vpp"]]:
+        verdict += f"; VPP {chunks[more[0]]} would make it {shares[more[0]]:.2%}"
+    tiles = (
+        Tile("bubble", "Bubble", whole, "fraction", note="of the whole time", section="bubble"),
+        Tile(
+            "bubble_of_ideal",
+            "Bubble, Megatron-LM",
+            ideal,
+            "ratio",
+            note="of the ideal time",
+            section="bubble",
+        ),
+        Tile(
+            "microbatches", "Micro-batches", meta["microbatches"], "count", note="per step", section="bubble"
+        ),
+    )
+    return Summary(f"{verdict}.", tiles)
+
+
+def whatif_summary(result: Result) -> Summary | None:
+    """The scenarios that shorten the step most."""
+    table, meta = result.data.get("whatif"), result.meta
+    base_ns, recorded_ns = float(meta["base_ns"]), float(meta["recorded_ns"])
+    what = (
+        "as measured" if base_ns == recorded_ns else f"without the profiler, {duration(recorded_ns)} with it"
+    )
+    unit = "for all steps" if meta["step"] == "all steps" else "a step"
+    verdict = f"{duration(base_ns)} {unit} {what}"
+    tiles = [Tile("step_time", "Step time", base_ns, "ns", note=f"{meta['step']}, {what}", section="whatif")]
+    if table is None or not len(table):
+        return Summary(f"{verdict}; no scenario applies.", tuple(tiles))
+    names = table.texts("scenario")
+    projected, low, high = (table.array(f"{name}_ns").tolist() for name in ("projected", "low", "high"))
+    shorter = [row for row in range(len(names)) if projected[row] < base_ns][:NAMED]
+    if shorter:
+        listed = [f"{names[row]} to {about(projected[row])}" for row in shorter]
+        listed[0] = f"{names[shorter[0]]} would bring it to {about(projected[shorter[0]])}"
+        verdict += f"; {', '.join(listed)}"
+    else:
+        verdict += "; no scenario shortens it"
+    for row in range(min(len(names), NAMED)):
+        tile = Tile(
+            name=f"scenario_{row + 1}",
+            label=names[row],
+            value=projected[row],
+            unit="ns",
+            low=low[row],
+            high=high[row],
+            note=f"{projected[row] / base_ns - 1:+.1%}",
+            section="whatif",
+        )
+        tiles.append(tile)
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+def bounds_summary(result: Result) -> Summary | None:
+    """The geometric means of the operations, and the fastest all-reduce by size."""
+    meta, means, ranges = result.meta, result.data.get("geometric_means"), result.data.get("crossovers")
+    gpus = f"{meta['gpus_per_node']} x {meta['device']}"
+    tiles, parts = [], []
+    if means is not None:
+        names, overlapped, serial = (
+            means.texts("operation"),
+            means.array("overlapped_ns").tolist(),
+            means.array("serial_ns").tolist(),
+        )
+        for row in range(min(len(names), BOUND_TILES)):
+            parts.append(f"{names[row]} {duration(overlapped[row])}")
+            note = f"geometric mean; {duration(serial[row])} without overlap"
+            tiles.append(Tile(f"bound_{row}", names[row], overlapped[row], "ns", note=note, section="bounds"))
+    if ranges is not None:
+        largest = max(ranges.array("nodes").tolist())
+        of_all = [row for row, nodes in enumerate(ranges.array("nodes").tolist()) if nodes == largest]
+        names, starts = ranges.texts("algorithm"), ranges.array("from_bytes").tolist()
+        listed = [f"{names[row]} from {size_text(starts[row])}" for row in of_all[1:]]
+        text = ", ".join([names[of_all[0]], *listed])
+        parts.append(f"fastest all-reduce on {largest} node{'s' * (largest > 1)}: {text}")
+    return Summary(f"Least times on {gpus}: {'; '.join(parts)}.", tuple(tiles)) if parts else None
+
+
+def trace_bounds_summary(result: Result) -> Summary | None:
+    """The collectives with most time above their bound."""
+    table = result.data.get("collectives")
+    if table is None:
+        return None
+    names, groups = table.texts("collective"), table.texts("group")
+    achieved, excess = table.array("achieved").tolist(), table.array("excess_ns").tolist()
+    sizes = table.array("from_bytes").tolist()
+    tiles = [
+        Tile(
+            f"collective_{row}",
+            f"{names[row]}, {groups[row]}",
+            achieved[row],
+            "fraction" if achieved[row] <= 1 else "ratio",
+            note=f"of its links, from {size_text(sizes[row])}; {duration(excess[row])} above the bound",
+            section="trace_bounds",
+        )
+        for row in range(min(len(names), BOUND_TILES))
+    ]
+    verdict = (
+        f"{names[0]} of {groups[0]} reaches {percent(achieved[0])} of the speed of its links: "
+        f"its transfers take {duration(excess[0])} longer than their bound"
+    )
+    return Summary(f"{verdict}.", tuple(tiles))
+
+
+SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
+    "bounds": bounds_summary,
+    "bubble": bubble_summary,
+    "diff": diff_summary,
+    "ladder": ladder_summary,
+    "memory": memory_summary,
+    "pipeline_schedule": pipeline_summary,
+    "scaling": scaling_summary,
+    "search": search_summary,
+    "trace_bounds": trace_bounds_summary,
+    "whatif": whatif_summary,
+}
+"""By the name that the result has."""

@@ -1,0 +1,522 @@
+"""The summary of a report on a run: its verdict in one or two sentences, and tiles of headline numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.arrays import Float
+from tracelens.guard import Failure
+from tracelens.rendering.summary.thresholds import (
+    CAUSE_SHARE,
+    DOUBTED_SAVING_SHARE,
+    PART_SHARE,
+    REPLAYED_STEP_SHARE,
+    SAVING_SHARE,
+)
+from tracelens.rendering.summary.wording import (
+    about,
+    guarded,
+    hardware,
+    percent,
+    plural,
+    short_reason,
+    three_digits,
+)
+from tracelens.table import Result, Summary, Table, Tile
+from tracelens.units import amount, duration
+
+# Words of the tables.
+_UNMARKED = "(whole trace)"  # the only step of a recording that marks none
+_CPU_ONLY = ["cpu (host ops)"]  # the devices of a run without a GPU
+
+_NO_TOKENS = "not recorded: pass tokens= to the recorder's step()"
+_NO_MEMORY = "no memory events: record with profile_memory=True"
+_ONE_RANK = "needs the traces of all ranks"
+_UNMATCHED = "collectives are not matched across ranks"
+
+_REMEDIES = {
+    "all_to_all_hidden": "hiding the all-to-all",
+    "balanced": "balancing the experts",
+    "balanced_stages": "balancing the stages",
+    "data_loading_overlapped": "prefetching the data",
+    "fused_loss": "a fused loss",
+    "fused_permute": "fusing the permutation",
+    "fused_router": "a fused router",
+    "gemm_collective_overlap": "overlapping GEMMs with their collectives",
+    "grouped_gemm": "grouped GEMM",
+    "hierarchical_all_reduce": "a hierarchical all-reduce",
+    "median_pace": "ranks at equal pace",
+    "no_blocking": "removing the blocking calls",
+    "no_garbage_collection": "keeping garbage collection out of the step",
+    "no_recompute": "recomputing nothing",
+    "prefill_delayer": "aligning the prefills",
+    "step_graph": "launching the step as a graph",
+    "sync_free": "MoE layers without blocking calls",
+    "two_batch_overlap": "two-batch overlap",
+    "vpp": "more chunks per stage",
+}
+"""Scenario to what it does, as the subject of a sentence."""
+
+
+def run_summary(
+    results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
+) -> Summary | None:
+    """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
+
+    Args:
+        results: of its analyzers. Without some of them their figures are left out.
+        meta: of its report: ranks, devices, setup, pace, trust and options.
+        host_causes: causes of idle time in which the GPU waits for the host.
+    """
+    steps = next((result.data.get("steps") for result in results if result.analyzer == "steps"), None)
+    if steps is None or not len(steps):
+        return None
+    figures = RunFigures(results, meta, host_causes)
+    return guarded(lambda: Summary(run_verdict(figures), tuple(run_tiles(figures))))
+
+
+class RankSpread(NamedTuple):
+    """A figure of the ranks of a run."""
+
+    mean: float  # of the ranks
+    low: float  # of single ranks
+    high: float
+    ranks: int  # how many have it
+
+    @classmethod
+    def of(cls, by_rank: Mapping[int, float]) -> RankSpread | None:
+        """Over the ranks that have the figure; None where none has."""
+        values = list(by_rank.values())
+        return cls(sum(values) / len(values), min(values), max(values), len(values)) if values else None
+
+
+class StepTimes(NamedTuple):
+    """What the recorded steps take."""
+
+    # the median step (the shorter of two in the middle), mean of the ranks: the one that findings and
+    # projections replay
+    step_ns: float
+    low_ns: float  # the shortest step, likewise
+    high_ns: float  # the longest
+    deviation_ns: float  # standard deviation of the steps; 0 for less than three
+    steps: int  # how many all ranks recorded whole
+    marked: bool  # whether the recording marks steps; if not, all of it is one
+
+
+class StepKind(NamedTuple):
+    """Steps of one kind that the ranks of a serving engine ran."""
+
+    mean_ns: float  # of all of them
+    by_rank: RankSpread  # means of single ranks
+    steps: int  # how many, of all ranks
+
+
+class UnprofiledPace(NamedTuple):
+    """What is known of a run without the profiler."""
+
+    step_ns: float  # 0 where unknown
+    tokens_per_s: float  # 0 where unknown
+    with_profiler: bool  # whether tokens_per_s is of recorded steps
+    tokens: int  # of a step, 0 where unknown
+
+
+class RunFigures:
+    """Reads what a summary says from the results and the meta of a report; what they do not have is None."""
+
+    def __init__(
+        self, results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
+    ) -> None:
+        self._results = {result.analyzer: result for result in results}
+        self._host_causes = host_causes
+        steps = self.table("steps", "steps")
+        assert steps is not None, "no summary without steps"
+        self._steps = steps
+        self.report_meta = meta
+        self.ranks = sorted(set(steps.array("rank").tolist()))
+        self.cpu_only = list(meta.get("devices", ())) == _CPU_ONLY
+
+    def table(self, analyzer: str, name: str) -> Table | None:
+        """A table with rows; None where the report has none."""
+        result = self._results.get(analyzer)
+        table = result.data.get(name) if result else None
+        return table if table is not None and len(table) else None
+
+    def section(self, analyzer: str) -> str:
+        """The analyzer if the report has its section, else ''."""
+        return analyzer if analyzer in self._results else ""
+
+    def meta(self, analyzer: str) -> Mapping[str, Any]:
+        """What a result says of itself as a whole."""
+        return self._results[analyzer].meta if analyzer in self._results else {}
+
+    def reason(self, analyzer: str, subject: str) -> str:
+        """Why a result lacks something: the reason of its first skip about it, '' where it says nothing."""
+        result = self._results.get(analyzer)
+        reasons = (
+            str(skip.reason)
+            for skip in (result.skips if result else ())
+            if subject in skip.subject or isinstance(skip.reason, Failure)
+        )
+        return next(reasons, "")
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """The durations of the recorded steps."""
+        by_step: dict[str, list[int]] = {}
+        durations = self._steps.array("dur_ns").tolist()
+        for label, ns in zip(self._steps.texts("step"), durations, strict=True):
+            by_step.setdefault(label, []).append(ns)
+        most = max(map(len, by_step.values()))
+        means = sorted(sum(each) / len(each) for each in by_step.values() if len(each) == most)
+        return StepTimes(
+            step_ns=means[(len(means) - 1) // 2],
+            low_ns=means[0],
+            high_ns=means[-1],
+            deviation_ns=float(np.std(means, ddof=1)) if len(means) > 2 else 0.0,
+            steps=len(means),
+            marked=_UNMARKED not in by_step,
+        )
+
+    @cached_property
+    def pace(self) -> UnprofiledPace:
+        """The pace without the profiler, from what the report says of its steps, tokens and options."""
+        meta = self.report_meta
+        option_ms = meta.get("options", {}).get("unprofiled_step_ms")
+        step_ns = option_ms * 1e6 if option_ms else float(meta.get("step_without_profiler_ns", 0))
+        tokens = int(meta.get("setup", {}).get("tokens", 0)) if self.times.marked else 0
+        if rate := 0.0 if option_ms else float(meta.get("tokens_per_s", 0)):
+            return UnprofiledPace(step_ns, rate, False, tokens)
+        paced_ns = step_ns or self.times.step_ns
+        rate = tokens / paced_ns * 1e9 if paced_ns else 0.0
+        return UnprofiledPace(step_ns, rate, not step_ns, tokens)
+
+    def share(self, column: str) -> RankSpread:
+        """A column of the steps as a share of their duration."""
+        part, whole = (by_rank(self._steps, self._steps.array(name)) for name in (column, "dur_ns"))
+        spread = RankSpread.of({rank: part[rank] / max(whole[rank], 1) for rank in whole})
+        assert spread is not None
+        return spread
+
+    def total_ns(self, column: str) -> float:
+        """A column of the steps, summed over ranks."""
+        return float(self._steps.array(column).sum())
+
+    def mfu(self) -> RankSpread | None:
+        """Model FLOPs utilization of the recorded steps, where it is known."""
+        table = None if self.cpu_only else self.table("roofline", "utilisation")
+        if table is None:
+            return None
+        step = set(zip(self._steps.array("rank").tolist(), self._steps.texts("step"), strict=True))
+        keys = zip(table.array("rank").tolist(), table.texts("step"), strict=True)
+        # Without FLOPs nothing was multiplied that a cost model knows.
+        known = (table.array("mfu") >= 0) & (table.array("flops") > 0)
+        rows = np.flatnonzero(np.array([key in step for key in keys], dtype=bool) & known)
+        dur = table.array("dur_ns").astype(np.float64)
+        used, whole = by_rank(table, table.array("mfu") * dur, rows), by_rank(table, dur, rows)
+        return RankSpread.of({rank: used[rank] / max(whole[rank], 1) for rank in whole})
+
+    def idle_causes(self) -> dict[str, float]:
+        """Causes of idle time of all ranks as shares of it, largest first."""
+        table = self.table("idle", "causes")
+        if table is None:
+            return {}
+        total: dict[str, float] = {}
+        for cause, ns in zip(table.texts("cause"), table.array("dur_ns").tolist(), strict=True):
+            total[cause] = total.get(cause, 0.0) + ns
+        whole = max(sum(total.values()), 1.0)
+        return {cause: total[cause] / whole for cause in sorted(total, key=lambda cause: -total[cause])}
+
+    def host_share(self) -> float:
+        """Share of the idle time in which the GPU waits for the host, without the profiler's own work."""
+        causes = set(self._host_causes) - {"profiler"}
+        return sum(share for cause, share in self.idle_causes().items() if cause in causes)
+
+    def waiting(self) -> RankSpread | None:
+        """Time in which a rank only waits for others in communication, as a share of its recorded time."""
+        whole, waiting, _ = self._states()
+        return RankSpread.of({rank: waiting.get(rank, 0) / max(whole[rank], 1) for rank in whole})
+
+    def waiting_in_exposed(self) -> float:
+        """Share of the exposed communication that is waiting for other ranks; 0 where unknown."""
+        _, waiting, moving = self._states()
+        waiting_ns, moving_ns = sum(waiting.values()), sum(moving.values())
+        return waiting_ns / max(waiting_ns + moving_ns, 1)
+
+    def _states(self) -> tuple[Mapping[int, float], Mapping[int, float], Mapping[int, float]]:
+        """Recorded, waiting and moving time by rank; none where collectives were not matched across ranks."""
+        ranks, shares = self.table("collectives", "ranks"), self.table("step_timeline", "shares")
+        if shares is None or ranks is None or (ranks.array("unmatched_ns") >= ranks.array("comm_ns")).all():
+            return {}, {}, {}
+        state, dur = shares.coded("state"), shares.array("dur_ns")
+        waiting, moving = (np.flatnonzero(state.equals(name)) for name in ("waiting", "communication"))
+        return by_rank(shares, dur), by_rank(shares, dur, waiting), by_rank(shares, dur, moving)
+
+    def peak_bytes(self) -> RankSpread | None:
+        """Most GPU memory allocated in a step."""
+        table = self.table("steps", "metrics")
+        if table is None:
+            return None
+        rows = np.flatnonzero(table.coded("metric").equals("memory.peak"))
+        return RankSpread.of(by_rank(table, table.array("value"), rows, max))
+
+    def serving_steps(self) -> dict[str, StepKind]:
+        """The steps of a serving engine by kind."""
+        table = self.table("serving", "ranks")
+        if table is None:
+            return {}
+        kinds: dict[str, StepKind] = {}
+        for kind in dict.fromkeys(table.texts("kind")):
+            rows = np.flatnonzero(table.coded("kind").equals(kind))
+            dur, count = (by_rank(table, table.array(name), rows) for name in ("dur_ns", "count"))
+            spread = RankSpread.of({rank: dur[rank] / max(count[rank], 1) for rank in dur})
+            assert spread is not None
+            mean = sum(dur.values()) / max(sum(count.values()), 1)
+            kinds[kind] = StepKind(mean, spread, int(sum(count.values())))
+        return kinds
+
+    def served_tokens_per_s(self) -> float | None:
+        """Tokens of prompts and answers per second of the ranks' steps; None unless all steps tell theirs."""
+        table = self.table("serving", "ranks")
+        if table is None or (table.array("tokens") < 0).any():
+            return None
+        tokens, dur = by_rank(table, table.array("tokens")), by_rank(table, table.array("dur_ns"))
+        return sum(tokens[rank] / max(dur[rank], 1) * 1e9 for rank in tokens)
+
+    def doubts(self) -> list[str]:
+        """The doubts about the recording, those of most time first."""
+        share: dict[str, float] = {}
+        for doubts in self.report_meta["trust"]["doubts"].values():
+            for doubt in doubts:
+                share[doubt["doubt"]] = max(share.get(doubt["doubt"], 0.0), doubt["fraction"])
+        return sorted(share, key=lambda name: -share[name])
+
+
+def by_rank(
+    table: Table,
+    values: NDArray[Any],
+    rows: NDArray[np.intp] | None = None,
+    merge: Callable[[Sequence[float]], float] = sum,
+) -> dict[int, float]:
+    """Rank to what the values of its rows come to."""
+    ranks: Sequence[int] = table.array("rank").tolist()
+    collected: dict[int, list[float]] = {}
+    numbers: Float = np.asarray(values, dtype=np.float64)
+    for row in range(len(ranks)) if rows is None else rows.tolist():
+        collected.setdefault(ranks[row], []).append(float(numbers[row]))
+    return {rank: merge(each) for rank, each in sorted(collected.items())}
+
+
+def run_verdict(figures: RunFigures) -> str:
+    """One or two sentences: what the run takes, where most of that goes, what the first finding would change.
+
+    What speaks against all of it comes first.
+    """
+    doubt, trust = "", figures.report_meta.get("trust")
+    if trust is not None and trust["complete"] is False:
+        ranks = sorted(int(rank) for rank in trust["doubts"])
+        is_on_one = len(ranks) == 1 and ranks[0] >= 0 and len(figures.report_meta.get("ranks", ())) > 1
+        where = f" on rank {ranks[0]}" if is_on_one else ""
+        doubt = f"Doubtful recording ({', '.join(figures.doubts()[:2])}{where}): the figures may be wrong. "
+    clauses = (_measured(figures), _largest_part(figures), _saving(figures))
+    return f"{doubt}{'; '.join(filter(None, clauses))}."
+
+
+def _measured(figures: RunFigures) -> str:
+    """The step, the tokens and the utilization, with and without the profiler as far as known."""
+    meta, times, pace = figures.report_meta, figures.times, figures.pace
+    mfu = figures.mfu()
+    utilisation = f"MFU {percent(mfu.mean)}" if mfu else ""
+    tokens = f"{three_digits(pace.tokens_per_s)} tokens/s" if pace.tokens_per_s else ""
+
+    read_ranks = len(figures.ranks)
+    ranks_of_job = max(int(meta.get("setup", {}).get("ranks", 0)), read_ranks)
+    if figures.cpu_only:
+        where = "one CPU" if ranks_of_job == 1 else f"{ranks_of_job} CPU ranks"
+    else:
+        where = hardware(meta.get("devices", ()), ranks_of_job)
+    if read_ranks != ranks_of_job:
+        where += f" ({plural(read_ranks, 'rank')} read)"
+
+    # Steps without requests serve nobody.
+    kinds = {kind: steps for kind, steps in figures.serving_steps().items() if kind != "idle"}
+    if kinds:
+        (kind, first), *rest = sorted(kinds.items(), key=lambda item: -item[1].mean_ns * item[1].steps)
+        summary = figures.table("serving", "summary")
+        engine = summary.texts("engine")[0] if summary is not None else ""
+        lead = f"{engine} on {where}" if engine else f"Serving on {where}"
+        others = [f"{other} steps {duration(steps.mean_ns)}" for other, steps in rest[:1]]
+        served = figures.served_tokens_per_s()
+        return _listed(
+            f"{lead}: {kind} steps take {duration(first.mean_ns)}",
+            *others,
+            f"{three_digits(served)} tokens/s" if served else "",
+            utilisation,
+        )
+    if not times.marked:
+        return _listed(f"{duration(times.step_ns)} recorded on {where}, no steps marked", utilisation)
+    if pace.step_ns and abs(pace.step_ns / times.step_ns - 1) > REPLAYED_STEP_SHARE:
+        lead = _listed(f"{duration(pace.step_ns)} a step without the profiler on {where}", tokens)
+        return f"{lead}; in the recording {_listed(duration(times.step_ns), utilisation)}"
+    return _listed(f"{duration(times.step_ns)} a step on {where}", tokens, utilisation)
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _largest_part(figures: RunFigures) -> str:
+    """The largest of computation, idle time and exposed communication; beside computation the next, too."""
+    computation, idle, exposed = (
+        figures.share(f"{name}_ns").mean for name in ("computation", "idle", "exposed_comm")
+    )
+    host = figures.host_share()
+    mostly_host = host > CAUSE_SHARE and not figures.cpu_only
+    mostly_waiting = figures.waiting_in_exposed() > CAUSE_SHARE and len(figures.ranks) > 1
+    waiting = ", mostly waiting for other ranks" if mostly_waiting else ""
+    # Size, share of the time (that of its cause where that is known), and where it goes.
+    parts = [
+        (computation, computation, "goes to", "computation"),
+        (idle, idle * host, "goes to", "waiting for the host") if mostly_host else (idle, idle, "is", "idle"),
+        (exposed, exposed, "goes to", f"exposed communication{waiting}"),
+    ]
+    (_, share, verb, what), (_, next_share, next_verb, next_what), _ = sorted(
+        parts, key=lambda part: -part[0]
+    )
+    text = f"{percent(share)} of the time {verb} {what}"
+    if what != "computation" or next_share < PART_SHARE:
+        return text
+    next_verb = next_verb.removeprefix("goes " if next_verb == verb else "")
+    return f"{text}, {percent(next_share)} {next_verb} {next_what}"
+
+
+def _saving(figures: RunFigures) -> str:
+    """What the first finding that can be relied on would change."""
+    table = figures.table("findings", "findings")
+    base_ns = figures.meta("findings").get("base_ns", 0)
+    if table is None or not base_ns:
+        return ""
+
+    def remedy(row: int) -> str:
+        """What fixes a finding, as the subject of a sentence."""
+        (scenario,), (title,) = table.texts("scenario", [row]), table.texts("finding", [row])
+        known = _REMEDIES.get(scenario.partition("=")[0].partition(":")[0])
+        return known or f"fixing finding {row + 1} ({title.partition(':')[0]})"
+
+    savings_ns = table.array("saving_ns").astype(float).tolist()
+    for row, confidence in enumerate(table.texts("confidence")):
+        if confidence == "low" or savings_ns[row] <= SAVING_SHARE * base_ns:
+            continue
+        step_ns = figures.pace.step_ns or figures.times.step_ns
+        if figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE:
+            return f"{remedy(row)} would bring it to about {about(base_ns - savings_ns[row])}"
+        return f"{remedy(row)} would save about {percent(savings_ns[row] / base_ns)}"
+    if savings_ns[0] <= DOUBTED_SAVING_SHARE * base_ns:
+        return ""
+    most = percent(min(float(table.array("high_ns")[0]) / base_ns, 1.0))
+    return f"{remedy(0)} could save up to {most} (low confidence)"
+
+
+def run_tiles(figures: RunFigures) -> Iterator[Tile]:
+    """The headline numbers of a run in the order shown, or why one of them is not known."""
+    times, pace, section = figures.times, figures.pace, figures.section
+    whole = "of the step" if times.marked else "of the recorded time"
+
+    notes = ["no steps marked"] if not times.marked else ["single step"] if times.steps == 1 else []
+    if times.steps > 1:
+        notes.append(f"median of {times.steps} steps")
+    if times.deviation_ns:
+        notes.append(f"± {amount(times.deviation_ns, 'ns')}")
+    if pace.step_ns:
+        notes.append(f"without the profiler {amount(pace.step_ns, 'ns')}")
+    yield Tile(
+        name="step_time",
+        label="Step time" if times.marked else "Recorded time",
+        value=times.step_ns,
+        unit="ns",
+        low=times.low_ns if times.steps > 1 else None,
+        high=times.high_ns if times.steps > 1 else None,
+        note=", ".join(notes),
+        section=section("steps"),
+    )
+
+    for kind, ran in figures.serving_steps().items():
+        low, high = _range(ran.by_rank)
+        note = f"mean of {plural(ran.steps, 'step')} of all ranks"
+        name, label = f"{kind}_step", f"{kind.capitalize()} step"
+        yield Tile(name, label, ran.mean_ns, "ns", low=low, high=high, note=note, section="serving")
+
+    served = figures.served_tokens_per_s()
+    rate = pace.tokens_per_s or served
+    note = _NO_TOKENS
+    if pace.tokens_per_s:
+        note = "with the profiler" if pace.with_profiler else "without the profiler"
+        note = f"{pace.tokens:,} a step, {note}" if pace.tokens else note
+    elif served:
+        note = "of prompts and answers, during steps"
+    if rate or (times.marked and not figures.serving_steps()):
+        told_in = section("serving" if served and not pace.tokens_per_s else "steps")
+        value = round(rate) if rate else None
+        yield Tile("tokens_per_s", "Tokens/s", value, "", note=note, section=told_in)
+
+    if section("roofline") and not figures.cpu_only:
+        mfu = figures.mfu()
+        reason = figures.reason("roofline", "MFU") or figures.reason("roofline", "efficiency")
+        reason = short_reason(reason or "no GEMM or attention with a cost model")
+        yield _share_tile("mfu", "MFU", mfu, "model FLOPs / peak" if mfu else reason, "roofline")
+
+    communicates, ranks = bool(figures.total_ns("comm_ns")), len(figures.ranks)
+    if communicates:
+        exposed = figures.share("exposed_comm_ns")
+        yield _share_tile(
+            "exposed_communication", "Exposed communication", exposed, whole, section("overlap")
+        )
+    if section("collectives") and (communicates or ranks > 1):
+        waiting = figures.waiting()
+        note = _ONE_RANK if ranks == 1 else _UNMATCHED
+        if waiting:
+            note = f"of recorded time; {percent(figures.waiting_in_exposed())} of exposed communication"
+        known = waiting if ranks > 1 else None
+        yield _share_tile("waiting_for_ranks", "Waiting for ranks", known, note, "collectives")
+
+    cause, share = next(iter(figures.idle_causes().items()), ("", 0.0))
+    note = f"{whole}; mostly {cause}" if share > CAUSE_SHARE else whole
+    yield _share_tile("idle", "Idle", figures.share("idle_ns"), note, section("idle"))
+
+    if not figures.cpu_only:
+        peak = figures.peak_bytes()
+        low, high = _range(peak)
+        note = _NO_MEMORY
+        if peak:
+            note = "allocated by torch" + (f", highest of {peak.ranks} ranks" if peak.ranks > 1 else "")
+        yield Tile(
+            name="peak_memory",
+            label="Peak memory",
+            value=peak.high if peak else None,
+            unit="bytes",
+            low=low,
+            high=high,
+            note=note,
+            section=section("steps"),
+        )
+
+    trust = figures.report_meta.get("trust")
+    if trust is not None:
+        text = {True: "complete", False: "doubtful", None: "not checked"}[trust["complete"]]
+        note = ", ".join(figures.doubts()) or ("no doubts" if trust["complete"] else "")
+        yield Tile("trust", "Recording", None, "", note=note, section=section("completeness"), text=text)
+
+
+def _share_tile(name: str, label: str, spread: RankSpread | None, note: str, section: str) -> Tile:
+    low, high = _range(spread)
+    value = spread.mean if spread else None
+    return Tile(name, label, value, "fraction", low=low, high=high, note=note, section=section)
+
+
+def _range(spread: RankSpread | None) -> tuple[float | None, float | None]:
+    """The least and the most of several ranks."""
+    return (spread.low, spread.high) if spread and spread.ranks > 1 else (None, None)

@@ -1,0 +1,34 @@
+"""From where on something is worth a word in a summary, the first thing that a reader is told.
+
+None of these is measured. Each is as large as it can be without hiding what a reader would act on: a verdict
+that names every small part says nothing.
+"""
+
+CAUSE_SHARE = 0.5
+"""Share of a time (0-1) that a cause must exceed to be named as most of it: no other can be as large."""
+
+EXPLAINED_SHARE = 0.5
+"""Share of a difference (0-1) that changes beyond the noise must exceed together to be its explanation."""
+
+CHANGE_SHARE = 0.05
+"""Share of a difference (0-1) below which one change is not named, though it is beyond the noise."""
+
+SAME_STEP_SHARE = 0.005
+"""Relative difference of two step times up to which they are the same: it would be shown as "0.4% faster"."""
+
+REPLAYED_STEP_SHARE = 0.02
+"""Relative difference of the measured step and the one that a projection starts from, up to which they are
+the same. Beyond it a projected step time does not compare with the measured one: only the saving is told."""
+
+PART_SHARE = 0.1
+"""Share of the step (0-1) from which the part after the largest is named beside it."""
+
+SAVING_SHARE, DOUBTED_SAVING_SHARE = 0.02, 0.05
+"""Share of the step (0-1) that a finding must exceed to be named; more where its confidence is low, since it
+may turn out to be nothing."""
+
+NAMED = 3
+"""Changes, scenarios, devices or dispatches that one sentence names; more of them are not read."""
+
+BOUND_TILES, SCHEDULE_TILES = 4, 6
+"""Tiles of operations or collectives, and of schedules: what fits in about one row of the page."""

@@ -1,0 +1,588 @@
+"""Wide tables: every kernel, op call and collective in a row, with all that the analyzers know of it.
+
+As in all tables of this package, absent numbers are -1; `wide_frame` makes missing values of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analysis.comm import AlignedRun, RankCommunication, collective_kinds
+from tracelens.analysis.common import call_time, distinct_names, group_kind, recomputed
+from tracelens.analysis.moe import PHASES, STAGES, regions
+from tracelens.analysis.pipeline import in_autograd
+from tracelens.analysis.roofline import BOUNDS, Costing, bounds, costing
+from tracelens.analysis.step_timeline import activity_texts
+from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.devices import Device
+from tracelens.dtypes import short_dtype
+from tracelens.table import RANK, Coded, Column, Schema, Table, codes, nearest, sums
+from tracelens.trace import WORK_KINDS, Trace, Work, collectives, exclusive, launched_in, shares, steps_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OF_LONGEST = (
+    *("step", "stage", "layer", "microbatch", "phase", "module", "source", "category", "forward_op"),
+    *("shapes", "dtype", "bound", "op_source"),
+)
+
+_OF_KERNEL = (
+    *("rank", "step", "stage", "layer", "microbatch", "phase", "module", "source", "stream", "name"),
+    *("dur_ns", "link_bytes", "roofline_ns", "kernel_id"),
+)
+_OF_COLLECTIVE = (
+    "order",
+    "latency_ns",
+    "start_skew_ns",
+    "algbw_bytes_per_s",
+    "busbw_bytes_per_s",
+    "last_rank",
+)
+Group = tuple[str, tuple[int, ...]]
+
+
+class Matches(NamedTuple):
+    """What the ranks of a run know of its collectives together."""
+
+    aligned: AlignedRun  # the run
+    tables: Mapping[str, Table]  # of the analyzer `collectives` on it
+    # row of the table `collectives` by the identity of a record; matched records only
+    collective: Mapping[int, int]
+    participant: Mapping[int, int]  # row of the table `participants` by the same
+    group: Mapping[Group, str]  # name of each process group
+
+
+AMOUNTS = ("flops", "read_bytes", "write_bytes", "link_bytes")
+
+
+class _Calls(NamedTuple):
+    """The counted calls, one entry a counted piece of work."""
+
+    row: Int  # position of the piece in the work
+    item: Int  # index into the costing's `items`
+    call_ns: Int  # GPU time of the call: union of its work
+    fraction: Float  # of the call's time that is this piece's; those of a call add up to 1
+    group: Int  # number of the call
+    is_longest: Bool  # whether the piece has the largest fraction of its call; one piece of each call
+
+
+ALWAYS_KNOWN = frozenset(
+    {"rank", "device", "stream", "thread", "ts_ns", "local_ts_ns", "host_ts_ns", "dur_ns"}
+    | {"exclusive_ns", "exposed_ns", "kernels", "ranks", "kernel_id"}
+)
+"""Integer columns without missing values; they are int64 and may be negative."""
+
+_STEP = Column("step", "category", doc="the step that launched it: name of its mark")
+_PROGRAM = (
+    Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
+    Column(
+        "layer",
+        "int64",
+        doc="among the MoE layers of all chunks of the rank, from 0; missing outside them",
+    ),
+    Column("microbatch", "int64", doc="of the MoE layer, in the step, from 0; missing outside MoE layers"),
+    Column(
+        "phase",
+        "category",
+        doc=f"{', '.join(PHASES)} (forward work that runs again in the backward pass); '' for neither, "
+        "such as the optimizer, or unknown",
+    ),
+    Column(
+        "module",
+        "category",
+        doc="innermost nn.Module, else record_function scope; of backward work around the forward op",
+    ),
+    Column("source", "category", doc="innermost frame of the user's program; '' unless recorded with stacks"),
+)
+_SHAPES = Column(
+    "shapes",
+    "category",
+    doc="types and sizes of the op's tensor arguments; with ~ those of another batch size; "
+    "'' if not recorded",
+)
+_FORWARD_OP = Column(
+    "forward_op", "category", doc="of backward work: the forward op whose gradient it computes"
+)
+_COSTS = (
+    Column("dtype", "category", doc="element type of the arithmetic, which determines the peak"),
+    Column("flops", "int64", "flops", "what it has to compute; missing where `uncounted` says why"),
+    Column("read_bytes", "int64", "bytes", "what it has to read, each tensor once"),
+    Column("write_bytes", "int64", "bytes", "what it has to write"),
+    Column("link_bytes", "int64", "bytes", "what it has to send over the link to the host or other GPUs"),
+    Column("flops_per_s", "float64", "flops/s", "achieved", intensive=True),
+    Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound", intensive=True),
+    Column("roofline_ns", "float64", "ns", "least time on the device; missing without its peaks"),
+    Column("efficiency", "float64", "efficiency", "roofline time / measured time", intensive=True),
+    Column("bound", "category", doc="limit: compute, memory, host link, gpu link; '' if unknown"),
+    Column("uncounted", "category", doc="why its FLOPs and bytes are unknown; '' otherwise"),
+)
+_OP_SOURCE = Column(
+    "op_source",
+    "category",
+    doc="where the op is recorded: trace; capture or twin for what a graph replayed, with "
+    "`, inferred` where its shapes are of another batch size; empty for no op",
+)
+KERNELS = Schema(
+    "Every kernel, copy and memset",
+    (
+        RANK,
+        _STEP,
+        *_PROGRAM,
+        Column("kind", "category", doc=", ".join(WORK_KINDS)),
+        Column("category", "category", doc="kernel class; copy and fill for copies and memsets"),
+        Column("op", "category", doc="innermost op around the launch call"),
+        _FORWARD_OP,
+        Column("name", "category", doc="of the kernel, copy or memset"),
+        _SHAPES,
+        Column("device", "int64", doc="GPU index, -1 on a host without GPU"),
+        Column("stream", "int64", doc="of the GPU; the thread on a host without GPU"),
+        Column("ts_ns", "int64", "ns", "start, by the clock of the rank's own trace"),
+        Column("dur_ns", "int64", "ns", "duration of the kernel, copy or memset"),
+        Column(
+            "exclusive_ns",
+            "int64",
+            "ns",
+            "wall time of its own: of overlapping work each nanosecond goes to one row, as in the breakdown",
+        ),
+        Column("launch_ts_ns", "int64", "ns", "start of the launch call, missing if not recorded"),
+        *_COSTS,
+        Column("kernel_id", "int64", doc="row in the trace's `events`"),
+        Column("op_id", "int64", doc="row of the op in the trace's `events`, missing for none"),
+        _OP_SOURCE,
+    ),
+    doc="In order of rank and start. FLOPs, bytes and roofline time of an op call with several kernels are "
+    "divided among these by their time, so they add up and have the call's rate and efficiency.",
+    key=(),
+)
+OPS = Schema(
+    "Every op call with GPU work",
+    (
+        RANK,
+        _STEP,
+        *_PROGRAM,
+        Column("category", "category", doc="kernel class of its longest kernel"),
+        Column("name", "category", doc="of the op"),
+        _FORWARD_OP,
+        _SHAPES,
+        Column("thread", "int64", doc="on the host"),
+        Column("host_ts_ns", "int64", "ns", "start on the host, by the clock of the rank's own trace"),
+        Column("host_dur_ns", "int64", "ns", "on the host, with the ops that it calls; unknown in graphs"),
+        Column("ts_ns", "int64", "ns", "first start of its GPU work, by the clock of the rank's own trace"),
+        Column("dur_ns", "int64", "ns", "GPU time: union of its kernels, copies and memsets"),
+        Column("kernels", "int64", "count", "kernels, copies and memsets that it launched"),
+        *_COSTS,
+        Column("op_id", "int64", doc="row in the trace's `events`"),
+        _OP_SOURCE,
+    ),
+    doc="GPU work belongs to the innermost op around its launch call, so each kernel is in one row and sums "
+    "count nothing twice. In order of rank and call. Stage, layer, phase, module and step are those of the "
+    "longest kernel.",
+    key=(),
+)
+COLLECTIVES = Schema(
+    "Every collective by rank",
+    (
+        RANK,
+        _STEP,
+        *_PROGRAM,
+        Column("collective", "category", doc="send/recv: a send with its receive; '' if unknown"),
+        Column("role", "category", doc="what the process group is for, such as EP, else its own name"),
+        Column("group", "category", doc="process group: what it is for, and its ranks"),
+        Column("group_size", "int64", "count", "ranks of the process group"),
+        Column(
+            "order", "int64", "count", "position among the collectives of the group; missing if not matched"
+        ),
+        Column("dtype", "category", doc="element type"),
+        Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
+        Column("sent_bytes", "int64", "bytes", "what this rank puts in"),
+        Column("received_bytes", "int64", "bytes", "what this rank gets out"),
+        Column("ts_ns", "int64", "ns", "start of the kernel, by the clock of the first rank"),
+        Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
+        Column("dur_ns", "int64", "ns", "of the kernel: waiting + moving data"),
+        Column(
+            "wait_ns", "int64", "ns", "part waiting for the last rank; missing if not matched across ranks"
+        ),
+        Column("comm_ns", "int64", "ns", "part moving data; missing if not matched across ranks"),
+        Column("exposed_ns", "int64", "ns", "part of dur_ns that is exposed: the GPU computes nothing then"),
+        Column(
+            "exposed_comm_ns",
+            "int64",
+            "ns",
+            "part moving data and exposed; missing if not matched across ranks",
+        ),
+        Column(
+            "latency_ns",
+            "int64",
+            "ns",
+            "time on the wire: shortest duration of any rank, since the last to arrive does not wait; "
+            "missing if not matched",
+        ),
+        Column("start_skew_ns", "int64", "ns", "last start - first start; missing if not matched"),
+        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency", intensive=True),
+        Column(
+            "busbw_bytes_per_s",
+            "float64",
+            "bytes/s",
+            "algbw x share of the data that crosses links, by the conventions of nccl-tests",
+            intensive=True,
+        ),
+        Column("last_rank", "int64", doc="last to arrive; missing if not matched"),
+        Column("ranks", "int64", "count", "ranks of the run that recorded it"),
+        Column("link_bytes", "int64", "bytes", "what the kernel has to send over the link to other GPUs"),
+        Column(
+            "roofline_ns", "float64", "ns", "least time on the link; missing without the device's figures"
+        ),
+        Column("host", "category", doc="machine of the rank, '' if not recorded"),
+        Column("name", "category", doc="of the kernel"),
+        Column("stream", "int64", doc="stream of the kernel; the thread on a host without GPU"),
+        Column("group_name", "category", doc="the program's identifier for the group, often a number"),
+        Column("kernel_id", "int64", doc="row in the trace's `events`"),
+    ),
+    doc="In order of rank and start. A kernel that serves several sends and receives has a row for each; "
+    "`drop_duplicates(['rank', 'kernel_id'])` keeps one of them.",
+    key=(),
+)
+
+
+def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
+    """Columns of KERNELS of one rank.
+
+    Args:
+        trace: of the rank.
+        work: any of its work.
+        device: whose peaks set the roofline, None where they are not known.
+    """
+    names = trace.arrays.names
+    return (
+        activity_texts(trace, work)
+        | program(trace, work)
+        | kernel_costs(trace, work, device)
+        | {
+            "rank": np.full(len(work.event), trace.meta.rank),
+            "kind": Coded.used(work.kind, WORK_KINDS),
+            "forward_op": Coded.used(lookup(trace.arrays.name, work.forward, len(names)), [*names, ""]),
+            "device": work.device,
+            "stream": work.stream,
+            "ts_ns": work.start,
+            "dur_ns": work.dur,
+            "exclusive_ns": _exclusive(trace, work),
+            "launch_ts_ns": lookup(trace.arrays.start, work.launch, -1),
+            "kernel_id": work.event,
+            "op_id": work.op,
+            "op_source": _op_source(trace, work),
+        }
+    )
+
+
+def program(trace: Trace, work: Work) -> dict[str, Any]:
+    """Step, MoE layer, micro-batch and phase of each piece of work."""
+    steps, moe = steps_of(trace), trace.once(regions)
+    number = moe.layer_pass[trace.arrays.places(trace.work.event)[work.event]]
+    layer, microbatch = (
+        np.array([getattr(layer_pass, name) for layer_pass in moe.passes], dtype=np.int64)
+        for name in ("layer", "microbatch")
+    )
+    return {
+        "step": Coded.used(launched_in(trace, steps, work.event), steps.labels),
+        "layer": lookup(layer, number, -1),
+        "microbatch": lookup(microbatch, number, -1),
+        "phase": Coded.used(_phase(trace, work), [*PHASES, ""]),
+    }
+
+
+def _phase(trace: Trace, work: Work) -> Int:
+    """Code into PHASES of each piece of work, -1 where nothing tells: the MoE layers tell first.
+
+    Elsewhere autograd does: what its engine runs is backward, unless it is a forward pass again; what an op
+    launches that it numbered for a later backward pass is forward.
+    """
+    forward, backward, recompute = range(len(PHASES))
+    call = work.host_call
+    phase = np.where(lookup(_numbered(trace), work.op, False), forward, -1)
+    phase[lookup(in_autograd(trace), call, False)] = backward
+    phase[lookup(trace.once(recomputed), call, False)] = recompute
+    of_moe = trace.once(regions).phase[trace.arrays.places(trace.work.event)[work.event]]
+    return np.where(of_moe >= 0, of_moe, phase)
+
+
+def _numbered(trace: Trace) -> Bool:
+    """Events inside of ops that autograd numbered for a later backward pass."""
+    events, ops = trace.arrays, trace.tables["ops"]
+    numbered = np.zeros(len(events.start), dtype=bool)
+    is_forward = (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0)
+    numbered[ops.array("event_id")[is_forward]] = True
+    inside: Bool = nearest(events.parent, events.depth, numbered) >= 0
+    return inside
+
+
+def _op_source(trace: Trace, work: Work) -> Coded:
+    """Where each op is recorded, and whether its shapes are of another batch size."""
+    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
+    count = len(source.values)
+    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
+    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
+    code = source.codes + count * is_inferred
+    texts = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
+    return Coded.used(lookup(code, work.op, 2 * count), texts)
+
+
+def _exclusive(trace: Trace, work: Work) -> Int:
+    """Wall time of each piece of work alone, by the rule of the breakdown."""
+    row, _, ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
+    return sums(row, ns, len(work.event))
+
+
+def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of OPS of one rank: the ops that launched GPU work themselves.
+
+    Args:
+        trace: of the rank.
+        work: any of its work.
+        kernels: columns of KERNELS of this work.
+    """
+    row = np.flatnonzero(work.op >= 0)
+    launched = work.take(row)
+    call, (op,) = codes(launched.op)
+    _, dur = call_time(launched, launched.op)
+    longest = row[largest(launched.dur, call)]
+    first = np.full(len(op), np.iinfo(np.int64).max)
+    np.minimum.at(first, call, launched.start)
+    events = trace.arrays
+    start = events.start[op]
+    columns = {name: kernels[name].take(longest) for name in _OF_LONGEST}
+    columns |= _costs(kernels, row, call, dur)
+    columns |= {
+        "rank": np.full(len(op), trace.meta.rank),
+        "name": kernels["op"].take(longest),
+        "thread": events.tid[op],
+        "host_ts_ns": start,
+        "host_dur_ns": np.where(events.copied[op], -1, events.end[op] - start),
+        "ts_ns": first,
+        "dur_ns": dur,
+        "kernels": np.bincount(call, minlength=len(op)),
+        "op_id": op,
+    }
+    return columns
+
+
+def _costs(kernels: Mapping[str, Any], row: Int, call: Int, dur: Int) -> dict[str, Any]:
+    """The columns of costs of each call: sums of those of its kernels.
+
+    Where some kernels are not counted, amounts are those of the others, and rates are not known.
+
+    Args:
+        kernels: columns of KERNELS.
+        row: of each kernel that an op launched.
+        call: number of its op call.
+        dur: GPU time of each call, ns.
+    """
+    columns = {name: kernels[name][row] for name in (*AMOUNTS, "roofline_ns")}
+    counted, count = columns["flops"] >= 0, len(dur)
+    is_counted, has_roofline = (
+        np.bincount(call, ~known, count) == 0 for known in (counted, columns["roofline_ns"] >= 0)
+    )
+    none = np.bincount(call, counted, count) == 0
+    link, memory = columns["link_bytes"], columns["read_bytes"] + columns["write_bytes"]
+    moved = sums(call, np.where(counted, np.where(link > 0, link, memory), 0), count)
+    amounts = {name: sums(call, np.where(counted, columns[name], 0), count) for name in AMOUNTS}
+    roofline_ns, ns = np.bincount(call, columns["roofline_ns"], count), np.maximum(dur, 1)
+    return {name: np.where(none, -1, amount) for name, amount in amounts.items()} | {
+        "flops_per_s": np.where(is_counted, amounts["flops"] / ns * 1e9, -1.0),
+        "bytes_per_s": np.where(is_counted, moved / ns * 1e9, -1.0),
+        "roofline_ns": np.where(has_roofline, roofline_ns, -1.0),
+        "efficiency": np.where(has_roofline, roofline_ns / ns, -1.0),
+        # The reason for most of what is not counted.
+        "uncounted": kernels["uncounted"].take(
+            row[largest(np.where(counted, -1, kernels["dur_ns"][row]), call)]
+        ),
+    }
+
+
+def matches(aligned: AlignedRun, tables: Mapping[str, Table]) -> Matches:
+    """Find the rows of each record: `participants` are in order of rank, then of `collectives`."""
+    records: dict[int, list[int]] = {rank.rank: [] for rank in aligned.ranks}
+    collective: dict[int, int] = {}
+    for row, matched in enumerate(aligned.collectives):
+        for participant in matched.participants:
+            records[participant.rank].append(id(participant.record))
+            collective[id(participant.record)] = row
+    in_order = [record for rank in sorted(records) for record in records[rank]]
+    groups: dict[Group, str] = {}
+    for record in (record for rank in aligned.ranks for record in rank.records):
+        key = record.group, record.group_ranks
+        groups[key] = groups.get(key) or record.description
+    position = {record: row for row, record in enumerate(in_order)}
+    return Matches(aligned, tables, collective, position, distinct_names(groups))
+
+
+def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matched: Matches) -> dict[str, Any]:
+    """Columns of COLLECTIVES of one rank.
+
+    Args:
+        trace: of the rank.
+        work: its work, of which `matched` knows the communication.
+        kernels: columns of KERNELS of this work.
+        matched: the collectives of the run.
+    """
+    own = next(rank for rank in matched.aligned.ranks if rank.rank == trace.meta.rank)
+    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in own.records])
+    kernel = np.append([record.kernel for record in own.records], silent).astype(np.int64)
+    order = np.argsort(kernel, kind="stable")
+    row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
+    texts = _texts(own, matched, _kinds(trace, work.event[row[len(own.records) :]]))
+    columns = _numbers(own, matched, len(silent)) | {name: Coded.of(values) for name, values in texts.items()}
+    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
+    start, end, wait = own.start[kernel], own.end[kernel], columns["wait_ns"]
+    columns |= {
+        "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
+        "ts_ns": start + matched.aligned.shift[own.rank],
+        "local_ts_ns": start,
+        "comm_ns": np.where(wait >= 0, end - start - wait, -1),
+        "exposed_ns": own.alone.covered(start, end),
+    }
+    return {name: values.take(order) for name, values in columns.items()}
+
+
+def _kinds(trace: Trace, kernels: Int) -> list[str]:
+    """The collectives that these event rows are by their names, "" where these do not tell."""
+    names = (*collectives(), "")
+    return [
+        names[kind] for kind in trace.once(collective_kinds)[trace.arrays.places(trace.work.event)[kernels]]
+    ]
+
+
+def _texts(own: RankCommunication, matched: Matches, silent: list[str]) -> dict[str, list[str]]:
+    """The text columns: one row a record, then one a kernel without a record, of these collectives."""
+    records, shared = own.records, matched.tables["collectives"]
+    names = shared.coded("collective")
+    collective = [
+        names.values[names.codes[row]]
+        if (row := matched.collective.get(id(record), -1)) >= 0
+        else record.collective
+        for record in records
+    ]
+    texts = {
+        "role": [group_kind(record.group, record.description, record.group_ranks) for record in records],
+        "group": [matched.group[record.group, record.group_ranks] for record in records],
+        "group_name": [record.group for record in records],
+        "dtype": [short_dtype(record.dtype) for record in records],
+    }
+    return {"collective": collective + silent} | {
+        name: values + [""] * len(silent) for name, values in texts.items()
+    }
+
+
+def _numbers(own: RankCommunication, matched: Matches, silent: int) -> dict[str, Any]:
+    """The number columns: one row a record, then one for each of `silent` kernels without one."""
+    shared, parts = matched.tables["collectives"], matched.tables["participants"]
+    collective, participant = (
+        np.array([*(row_of.get(id(record), -1) for record in own.records), *[-1] * silent], dtype=np.int64)
+        for row_of in (matched.collective, matched.participant)
+    )
+
+    def recorded(name: str) -> Int:
+        return np.array([*(getattr(record, name) for record in own.records), *[-1] * silent], dtype=np.int64)
+
+    return {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE} | {
+        "group_size": recorded("size"),
+        "bytes": lookup(shared.array("bytes"), collective, recorded("bytes")),
+        "sent_bytes": recorded("sent"),
+        "received_bytes": recorded("received"),
+        "wait_ns": lookup(parts.array("wait_ns"), participant, -1),
+        "exposed_comm_ns": lookup(parts.array("exposed_ns"), participant, -1),
+        "ranks": lookup(shared.array("ranks"), collective, 1),
+    }
+
+
+def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
+    """The columns of costs of each piece of work, -1 and "" where they are not known.
+
+    Args:
+        trace: of the rank.
+        work: any of its work.
+        device: whose peaks set the roofline, None where they are not known.
+    """
+    counted = costing(trace, work)
+    calls = _calls(work, counted)
+    limits = bounds(counted.items, device)
+    costs = [item.cost for item in counted.items]
+    amounts = {
+        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[calls.item]
+        for name in AMOUNTS
+    }
+    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[calls.item]
+    moved = np.where(is_link, amounts["link_bytes"], amounts["read_bytes"] + amounts["write_bytes"])
+    least = limits.roofline[calls.item]
+    ns = np.maximum(calls.call_ns, 1)
+    numbers = {name: _divided(amount, calls) for name, amount in amounts.items()} | {
+        "flops_per_s": amounts["flops"] / ns * 1e9,
+        "bytes_per_s": moved / ns * 1e9,
+        "roofline_ns": np.where(least >= 0, least * calls.fraction, -1.0),
+        "efficiency": np.where(least >= 0, least / ns, -1.0),
+    }
+    bound = np.full(len(counted.items) + 1, BOUNDS.index(""))
+    bound[:-1] = limits.bound
+    item, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
+    return {name: _spread(values, calls.row, len(work.event)) for name, values in numbers.items()} | {
+        "dtype": Coded.used(item, [*(cost.dtype for cost in costs), ""]),
+        "bound": Coded.used(bound[item], BOUNDS),
+        "uncounted": Coded.used(reason, [*counted.reasons, ""]),
+    }
+
+
+def _calls(work: Work, counted: Costing) -> _Calls:
+    row = np.flatnonzero(counted.item >= 0)
+    start, end = work.start[row], work.end[row]
+    group, (calls,) = codes(counted.call[row])
+    # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
+    own_ns = end - exclusive(start, end, group)
+    call_ns = sums(group, own_ns, len(calls))[group]
+    is_longest = np.zeros(len(row), dtype=bool)
+    is_longest[largest(own_ns, group)] = True
+    fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
+    return _Calls(row, counted.item[row], call_ns, fraction, group, is_longest)
+
+
+def largest(values: Int, group: Int) -> Int:
+    """Position of the largest value of each group; of equal ones the last."""
+    order = np.lexsort((values, group))
+    return order[np.flatnonzero(np.diff(group[order], append=-1))]
+
+
+def _divided(amount: Int, calls: _Calls) -> Int:
+    """Whole numbers by fraction; the longest piece takes what rounding leaves, so sums are exact."""
+    part = np.where(calls.is_longest, 0, np.floor(amount * calls.fraction).astype(np.int64))
+    others = sums(calls.group, part, int(calls.group.max(initial=-1)) + 1)[calls.group]
+    return np.where(calls.is_longest, amount - others, part)
+
+
+def _spread(values: NDArray[Any], row: Int, count: int) -> NDArray[Any]:
+    position = np.full(count, -1, dtype=np.int64)
+    position[row] = np.arange(len(row))
+    return lookup(values, position, -1)
+
+
+def wide_frame(table: Table) -> pd.DataFrame:
+    """The table with missing values instead of -1.
+
+    A comparison such as `efficiency < 0.5` must not select what is unknown, and a sum or mean must not count
+    it. Integers keep their precision as pandas' Int64.
+    """
+    import pandas as pd
+
+    frame = table.frame.copy(deep=False)
+    for column in table.schema.columns:
+        if column.name in ALWAYS_KNOWN or not column.is_number:
+            continue
+        values = table.array(column.name)
+        absent = values < 0
+        if column.dtype == "int64":
+            frame[column.name] = pd.arrays.IntegerArray(np.where(absent, 1, values), absent)
+        else:
+            frame[column.name] = np.where(absent, np.nan, values)
+    return frame

@@ -1,0 +1,260 @@
+"""What is written from a run: one Perfetto file of all ranks (`fuse`), scripts of calls (`replay`)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tracelens.errors import TracelensError
+from tracelens.read import TraceFiles
+from tracelens.session.comparison import diff
+from tracelens.session.reading import (
+    PATHS,
+    STEP,
+    Partial,
+    Rooflines,
+    Source,
+    at_step,
+    loaded,
+)
+from tracelens.session.request import ApiRequest, StrPath, function_of, option
+
+if TYPE_CHECKING:
+    from tracelens.devices import Device
+    from tracelens.reproducers import ReplaySelection
+    from tracelens.table import Result
+    from tracelens.trace import Run
+
+CALLS, SCRIPTS = "Calls to replay", "Scripts"
+_RANKS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+
+
+class FuseRequest(Partial, ApiRequest[None]):
+    """Merge all ranks into one trace for ui.perfetto.dev, with aligned clocks, steps and waits.
+
+    Raises:
+        TracelensError: no such rank, nothing to show, or the path cannot be written.
+    """
+
+    run: Source = option(PATHS, kw_only=False)
+    path: StrPath = option(
+        "Write this .json or .json.gz file.",
+        doc="where to: .json or .json.gz.",
+        name="output",
+        flags=("-o", "--output"),
+        metavar="FILE",
+        kw_only=False,
+    )
+    ranks: str | Iterable[int] | None = option(
+        "Only these ranks: 0-3,7.",
+        doc='only these, as numbers or as a list like "0-3,7"; others may be missing.',
+        metavar="RANKS",
+        type=str | None,
+        default=None,
+        shown="all",
+    )
+    cpu: bool = option(
+        "Omit host threads; keep GPU streams, steps and waits.",
+        doc="whether to include host threads.",
+        name="no_cpu",
+        type=bool | None,
+        convert=lambda omitted: not omitted,
+        default=True,
+    )
+
+    def answer(self) -> None:
+        """Write the file."""
+        from tracelens.analysis.comm import align_run
+        from tracelens.merge import check_suffix, fuse
+        from tracelens.trace import Run
+
+        check_suffix(self.path)
+        spans = None if self.ranks is None else read_ranks(self.ranks)
+        run = loaded(self.run, partial=self.partial or spans is not None, progress=self.progress)
+        if spans is not None:
+            for low, high in spans:
+                missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
+                if missing is not None:
+                    has = ", ".join(map(str, run.ranks))
+                    raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
+            run = Run(
+                tuple(
+                    trace
+                    for trace in run.traces
+                    if any(low <= trace.meta.rank <= high for low, high in spans)
+                )
+            )
+        self.progress("aligning clocks")
+        aligned = align_run(run)
+        shift, waits = aligned.shift, aligned.waits()
+        fuse(run, self.path, offsets=shift, waits=waits, cpu=self.cpu, progress=self.progress)
+
+
+def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
+    if not isinstance(ranks, str):
+        return [(rank, rank) for rank in ranks]
+    spans = []
+    for part in ranks.split(","):
+        match = _RANKS.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if high < low:
+            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
+        spans.append((low, high))
+    return spans
+
+
+class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
+    """Write a script for each of the longest calls; `tracelens replay verify FOLDER` runs them all.
+
+    Returns:
+        table `scripts`; skips: calls without a script.
+
+    Raises:
+        TracelensError: nothing in the trace matches, or the folder cannot be written.
+    """
+
+    run: Source = option(PATHS, kw_only=False)
+    folder: StrPath = option(
+        "Write the scripts to this directory.",
+        SCRIPTS,
+        doc="where to.",
+        name="output",
+        flags=("-o", "--output"),
+        metavar="DIR",
+        kw_only=False,
+    )
+    op: str = option(
+        "Only ops and collectives that match this pattern: aten::mm, 'aten::*conv*', allreduce.",
+        metavar="PATTERN",
+        default="",
+    )
+    shapes: str | Sequence[str | Sequence[int]] = option(
+        "Only calls with a tensor of this shape: 4096,2048. Repeatable.",
+        doc='only calls with tensors of all these sizes, each "4096,2048" or (4096, 2048).',
+        name="shape",
+        metavar="SIZES",
+        type=list[str] | None,
+        default=(),
+    )
+    module: str = option(
+        "Only calls inside a matching annotation or Python frame, and their gradients: '*MoE*'.",
+        metavar="PATTERN",
+        default="",
+    )
+    rank: int | None = option("Only calls of this rank.", metavar="RANK", default=None)
+    step: str | int | None = option(STEP, default=None)
+    top: int | None = option(
+        "Write at most this many scripts, for the calls with the longest total time; 0 for all.",
+        SCRIPTS,
+        doc="number of scripts, longest total time first; None for all.",
+        metavar="N",
+        type=int,
+        convert=lambda count: count or None,
+        default=20,
+        min=0,
+    )
+    by: Literal["time", "recoverable"] = option(
+        "Rank calls by GPU time, or by time above the roofline.", default="time"
+    )
+    finding: str = option(
+        "Only work that runs while this finding (its detector's name) costs time.",
+        metavar="NAME",
+        default="",
+        complete="detectors",
+    )
+    at_ns: int | None = option(
+        "Only what starts or runs at this time, with its callees: at_ns of findings and changes.",
+        name="at",
+        metavar="NS",
+        default=None,
+    )
+    base: Source | None = option(
+        "Only ops that changed since this run; see --row.",
+        doc="only ops that changed since this run, see `row`.",
+        name="diff",
+        metavar="BASE",
+        type=str,
+        convert=lambda path: TraceFiles([path]) if path else None,
+        default=None,
+    )
+    row: int = option(
+        "With --diff, only this row of 'What changed' in `tracelens diff BASE PATH`.",
+        doc="of the table changes of `tracelens.diff(base, run)`.",
+        metavar="N",
+        default=1,
+        min=1,
+    )
+    sequence: bool = option(
+        "Write whole MoE layers instead, one script per direction.", SCRIPTS, default=False
+    )
+    max_elements: int | None = option(
+        "Scale sizes down until no tensor has more than N elements.",
+        SCRIPTS,
+        metavar="N",
+        default=None,
+        min=1,
+    )
+    first_ranks: int | None = option(
+        "Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
+        SCRIPTS,
+        metavar="N",
+        default=None,
+    )
+
+    def answer(self) -> Result:
+        """The table of the scripts that it writes."""
+        from tracelens.analysis.common import choose_device
+        from tracelens.reproducers import replay, replay_layers
+
+        peaks = choose_device(self.device, None if self.device_file is None else os.fspath(self.device_file))
+        run = at_step(loaded(self.run, partial=self.partial, progress=self.progress), self.step)
+        if self.sequence:
+            return replay_layers(run, Path(self.folder), max_elements=self.max_elements)
+        return replay(
+            run,
+            Path(self.folder),
+            self._selection(run, peaks),
+            top=self.top,
+            order=self.by,
+            max_elements=self.max_elements,
+            first_ranks=self.first_ranks,
+            device=peaks,
+            progress=self.progress,
+        )
+
+    def _selection(self, run: Run, peaks: Device | None) -> ReplaySelection:
+        """The calls; raises TracelensError for an unknown rank, finding or row, or a malformed shape."""
+        from tracelens.reproducers import ReplaySelection, sizes, time_of
+
+        if self.rank is not None and self.rank not in run.ranks:
+            has = ", ".join(map(str, run.ranks))
+            raise TracelensError(f"no rank {self.rank} in the trace; it has {has}")
+        changed: list[str] = []
+        if self.base is not None:
+            base = loaded(self.base, partial=self.partial)
+            changes = diff(base, run)["diff"].data["changes"]
+            if not 1 <= self.row <= len(changes):
+                raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")
+            changed = changes.texts("cand")[self.row - 1].split(", ")
+            if changed == [""]:
+                op = changes.texts("base")[self.row - 1].split(", ")[0]
+                path = ", ".join(trace.meta.path for trace in base.traces[:1])
+                raise TracelensError(f"row {self.row} exists only in {path}: replay that, --op {op}")
+        shapes = [self.shapes] if isinstance(self.shapes, str) and self.shapes else self.shapes
+        return ReplaySelection(
+            op=self.op,
+            ops=changed,
+            shapes=tuple(sizes(shape) if isinstance(shape, str) else tuple(shape) for shape in shapes),
+            module=self.module,
+            rank=-1 if self.rank is None else self.rank,
+            at_ns=self.at_ns,
+            during=time_of(run, self.finding, peaks) if self.finding else None,
+        )
+
+
+fuse = function_of("fuse", FuseRequest)
+replay = function_of("replay", ReplayRequest)

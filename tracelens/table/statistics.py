@@ -1,0 +1,259 @@
+"""Statistics on plain arrays: groups by integer code, forests by parent row, and Student's t.
+
+In a hierarchy of grouped leaves every parent is the exact sum of its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import atan2, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tracelens.arrays import Bool, Float, Int
+
+
+class Stats(NamedTuple):
+    """Per group, in order of its code: number, sum, mean, median, min and max of the values (0 if empty)."""
+
+    number: Int
+    total: Int
+    mean: Float
+    median: Float
+    min: Int
+    max: Int
+
+
+class Leaves(NamedTuple):
+    """What is grouped, one element a piece of GPU work in one window."""
+
+    path: Sequence[Int]  # integer key of the piece at each level, outermost first
+    exclusive: Int  # ns that belong to the piece alone; these add up
+    dur: Int  # full duration in ns
+    counted: Bool  # False for the continuation of work that began in an earlier window
+
+
+class Level(NamedTuple):
+    """The groups of one level."""
+
+    key: Int  # the level's own path key of each group
+    parent: Int  # group of the level above, all -1 at the top
+    group: Int  # of each leaf
+    columns: dict[str, Any]  # exclusive_ns, sum_ns, count, mean_ns, median_ns, min_ns, max_ns
+
+
+_GRID = np.linspace(0, np.pi / 2, 1 << 14)
+
+
+def stats(group: Int, values: Int, groups: int) -> Stats:
+    """Statistics of int64 `values` in each of the groups 0..groups-1."""
+    order = np.lexsort((values, group))
+    ordered = values[order]
+    count = np.bincount(group, minlength=groups).astype(np.int64)
+    first = np.cumsum(count) - count
+    total = sums(group, values, groups)
+    nonzero_count = np.maximum(count, 1)
+    if not len(ordered):
+        nothing = np.zeros(groups, dtype=np.int64)
+        return Stats(count, total, nothing.astype(float), nothing.astype(float), nothing, nothing)
+    last_row = len(ordered) - 1
+    low = np.minimum(first + (nonzero_count - 1) // 2, last_row)
+    high = np.minimum(first + nonzero_count // 2, last_row)
+    empty = count == 0
+    return Stats(
+        count,
+        total,
+        np.where(empty, 0.0, total / nonzero_count),
+        np.where(empty, 0.0, (ordered[low] + ordered[high]) / 2),
+        np.where(empty, 0, ordered[np.minimum(first, last_row)]),
+        np.where(empty, 0, ordered[np.minimum(first + nonzero_count - 1, last_row)]),
+    )
+
+
+def sums(group: Int, values: Int, groups: int) -> Int:
+    """Exact int64 sum of the values of each group (bincount's own weights are floats)."""
+    total = np.zeros(groups, dtype=np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def codes(*keys: Int) -> tuple[Int, list[Int]]:
+    """Group rows by several integer keys.
+
+    Returns:
+        (group of each row, [value of each key in each group]); groups are in order of the keys.
+    """
+    order = np.lexsort(tuple(reversed(keys)))
+    changed = np.zeros(len(order), dtype=bool)
+    for key in keys:
+        ordered = key[order]
+        changed[1:] |= ordered[1:] != ordered[:-1]
+    number = np.cumsum(changed)
+    group = np.empty(len(order), dtype=np.int64)
+    group[order] = number
+    first = (
+        np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, dtype=np.int64)
+    )
+    return group, [key[order[first]] for key in keys]
+
+
+def depths(parent: Int) -> Int:
+    """Number of ancestors of each row."""
+    return ancestor_sums(parent, (parent >= 0).astype(np.int64))
+
+
+def ancestor_sums(parent: Int, values: Int) -> Int:
+    """For each row, the sum of `values` over itself and all its ancestors.
+
+    The distance that is looked up doubles in each round.
+    """
+    total = values.copy()
+    ancestor = parent
+    while (has_ancestor := ancestor >= 0).any():
+        total += np.where(has_ancestor, total[ancestor], 0)
+        ancestor = np.where(has_ancestor, ancestor[ancestor], -1)
+    return total
+
+
+def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
+    """Places of rows in an order in which each parent is followed by its subtree, and sizes of the subtrees.
+
+    Args:
+        parent: row of the parent or -1.
+        weight: siblings are in order of it; ties keep the order of rows.
+    """
+    size = subtree_sums(parent, depths(parent), np.ones(len(parent), dtype=np.int64))
+    order = np.lexsort((weight, parent))
+    # A row stands behind its parent and all subtrees of the siblings before it.
+    before = np.cumsum(size[order]) - size[order]
+    group = parent[order]
+    behind = np.empty(len(parent), dtype=np.int64)
+    behind[order] = before - before[np.searchsorted(group, group)] + (group >= 0)
+    return ancestor_sums(parent, behind), size
+
+
+def outermost(parent: Int, rows: Int, group: Int) -> Bool:
+    """Which rows have no other row of their group around them.
+
+    Args:
+        parent: row of the parent or -1.
+        rows: each once in a group.
+        group: of each of these, non-negative.
+    """
+    position, size = preorder(parent, np.zeros(len(parent), dtype=np.int64))
+    # Lifted by group: how far the rows of a group that began before reach.
+    begin = position[rows] + group * (len(parent) + 1)
+    order = np.argsort(begin)
+    reach = np.maximum.accumulate((begin + size[rows])[order])
+    result = np.ones(len(rows), dtype=bool)
+    result[order[1:]] = reach[:-1] <= begin[order[1:]]
+    return result
+
+
+def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
+    """For each row, itself if `selected`, else its nearest chosen ancestor, else -1."""
+    result = np.where(selected, np.arange(len(parent)), -1)
+    deepest = int(depth.max(initial=0))
+    if deepest == 0:
+        return result
+    by_depth = _by_depth(depth, deepest)
+    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    for level in range(1, deepest + 1):
+        rows = by_depth[borders[level] : borders[level + 1]]
+        rows = rows[result[rows] < 0]
+        result[rows] = result[parent[rows]]
+    return result
+
+
+def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
+    """For each row, the sum of `values` over itself and everything below it."""
+    total = values.copy()
+    deepest = int(depth.max(initial=0))
+    by_depth = _by_depth(depth, deepest)
+    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    for level in range(deepest, 0, -1):
+        rows = by_depth[borders[level] : borders[level + 1]]
+        rows = rows[total[rows] != 0]
+        np.add.at(total, parent[rows], total[rows])
+    return total
+
+
+def _by_depth(depth: Int, deepest: int) -> Int:
+    """Rows in order of depth; numpy sorts small integers by radix."""
+    small = depth.astype(np.int16) if deepest <= np.iinfo(np.int16).max else depth
+    return np.argsort(small, kind="stable")
+
+
+def levels(leaves: Leaves) -> list[Level]:
+    """Group the leaves at every level of their paths."""
+    built: list[Level] = []
+    for depth, key in enumerate(leaves.path):
+        if depth == 0:
+            group, (value,) = codes(key)
+            parent = np.full(len(value), -1, dtype=np.int64)
+        else:
+            group, (parent, value) = codes(built[-1].group, key)
+        counted = stats(group[leaves.counted], leaves.dur[leaves.counted], len(value))
+        columns = {
+            "exclusive_ns": sums(group, leaves.exclusive, len(value)),
+            "sum_ns": counted.total,
+            "count": counted.number,
+            "mean_ns": counted.mean,
+            "median_ns": counted.median,
+            "min_ns": counted.min,
+            "max_ns": counted.max,
+        }
+        built.append(Level(value, parent, group, columns))
+    return built
+
+
+def depth_first(parent: Int, weight: Int) -> Int:
+    """Order of rows in which each parent is followed by its subtree, siblings heaviest first.
+
+    Args:
+        parent: row of the parent or -1.
+        weight: ties keep the order of rows.
+    """
+    count = len(parent)
+    order = np.empty(count, dtype=np.int64)
+    position, _ = preorder(parent, -weight)
+    order[position] = np.arange(count)
+    return order
+
+
+def t_quantile(tail: float, freedom: float) -> float:
+    """The value that Student's t exceeds with this probability.
+
+    Args:
+        tail: probability, below 0.5.
+        freedom: degrees of freedom, at least 1; to the hundredth.
+    """
+    freedom = round(freedom, 2)
+    area = _area(freedom)
+    return sqrt(freedom) / float(np.tan(np.interp(tail, area, _GRID)))
+
+
+def t_tail(value: float, freedom: float) -> float:
+    """The probability that Student's t exceeds this value.
+
+    Args:
+        value: at least 0.
+        freedom: degrees of freedom, at least 1; to the hundredth.
+    """
+    freedom = round(freedom, 2)
+    return float(np.interp(atan2(sqrt(freedom), value), _GRID, _area(freedom)))
+
+
+@lru_cache(maxsize=4096)
+def _area(freedom: float) -> Float:
+    """The tail at each point of the grid.
+
+    With t = sqrt(freedom) / tan(u) the density is sin(u) ** (freedom - 1), integrated over u from 0, the far
+    end of the tail.
+    """
+    density = np.sin(_GRID) ** (freedom - 1)
+    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    result: Float = area / (2 * area[-1])
+    return result

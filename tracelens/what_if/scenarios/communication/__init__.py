@@ -1,1 +1,0 @@
-"""Collectives that are faster or overlapped, and ranks that wait for each other."""

@@ -1,1 +1,0 @@
-"""Scenarios of other devices, and of more of them."""

@@ -1,0 +1,398 @@
+"""Experts of MoE layers: computed in grouped GEMMs instead of a loop, or with equal work on all ranks.
+
+Experts computed one by one repeat a sequence of ops, one iteration per expert. What a single iteration over
+all rows would need is decided by counting: ops of one name (and of one forward op) that occur among a pass's
+experts at least once per iteration belong to the loop, and one in as many is kept.
+
+- Work that moves or computes rows keeps its total time, less the fixed cost of the removed calls. The fixed
+  cost is the intercept of a line through the times over the bytes; if all calls move the same number of
+  bytes, it is the time above what memory bandwidth explains.
+- Ops that take one of several forms by the number of rows, such as index_select with and without gather, are
+  counted together if each form alone is too rare: by the outermost op around them.
+- Host reads of sizes, and the ops around them, are removed altogether.
+- Work of the size of all experts' weights that each iteration repeats is removed altogether as well: autograd
+  assembles the gradients of views of one parameter this way, and a grouped GEMM writes them at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.moe import (
+    BACKWARD,
+    EXPERTS,
+    PERMUTATION,
+    PHASES,
+    LayerPass,
+    Regions,
+    blocking,
+    regions,
+)
+from tracelens.analysis.roofline import gemm_rate
+from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.devices import Device
+from tracelens.table import codes
+from tracelens.trace import Trace, enclosing_op, rows_by_code
+from tracelens.what_if.graph import Edge, Edit, Node
+from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
+from tracelens.what_if.thresholds import LOOP_GEMMS, LOOP_SHARE
+
+
+class ExpertLoops(NamedTuple):
+    """The loops over experts of one rank."""
+
+    loops: list[Loop]  # passes through them
+    dur: Int  # of each activity in the trace's `work`, ns; none without loops
+    # FLOP/s of the run's large GEMMs outside of them, else what the device achieves; 0 if unknown
+    rate: float
+    dtype: str  # of the experts' GEMMs
+
+
+_GEMMS = ("gemm", "grouped_gemm")
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Loop(NamedTuple):
+    """One pass, forward or backward, through the experts of one layer; rows are those of the trace's work."""
+
+    layer_pass: LayerPass
+    phase: int  # code into PHASES
+    gemms: Int  # expert GEMMs that stay
+    removed: Int  # work that a single iteration does not need
+    kept: Int  # other work of the loop that stays
+    kept_ns: Float  # its durations with the rows of all iterations
+    blocking_calls: Int  # event rows of the calls by which the host waits in the loop
+
+
+class _LoopReader:
+    """Reads the loops of one rank."""
+
+    def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
+        self.work, self.name = trace.work, trace.arrays.name
+        self.layers, self.bytes_per_s = layers, bytes_per_s
+        self.reads = trace.once(blocking)
+        in_layer = self.reads.layer_pass >= 0
+        self.reads_of = rows_by_code(
+            np.where(in_layer, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1)
+        )
+        self.read_op = trace.once(enclosing_op)[self.reads.event]
+        costing = trace.once(work_costs)
+        moved = np.array(
+            [item.cost.read_bytes + item.cost.write_bytes for item in costing.items], dtype=np.int64
+        )
+        written = np.array([item.cost.write_bytes for item in costing.items], dtype=np.int64)
+        self.moved, self.written = lookup(moved, costing.item, -1), lookup(written, costing.item, -1)
+        gemms = [code for code, name in enumerate(self.work.categories) if name in _GEMMS]
+        self.is_gemm = np.isin(self.work.category, gemms)
+        # The outermost op around the op of each activity, -1 for none.
+        around, parent = trace.once(enclosing_op), trace.arrays.parent
+        self.outermost = self.work.op
+        while ((outer := lookup(around, lookup(parent, self.outermost, -1), -1)) >= 0).any():
+            self.outermost = np.where(outer >= 0, outer, self.outermost)
+
+    def loop(self, pass_number: int, phase: int, rows: Int) -> Loop:
+        """The loop of one pass and phase, from its work among the experts in order of launch."""
+        layer_pass, work = self.layers.passes[pass_number], self.work
+        count = iterations(layer_pass)
+        # Of the blocking calls of the pass those that each iteration repeats, by the name of the op around.
+        reads = self.reads_of.get(pass_number * len(PHASES) + phase, _NONE)
+        op_name = lookup(self.name, self.read_op[reads], -1)
+        names, calls_of_name = np.unique(op_name, return_counts=True)
+        reads = reads[np.isin(op_name, names[(names >= 0) & (calls_of_name >= LOOP_SHARE * count)])]
+        all_weights = self._all_weights(rows, layer_pass)
+        gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
+        rows = rows[~all_weights]
+        for same in self._repeated(rows, count):
+            if np.isin(work.op[same], self.read_op[reads]).any():
+                removed.append(same)
+                continue
+            # What the last calls launched stays, as many as one iteration has.
+            calls, op = max(round(self._calls(same) / count), 1), work.op[same]
+            if (op < 0).any():
+                keep = np.arange(len(same)) >= len(same) - calls
+            else:
+                _, last = np.unique(op[::-1], return_index=True)
+                keep = np.isin(op, op[::-1][np.sort(last)[:calls]])
+            removed.append(same[~keep])
+            if self.is_gemm[same].any():
+                gemms.append(same[keep])
+            else:
+                kept.append(same[keep])
+                kept_ns.append(self._in_one_iteration(same, keep))
+        return Loop(
+            layer_pass=layer_pass,
+            phase=phase,
+            gemms=np.concatenate(gemms),
+            removed=np.concatenate(removed),
+            kept=np.concatenate(kept),
+            kept_ns=np.concatenate(kept_ns),
+            blocking_calls=self.reads.event[reads],
+        )
+
+    def _in_one_iteration(self, rows: Int, keep: Bool) -> Float:
+        """Durations of the kept work if it does all the work, in proportion to its measured ones."""
+        total_ns = 0.0
+        kernels = rows_by_code(self.work.name[rows])
+        for same in kernels.values():
+            dur, moved = self.work.dur[rows[same]].astype(float), self.moved[rows[same]]
+            # What a call takes however little it moves.
+            fixed_ns = float(dur.min())
+            if (moved >= 0).all():
+                per_byte = 1e9 / self.bytes_per_s if self.bytes_per_s else 0.0
+                spread = moved - moved.mean()
+                if (spread != 0).any():
+                    per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
+                fixed_ns = float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, fixed_ns))
+            calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
+            total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
+        own_ns = self.work.dur[rows[keep]].astype(float)
+        kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
+        return kept_ns
+
+    def _repeated(self, rows: Int, count: int) -> list[Int]:
+        """The work of each op that every iteration repeats."""
+        result: list[Int] = []
+        rare = [_NONE]
+        for op in (self.work.op, self.outermost):
+            group, _ = codes(lookup(self.name, op[rows], -1), lookup(self.name, self.work.forward[rows], -1))
+            for members in rows_by_code(group).values():
+                same = rows[members]
+                (result if self._calls(same) >= LOOP_SHARE * count else rare).append(same)
+            rows, rare = np.sort(np.concatenate(rare)), [_NONE]
+        return result
+
+    def _calls(self, rows: Int) -> int:
+        """Number of ops that launched this work; of the work itself where they are not recorded."""
+        op = self.work.op[rows]
+        return len(np.unique(op)) if (op >= 0).all() else len(rows)
+
+    def _all_weights(self, rows: Int, layer_pass: LayerPass) -> Bool:
+        """Which work writes as much as all experts' weights, and what has the same forward op.
+
+        Work on rows may be as large, but not of one size in all iterations that is a multiple of a weight's.
+        """
+        work, count = self.work, iterations(layer_pass)
+        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
+        is_multiple = np.zeros(len(size), dtype=bool)
+        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
+            is_multiple |= (size % weight == 0) & (size >= count * weight)
+        large = (is_multiple & (times >= LOOP_SHARE * count))[index.ravel()] & ~self.is_gemm[rows]
+        forward = work.forward[rows]
+        result: Bool = large | ((forward >= 0) & np.isin(forward, forward[large]))
+        return result
+
+
+def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
+    """The loops over experts of one rank."""
+    if not any(map(iterations, trace.once(regions).passes)):
+        return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
+    layers, costs = trace.once(regions), trace.once(work_costs)
+    items = np.unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
+    known = (costs.items[item].cost for item in items)
+    dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
+    rate = gemm_rate(trace, device, layers.stage == EXPERTS)
+    return ExpertLoops(loops(trace, _bytes_per_s(device)), trace.work.dur, rate, dtype)
+
+
+def _bytes_per_s(device: Device | None) -> float:
+    return device.hbm_bytes_per_s if device else 0.0
+
+
+def iterations(layer_pass: LayerPass) -> int:
+    """Number of experts that a pass computes one by one, 0 if it does not."""
+    if layer_pass.grouped or min((gemm.rows for gemm in layer_pass.gemms), default=-1) < 0:
+        return 0
+    sizes = Counter((gemm.depth, gemm.columns) for gemm in layer_pass.gemms)
+    return min((count for count in sizes.values() if count >= LOOP_GEMMS), default=0)
+
+
+def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
+    """The loops over experts of one rank; `bytes_per_s` is its memory bandwidth, 0 if unknown."""
+    layers, work = trace.once(regions), trace.work
+    counts = np.array([iterations(layer_pass) for layer_pass in layers.passes], dtype=np.int64)
+    inside = np.flatnonzero((layers.layer_pass >= 0) & np.isin(layers.stage, (EXPERTS, PERMUTATION)))
+    inside = inside[counts[layers.layer_pass[inside]] > 0]
+    if not len(inside):
+        return []
+    launch_ns = lookup(trace.arrays.start, work.launch_call, work.start)
+    inside = inside[np.argsort(launch_ns[inside], kind="stable")]
+    group, (layer_pass, phase) = codes(layers.layer_pass[inside], layers.phase[inside])
+    reader = _LoopReader(trace, layers, bytes_per_s)
+    return [
+        reader.loop(int(layer_pass[cell]), int(phase[cell]), inside[rows])
+        for cell, rows in rows_by_code(group).items()
+    ]
+
+
+@scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",), reads=(expert_loops,))
+def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Loops over experts become one grouped GEMM per weight, at EFFICIENCY of the achievable rate.
+
+    Assumes:
+        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace. Host reads of sizes are
+        gone; other work keeps its time less the fixed cost of the removed calls.
+    """
+    share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
+    graph, of_rank = context.gpu_graph(), context.read(expert_loops)
+    if not any(rank.loops for rank in of_rank):
+        raise NotApplicable("no loop over experts: no 4 GEMMs of one weight size in an MoE layer")
+    rates = []
+    for index, rank in enumerate(of_rank):
+        if not rank.loops:
+            continue
+        device = graph.ranks[index].device
+        # The rate of a run's own large GEMMs reflects its shapes, power and clocks; it ignores tiles cut off
+        # at the borders of small groups.
+        rate = rank.rate
+        if share:
+            peak = device and (device.max_achievable(rank.dtype) or device.peak("matrix", rank.dtype))
+            if not peak:
+                raise NotApplicable(f"the device's peak for {rank.dtype} GEMMs is unknown: give --device")
+            rate = share * peak
+        elif not rate:
+            raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
+        rates.append(rate)
+        node, dur = _node_of_work(context, index), rank.dur.astype(float)
+        for loop in rank.loops:
+            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device))
+            own_ns = dur[loop.gemms]
+            _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
+            _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
+    rank_loops = [rank.loops for rank in of_rank]
+    launches, passes = _remove(context, edit, rank_loops), sum(map(len, rank_loops))
+    source = f"{share:g} of what the device achieves" if share else "the rate of the run's own large GEMMs"
+    return (
+        f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
+        f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
+        "other work keeps its time less the fixed cost of the removed calls; host reads of sizes and the "
+        "expert-by-expert assembly of gradients are gone"
+    )
+
+
+def _node_of_work(context: ScenarioContext, rank: int) -> Int:
+    """The node of each of a rank's activities, -1 for none."""
+    graph = context.graph
+    nodes = graph.nodes(rank, Node.WORK)
+    node_of = np.full(len(graph.ranks[rank].is_comm), -1, dtype=np.int64)
+    node_of[graph.work[nodes]] = nodes
+    return node_of
+
+
+def _scale(edit: Edit, nodes: Int, before_ns: Float, after_ns: Float) -> None:
+    """Scale the current durations, which other scenarios may have changed, by after / before."""
+    edit.set_dur(nodes, edit.dur[nodes] * (after_ns / np.maximum(before_ns, 1)))
+
+
+def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
+    """Ns of the grouped GEMMs of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
+
+    T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
+    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'.
+    """
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for gemm in layer_pass.gemms:
+        sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
+    experts = iterations(layer_pass)
+    total = 0.0
+    for (depth, columns), rows in sizes.items():
+        # Gate and up projections of one size are separate GEMMs.
+        weights = len(rows) / experts
+        all_rows = sum(rows)
+        moved = (all_rows * (depth + columns) + weights * experts * depth * columns) * layer_pass.itemsize
+        memory_s = moved / bytes_per_s if bytes_per_s else 0.0
+        total += max(2 * all_rows * depth * columns / rate, memory_s)
+    return total * 1e9 * (2 if phase == BACKWARD else 1)
+
+
+def _remove(context: ScenarioContext, edit: Edit, rank_loops: list[list[Loop]]) -> int:
+    """Take removed work and its calls out of the graph; returns the number of removed launches."""
+    graph = context.graph
+    work, waits = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    for rank, own_loops in enumerate(rank_loops):
+        node = _node_of_work(context, rank)
+        for loop in own_loops:
+            work[node[loop.removed]] = True
+        calls = [call for loop in own_loops for call in loop.blocking_calls.tolist()]
+        points = graph.nodes(rank, Node.POINT, Node.WAITED)
+        waits[points] = np.isin(graph.event[points], calls)
+    launch = graph.edge == Edge.LAUNCH
+    # A call goes when all that it launched goes.
+    busy, idle = np.zeros(len(graph), dtype=bool), np.zeros(len(graph), dtype=bool)
+    idle[graph.src[launch & work[graph.dst]]] = True
+    busy[graph.src[launch & ~work[graph.dst]]] = True
+    point = (idle | waits) & ~busy
+    edit.dur[work] = 0
+    edit.delay[work | point] = 0
+    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
+    edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
+    edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
+    return int((idle & ~busy).sum())
+
+
+class ExpertWork(NamedTuple):
+    """Activities of a rank in MoE layers, aligned with its trace's `work`."""
+
+    layer_pass: Int  # number of the pass through a layer, -1 outside
+    phase: Int  # code into PHASES, -1 outside
+    in_experts: Bool  # whether it is routed experts' work
+
+
+def expert_work(trace: Trace, device: Device | None) -> ExpertWork:
+    """Which activities of a rank are in MoE layers."""
+    layers = trace.once(regions)
+    return ExpertWork(layers.layer_pass, layers.phase, layers.stage == EXPERTS)
+
+
+@scenario("balanced", reads=(expert_work,))
+def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """All ranks have equal routed-expert work: the mean over ranks in each layer and pass.
+
+    Assumes:
+        Messages keep their sizes.
+    """
+    graph = context.graph
+    if len(graph.ranks) < 2:
+        raise NotApplicable("a single rank does not show the imbalance between ranks")
+    layers, collectives = context.read(expert_work), context.recorded.collectives
+    # The expert-parallel group of each rank: ranks that exchange tokens in their MoE layers.
+    index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}
+    group = list(range(len(graph.ranks)))
+    for collective in collectives.matched:
+        kernels = [(index_of[member.rank], member.record.kernel) for member in collective.participants]
+        passes = [layers[rank].layer_pass[collectives.work[rank][kernel]] for rank, kernel in kernels]
+        joined = {group[rank] for rank, _ in kernels}
+        if min(passes) >= 0 and len(joined) > 1:
+            group = [min(joined) if number in joined else number for number in group]
+    # Of each rank, (its group, pass through an MoE layer, phase) to the nodes of its routed experts' work.
+    work_of_rank: list[dict[tuple[int, int, int], Int]] = []
+    for rank, own in enumerate(layers):
+        nodes = graph.nodes(rank, Node.WORK)
+        row = graph.work[nodes]
+        inside = (own.layer_pass[row] >= 0) & own.in_experts[row]
+        nodes, row = nodes[inside], row[inside]
+        cell, (layer_pass, phase) = codes(own.layer_pass[row], own.phase[row])
+        keys = [(group[rank], *key) for key in zip(layer_pass.tolist(), phase.tolist(), strict=True)]
+        rows = rows_by_code(cell)
+        work_of_rank.append({key: nodes[rows[number]] for number, key in enumerate(keys)})
+    column = {
+        key: number for number, key in enumerate(dict.fromkeys(key for work in work_of_rank for key in work))
+    }
+    total = np.zeros((len(work_of_rank), len(column)))
+    for rank, work in enumerate(work_of_rank):
+        for key, nodes in work.items():
+            total[rank, column[key]] = edit.dur[nodes].sum()
+    ranks = Counter(group)
+    size = np.array([ranks[key[0]] for key in column], dtype=np.int64)
+    common = ((total > 0).sum(axis=0) == size) & (size > 1)
+    if not common.any():
+        raise NotApplicable("no MoE layer whose routed experts ran on several recorded ranks")
+    mean = total.sum(axis=0) / np.maximum(size, 1)
+    for rank, work in enumerate(work_of_rank):
+        for key, nodes in work.items():
+            if common[column[key]]:
+                edit.set_dur(nodes, edit.dur[nodes] * (mean[column[key]] / total[rank, column[key]]))
+    imbalance = total.max(axis=0)[common].sum() / mean[common].sum()
+    return f"the busiest rank's routed experts take {imbalance:.2f}x the mean; messages keep their sizes"

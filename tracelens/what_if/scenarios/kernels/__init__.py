@@ -1,1 +1,0 @@
-"""Kernels that are grouped, fused, not repeated, of another size, or take another time."""

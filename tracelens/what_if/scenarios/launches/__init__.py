@@ -1,1 +1,0 @@
-"""The host: its launches, its waits for the GPU, and what keeps it from both."""

@@ -1,1 +1,0 @@
-"""Scenarios of serving engines."""

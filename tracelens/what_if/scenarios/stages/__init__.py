@@ -1,1 +1,0 @@
-"""Stages of a pipeline: their schedule and their share of the layers."""

@@ -1,0 +1,301 @@
+"""From files to results: tasks go out, the tables of all ranks come back and are combined.
+
+A task is one file: it is read, its ranks are analyzed, the tables are kept and the trace is dropped. Tasks
+are carried out on the cores of this machine, in child processes and in this one, whoever is free; or on the
+workers of a Dask cluster, where the files must be under the same paths.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from tracelens.errors import MissingExtra, ParseError, TracelensError
+from tracelens.guard import Failure, guard
+from tracelens.limits import VARIABLE, applied
+from tracelens.read import BESIDE, GraphSources
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from tracelens.table import Result
+    from tracelens.trace import TraceMeta
+
+
+_CONNECT_S = 10
+_WORKERS_S = 60
+"""How long a cluster may be without a worker: at the start, or after the last one died."""
+_LOOK_S = 0.05
+
+
+class Task(NamedTuple):
+    """One file to be analyzed; it travels to where that is done."""
+
+    path: str  # of the file, as seen from there
+    rank: int  # that the names of all files give this one, -1 for none; what the trace says goes first
+    analyzers: tuple[str, ...]  # names
+    step: str | None  # only this step
+    options: tuple[tuple[str, Any], ...]  # of the analyzers, as (name, value)
+    limits: str = ""  # in force where the task comes from, as in TRACELENS_LIMITS
+    graphs: GraphSources = BESIDE  # captures and twin from which graph launches are attributed
+
+
+class Portion(NamedTuple):
+    """What came of one trace; it travels back."""
+
+    file: str  # that it is from
+    meta: TraceMeta  # of the trace as read, its rank -1 where it does not say
+    rank: int  # that the tables are of
+    span: tuple[int, int]  # first and last time of its events, ns
+    parts: Mapping[str, Any]  # by analyzer and shared input, what its `combine` needs of this rank
+
+
+Executor = Callable[[Sequence[Task]], Iterator[Portion]]
+"""Carries tasks out, in any order."""
+
+Answer = list[Portion] | TracelensError
+
+
+def analyze_files(
+    files: Sequence[str],
+    names: Sequence[str],
+    execute: Executor,
+    *,
+    progress: Callable[[str], None],
+    step: str | None = None,
+    partial: bool = False,
+    graphs: GraphSources = BESIDE,
+    **options: Any,
+) -> tuple[list[Portion], list[Result]]:
+    """Analyze the ranks of one job.
+
+    Args:
+        files: of the ranks; an archive may hold several.
+        names: analyzers, in the order of the results.
+        execute: where the work is done.
+        progress: called with a line of text.
+        step: only this step.
+        partial: whether ranks may be missing between others.
+        graphs: captures and twin from which graph launches are attributed.
+        options: of the analyzers.
+
+    Returns:
+        what is known of each rank, in order of rank, and one result an analyzer.
+
+    Raises:
+        TracelensError: a file cannot be read, the files are not the ranks of one job, or an option is wrong.
+    """
+    from tracelens.analysis import ANALYZERS, with_required
+    from tracelens.trace import check_ranks, named_ranks
+
+    required = with_required([ANALYZERS.get(name) for name in names])
+    limits = os.environ.get(VARIABLE, "")
+    options_of_all = (tuple(names), step, tuple(options.items()), limits, graphs)
+    tasks = [Task(file, rank, *options_of_all) for file, rank in zip(files, named_ranks(files), strict=True)]
+    portions: list[Portion] = []
+    for portion in execute(tasks):
+        portions.append(portion)
+        progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
+    file_order = {file: number for number, file in reversed([*enumerate(files)])}
+    portions.sort(key=lambda portion: file_order[portion.file])
+    metas, spans = ([getattr(portion, name) for portion in portions] for name in ("meta", "span"))
+    ranks = check_ranks(metas, spans, partial=partial)
+    for rank, portion in zip(ranks, portions, strict=True):
+        if rank != portion.rank:
+            raise ParseError(portion.meta.path, "its rank is ambiguous; name the files rank<N>.json")
+    portions.sort(key=lambda portion: portion.rank)
+    results: dict[str, Any] = {}
+    for item in required:
+        progress(f"combining {item.name}")
+        parts = [portion.parts[item.name] for portion in portions]
+        results[item.name] = item.combine(parts, results, **options)
+    return portions, [results[name] for name in names]
+
+
+def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
+    """Read a file and analyze each trace in it.
+
+    Raises:
+        TracelensError: it cannot be read, or has no such step.
+    """
+    from tracelens.analysis import ANALYZERS, with_required
+    from tracelens.read import parse
+    from tracelens.trace import make_run, select_step
+
+    portions = []
+    with applied(task.limits):
+        required = with_required([ANALYZERS.get(name) for name in task.analyzers])
+        for trace in parse(task.path, processes, task.graphs):
+            rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
+            run = make_run([replace(trace, meta=replace(trace.meta, rank=rank))])
+            if task.step is not None:
+                run = select_step(run, task.step)
+            (ranked,) = run.traces
+            times = ranked.arrays
+            span = (int(times.start.min()), int(times.end.max()))
+            parts = {item.name: item.part_of(ranked, **dict(task.options)) for item in required}
+            portions.append(Portion(task.path, trace.meta, ranked.meta.rank, span, parts))
+    return portions
+
+
+def attempt(task: Task) -> list[Portion] | TracelensError:
+    """The portions of a file, or what is wrong with it, be it a bug."""
+    try:
+        portions = guard(f"reading {task.path}", carry_out, task)
+    except TracelensError as error:
+        return error
+    return TracelensError(portions) if isinstance(portions, Failure) else portions
+
+
+class Local:
+    """Carries tasks out in order of the files; children do some of them while this process does others."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]] = ()) -> None:
+        self.processes = processes
+        self._waiting: SimpleQueue[Task] = SimpleQueue()
+        self._done: SimpleQueue[Answer] = SimpleQueue()
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[Portion]:
+        """The portions of all tasks, as they come.
+
+        Raises:
+            TracelensError: the first that a task ends with, or a child died.
+        """
+        stdin_tasks = [task for task in tasks if task.path == "-"]  # a child's stdin is another
+        for task in tasks:
+            if task not in stdin_tasks:
+                self._waiting.put(task)
+        for process in self.processes:
+            threading.Thread(target=self._feed, args=(process,), daemon=True).start()
+        unanswered = len(tasks)
+        while unanswered:
+            answers: list[Answer] = []
+            while not self._done.empty():
+                answers.append(self._done.get())
+            if not answers:
+                local_task = stdin_tasks.pop() if stdin_tasks else self._next()
+                answers = [attempt(local_task) if local_task is not None else self._done.get()]
+            for answer in answers:
+                unanswered -= 1
+                if isinstance(answer, TracelensError):
+                    raise answer
+                yield from answer
+
+    def _next(self) -> Task | None:
+        try:
+            return self._waiting.get_nowait()
+        except Empty:
+            return None
+
+    def _feed(self, process: subprocess.Popen[bytes]) -> None:
+        """Give a child one task after the other and pass its answers on."""
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        while (task := self._next()) is not None:
+            try:
+                pickle.dump(task, stdin, protocol=5)
+                stdin.flush()
+                self._done.put(pickle.load(stdout))
+            except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: closed meanwhile
+                code = process.wait()
+                problem = f"the process that read {task.path} died (exit code {code}); try TRACELENS_JOBS=1"
+                self._done.put(TracelensError(problem))
+                return
+
+
+def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
+    """Carry out the tasks that come in on stdin until it is closed."""
+    source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
+    gc.disable()  # as in the command: a process that ends soon needs no collector
+    while True:
+        try:
+            task = pickle.load(source)
+        except EOFError:
+            return
+        answer = attempt(task)
+        # Errors have constructors of their own, which pickle does not know; their text is what counts.
+        reply = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
+        pickle.dump(reply, target, protocol=5)
+        target.flush()
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Executor]:
+    """An executor on the cluster of a scheduler.
+
+    Raises:
+        TracelensError: distributed is not installed, nobody answers, or the cluster has no worker.
+    """
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise MissingExtra("--dask", "dask") from error
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise TracelensError(f"{address}: no Dask scheduler answers ({error}); check the address") from error
+    with client:
+
+        def execute(tasks: Sequence[Task]) -> Iterator[Portion]:
+            # Pure tasks would be remembered by the scheduler; the files may change between reports.
+            pending = dict(zip(client.map(_answer, tasks, pure=False, retries=0), tasks, strict=True))
+            alive = time.monotonic()
+            while pending:
+                done = [future for future in pending if future.done()]
+                if done or client.scheduler_info()["workers"]:
+                    alive = time.monotonic()
+                elif time.monotonic() - alive > _WORKERS_S:
+                    raise TracelensError(f"{address}: the cluster has had no worker for {_WORKERS_S:g} s")
+                for future in done:
+                    yield from _portions(future, pending.pop(future).path)
+                if not done:
+                    time.sleep(_LOOK_S)
+
+        yield execute
+
+
+def _portions(future: Any, path: str) -> list[Portion]:
+    """What came of the task for a file.
+
+    Raises:
+        TracelensError: the file cannot be read, or no worker could.
+    """
+    from distributed import CancelledError, KilledWorker
+
+    try:
+        answer = future.result()
+    except KilledWorker:
+        raise TracelensError(
+            f"{path}: every Dask worker that read this file died, most likely out of memory; give workers "
+            "more memory or fewer threads"
+        ) from None
+    except (CancelledError, OSError) as error:
+        raise TracelensError(f"{path}: lost on the Dask cluster ({type(error).__name__}: {error})") from None
+    except (AttributeError, ImportError, TypeError) as error:  # what a worker cannot unpickle
+        raise TracelensError(
+            f"{path}: the Dask workers cannot run this version of tracelens ({error}); install the same one "
+            "there"
+        ) from None
+    future.release()
+    if isinstance(answer, str):
+        raise TracelensError(answer)
+    portions: list[Portion] = pickle.loads(answer)
+    return portions
+
+
+def _answer(task: Task) -> bytes | str:
+    """The portions of a file, or what is wrong with it: errors do not travel, their text does."""
+    answer = attempt(task)
+    # As bytes, whose size Dask need not guess.
+    return str(answer) if isinstance(answer, TracelensError) else pickle.dumps(answer, protocol=5)

@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.builders import aligned, draw, records
 from tracelens import analyze, load
-from tracelens.trace import Trace, collectives, make_run
+from tracelens.trace import Trace, make_run
 from tracelens.trace.graphs import attributed
-from tracelens.trace.graphs.splice import Replayed
+from tracelens.trace.graphs.splice import Replayed, collectives
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "ladder" / "ep4"
 

@@ -9,8 +9,37 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-SLOW = ("conformance", "reference", "hostile", "fuzz", "stress", "distribution", "notebooks")
-"""Folders whose tests are all marked slow: real traces, attacks, mutants, growth, wheels."""
+SLOW = (
+    "conformance/",  # real traces
+    "reference/",
+    "hostile/",  # attacks
+    "fuzz/",  # mutants
+    "stress/",  # growth
+    "distribution/",  # wheels
+    "notebooks/",
+    # What readers see: it needs a browser, or runs what a page says.
+    "browser/",
+    "docs/",
+    "test_action.py",
+    "test_readme.py",
+    "test_reports.py",
+    # Hundreds of drawn runs, to count false alarms and what is found.
+    "analysis/stragglers/test_false_alarms.py",
+    "compare/diff/test_edits.py",
+    "compare/diff/test_noise.py",
+    "compare/diff/test_wrappers.py",
+    "compare/gate/test_noise.py",
+    # Against what was recorded, run by run.
+    "merge/test_conformance.py",
+    "planner/pipeline/test_measured.py",
+    "planner/step_time/test_network_measured.py",
+    "what_if/test_whatif_grouped.py",
+    "what_if/test_whatif_recorded.py",
+    "what_if/test_whatif_shared.py",
+    "workers/test_dask.py",  # a cluster
+    "workload/test_faults_on_gpus.py",
+)
+"""Tests that are all marked slow: beginnings of paths below tests/."""
 
 REREADERS = (
     "cli/",
@@ -43,10 +72,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` does not even import the tests of slow folders."""
-    in_tests = collection_path.is_relative_to(TESTS) and collection_path != TESTS
-    slow = in_tests and collection_path.relative_to(TESTS).parts[0] in SLOW
-    return True if slow and config.option.markexpr == "not slow" else None
+    """`make test` does not even import files whose tests are all slow."""
+    return True if config.option.markexpr == "not slow" and _slow(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,10 +88,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow folders; `make test` leaves them to `make test-slow`."""
+    """Mark the slow tests; `make test` leaves them to `make test-slow`."""
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in SLOW:
+        if _slow(item.path):
             item.add_marker(pytest.mark.slow)
+
+
+def _slow(path: Path) -> bool:
+    """Whether all tests of a file or folder are."""
+    return path.is_relative_to(TESTS) and f"{path.relative_to(TESTS).as_posix()}/".startswith(SLOW)
 
 
 @pytest.fixture(scope="session")

@@ -272,7 +272,7 @@ def test_no_legend_lies_under_a_toolbar_or_outside(browser: Any, run: Run, width
                 || legend.right > innerWidth;
         }).map((plot) => plot.id);
     """
-    assert run("return document.querySelectorAll('.js-plotly-plot .legend').length") > 0
+    assert wait_until(run, "document.querySelectorAll('.js-plotly-plot .legend').length") > 0
     assert run(overlaps) == []
 
 

@@ -126,9 +126,7 @@ def remedies() -> dict[str, tuple[Remedy, ...]]:
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {
         detector: tuple(
-            Remedy(
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-            )
+            Remedy(**entry | {key: tuple(entry.get(key, ())) for key in ("vendor", "framework")})
             for entry in entries
         )
         for detector, entries in content.items()

@@ -44,7 +44,7 @@ from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, numbered_alone
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.costs import OpCall, OpCost, Uncounted
+from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import nearest
 from tracelens.trace import WORK_KINDS, Trace, rows_by_code, steps_of
@@ -109,13 +109,6 @@ class _ArgumentSizes:
         for token in np.flatnonzero((self.lexed.kind == TOPK) & (self.lexed.op >= 0)).tolist():
             self.experts[token] = self._choice(token)[0]
 
-    def call(self, token: int) -> OpCall | None:
-        """The recorded op of a token, None where nothing was recorded."""
-        op = int(self.lexed.op[token])
-        if op < 0 or self._ops.row[op] < 0 or not self._ops.recorded(op):
-            return None
-        return self._ops.call(op)
-
     def gemm_size(self, token: int) -> GemmSize:
         """Sizes of the GEMM at a token."""
         key = tuple(self._keys[token].tolist())
@@ -139,9 +132,11 @@ class _ArgumentSizes:
         return self._choice(token) if self.lexed.kind[token] == TOPK else (-1, -1, -1)
 
     def _choice(self, token: int) -> tuple[int, int, int]:
-        call = self.call(token)
-        # Fused ops have other arguments.
-        if call is None or call.name != "aten::topk":
+        op = int(self.lexed.op[token])
+        if op < 0 or self._ops.row[op] < 0 or not self._ops.recorded(op):
+            return -1, -1, -1
+        call = self._ops.call(op)
+        if call.name != "aten::topk":  # fused ops have other arguments
             return -1, -1, -1
         try:
             shape, along = call.tensor(0).shape, call.integer(2, -1)

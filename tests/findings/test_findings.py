@@ -21,12 +21,10 @@ from tracelens.findings.actions import CommandSource
 from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
 from tracelens.findings.remedies import TracePlatform, remedy
-from tracelens.table import Result, Skip
-from tracelens.table.result import result
+from tracelens.table import Result, Skip, result
 from tracelens.trace import union
 
 MODULE = importlib.import_module("tracelens.findings.findings")
-MODULE_REPLAYS = importlib.import_module("tracelens.findings.findings")
 STEP_NS = 1000
 NO_GRAPH = Skip("savings by replay", "no graph")
 
@@ -246,7 +244,7 @@ def test_an_estimate_is_no_longer_than_the_time_it_is_about_or_the_step(ranked: 
 def test_without_a_graph_estimates_are_upper_bounds_of_low_confidence(ranked: Any) -> None:
     result = ranked({"a": detection(60, (0, 90), confidence="high")})
     columns = ("basis", "scenario", "confidence", "upper_bound")
-    assert records(result["findings"], *columns) == [("upper bound", "", "low", MODULE_REPLAYS.NO_SCENARIO)]
+    assert records(result["findings"], *columns) == [("upper bound", "", "low", MODULE.NO_SCENARIO)]
 
 
 def test_what_was_measured_and_what_was_looked_for(ranked: Any) -> None:

@@ -74,7 +74,7 @@ class CommandSource(NamedTuple):
     steps: tuple[str, ...]  # labels of the steps; empty where none are marked
     edges: Int  # ns on the GPU, one more than labels
     single: bool  # whether the trace is narrowed to one of its steps
-    replayable: Union  # when calls ran that a script can repeat
+    replayable: Union  # when calls with recorded arguments ran, and collectives with recorded sizes
     device: tuple[str, ...]  # options of the findings that replays and projections repeat
     spots: Mapping[str, Spot]  # by detector, of the longest piece of its time
     platform: TracePlatform  # what the trace shows of device and software
@@ -88,25 +88,46 @@ class CommandSource(NamedTuple):
         device_file: str | None = None,
     ) -> CommandSource:
         """What a trace shows; `device` and `device_file` are the options of the findings."""
+        work, ops, collectives = trace.work, trace.tables["ops"], trace.tables["collectives"]
+        spots = {}
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, Detection) and outcome.where.total:
+                # The GPU work that runs then or comes next, and the thread that launched it.
+                stream = thread = ""
+                if len(ahead := np.flatnonzero(work.end > longest_start(outcome.where))):
+                    row = int(ahead[0])
+                    call = int(work.host_call[row])
+                    stream = "" if work.cpu_only else f"stream {int(work.stream[row])}"
+                    if call >= 0:
+                        key = int(trace.arrays.pid[call]), int(trace.arrays.tid[call])
+                        thread = trace.meta.threads.get(key, f"thread {key[1]}")
+                spots[name] = Spot(stream, thread)
+        with_arguments = np.zeros(len(trace.arrays.start), dtype=bool)
+        if len(ops):
+            with_shapes = ops.coded("shapes").mask(lambda text: text not in ("", "[]"))
+            with_arguments[ops.array("event_id")[with_shapes]] = True
+            with_arguments &= trace.arrays.named(_REPLAYABLE.match)
+        mask: Bool = lookup(with_arguments, work.op, False)
+        if not work.cpu_only and len(collectives):
+            # Of an all-to-all with sizes of its own for each rank these have to be recorded, too.
+            split = collectives.coded("in_split").mask(lambda text: text not in ("", "[]"))
+            uneven = collectives.coded("collective").mask(lambda name: name.endswith("v"))
+            sized = (collectives.array("in_bytes") > 0) & (split | ~uneven)
+            mask = mask | np.isin(work.event, collectives.array("kernel_id")[sized])
         steps = steps_of(trace)
         whole = steps.only_whole()
-        labels = tuple(whole.labels) if steps.marked else ()
-        spots = {
-            name: _spot(trace, _longest(outcome.where)[0])
-            for name, outcome in outcomes.items()
-            if isinstance(outcome, Detection) and outcome.where.total
-        }
+        options = (("--device", device), ("--device-file", device_file))
         return cls(
-            trace.meta.path,
-            int(trace.arrays.start.min()),
-            trace.meta.world_size,
-            labels,
-            whole.edges,
-            trace.window is not None,
-            _replayable(trace),
-            (*_option("--device", device), *_option("--device-file", device_file)),
-            spots,
-            platform_of(trace),
+            path=trace.meta.path,
+            origin=int(trace.arrays.start.min()),
+            world_size=trace.meta.world_size,
+            steps=tuple(whole.labels) if steps.marked else (),
+            edges=whole.edges,
+            single=trace.window is not None,
+            replayable=union(work.start[mask], work.end[mask]),
+            device=tuple(word for name, value in options if value for word in (name, value)),
+            spots=spots,
+            platform=platform_of(trace),
         )
 
     def step_at(self, time: int) -> str:
@@ -140,28 +161,39 @@ class Commands(NamedTuple):
             scenario: that the finding is sized by, "" for none.
         """
         rank = worst if worst in self.recordings else min(self.recordings)
-        where = detections[worst].where
-        start = _longest(where)[0] if where.total else -1
-        step = self.recordings[rank].step_at(start) if start >= 0 else ""
+        recording, where = self.recordings[rank], detections[worst].where
+        start = longest_start(where) if where.total else -1
+        step = recording.step_at(start) if start >= 0 else ""
         evidence = EVIDENCE.get(detector, "findings")
         columns = dict.fromkeys(ACTIONS, "")
         columns["evidence_command"] = self._line(("analyze", evidence), ("--step", step) if step else ())
-        if self._replays(detections):
+        # Whether a call that a script can repeat runs while time is lost, on any rank.
+        lost = {number: detections.get(number, detections.get(JOB)) for number in self.recordings}
+        if any(
+            (self.recordings[number].replayable.covered(loss.where.start, loss.where.end) > 0).any()
+            for number, loss in lost.items()
+            if loss is not None and self.recordings[number].replayable.total
+        ):
             columns["replay_command"] = self._line(
                 ("replay",), ("--finding", detector, "-o", f"replay_{detector}"), own_step=True
             )
         if scenario:
-            columns["whatif_command"] = self._line(
-                ("project", "whatif"), ("--scenario", scenario, *self._unprofiled), own_step=True
-            )
+            options = ["--scenario", scenario]
+            if self.unprofiled_step_ms is not None:
+                options += ["--unprofiled-step-ms", f"{self.unprofiled_step_ms:.15g}"]
+            columns["whatif_command"] = self._line(("project", "whatif"), options, own_step=True)
         if start >= 0:
-            columns["location"] = self._location(rank, detector, start)
+            name, spot = os.path.basename(recording.path), recording.spots.get(detector, Spot("", ""))
+            parts = (
+                f"rank {rank}" if len(self.recordings) > 1 else "",
+                f"{name} (Perfetto needs it unpacked)" if name.endswith(".zst") else name,
+                spot.stream,
+                spot.thread,
+                f"{(start - recording.origin) / 1e6:,.3f} ms after its first event",
+            )
+            where_to_look = "in ui.perfetto.dev: Ctrl+Shift+P, Pan to timestamp"
+            columns["location"] = f"{', '.join(filter(None, parts))}; {where_to_look}, {start}"
         return columns
-
-    @property
-    def _unprofiled(self) -> tuple[str, ...]:
-        known_ms = self.unprofiled_step_ms
-        return () if known_ms is None else ("--unprofiled-step-ms", f"{known_ms:.15g}")
 
     def _line(self, command: Sequence[str], options: Sequence[str], own_step: bool = False) -> str:
         """A line to paste into a shell.
@@ -186,40 +218,18 @@ class Commands(NamedTuple):
             words.append("--partial")
         return shlex.join(words)
 
-    def _replays(self, detections: Mapping[int, Detection]) -> bool:
-        """Whether a call that a script can repeat runs while time is lost."""
-        for rank, recording in self.recordings.items():
-            detection = detections.get(rank, detections.get(JOB))
-            if detection is not None and recording.replayable.total:
-                where = detection.where
-                if (recording.replayable.covered(where.start, where.end) > 0).any():
-                    return True
-        return False
-
-    def _location(self, rank: int, detector: str, start: int) -> str:
-        """Where the longest piece of a finding's time begins, and how to get there in Perfetto."""
-        recording = self.recordings[rank]
-        spot = recording.spots.get(detector, Spot("", ""))
-        after = f"{(start - recording.origin) / 1e6:,.3f} ms after its first event"
-        name = os.path.basename(recording.path)
-        parts = (
-            f"rank {rank}" if len(self.recordings) > 1 else "",
-            f"{name} (Perfetto needs it unpacked)" if name.endswith(".zst") else name,
-            spot.stream,
-            spot.thread,
-            after,
-        )
-        return (
-            f"{', '.join(filter(None, parts))}; in ui.perfetto.dev: Ctrl+Shift+P, Pan to timestamp, {start}"
-        )
-
 
 def arguments(paths: Sequence[str]) -> list[str]:
     """The shortest way to name exactly these files on a command line: a directory that holds no other trace.
 
     An archive stands for its members.
     """
-    files = list(dict.fromkeys(map(_file, paths)))
+    files = []
+    for path in paths:
+        archive, bang, _ = path.partition("!")
+        is_member = bang and not os.path.exists(path) and os.path.isfile(archive)
+        files.append(archive if is_member else path)
+    files = list(dict.fromkeys(files))
     folders = {os.path.dirname(file) for file in files}
     if len(files) > 1 and len(folders) == 1:
         (folder,) = folders
@@ -232,55 +242,11 @@ def arguments(paths: Sequence[str]) -> list[str]:
     return files
 
 
-def _file(path: str) -> str:
-    """The file that a trace was read from: of a member of an archive, the archive."""
-    archive, bang, _ = path.partition("!")
-    return archive if bang and not os.path.exists(path) and os.path.isfile(archive) else path
-
-
-def _option(name: str, value: str | None) -> tuple[str, ...]:
-    return (name, value) if value else ()
-
-
 def _number(label: str) -> str:
     """A step for --step."""
     return label.removeprefix("ProfilerStep#")
 
 
-def _longest(where: Union) -> tuple[int, int]:
-    """The longest of several pieces of time, ns."""
-    row = int(np.argmax(where.end - where.start))
-    return int(where.start[row]), int(where.end[row])
-
-
-def _spot(trace: Trace, start: int) -> Spot:
-    """The GPU work that runs at a time or comes next, and the thread that launched it."""
-    work = trace.work
-    ahead = np.flatnonzero(work.end > start)
-    if not len(ahead):
-        return Spot("", "")
-    row = int(ahead[0])
-    call = int(work.host_call[row])
-    stream = "" if work.cpu_only else f"stream {int(work.stream[row])}"
-    if call < 0:
-        return Spot(stream, "")
-    key = int(trace.arrays.pid[call]), int(trace.arrays.tid[call])
-    return Spot(stream, trace.meta.threads.get(key, f"thread {key[1]}"))
-
-
-def _replayable(trace: Trace) -> Union:
-    """When calls with recorded arguments ran, and collectives with recorded sizes."""
-    work, ops, collectives = trace.work, trace.tables["ops"], trace.tables["collectives"]
-    replayable = np.zeros(len(trace.arrays.start), dtype=bool)
-    if len(ops):
-        with_shapes = ops.coded("shapes").mask(lambda text: text not in ("", "[]"))
-        replayable[ops.array("event_id")[with_shapes]] = True
-        replayable &= trace.arrays.named(_REPLAYABLE.match)
-    mask: Bool = lookup(replayable, work.op, False)
-    if not work.cpu_only and len(collectives):
-        # Of an all-to-all with sizes of its own for each rank these have to be recorded, too.
-        split = collectives.coded("in_split").mask(lambda text: text not in ("", "[]"))
-        uneven = collectives.coded("collective").mask(lambda name: name.endswith("v"))
-        sized = (collectives.array("in_bytes") > 0) & (split | ~uneven)
-        mask = mask | np.isin(work.event, collectives.array("kernel_id")[sized])
-    return union(work.start[mask], work.end[mask])
+def longest_start(where: Union) -> int:
+    """When the longest of several pieces of time begins, ns."""
+    return int(where.start[np.argmax(where.end - where.start)])

@@ -12,9 +12,20 @@ from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.completeness import doubtful_time, doubts_within
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.findings.actions import Commands, CommandSource
-from tracelens.findings.detectors import DETECTORS, JOB, Confidence, Detection, Detector, Outcome, RankContext
+from tracelens.findings.actions import Commands, CommandSource, longest_start
+from tracelens.findings.detectors import (
+    DETECTORS,
+    JOB,
+    Confidence,
+    Detection,
+    Detections,
+    Detector,
+    Outcome,
+    Quantity,
+    RankContext,
+)
 from tracelens.findings.remedies import remedy
+from tracelens.findings.thresholds import CAUSE_SHARE, LOW_DOUBT, MEDIUM_DOUBT, SHOWN, UNEXPLAINED_SHARE
 from tracelens.guard import Failure, guard
 from tracelens.table import Column, Result, Schema, Skip
 from tracelens.trace import Trace, Union, both
@@ -31,8 +42,6 @@ from tracelens.what_if import (
 
 NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "stragglers")
 """Analyzers whose results detectors read, and the doubts about the recording."""
-SHOWN = 0.005
-"""A saving below this share of a step is not a finding."""
 FINDINGS = Schema(
     "What to fix first",
     (
@@ -116,9 +125,8 @@ class RankedFinding(NamedTuple):
 
     candidate: SizedFinding  # that is ranked
     additional_ns: float  # what it saves when those above it are fixed; at most its own saving
-    cause: SizedFinding | None = (
-        None  # above it, that overlaps most of a symptom's time; None where none does
-    )
+    # above it, that overlaps most of a symptom's time; None where none does
+    cause: SizedFinding | None = None
     explained: float = 0.0  # share of the symptom's time that is the cause's
 
 
@@ -209,14 +217,6 @@ def mean_of_ranks(values: Mapping[int, float], ranks: int) -> float:
 
 Addition = tuple[SizedFinding, float]
 """A candidate, and what it saves when others are fixed, ns."""
-LOW, MEDIUM = 0.5, 0.1
-"""From such a share of its time in doubtful stretches on, a finding has at most this confidence."""
-EXPLAINED = 1 / 40
-"""Up to this unexplained share of the step the graph explains it; recordings of all ranks and several steps
-stay within."""
-
-MOST = 0.5
-"""A cause that overlaps more than this share of a symptom's time explains it."""
 T = TypeVar("T")
 SUBJECT = "savings by replay"
 NO_SCENARIO = "no scenario models the remedy"
@@ -225,14 +225,7 @@ UNRELIABLE = "the run's dependency graph does not explain the step"
 
 
 class Replays:
-    """Step times under scenarios, each replayed once.
-
-    Attributes:
-        base_ns: the step as recorded, mean of the ranks.
-        step_count: number of recorded steps in it: 1, or all of a serving engine.
-        meta: which step that is.
-        skips: why there are no replays, or why they are unreliable.
-    """
+    """Step times under scenarios, each replayed once."""
 
     def __init__(self, projector: Projector | Skip, step_ns: float) -> None:
         """Prepare replays.
@@ -241,8 +234,10 @@ class Replays:
             projector: of the run, or why it has none.
             step_ns: mean duration of a step, for a run without a projector.
         """
-        self.skips: list[Skip] = []
-        self.base_ns, self.step_count, self.meta = step_ns, 1, dict[str, str | int]()
+        self.skips: list[Skip] = []  # why there are no replays, or why they are unreliable
+        self.base_ns = step_ns  # the step as recorded, mean of the ranks
+        self.step_count = 1  # number of recorded steps in it: 1, or all of a serving engine
+        self.meta: dict[str, str | int] = {}  # which step that is
         self._projector: Projector | None = None
         # Of several scenarios together by their text, which a user can replay.
         self._step_ns: dict[str, float | None] = {"": step_ns}
@@ -356,53 +351,61 @@ def findings(
     Raises:
         TracelensError: no such device, or the file is no device file.
     """
-    outcomes: dict[str, Mapping[int, Detection] | str] = {
-        name: item.of_run(results) if item.needs else _together(name, ranks)
-        for name, item in DETECTORS.items()
-    }
+    outcomes: dict[str, Detections] = {}
+    for name, item in DETECTORS.items():
+        if item.needs:
+            outcomes[name] = item.of_run(results)
+            continue
+        of_ranks = {rank.rank: rank.outcomes[name] for rank in ranks}
+        detections = {rank: outcome for rank, outcome in of_ranks.items() if isinstance(outcome, Detection)}
+        outcomes[name] = detections or "; ".join(dict.fromkeys(map(str, of_ranks.values())))
     replays = Replays(projector, sum(rank.step_ns for rank in ranks) / len(ranks))
-    candidates = _sized(outcomes, ranks, replays)
-    shown = {item.detector.name: item for item in candidates if item.saving.ns > SHOWN * replays.base_ns}
+    least_ns = SHOWN * replays.base_ns
+    steps = {rank.rank: StepTime(rank.step_ns, rank.steps) for rank in ranks}
+    sized: dict[str, SizedFinding] = {}
+    for name, item in DETECTORS.items():
+        if not isinstance(outcome := outcomes[name], str):
+            estimate = SizedFinding.of(item, outcome, steps, replays.base_ns, replays.step_count)
+            # Replays take time: only where the estimate is worth it.
+            sized[name] = replays.sized(estimate) if estimate.saving.ns > max(least_ns, 0) else estimate
+    shown = {name: finding for name, finding in sized.items() if finding.saving.ns > least_ns}
     commands = Commands({rank.rank: rank.recording for rank in ranks}, unprofiled_step_ms)
     rows = [
         _row(position, finding, ranks, replays, commands, results["completeness"])
         for position, finding in enumerate(ranked(list(shown.values()), replays, len(ranks)), start=1)
     ]
+    # What all figures are of, a mean step of each rank; then the figures of the detections.
+    measurements: list[tuple[Any, ...]] = [(rank.rank, "", "step", rank.step_ns, "ns") for rank in ranks]
+    for name, finding in sized.items():
+        for number, detection in sorted(finding.detections.items()):
+            estimated = Quantity("estimate", float(detection.saving_ns), "ns")
+            measurements += [(number, name, *quantity) for quantity in (*detection.quantities, estimated)]
+    checks: list[tuple[Any, ...]] = []
+    for name, item in DETECTORS.items():
+        if isinstance(outcome := outcomes[name], str):
+            checks.append((name, item.doc, 0, 0, 0, "", "", outcome))
+            continue
+        estimated_ns, saving = sized[name].estimated_ns, sized[name].saving
+        verdict = f"below {SHOWN:.1%} of a step"
+        if name in shown:
+            verdict = "finding"
+        elif saving.scenario:
+            verdict = (
+                f"estimated at {duration(estimated_ns)}, but replayed under {saving.scenario} the step gains "
+                f"only {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
+            )
+        sizes = round(estimated_ns), round(saving.ns), saving.basis, saving.scenario
+        checks.append((name, item.doc, len(outcome), *sizes, verdict))
     tables = {
         "findings": FINDINGS.from_rows(rows),
-        "measurements": MEASUREMENTS.from_rows([*_steps(ranks), *_measured(candidates)]),
-        "checks": CHECKS.from_rows(_checked(outcomes, candidates, shown)),
+        "measurements": MEASUREMENTS.from_rows(measurements),
+        "checks": CHECKS.from_rows(checks),
     }
     skips = [] if rows else [Skip("findings", f"nothing costs more than {SHOWN:.1%} of a step; see `checks`")]
     reasons = [*outcomes.values(), *(reason for rank in ranks for reason in rank.outcomes.values())]
     failures = {reason.part: reason for reason in reasons if isinstance(reason, Failure)}
     skips += [Skip(part, failure) for part, failure in failures.items()]
     return Result("findings", "", tables, skips=(*skips, *replays.skips), meta=replays.meta)
-
-
-def _sized(
-    outcomes: Mapping[str, Mapping[int, Detection] | str],
-    ranks: Sequence[RankDetections],
-    replays: Replays,
-) -> list[SizedFinding]:
-    """What was detected, replayed where the estimate is worth it."""
-    steps = {rank.rank: StepTime(rank.step_ns, rank.steps) for rank in ranks}
-    candidates = [
-        SizedFinding.of(item, detections, steps, replays.base_ns, replays.step_count)
-        for name, item in DETECTORS.items()
-        if not isinstance(detections := outcomes[name], str)
-    ]
-    return [
-        replays.sized(item) if item.saving.ns > max(SHOWN * replays.base_ns, 0) else item
-        for item in candidates
-    ]
-
-
-def _together(name: str, ranks: Sequence[RankDetections]) -> Mapping[int, Detection] | str:
-    """The detections of all ranks, or why no rank has one."""
-    outcomes = {rank.rank: rank.outcomes[name] for rank in ranks}
-    detections = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Detection)}
-    return detections or "; ".join(dict.fromkeys(str(reason) for reason in outcomes.values()))
 
 
 def _row(
@@ -419,8 +422,11 @@ def _row(
     prefix = f"rank {worst}: " if len(ranks) > 1 and worst != JOB else ""
     at_ns = -1
     if worst in by_rank and detection.where.total:
-        longest = int(np.argmax(detection.where.end - detection.where.start))
-        at_ns = int(detection.where.start[longest]) - by_rank[worst].origin
+        at_ns = longest_start(detection.where) - by_rank[worst].origin
+    explained = ""
+    if cause is not None:
+        title = cause.detector.title
+        explained = f"; {finding.explained:.0%} of this time lies within another finding: {title}"
     row = {
         "position": position,
         "finding": candidate.detector.title,
@@ -432,7 +438,7 @@ def _row(
         "basis": saving.basis,
         "scenario": saving.scenario,
         "confidence": detection.confidence,
-        "evidence": f"{prefix}{detection.evidence}{_explained(finding)}",
+        "evidence": f"{prefix}{detection.evidence}{explained}",
         "upper_bound": saving.upper_bound,
         "remedy": remedy(
             candidate.detector.name,
@@ -446,75 +452,6 @@ def _row(
         "explained_by": cause.detector.name if cause else "",
     }
     return row | commands.of(candidate.detector.name, candidate.detections, worst, saving.scenario)
-
-
-def _explained(finding: RankedFinding) -> str:
-    """How much of a symptom its cause explains, as the end of a sentence; "" where none does."""
-    if finding.cause is None:
-        return ""
-    title = finding.cause.detector.title
-    return f"; {finding.explained:.0%} of this time lies within another finding: {title}"
-
-
-def _steps(ranks: Sequence[RankDetections]) -> list[dict[str, Any]]:
-    """What all figures are of: a mean step of each rank."""
-    return [
-        {"rank": rank.rank, "detector": "", "measure": "step", "value": rank.step_ns, "unit": "ns"}
-        for rank in ranks
-    ]
-
-
-def _measured(candidates: Sequence[SizedFinding]) -> list[dict[str, Any]]:
-    return [
-        {"rank": rank, "detector": candidate.detector.name, "measure": measure, "value": value, "unit": unit}
-        for candidate in candidates
-        for rank, detection in sorted(candidate.detections.items())
-        for measure, value, unit in (*detection.quantities, ("estimate", float(detection.saving_ns), "ns"))
-    ]
-
-
-def _checked(
-    outcomes: Mapping[str, Mapping[int, Detection] | str],
-    candidates: Sequence[SizedFinding],
-    shown: Mapping[str, SizedFinding],
-) -> list[dict[str, Any]]:
-    by_name = {candidate.detector.name: candidate for candidate in candidates}
-    return [
-        {
-            "detector": name,
-            "signature": item.doc,
-            "ranks": 0 if isinstance(outcome := outcomes[name], str) else len(outcome),
-            **_sizes(by_name.get(name)),
-            "verdict": outcome if isinstance(outcome, str) else _verdict(by_name[name], name in shown),
-        }
-        for name, item in DETECTORS.items()
-    ]
-
-
-def _sizes(candidate: SizedFinding | None) -> dict[str, Any]:
-    """Columns of a check: what was estimated and what the replay gave."""
-    if candidate is None:
-        return {"estimate_ns": 0, "saving_ns": 0, "basis": "", "scenario": ""}
-    saving = candidate.saving
-    return {
-        "estimate_ns": round(candidate.estimated_ns),
-        "saving_ns": round(saving.ns),
-        "basis": saving.basis,
-        "scenario": saving.scenario,
-    }
-
-
-def _verdict(candidate: SizedFinding, is_finding: bool) -> str:
-    """Whether a detection is a finding, and if not, why."""
-    saving = candidate.saving
-    if is_finding:
-        return "finding"
-    if not saving.scenario:
-        return f"below {SHOWN:.1%} of a step"
-    return (
-        f"estimated at {duration(candidate.estimated_ns)}, but replayed under {saving.scenario} the step "
-        f"gains only {duration(saving.ns)}, below {SHOWN:.1%} of it: it waits for something else"
-    )
 
 
 def ranked(candidates: Sequence[SizedFinding], replays: Replays, ranks: int) -> Iterator[RankedFinding]:
@@ -578,7 +515,22 @@ def _bounds(
     for symptoms in (False, True):
         remaining = [candidate for candidate in candidates if candidate.detector.symptom == symptoms]
         while remaining:
-            added = [(candidate, _unclaimed(candidate, claimed, replayed, ranks)) for candidate in remaining]
+            added: list[Addition] = []
+            for candidate in remaining:
+                # What its estimate has left of the time that others have not claimed.
+                free = {}
+                for rank, detection in candidate.detections.items():
+                    where, total = detection.where, max(detection.where.total, 1)
+                    of_bounds = overlap_ns(where, claimed[rank]) if rank in claimed else 0
+                    of_replayed = sum(
+                        overlap_ns(where, other.detections[rank].where)
+                        * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
+                        for other, additional_ns in replayed
+                        if rank in other.detections
+                    )
+                    free_ns = candidate.estimate_ns[rank] * (1 - of_bounds / total)
+                    free[rank] = free_ns * (1 - min(of_replayed / total, 1.0))
+                added.append((candidate, min(mean_of_ranks(free, ranks), candidate.saving.ns)))
             candidate, additional_ns = min(added, key=_precedence)
             remaining.remove(candidate)
             result.append((candidate, min(additional_ns, left_ns)))
@@ -586,26 +538,6 @@ def _bounds(
             for rank, detection in candidate.detections.items():
                 claimed[rank] = both(claimed.get(rank, detection.where), detection.where)
     return result
-
-
-def _unclaimed(
-    candidate: SizedFinding, claimed: Mapping[int, Union], replayed: Sequence[Addition], ranks: int
-) -> float:
-    """What a candidate's estimate has left of the time that others have not claimed."""
-    free = {}
-    for rank, detection in candidate.detections.items():
-        total = max(detection.where.total, 1)
-        of_bounds = overlap_ns(detection.where, claimed[rank]) if rank in claimed else 0
-        of_replayed = sum(
-            overlap_ns(detection.where, other.detections[rank].where)
-            * min(additional_ns / max(mean_of_ranks(other.lost_ns, ranks), 1), 1.0)
-            for other, additional_ns in replayed
-            if rank in other.detections
-        )
-        free[rank] = (
-            candidate.estimate_ns[rank] * (1 - of_bounds / total) * (1 - min(of_replayed / total, 1.0))
-        )
-    return min(mean_of_ranks(free, ranks), candidate.saving.ns)
 
 
 def trusted(candidate: SizedFinding, replays: Replays) -> Detection:
@@ -617,7 +549,7 @@ def trusted(candidate: SizedFinding, replays: Replays) -> Detection:
     detection = candidate.detections[candidate.worst]
     if candidate.saving.basis != "replayed":
         return detection._replace(confidence="low")
-    if detection.confidence == "high" and replays.doubt > EXPLAINED:
+    if detection.confidence == "high" and replays.doubt > UNEXPLAINED_SHARE:
         return detection._replace(confidence="medium")
     return detection
 
@@ -630,27 +562,23 @@ def doubted(detection: Detection, rank: int, doubts: Result) -> Detection:
         rank: that loses most.
         doubts: of the analyzer `completeness`.
     """
-    share, names = _doubtful_share(detection, rank, doubts)
-    if share < MEDIUM:
-        return detection
-    capped: Confidence = "low" if share >= LOW or detection.confidence == "low" else "medium"
-    why = f"{share:.0%} of this time is in doubt: {', '.join(names)} (see completeness)"
-    return detection._replace(confidence=capped, evidence=f"{detection.evidence}; {why}")
-
-
-def _doubtful_share(detection: Detection, rank: int, doubts: Result) -> tuple[float, list[str]]:
-    """The share of a detection's time that is in doubt, of a job that of its worst rank, and the doubts."""
     where = detection.where
     if rank == JOB or not where.total:
+        # The share of a job that is in doubt is that of its worst rank.
         table = doubts.data.get("doubts")
         if table is None or not len(table):
-            return 0.0, []
+            return detection
         of_rank = np.ones(len(table), dtype=bool) if rank == JOB else table.array("rank") == rank
-        fraction = table.array("fraction")[of_rank]
-        return float(fraction.max(initial=0.0)), sorted(set(table.texts("doubt", of_rank)))
-    doubtful = doubtful_time(doubts, rank)
-    share = int(doubtful.covered(where.start, where.end).sum()) / where.total
-    return share, doubts_within(doubts, rank, where) if share else []
+        share = float(table.array("fraction")[of_rank].max(initial=0.0))
+        names = sorted(set(table.texts("doubt", of_rank)))
+    else:
+        share = int(doubtful_time(doubts, rank).covered(where.start, where.end).sum()) / where.total
+        names = doubts_within(doubts, rank, where) if share else []
+    if share < MEDIUM_DOUBT:
+        return detection
+    capped: Confidence = "low" if share >= LOW_DOUBT or detection.confidence == "low" else "medium"
+    why = f"{share:.0%} of this time is in doubt: {', '.join(names)} (see completeness)"
+    return detection._replace(confidence=capped, evidence=f"{detection.evidence}; {why}")
 
 
 def explaining(symptom: SizedFinding, causes: list[SizedFinding]) -> list[tuple[float, SizedFinding]]:
@@ -668,7 +596,7 @@ def explaining(symptom: SizedFinding, causes: list[SizedFinding]) -> list[tuple[
         )
         for cause in causes
     ]
-    return sorted((pair for pair in shares if pair[0] > MOST), key=lambda pair: -pair[0])
+    return sorted((pair for pair in shares if pair[0] > CAUSE_SHARE), key=lambda pair: -pair[0])
 
 
 def overlap_ns(where: Union, other: Union) -> int:

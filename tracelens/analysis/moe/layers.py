@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +12,14 @@ from tracelens.analysis.common import recomputed
 from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import WORK_KINDS, Events, Trace, forward_ops, matching, rows_by_code
+from tracelens.trace import WORK_KINDS, Trace, forward_ops, matching, rows_by_code
 
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""
+LOOP_GEMMS = 3
+"""This many GEMMs with weights of one size belong to several experts: a trade-off, gate and up of one expert
+are two."""
+
 # Names of record_function scopes and modules for the stages, searched in the last part of the name.
 _STAGES = (
     ("shared expert", "shared"),
@@ -57,6 +60,7 @@ _OPS = (
     (CAST, r"aten::(?:copy_|_to_copy|to)"),
     (SQUARE, r"aten::(?:pow|square)"),
 )
+_OP = re.compile("|".join(f"({grammar})" for _, grammar in _OPS))
 # By the class of the kernel (kernels.toml) where the op does not say.
 _CATEGORIES = {
     "gemm": GEMM,
@@ -85,7 +89,8 @@ def kinds(trace: Trace) -> Int:
     kind[is_routing] = np.where(router[work.name[is_routing]], TOPK, PERMUTE)
     by_name = np.full(len(events.names) + 1, OTHER)
     for code, name in enumerate(events.names):
-        by_name[code] = _kind_of(name)
+        if match := _OP.fullmatch(name):
+            by_name[code] = _OPS[(match.lastindex or 0) - 1][0]
     op = work.op
     above = lookup(events.parent, op, -1)
     for event in (op, above):
@@ -97,15 +102,10 @@ def kinds(trace: Trace) -> Int:
     return kind
 
 
-@cache
-def _kind_of(op: str) -> int:
-    """Kind of the work of an op, by its name alone; the ranks of a job have the same names."""
-    return next((kind for kind, grammar in _OPS if re.fullmatch(grammar, op)), OTHER)
-
-
 # What makes a layer an MoE layer begins or ends with one of these; what merely separates is none.
 _STRUCTURE = kinds_lookup(GEMM, GROUPED, TOPK, COMM, PERMUTE, ROUTE, COPY_OUT, SUM)
-_MOVES, _COMPUTES = kinds_lookup(PERMUTE, ROUTE, COMM, GROUPED), kinds_lookup(GEMM, GROUPED)
+_MOVES, _MOVES_TOKENS = kinds_lookup(PERMUTE, ROUTE, COMM, GROUPED), kinds_lookup(PERMUTE, ROUTE)
+GEMMS = kinds_lookup(GEMM, GROUPED)
 
 
 class LayerWindow(NamedTuple):
@@ -131,9 +131,6 @@ Sizes = Callable[[int], GemmSize]
 
 STAGES = ("router", "dispatch", "permute", "experts", "combine", "shared expert")
 ROUTER, DISPATCH, PERMUTATION, EXPERTS, COMBINE, SHARED = range(6)
-_GEMMS, _MOVES_TOKENS = kinds_lookup(GEMM, GROUPED), kinds_lookup(PERMUTE, ROUTE)
-_LOOP = 3
-"""This many GEMMs with weights of one size belong to several experts."""
 
 
 class LayerStages(NamedTuple):
@@ -174,8 +171,31 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
         experts: of each top-k token the number of experts that it chooses from, -1 where not known.
         sizes: of the GEMM at a token.
     """
-    framed = _by_frames(trace, lexed)
-    routed = _by_routers(lexed, experts, sizes)
+    kind = lexed.kind
+    border = (kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0)
+    # Without frames: what lies between two borders and has a router, and experts behind it.
+    routed = []
+    routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
+    cuts = np.flatnonzero(border)
+    for number, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
+        low = int(cuts[number - 1])
+        high = int(cuts[number]) if number < len(cuts) else len(kind)
+        router = int(routers[inside[-1]])
+        gemms = low + np.flatnonzero(kind[low:router] == GEMM)
+        columns = sizes(int(gemms[-1])).columns if len(gemms) else 0
+        if experts[router] > 0 and columns >= 0 and columns != experts[router]:
+            continue  # a top-k over keys or words: a router chooses from the columns of its own GEMM
+        # Tokens are moved behind the top-k, and computed: here or, where none came, on other ranks.
+        behind = kind[router + 1 : high]
+        moved, computed = np.flatnonzero(_MOVES[behind]), np.flatnonzero(GEMMS[behind])
+        if len(computed):
+            sends_tokens = len(moved) > 0 and moved[0] <= computed[-1]
+        else:
+            sends_tokens = (behind == COMM).sum() > 1 and len(moved) > 2
+        if sends_tokens:
+            first, last = _trimmed(lexed, low, high)
+            routed.append(LayerWindow(first, last, router, "", ()))
+    framed = _by_frames(trace, lexed, border)
     if not framed:
         return routed
     # Frames of threads that autograd started need not be recorded.
@@ -186,41 +206,6 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
         if lexed.is_recompute[window.first] and int(lexed.segment[window.first]) not in passes
     ]
     return sorted([*framed, *recomputed])
-
-
-def _by_routers(lexed: Tokens, experts: Int, sizes: Sizes) -> list[LayerWindow]:
-    """Without frames: what lies between two borders and has a router, and experts behind it."""
-    kind = lexed.kind
-    routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
-    cuts = np.flatnonzero((kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0))
-    windows = []
-    for number, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
-        low = int(cuts[number - 1])
-        high = int(cuts[number]) if number < len(cuts) else len(kind)
-        router = int(routers[inside[-1]])
-        gemm = _last_gemm(kind, low, router)
-        columns = sizes(gemm).columns if gemm >= 0 else 0
-        if experts[router] > 0 and columns >= 0 and columns != experts[router]:
-            continue  # a top-k over keys or words: a router chooses from the columns of its own GEMM
-        if _sends_tokens(kind[router + 1 : high]):
-            first, last = _trimmed(lexed, low, high)
-            windows.append(LayerWindow(first, last, router, "", ()))
-    return windows
-
-
-def _last_gemm(kind: Int, low: int, router: int) -> int:
-    """The last GEMM before a top-k that is not batched, -1 if there is none."""
-    gemms = np.flatnonzero(kind[low:router] == GEMM)
-    return low + int(gemms[-1]) if len(gemms) else -1
-
-
-def _sends_tokens(behind: Int) -> bool:
-    """Whether tokens are moved behind a top-k, and computed: here or, where none came, on other ranks."""
-    moved = np.flatnonzero(_MOVES[behind])
-    computed = np.flatnonzero(_COMPUTES[behind])
-    if len(computed):
-        return len(moved) > 0 and bool(moved[0] <= computed[-1])
-    return int((behind == COMM).sum()) > 1 and len(moved) > 2
 
 
 def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
@@ -237,121 +222,92 @@ def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
     return first, last
 
 
-def _by_frames(trace: Trace, lexed: Tokens) -> list[LayerWindow]:
-    """What lies in the tightest frame around each router that has experts in it, too."""
+def _by_frames(trace: Trace, lexed: Tokens, border: Bool) -> list[LayerWindow]:
+    """What lies in the tightest frame around each router that has experts in it, too.
+
+    Args:
+        trace: of the rank.
+        lexed: its forward work.
+        border: where a segment begins or a block ends.
+    """
     events = trace.arrays
     stages_of = {code: stage for code, name in enumerate(events.names) if (stage := stage_of(name))}
     rows = np.flatnonzero(np.isin(events.name, list(stages_of)) & events.where("annotation", "python"))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     stages = {row: stages_of[int(events.name[row])] for row in rows.tolist()}
-    starts = events.start[rows]
-    border = (lexed.kind == BORDER) | np.append(True, np.diff(lexed.segment) != 0)
-    windows = []
-    for frame, routers in _frames(events, stages).items():
-        begun = np.searchsorted(starts, events.start[frame], side="left")
-        inside = rows[begun : np.searchsorted(starts, events.end[frame], side="right")]
-        inside = inside[(events.end[inside] <= events.end[frame]) & (inside != frame)]
-        inside = inside[events.tid[inside] == events.tid[frame]]
-        parts = []
-        for layer in _layers(events, lexed, inside, routers, stages):
-            # Outer frames first, so that inner ones have the last word.
-            named_frames = layer[np.argsort(events.depth[layer], kind="stable")]
-            first = np.searchsorted(lexed.called, events.start[named_frames]).tolist()
-            behind = np.searchsorted(lexed.called, events.end[named_frames]).tolist()
-            parts.append(
-                list(zip([stages[row] for row in named_frames.tolist()], first, behind, strict=True))
-            )
-        low, high = np.searchsorted(lexed.called, (events.start[frame], events.end[frame])).tolist()
-        lows = [low, *(max(behind for *_, behind in part) for part in parts[:-1])]
-        highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]
-        name = events.names[events.name[frame]]
-        for part, begin, end in zip(parts, lows, highs, strict=True):
-            if window := _window(lexed, border, part, begin, end, name):
-                windows.append(window)
-    return sorted(windows)
-
-
-def _frames(events: Events, stages: Mapping[int, str]) -> dict[int, list[int]]:
-    """The tightest event around routers and experts, with the routers in it; none of them in another."""
+    # The tightest event around routers and experts, with the routers in it; none of them in another.
     with_experts: set[int] = set()
-    for row in (row for row, stage in stages.items() if stage == "experts"):
-        above = int(events.parent[row])
+    for row, stage in stages.items():
+        above = int(events.parent[row]) if stage == "experts" else -1
         while above >= 0 and above not in with_experts:
             with_experts.add(above)
             above = int(events.parent[above])
     if not with_experts:
-        return {}
+        return []
     is_frame, is_router = (np.zeros(len(events.start) + 1, dtype=bool) for _ in range(2))
     routers = np.array([row for row, stage in stages.items() if stage == "router"], dtype=np.int64)
     is_frame[list(with_experts)] = is_router[routers] = True
     # Row -1 is around all others, and in nothing.
     depth = np.append(events.depth, -1)
-    frame, router = (
-        np.append(nearest(events.parent, events.depth, chosen[:-1]), -1)[events.parent[routers]]
-        for chosen in (is_frame, is_router)
+    frames, outer_routers = (
+        np.append(nearest(events.parent, events.depth, mask[:-1]), -1)[events.parent[routers]]
+        for mask in (is_frame, is_router)
     )
-    windows: dict[int, list[int]] = {}
-    for row, above in zip(
-        routers.tolist(), np.where(depth[router] > depth[frame], -1, frame).tolist(), strict=True
-    ):
-        if above >= 0:
-            windows.setdefault(above, []).append(row)
-    return windows
-
-
-def _layers(
-    events: Events, lexed: Tokens, rows: Int, routers: Sequence[int], stages: Mapping[int, str]
-) -> list[Int]:
-    """The named frames of each layer, where a frame holds several: a router, and what follows up to the next.
-
-    A shared expert belongs to the router behind it if no border lies between them.
-    """
-    if len(routers) == 1:
-        return [rows]
-    starts = events.start[list(routers)]
-    of = np.searchsorted(starts, events.start[rows], side="right") - 1
+    frames = np.where(depth[outer_routers] > depth[frames], -1, frames)
+    routers_in: dict[int, list[int]] = {}
+    for router, frame in zip(routers.tolist(), frames.tolist(), strict=True):
+        if frame >= 0:
+            routers_in.setdefault(frame, []).append(router)
+    starts = events.start[rows]
     borders = np.append(0, np.cumsum(lexed.kind == BORDER))
-    passed = borders[np.searchsorted(lexed.called, events.start[rows])]
-    ahead = np.append(borders[np.searchsorted(lexed.called, starts)], -1)[of + 1]
-    shared = np.array([stages[row] == "shared expert" for row in rows.tolist()], dtype=bool)
-    of += shared & (passed == ahead)
-    parts = rows_by_code(of)
-    return [rows[parts[number]] for number in range(len(routers))]
-
-
-def _window(
-    lexed: Tokens,
-    border: Bool,
-    stages: Sequence[tuple[str, int, int]],
-    begin: int,
-    end: int,
-    frame: str,
-) -> LayerWindow | None:
-    """The window of a layer by its named parts.
-
-    Args:
-        lexed: forward work of the rank.
-        border: where a segment begins or a block ends.
-        stages: see LayerWindow.
-        begin: token at which the frame begins, or the layer before it ends.
-        end: token at which the frame ends, or the next layer begins.
-        frame: its name.
-    """
-    low, high = min(first for _, first, _ in stages), max(behind for *_, behind in stages)
-    # A frame around more than the layer, such as a whole block, has borders beside the parts.
-    before, after = begin + np.flatnonzero(border[begin:low]), high + np.flatnonzero(border[high:end])
-    first = int(before[-1]) if len(before) else begin
-    last = int(after[0]) if len(after) else end
-    if first >= last:
-        return None
-    tight = _trimmed(lexed, first, last)
-    first = min(tight[0], low) if len(before) else first
-    last = max(tight[1], high) if len(after) else last
-    routers = [(low, high) for name, low, high in stages if name == "router"]
-    for extent in (*routers, (first, last)):
-        if len(top := np.flatnonzero(lexed.kind[slice(*extent)] == TOPK)):
-            return LayerWindow(first, last, extent[0] + int(top[-1]), frame, tuple(stages))
-    return LayerWindow(first, last, max(routers[0][1] - 1, first), frame, tuple(stages))
+    windows = []
+    for frame, frame_routers in routers_in.items():
+        begun = np.searchsorted(starts, events.start[frame], side="left")
+        inside = rows[begun : np.searchsorted(starts, events.end[frame], side="right")]
+        inside = inside[(events.end[inside] <= events.end[frame]) & (inside != frame)]
+        inside = inside[events.tid[inside] == events.tid[frame]]
+        # The named frames of each layer, where a frame holds several: a router, and what follows up to the
+        # next. A shared expert belongs to the router behind it if no border lies between them.
+        layers = [inside]
+        if len(frame_routers) > 1:
+            router_starts = events.start[frame_routers]
+            of_layer = np.searchsorted(router_starts, events.start[inside], side="right") - 1
+            passed = borders[np.searchsorted(lexed.called, events.start[inside])]
+            ahead = np.append(borders[np.searchsorted(lexed.called, router_starts)], -1)[of_layer + 1]
+            shared = np.array([stages[row] == "shared expert" for row in inside.tolist()], dtype=bool)
+            of_layer += shared & (passed == ahead)
+            in_layer = rows_by_code(of_layer)
+            layers = [inside[in_layer[number]] for number in range(len(frame_routers))]
+        parts = []
+        for layer in layers:
+            # Outer frames first, so that inner ones have the last word.
+            named_frames = layer[np.argsort(events.depth[layer], kind="stable")]
+            begins = np.searchsorted(lexed.called, events.start[named_frames]).tolist()
+            ends = np.searchsorted(lexed.called, events.end[named_frames]).tolist()
+            parts.append(list(zip([stages[row] for row in named_frames.tolist()], begins, ends, strict=True)))
+        low, high = np.searchsorted(lexed.called, (events.start[frame], events.end[frame])).tolist()
+        lows = [low, *(max(behind for *_, behind in part) for part in parts[:-1])]
+        highs = [*(min(first for _, first, _ in part) for part in parts[1:]), high]
+        for part, begin, end in zip(parts, lows, highs, strict=True):
+            low, high = min(first for _, first, _ in part), max(behind for *_, behind in part)
+            # A frame around more than the layer, such as a whole block, has borders beside the parts.
+            before, after = begin + np.flatnonzero(border[begin:low]), high + np.flatnonzero(border[high:end])
+            first = int(before[-1]) if len(before) else begin
+            last = int(after[0]) if len(after) else end
+            if first >= last:
+                continue
+            tight = _trimmed(lexed, first, last)
+            first = min(tight[0], low) if len(before) else first
+            last = max(tight[1], high) if len(after) else last
+            extents = [extent for name, *extent in part if name == "router"]
+            for opened, closed in (*extents, (first, last)):
+                if len(top := np.flatnonzero(lexed.kind[opened:closed] == TOPK)):
+                    router = opened + int(top[-1])
+                    break
+            else:
+                router = max(extents[0][1] - 1, first)
+            windows.append(LayerWindow(first, last, router, events.names[events.name[frame]], tuple(part)))
+    return sorted(windows)
 
 
 def origins(trace: Trace, lexed: Tokens, layer_windows: Sequence[LayerWindow]) -> list[int]:
@@ -406,12 +362,34 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     low, high = window.first, window.last
     kind, op = lexed.kind[low:high], lexed.op[low:high]
     router = window.router - low
-    experts, grouped = _experts(kind, op, router, window, lambda index: sizes(low + index))
+    position = np.arange(high - low)
+    # The expert GEMMs: all kernels of each.
+    experts = np.flatnonzero((kind == GROUPED) & (position > router))
+    grouped = len(experts) > 0
+    if not grouped:
+        gemms = np.flatnonzero((kind == GEMM) & (position > router))
+        named = np.array([part[1:] for part in window.stages if part[0] == "experts"], dtype=np.int64)
+        borders = np.zeros(len(kind) + 1, dtype=np.int64)
+        for column, opened in ((0, 1), (1, -1)) if len(named) else ():
+            np.add.at(borders, np.clip(named[:, column] - low, 0, len(kind)), opened)
+        in_frame = np.cumsum(borders)[gemms] > 0
+        comm = np.flatnonzero((kind == COMM) & (position > router))
+        between = gemms[(gemms > comm[0]) & (gemms < comm[-1])] if len(comm) > 1 else gemms[:0]
+        if in_frame.any():
+            experts = gemms[in_frame]
+        elif len(between):
+            experts = _of_one_size(between, op, low, sizes)
+        else:
+            # What follows the last movement is shared.
+            moved = np.flatnonzero(kind == PERMUTE)
+            experts = _of_one_size(gemms[gemms < moved[-1]] if len(moved) else gemms, op, low, sizes)
     stage = np.full(high - low, -1, dtype=np.int64)
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
-    position = np.arange(high - low)
-    is_gemm = _GEMMS[kind]
-    gate = _gate(kind, op, router)
+    is_gemm = GEMMS[kind]
+    # The router's own GEMM: the kernels of the last one before the top-k.
+    gate = np.flatnonzero(is_gemm[:router])
+    if len(gate):
+        gate = gate[op[gate] == op[gate[-1]]] if op[gate[-1]] >= 0 else gate[-1:]
     stage[is_gemm] = SHARED
     stage[experts] = EXPERTS
     stage[kind == TOPK] = ROUTER
@@ -423,101 +401,58 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     stage[routes] = np.where(position[routes] < min(begun, first), ROUTER, PERMUTATION)
     stage[(kind == PERMUTE) & ~moved] = ROUTER
     comm = np.flatnonzero(kind == COMM)
-    stage[comm] = np.where(_before(comm, experts, first, last), DISPATCH, COMBINE)
+    # Communication brings tokens to the experts before them, and in between them the first half of it does.
+    brings = np.arange(len(comm)) < (len(comm) + 1) // 2
+    if len(experts):
+        inside = np.flatnonzero((comm > first) & (comm < last))
+        brings = comm < first
+        brings[inside[: (len(inside) + 1) // 2]] = True
+    stage[comm] = np.where(brings, DISPATCH, COMBINE)
     # Sizes that go to the host before the tokens do are part of the dispatch; without one, of the sorting.
     out = (kind == COPY_OUT) & (position > router)
     stage[out] = np.where(position[out] > first, EXPERTS, DISPATCH if len(comm) else PERMUTATION)
-    stage = _framed(stage, kind, window)
-    return LayerStages(_carried(stage, kind, gate), experts, grouped)
+    # What frames say, except of communication and, among the experts, of the movement of tokens.
+    for name, begin, end in window.stages:
+        named_part = slice(max(begin - low, 0), max(end - low, 0))
+        keep = kind[named_part] == COMM
+        if name == "experts":
+            keep |= _MOVES_TOKENS[kind[named_part]]
+        stage[named_part] = np.where(keep, stage[named_part], STAGES.index(name))
+    # Each place without a stage gets that of the one before; the first ones that of the one behind.
+    known = np.flatnonzero(stage >= 0)
+    if not len(known):
+        return LayerStages(np.full(len(stage), ROUTER), experts, grouped)
+    source = np.maximum.accumulate(np.where(stage >= 0, position, -1))
+    carried = stage[np.maximum(source, 0)]
+    carried[: known[0]] = stage[known[0]]
+    # Casts in front of the router's GEMM are its own.
+    if len(gate):
+        cast = int(gate[0])
+        while cast > 0 and stage[cast - 1] < 0 and kind[cast - 1] == CAST:
+            cast -= 1
+        carried[cast : int(gate[0])] = ROUTER
+    return LayerStages(carried, experts, grouped)
 
 
-def _experts(kind: Int, op: Int, router: int, window: LayerWindow, sizes: Sizes) -> tuple[Int, bool]:
-    """Positions of the expert GEMMs, all kernels of each; and whether they are grouped."""
-    position = np.arange(len(kind))
-    grouped = np.flatnonzero((kind == GROUPED) & (position > router))
-    if len(grouped):
-        return grouped, True
-    gemms = np.flatnonzero((kind == GEMM) & (position > router))
-    named = np.array([part[1:] for part in window.stages if part[0] == "experts"], dtype=np.int64)
-    if len(named):
-        borders = np.zeros(len(kind) + 1, dtype=np.int64)
-        for column, opened in ((0, 1), (1, -1)):
-            np.add.at(borders, np.clip(named[:, column] - window.first, 0, len(kind)), opened)
-        inside = np.cumsum(borders)[gemms] > 0
-        if inside.any():
-            return gemms[inside], False
-    comm = np.flatnonzero((kind == COMM) & (position > router))
-    if len(comm) > 1:
-        between = gemms[(gemms > comm[0]) & (gemms < comm[-1])]
-        if len(between):
-            return _of_one_size(between, op, sizes), False
-        if not len(gemms):
-            return gemms, False
-    # What follows the last movement is shared.
-    moved = np.flatnonzero(kind == PERMUTE)
-    return _of_one_size(gemms[gemms < moved[-1]] if len(moved) else gemms, op, sizes), False
-
-
-def _of_one_size(gemms: Int, op: Int, sizes: Sizes) -> Int:
+def _of_one_size(gemms: Int, op: Int, low: int, sizes: Sizes) -> Int:
     """GEMMs of several experts have weights of one size; others beside them are of a shared expert.
 
     A rank may have just one or two experts, and sizes need not be recorded; then it is all of them.
+
+    Args:
+        gemms: positions in a window.
+        op: of each position.
+        low: first token of the window.
+        sizes: of the GEMM at a token.
     """
-    shapes = [sizes(token) for token in gemms.tolist()]
+    shapes = [sizes(low + position) for position in gemms.tolist()]
     calls: dict[tuple[int, int], set[int]] = {}
     for token, shape in zip(gemms.tolist(), shapes, strict=True):
         calls.setdefault((shape.depth, shape.columns), set()).add(int(op[token]))
-    is_loop = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= _LOOP for shape in shapes]
+    is_loop = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= LOOP_GEMMS for shape in shapes]
     in_loop = np.array(is_loop, dtype=bool)
     of_experts: Int = gemms[in_loop] if in_loop.any() else gemms
     return of_experts
-
-
-def _gate(kind: Int, op: Int, router: int) -> Int:
-    """Places of the router's own product: the kernels of the last one before the top-k."""
-    before = np.flatnonzero(_GEMMS[kind[:router]])
-    if not len(before) or op[before[-1]] < 0:
-        return before[-1:]
-    gate: Int = before[op[before] == op[before[-1]]]
-    return gate
-
-
-def _before(comm: Int, experts: Int, first: int, last: int) -> Bool:
-    """Which communication brings tokens to the experts: in between them, the first half of it."""
-    inside = np.flatnonzero((comm > first) & (comm < last))
-    result: Bool = comm < first
-    result[inside[: (len(inside) + 1) // 2]] = True
-    return result if len(experts) else np.arange(len(comm)) < (len(comm) + 1) // 2
-
-
-def _framed(stage: Int, kind: Int, window: LayerWindow) -> Int:
-    """What frames say, except of communication and, among the experts, of the movement of tokens."""
-    stage = stage.copy()
-    for name, first, last in window.stages:
-        code = STAGES.index(name)
-        inside = slice(max(first - window.first, 0), max(last - window.first, 0))
-        keep = kind[inside] == COMM
-        if code == EXPERTS:
-            keep |= _MOVES_TOKENS[kind[inside]]
-        stage[inside] = np.where(keep, stage[inside], code)
-    return stage
-
-
-def _carried(stage: Int, kind: Int, gate: Int) -> Int:
-    """Give each place without a stage that of the one before; the first ones that of the one behind."""
-    known = np.flatnonzero(stage >= 0)
-    if not len(known):
-        return np.full(len(stage), ROUTER)
-    source = np.maximum.accumulate(np.where(stage >= 0, np.arange(len(stage)), -1))
-    result = stage[np.maximum(source, 0)]
-    result[: known[0]] = stage[known[0]]
-    # Casts in front of the router's GEMM are its own.
-    if len(gate):
-        begin = int(gate[0])
-        while begin > 0 and stage[begin - 1] < 0 and kind[begin - 1] == CAST:
-            begin -= 1
-        result[begin : int(gate[0])] = ROUTER
-    return result
 
 
 def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tokens:
@@ -529,16 +464,27 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tok
         autograd: which work the autograd engine launched.
         is_recompute: which of it is recomputed forward work.
     """
-    events, work = trace.arrays, trace.work
-    row = np.flatnonzero((caller >= 0) & (~autograd | is_recompute) & ~_of_parameters(trace))
-    row = row[np.argsort(events.start[caller[row]], kind="stable")]
+    events, work, table = trace.arrays, trace.work, trace.tables["collectives"]
+    # What gathers parameters or reduces gradients is not about tokens.
+    is_all_to_all = table.coded("collective").mask(re.compile("all_?to_?all").search)
+    all_to_all = np.isin(work.event, table.array("kernel_id")[is_all_to_all])
+    of_parameters = gradient_sync(trace, work)
+    parameters = matching(events.names, _PARAMETERS)
+    if parameters.any():
+        around = nearest(events.parent, events.depth, parameters[events.name])
+        of_parameters = of_parameters | (lookup(around, work.op, -1) >= 0)
+    of_parameters = of_parameters & (work.kind == WORK_KINDS.index("comm")) & ~all_to_all
+    row = in_launch_order(trace, np.flatnonzero((caller >= 0) & (~autograd | is_recompute) & ~of_parameters))
     called = events.start[caller[row]]
     kind = trace.once(kinds)[row]
     sent = np.isin(work.event[row], stage_messages(trace, unnamed=True).kernel)
     kind[sent] = BORDER
     segment = np.zeros(len(row), dtype=np.int64)
     backward = np.sort(events.start[caller[(caller >= 0) & autograd & ~is_recompute]])
-    first = _named(trace, work.op[row], re.compile(r"aten::(?:embedding|_embedding_bag)")) >= 0
+    # By the op or the one around it.
+    embeds = events.named(re.compile(r"aten::(?:embedding|_embedding_bag)").fullmatch)
+    op = work.op[row]
+    first = lookup(embeds, op, False) | lookup(embeds, lookup(events.parent, op, -1), False)
     for part in np.flatnonzero(~is_recompute[row]), np.flatnonzero(is_recompute[row]):
         cut = np.ones(len(part), dtype=bool)
         # A pass ends where another embedding begins, and at messages between pipeline stages.
@@ -551,7 +497,7 @@ def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tok
         if is_recompute[row][part].any():
             cut[1:] |= np.diff(part) > 1
         segment[part] = segment.max(initial=0) + np.cumsum(cut)
-    return Tokens(row, called, kind, work.op[row], is_recompute[row], segment)
+    return Tokens(row, called, kind, op, is_recompute[row], segment)
 
 
 def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
@@ -561,32 +507,6 @@ def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
     return caller, lookup(in_autograd(trace), caller, False), lookup(trace.once(recomputed), caller, False)
 
 
-def _of_parameters(trace: Trace) -> Bool:
-    """Which work gathers parameters or reduces gradients: it is not about tokens."""
-    work, table = trace.work, trace.tables["collectives"]
-    is_all_to_all = table.coded("collective").mask(re.compile("all_?to_?all").search)
-    all_to_all = np.isin(work.event, table.array("kernel_id")[is_all_to_all])
-    comm = (work.kind == WORK_KINDS.index("comm")) & ~all_to_all
-    of_parameters: Bool = comm & (_around(trace, work.op, _PARAMETERS) | gradient_sync(trace, work))
-    return of_parameters
-
-
-def _named(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Int:
-    """The event itself or the one around it whose whole name fits, -1 if neither does."""
-    events = trace.arrays
-    fits = events.named(grammar.fullmatch)
-    above = lookup(events.parent, rows, -1)
-    fitting = np.full(len(rows), -1, dtype=np.int64)
-    for event in (above, rows):
-        fitting = np.where(lookup(fits, event, False), event, fitting)
-    return fitting
-
-
-def _around(trace: Trace, rows: Int, grammar: re.Pattern[str]) -> Bool:
-    """Whether these events lie in one with such a name."""
-    events = trace.arrays
-    fits = matching(events.names, grammar)
-    if not fits.any():
-        return np.zeros(len(rows), dtype=bool)
-    around = nearest(events.parent, events.depth, fits[events.name])
-    return lookup(around, rows, -1) >= 0
+def in_launch_order(trace: Trace, rows: Int) -> Int:
+    """Pieces of work that have a launch call, in the order of these calls."""
+    return rows[np.argsort(trace.arrays.start[trace.work.host_call[rows]], kind="stable")]

@@ -18,7 +18,7 @@ from tracelens.analysis.moe.regions import (
     UNATTRIBUTED,
     UNATTRIBUTED_NAME,
 )
-from tracelens.arrays import Int
+from tracelens.arrays import Float, Int
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, sums
 from tracelens.trace import Scope, is_step
 
@@ -172,17 +172,7 @@ class _Pass(NamedTuple):
 
 
 class ExpertGroup:
-    """Ranks of one expert-parallel group.
-
-    Attributes:
-        ranks: in order.
-        passes: that all ranks recorded.
-        rows: of each of them (rows) and each rank (columns), its place among the rank's passes.
-        layers: numbers of the layers that all ranks have, ascending.
-        layer: place in `layers` of each pass.
-        counted: passes forward in which all ranks know how many rows their experts compute.
-        tokens: these rows: of each pass counted (rows) and each rank (columns).
-    """
+    """Ranks of one expert-parallel group."""
 
     def __init__(self, ranks: Sequence[RankPasses]) -> None:
         self.ranks = ranks
@@ -197,9 +187,11 @@ class ExpertGroup:
                     key = _Pass(step, layer_pass.microbatch, layer_pass.layer, phase)
                     row_of.setdefault(key, {})[column] = row
         complete = {key: rows for key, rows in row_of.items() if len(rows) == len(ranks)}
-        self.passes = list(complete)
+        self.passes = list(complete)  # that all ranks recorded
+        # Of each of them (rows) and each rank (columns), its place among the rank's passes.
         rows = [[rows[column] for column in range(len(ranks))] for rows in complete.values()]
         self.rows = np.array(rows, dtype=np.int64).reshape(-1, len(ranks))
+        # Numbers of the layers that all ranks have, ascending, and the place in them of each pass.
         self.layers, self.layer = np.unique(
             np.array([key.layer for key in self.passes], dtype=np.int64), return_inverse=True
         )
@@ -210,6 +202,8 @@ class ExpertGroup:
         ]
         tokens = np.array(counts, dtype=float).reshape(-1, len(ranks))
         known = (tokens >= 0).all(axis=1)
+        # The passes forward in which all ranks know how many rows their experts compute, and these rows: of
+        # each such pass (rows) and each rank (columns).
         self.counted, self.tokens = np.flatnonzero(forward)[known], tokens[known]
 
     def of_passes(self, values: Sequence[Int]) -> Int:
@@ -254,89 +248,100 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
     ]
     ep_groups = groups(ranks)
     rows: dict[str, list[dict[str, Any]]] = {
-        "stages": [_stage_rows(rank) for rank in with_layers],
         "layers": [_layer_rows(rank) for rank in with_layers],
         "balance": [balance_rows(group) for group in ep_groups],
-        "passes": [_pass_rows(rank) for rank in with_layers],
         "tokens": by_rank(token_rows(group) for group in ep_groups),
         "experts": [row for rank in with_layers for row in expert_rows(rank)],
         "waits": by_rank(wait_rows(group) for group in ep_groups),
+        "stages": [],
+        "passes": [],
     }
+    sync_free_stages = []
+    for rank in with_layers:
+        # The last stage, of work of no known one, only where there is any.
+        names = [*STAGES, UNATTRIBUTED_NAME][: UNATTRIBUTED + bool(rank.no_layer_ns[UNATTRIBUTED])]
+        ns = {
+            phase: np.append(rank.stage_ns[rank.in_step & (rank.phase == phase)].sum(axis=0), 0)[: len(names)]
+            / rank.steps
+            for phase in range(len(PHASES))
+        }
+        ns[BACKWARD] += rank.no_layer_ns[: len(names)] / rank.steps
+        passes = max(sum(not layer_pass.is_recompute for layer_pass in rank.passes), 1)
+        rows["stages"].append(
+            {
+                "rank": [rank.rank] * len(names),
+                "stage": names,
+                "forward_ns": ns[FORWARD].astype(np.int64),
+                "backward_ns": ns[BACKWARD].astype(np.int64),
+                "recompute_ns": ns[RECOMPUTE].astype(np.int64),
+                "fraction": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
+                "blocking_count": np.append(rank.blocking.sum(axis=0), 0)[: len(names)] / passes,
+            }
+        )
+        layer_passes = [rank.passes[number] for number in rank.number.tolist()]
+        rows["passes"].append(
+            {
+                "rank": [rank.rank] * len(layer_passes),
+                "step": [rank.labels[layer_pass.step] for layer_pass in layer_passes],
+                "microbatch": [layer_pass.microbatch for layer_pass in layer_passes],
+                "layer": [layer_pass.layer for layer_pass in layer_passes],
+                "phase": [PHASES[phase] for phase in rank.phase.tolist()],
+                "ts_ns": rank.start,
+                "dur_ns": rank.dur,
+                **{name: rank.stage_ns[:, stage] for stage, name in enumerate(_STAGE_COLUMNS)},
+                "exposed_ns": rank.exposed_ns,
+                "idle_ns": rank.idle_ns,
+                "blocking_count": rank.blocking.sum(axis=1),
+                "blocked_ns": rank.blocked_ns,
+                "tokens": [rank.rows_of(number) for number in rank.number.tolist()],
+            }
+        )
+        # A loop over experts has all sizes on the host, also where they came with those of messages.
+        calls, grouped = (
+            rank.blocking[rank.phase == FORWARD].sum(axis=0),
+            all(item.grouped for item in rank.passes),
+        )
+        if not calls.sum():
+            sync_free_stages.append(3)
+        elif calls[[ROUTER, PERMUTATION]].sum():
+            sync_free_stages.append(0)
+        else:
+            sync_free_stages.append(2 if grouped and not calls[EXPERTS].sum() else 1)
     tables = {name: schema.concat(rows[name]) for name, schema in TABLES.items()}
     tables["experts"] = tables["experts"].take(np.argsort(-tables["experts"].array("tokens"), kind="stable"))
-    skips += _unknown(with_layers, ep_groups != [])
-    return result(tables, skips, scope=scope, **_meta(with_layers))
-
-
-def _unknown(ranks: Sequence[RankPasses], any_groups: bool) -> Iterator[Skip]:
-    """What is unknown about ranks with MoE layers."""
-    if not ranks:
-        return
+    if not with_layers:
+        return result(tables, skips, scope=scope)
+    # What is unknown about ranks with MoE layers.
     compiled = "compiled backward work"
-    if any(rank.no_layer_ns[UNATTRIBUTED] for rank in ranks):
+    if any(rank.no_layer_ns[UNATTRIBUTED] for rank in with_layers):
         reason = "tensor sizes are ambiguous or not recorded; use record_shapes=True"
-        yield Skip(f"stages of some {compiled}", reason)
-    if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in ranks):
-        yield Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes")
-    if any(layer_pass.grouped for rank in ranks for layer_pass in rank.passes):
-        yield Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory")
-    if not any_groups:
-        if any(len(rank.group) > 1 for rank in ranks):
+        skips.append(Skip(f"stages of some {compiled}", reason))
+    if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in with_layers):
+        skips.append(Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes"))
+    all_passes = [layer_pass for rank in with_layers for layer_pass in rank.passes]
+    if any(layer_pass.grouped for layer_pass in all_passes):
+        skips.append(Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory"))
+    if not ep_groups:
+        if any(len(rank.group) > 1 for rank in with_layers):
             reason = "ranks of the expert-parallel group are missing"
-        elif any(rank.moves_tokens for rank in ranks):
+        elif any(rank.moves_tokens for rank in with_layers):
             reason = "the ranks of the all-to-all are not recorded"
         else:
             reason = "no expert parallelism: no rank sends tokens to another"
-        yield Skip("balance between ranks", reason)
-    elif any(rank.rows_of(number) < 0 for rank in ranks for number in range(len(rank.passes))):
-        yield Skip("tokens of some passes", "shapes of the expert GEMMs not recorded; use record_shapes=True")
-
-
-def _meta(ranks: Sequence[RankPasses]) -> dict[str, Any]:
-    layer_passes = [layer_pass for rank in ranks for layer_pass in rank.passes]
-    if not layer_passes:
-        return {}
-    stages = {_sync_free(rank) for rank in ranks}
-    return {
-        "layers": max(layer_pass.layer for layer_pass in layer_passes) + 1,
-        "experts": max(layer_pass.experts for layer_pass in layer_passes),
-        "chosen": max(layer_pass.top_k for layer_pass in layer_passes),
-        "found_by": "scopes or modules" if all(rank.framed for rank in ranks) else "order of ops",
-        "sync_free_stage": min(stages),
-    }
-
-
-def _sync_free(rank: RankPasses) -> int:
-    """Stage of sync-free MoE layers that a rank's blocking calls allow, see SYNC_FREE."""
-    calls = rank.blocking[rank.phase == FORWARD].sum(axis=0)
-    if not calls.sum():
-        return 3
-    if calls[[ROUTER, PERMUTATION]].sum():
-        return 0
-    # A loop over experts has all sizes on the host, also where they came with those of messages.
-    grouped = all(layer_pass.grouped for layer_pass in rank.passes)
-    return 2 if grouped and not calls[EXPERTS].sum() else 1
-
-
-def _stage_rows(rank: RankPasses) -> dict[str, Any]:
-    """Rows of STAGE_TABLE of one rank; the last, of work of no known stage, only where there is any."""
-    names = [*STAGES, UNATTRIBUTED_NAME][: UNATTRIBUTED + bool(rank.no_layer_ns[UNATTRIBUTED])]
-    ns = {
-        phase: np.append(rank.stage_ns[rank.in_step & (rank.phase == phase)].sum(axis=0), 0)[: len(names)]
-        / rank.steps
-        for phase in range(len(PHASES))
-    }
-    ns[BACKWARD] += rank.no_layer_ns[: len(names)] / rank.steps
-    passes = max(sum(not layer_pass.is_recompute for layer_pass in rank.passes), 1)
-    return {
-        "rank": [rank.rank] * len(names),
-        "stage": names,
-        "forward_ns": ns[FORWARD].astype(np.int64),
-        "backward_ns": ns[BACKWARD].astype(np.int64),
-        "recompute_ns": ns[RECOMPUTE].astype(np.int64),
-        "fraction": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
-        "blocking_count": np.append(rank.blocking.sum(axis=0), 0)[: len(names)] / passes,
-    }
+        skips.append(Skip("balance between ranks", reason))
+    elif any(rank.rows_of(number) < 0 for rank in with_layers for number in range(len(rank.passes))):
+        reason = "shapes of the expert GEMMs not recorded; use record_shapes=True"
+        skips.append(Skip("tokens of some passes", reason))
+    return result(
+        tables,
+        skips,
+        scope=scope,
+        layers=max(layer_pass.layer for layer_pass in all_passes) + 1,
+        experts=max(layer_pass.experts for layer_pass in all_passes),
+        chosen=max(layer_pass.top_k for layer_pass in all_passes),
+        found_by="scopes or modules" if all(rank.framed for rank in with_layers) else "order of ops",
+        sync_free_stage=min(sync_free_stages),
+    )
 
 
 def _layer_rows(rank: RankPasses) -> dict[str, Any]:
@@ -370,35 +375,17 @@ def _layer_rows(rank: RankPasses) -> dict[str, Any]:
         **{name: mean(rank.stage_ns[:, stage]) for stage, name in enumerate(_STAGE_COLUMNS)},
         "exposed_ns": mean(rank.exposed_ns),
         "idle_ns": mean(rank.idle_ns),
-        "gemms": sums(row, gemms, len(layers)) / count,
+        "gemms": _means(gemms, row, len(layers)),
         "blocking_count": sums(layer, rank.blocking.sum(axis=1), len(layers)) / count,
         "blocked_ns": mean(rank.blocked_ns),
-        "tokens": np.where(
-            with_tokens > 0,
-            np.bincount(row[known], tokens[known], len(layers)) / np.maximum(with_tokens, 1),
-            -1.0,
-        ),
+        "tokens": np.where(with_tokens > 0, _means(tokens[known], row[known], len(layers)), -1.0),
     }
 
 
-def _pass_rows(rank: RankPasses) -> dict[str, Any]:
-    """Rows of PASS_TABLE of one rank."""
-    layer_passes = [rank.passes[number] for number in rank.number.tolist()]
-    return {
-        "rank": [rank.rank] * len(layer_passes),
-        "step": [rank.labels[layer_pass.step] for layer_pass in layer_passes],
-        "microbatch": [layer_pass.microbatch for layer_pass in layer_passes],
-        "layer": [layer_pass.layer for layer_pass in layer_passes],
-        "phase": [PHASES[phase] for phase in rank.phase.tolist()],
-        "ts_ns": rank.start,
-        "dur_ns": rank.dur,
-        **{name: rank.stage_ns[:, stage] for stage, name in enumerate(_STAGE_COLUMNS)},
-        "exposed_ns": rank.exposed_ns,
-        "idle_ns": rank.idle_ns,
-        "blocking_count": rank.blocking.sum(axis=1),
-        "blocked_ns": rank.blocked_ns,
-        "tokens": [rank.rows_of(number) for number in rank.number.tolist()],
-    }
+def _means(values: Int | Float, group: Int, groups: int) -> Float:
+    """Mean of the values of each group, 0 of a group without any."""
+    means: Float = np.bincount(group, values, groups) / np.maximum(np.bincount(group, minlength=groups), 1)
+    return means
 
 
 def groups(ranks: Sequence[RankPasses]) -> list[ExpertGroup]:
@@ -447,13 +434,20 @@ def balance_rows(group: ExpertGroup) -> dict[str, Any]:
     layer, tokens = group.layer[group.counted], group.tokens
     passes = np.bincount(layer, minlength=count)
     known = passes > 0
-    most = np.bincount(layer, tokens.max(axis=1), count) / np.maximum(passes, 1)
+    most = _means(tokens.max(axis=1), layer, count)
     mean = np.bincount(layer, tokens.sum(axis=1), count) / np.maximum(passes * ranks, 1)
     first = np.bincount(layer * ranks + tokens.argmax(axis=1), minlength=count * ranks)
     worst = first.reshape(count, ranks).argmax(axis=1)
+    # Ranks as ranges: "0-3, 8".
+    ranges: list[list[int]] = []
+    for rank in group.ranks:
+        if ranges and rank.rank == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [rank.rank]
+        else:
+            ranges.append([rank.rank])
     return {
         "layer": group.layers,
-        "ranks": [_ranges([rank.rank for rank in group.ranks])] * count,
+        "ranks": [", ".join("-".join(map(str, ends)) for ends in ranges)] * count,
         "tokens_mean": np.where(known, mean, -1.0),
         "tokens_max": np.where(known, most, -1.0),
         "max_mean_ratio": np.where(known & (mean > 0), most / np.where(mean > 0, mean, 1.0), -1.0),
@@ -466,8 +460,7 @@ def balance_rows(group: ExpertGroup) -> dict[str, Any]:
 def token_rows(group: ExpertGroup) -> Iterator[dict[str, Any]]:
     """Rows of TOKENS of one group, a mapping for each rank."""
     code, layer = np.unique(group.layer[group.counted], return_inverse=True)
-    passes = np.bincount(layer)
-    mean = np.stack([np.bincount(layer, own) / passes for own in group.tokens.T], axis=1)
+    mean = np.stack([_means(own, layer, len(code)) for own in group.tokens.T], axis=1)
     ratio = mean / np.maximum(mean.mean(axis=1, keepdims=True), 1e-9)
     for column, rank in enumerate(group.ranks):
         if len(code):
@@ -495,13 +488,3 @@ def expert_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
             "expert": list(range(most)),
             "tokens": np.array(whole, dtype=float).mean(axis=0).tolist(),
         }
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    pieces: list[list[int]] = []
-    for rank in ranks:
-        if pieces and rank == pieces[-1][-1] + 1:
-            pieces[-1][1:] = [rank]
-        else:
-            pieces.append([rank])
-    return ", ".join("-".join(str(rank) for rank in piece) for piece in pieces)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from math import comb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.analysis.moe.layers import COMBINE, DISPATCH, EXPERTS, HOST_COPY, STAGES, stage_of
-from tracelens.analysis.moe.regions import PHASES, UNATTRIBUTED, LayerPass, Regions, regions
+from tracelens.analysis.moe.layers import (
+    COMBINE,
+    DISPATCH,
+    EXPERTS,
+    HOST_COPY,
+    STAGES,
+    in_launch_order,
+    stage_of,
+)
+from tracelens.analysis.moe.regions import BACKWARD, PHASES, UNATTRIBUTED, LayerPass, regions
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import nearest
+from tracelens.table import nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
     Scope,
     Trace,
-    Work,
     collectives,
     enclosing_op,
     exclusive,
     is_step,
     matching,
+    rows_by_code,
     steps_of,
 )
 
@@ -96,125 +104,97 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         scope: which GPU work counts, see trace.Scope.
     """
     work, layers = trace.work, trace.once(regions)
-    counted = (layers.layer_pass >= 0) & (work.linked | (scope == "all"))
-    rows = np.flatnonzero(counted)
+    counted = work.linked | (scope == "all")
+    rows = np.flatnonzero((layers.layer_pass >= 0) & counted)
     cell = layers.layer_pass[rows] * len(PHASES) + layers.phase[rows]
     cells, pass_row = np.unique(cell, return_inverse=True)
     count, width = len(cells), len(STAGES)
     in_layers = work.take(rows)
-    group = pass_row * width + layers.stage[rows]
-    exclusive_start = exclusive(in_layers.start, in_layers.end, group)
-    stage_ns = np.zeros(count * width, dtype=np.int64)
-    np.add.at(stage_ns, group, in_layers.end - exclusive_start)
+    stage_of_pass = pass_row * width + layers.stage[rows]
+    stage_ns = _covered_ns(in_layers.start, in_layers.end, stage_of_pass, count * width)
     start, end, experts_end = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    dur = idle_ns = end - start
     if count:
         start[:] = np.iinfo(np.int64).max
         np.minimum.at(start, pass_row, in_layers.start)
         np.maximum.at(end, pass_row, in_layers.end)
         experts = layers.stage[rows] == EXPERTS
         np.maximum.at(experts_end, pass_row[experts], in_layers.end[experts])
-    dur, idle_ns = _durations(work, rows, pass_row, layers.interleaved[rows], start, end)
-    calls, blocked_ns = _blocked(trace, cells)
+        dur = end - start
+        idle_ns = dur - work.union().covered(start, end)
+    interleaved = layers.interleaved[rows]
+    if interleaved.any():
+        # Of passes between work of other layers: their own work and the idle time before each piece of it.
+        apart, pieces = pass_row[interleaved], rows[interleaved]
+        dur[apart] = idle_ns[apart] = 0
+        done = np.maximum.accumulate(work.end)
+        np.add.at(idle_ns, apart, np.maximum(work.start[pieces] - done[np.maximum(pieces - 1, 0)], 0))
+        dur += _covered_ns(work.start[pieces], work.end[pieces], apart, count)
+        dur[np.unique(apart)] += idle_ns[np.unique(apart)]
+    # Communication without any computation.
+    comm = in_layers.kind == WORK_KINDS.index("comm")
+    comm_end, comm_row = in_layers.end[comm], pass_row[comm]
+    comm_start = exclusive(in_layers.start[comm], comm_end, comm_row)
+    hidden_ns = work.union("computation").covered(comm_start, comm_end)
+    exposed_ns = sums(comm_row, comm_end - comm_start - hidden_ns, count)
+    # Work of a stage in whole steps, outside of all passes.
+    alone = np.flatnonzero((layers.stage >= 0) & (layers.layer_pass < 0) & counted)
+    if len(alone):
+        alone = alone[steps_of(trace).only_whole().of_work[alone] >= 0]
+    no_layer_ns = _covered_ns(work.start[alone], work.end[alone], layers.stage[alone], UNATTRIBUTED + 1)
+    host_syncs = trace.once(blocking)
+    calls, blocked_ns = np.zeros((count, width), dtype=np.int64), np.zeros(count, dtype=np.int64)
+    inside = host_syncs.layer_pass >= 0
+    cell = host_syncs.layer_pass[inside] * len(PHASES) + host_syncs.phase[inside]
+    index = np.minimum(np.searchsorted(cells, cell), max(count - 1, 0))
+    hit = cells[index] == cell if count else np.zeros(0, dtype=bool)
+    np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), 1)
+    np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
+    # Rows that the largest dispatch of each pass brought by its split sizes.
+    received, largest = ([-1] * len(layers.passes) for _ in range(2))
+    table = trace.tables["collectives"]
+    messages, message_work = trace.once(token_messages)
+    forward = (layers.stage[message_work] == DISPATCH) & (layers.phase[message_work] != BACKWARD)
+    splits, size = table.texts("out_split", messages[forward]), table.array("out_bytes")[messages[forward]]
+    numbers = layers.layer_pass[message_work[forward]].tolist()
+    for number, split, out_bytes in zip(numbers, splits, size.tolist(), strict=True):
+        parts = integers(split)
+        if parts and out_bytes > largest[number]:
+            received[number], largest[number] = sum(parts), out_bytes
+    steps, step_ns = 1, 0.0
+    if layers.labels:
+        windows = steps_of(trace)
+        whole = windows.whole
+        steps = max(len(whole), 1)
+        step_ns = float(windows.edges[whole.stop] - windows.edges[whole.start]) / steps
     return RankPasses(
         rank=trace.meta.rank,
         passes=layers.passes,
         labels=layers.labels,
-        **_steps(trace, layers),
+        steps=steps,
+        step_ns=step_ns,
         number=cells // len(PHASES),
         phase=cells % len(PHASES),
         stage_ns=stage_ns.reshape(count, width),
-        no_layer_ns=_no_layer_ns(trace, layers, scope),
+        no_layer_ns=no_layer_ns,
         start=start,
         end=end,
         dur=dur,
         idle_ns=idle_ns,
-        exposed_ns=_exposed(work, in_layers, pass_row, count),
+        exposed_ns=exposed_ns,
         experts_end=experts_end,
         blocking=calls,
         blocked_ns=blocked_ns,
-        received=_received(trace, layers),
+        received=received,
         group=expert_parallel_group(trace),
         moves_tokens=bool(((work.kind == WORK_KINDS.index("comm")) & (layers.layer_pass >= 0)).any()),
         framed=layers.framed,
     )
 
 
-def _steps(trace: Trace, layers: Regions) -> dict[str, Any]:
-    if not layers.labels:
-        return {"steps": 1, "step_ns": 0.0}
-    windows = steps_of(trace)
-    in_full = windows.whole
-    steps = max(len(in_full), 1)
-    return {
-        "steps": steps,
-        "step_ns": float(windows.edges[in_full.stop] - windows.edges[in_full.start]) / steps,
-    }
-
-
-def _durations(
-    work: Work, rows: Int, pass_row: Int, interleaved: Bool, start: Int, end: Int
-) -> tuple[Int, Int]:
-    """Duration and idle time of each pass, see RankPasses.
-
-    Args:
-        work: of the rank.
-        rows: positions of the work of passes.
-        pass_row: of each of these.
-        interleaved: which of these are.
-        start: of each pass.
-        end: of each pass.
-    """
-    if not len(start):
-        return start, start
-    dur = end - start
-    idle = dur - work.union().covered(start, end)
-    if interleaved.any():
-        apart = pass_row[interleaved]
-        rows = rows[interleaved]
-        dur[apart] = idle[apart] = 0
-        done = np.maximum.accumulate(work.end)
-        np.add.at(idle, apart, np.maximum(work.start[rows] - done[np.maximum(rows - 1, 0)], 0))
-        exclusive_start = exclusive(work.start[rows], work.end[rows], apart)
-        np.add.at(dur, apart, work.end[rows] - exclusive_start)
-        dur[np.unique(apart)] += idle[np.unique(apart)]
-    return dur, idle
-
-
-def _no_layer_ns(trace: Trace, layers: Regions, scope: Scope) -> Int:
-    """Time of each stage in whole steps outside of all passes, see RankPasses."""
-    work = trace.work
-    counted = (layers.stage >= 0) & (layers.layer_pass < 0) & (work.linked | (scope == "all"))
-    rows = np.flatnonzero(counted)
-    rows = rows[steps_of(trace).only_whole().of_work[rows] >= 0] if len(rows) else rows
-    stage, total = layers.stage[rows], np.zeros(UNATTRIBUTED + 1, dtype=np.int64)
-    np.add.at(total, stage, work.end[rows] - exclusive(work.start[rows], work.end[rows], stage))
-    return total
-
-
-def _exposed(work: Work, in_layers: Work, pass_row: Int, count: int) -> Int:
-    """Time of each pass in its communication and without any computation."""
-    comm = in_layers.kind == WORK_KINDS.index("comm")
-    start, end, group = in_layers.start[comm], in_layers.end[comm], pass_row[comm]
-    exclusive_start = exclusive(start, end, group)
-    result = np.zeros(count, dtype=np.int64)
-    np.add.at(
-        result, group, (end - exclusive_start) - work.union("computation").covered(exclusive_start, end)
-    )
-    return result
-
-
-def _blocked(trace: Trace, cells: Int) -> tuple[Int, Int]:
-    """Blocking calls of each pass by stage, and the time in them."""
-    host_syncs = trace.once(blocking)
-    calls = np.zeros((len(cells), len(STAGES)), dtype=np.int64)
-    blocked = np.zeros(len(cells), dtype=np.int64)
-    inside = host_syncs.layer_pass >= 0
-    cell = host_syncs.layer_pass[inside] * len(PHASES) + host_syncs.phase[inside]
-    index = np.minimum(np.searchsorted(cells, cell), max(len(cells) - 1, 0))
-    hit = cells[index] == cell if len(cells) else np.zeros(0, dtype=bool)
-    np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), 1)
-    np.add.at(blocked, index[hit], host_syncs.blocked_ns[inside][hit])
-    return calls, blocked
+def _covered_ns(start: Int, end: Int, group: Int, groups: int) -> Int:
+    """Time that the intervals of each group cover, those that overlap once."""
+    return sums(group, end - exclusive(start, end, group), groups)
 
 
 def token_messages(trace: Trace) -> tuple[Int, Int]:
@@ -230,22 +210,6 @@ def token_messages(trace: Trace) -> tuple[Int, Int]:
     others = [collectives().index(name) for name in ("all_reduce", "broadcast", "barrier")]
     rows = rows[~np.isin(trace.once(collective_kinds)[work[rows]], others)]
     return rows, work[rows]
-
-
-def _received(trace: Trace, layers: Regions) -> list[int]:
-    """Rows that the largest dispatch of each pass brought by its split sizes, -1 if not recorded."""
-    result = [-1] * len(layers.passes)
-    largest = [-1] * len(layers.passes)
-    table = trace.tables["collectives"]
-    rows, work = trace.once(token_messages)
-    forward = (layers.stage[work] == DISPATCH) & (layers.phase[work] != PHASES.index("backward"))
-    rows, work = rows[forward], work[forward]
-    splits, size = table.texts("out_split", rows), table.array("out_bytes")[rows]
-    for number, split, out_bytes in zip(layers.layer_pass[work].tolist(), splits, size.tolist(), strict=True):
-        parts = integers(split)
-        if parts and out_bytes > largest[number]:
-            result[number], largest[number] = sum(parts), out_bytes
-    return result
 
 
 def expert_parallel_group(trace: Trace) -> tuple[int, ...]:
@@ -284,34 +248,51 @@ def blocking(trace: Trace) -> Blocking:
     work, events = trace.work, trace.arrays
     layers = trace.once(regions)
     if not len(work.event):
-        return Blocking(*(np.empty(0, dtype=np.int64) for _ in Blocking._fields))
+        return Blocking(**dict.fromkeys(Blocking._fields, np.empty(0, dtype=np.int64)))
     rows = np.flatnonzero(blocking_calls(trace, work))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     thread = threads(trace)
-    # Of nested calls the outer one.
-    reached = _reached(events.end[rows], thread[rows])
+    # Of nested calls the outer one: it ends after those before it on its thread.
+    reached = np.full(len(rows), np.iinfo(np.int64).min)
+    for on_thread in rows_by_code(thread[rows]).values():
+        reached[on_thread[1:]] = np.maximum.accumulate(events.end[rows[on_thread]])[:-1]
     rows = rows[events.end[rows] > reached]
     caller = work.host_call
     called = np.flatnonzero(caller >= 0)
-    last, following = (np.full(len(rows), -1, dtype=np.int64) for _ in range(2))
-    for number in np.unique(thread[rows]):
-        on_thread = np.flatnonzero(thread[rows] == number)
-        thread_work = called[thread[caller[called]] == number]
-        thread_work = thread_work[np.argsort(events.start[caller[thread_work]], kind="stable")]
+    last, following, named = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
+    for number, on_thread in rows_by_code(thread[rows]).items():
+        thread_work = in_launch_order(trace, called[thread[caller[called]] == number])
         times = events.start[caller[thread_work]]
         before = np.searchsorted(times, events.end[rows[on_thread]], side="right") - 1
         last[on_thread] = lookup(thread_work, before, -1)
-        after = before + 1
-        following[on_thread] = (
-            np.where(after < len(thread_work), thread_work[np.minimum(after, len(thread_work) - 1)], -1)
-            if len(thread_work)
-            else -1
-        )
-    named = np.full(len(rows), -1, dtype=np.int64)
+        after = np.where(before + 1 < len(thread_work), before + 1, -1)
+        following[on_thread] = lookup(thread_work, after, -1)
     if work.cpu_only:
-        last, named = _inside(trace, rows, last, following)
+        # Where the host does the work itself there is no copy to tell by, and a part of a layer may begin
+        # with a read: then it belongs to the work behind. Its stage is that of its frame, unless the read is
+        # work of its own.
+        names = [stage_of(name) for name in events.names]
+        code = np.array([STAGES.index(name) if name else -1 for name in names], dtype=np.int64)[events.name]
+        frames = nearest(events.parent, events.depth, (code >= 0) & events.where("annotation", "python"))
+        frame = np.where(events.places(work.event)[rows] < 0, frames[rows], -1)
+        is_before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
+        is_after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
+        last = np.where((frame >= 0) & ~is_before & is_after, following, last)
+        named = lookup(code, frame, -1)
     else:
-        last = _waited_for(trace, rows, last, caller)
+        # A call belongs to the work of its own op, else to the last copy to the host: sizes are often copied
+        # beside other work, and waited for when that has been launched.
+        around = trace.once(enclosing_op)
+        op = around[rows]
+        by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
+        is_copy = matching(work.names, HOST_COPY)[work.name] & ~work.is_kernel
+        copies = np.flatnonzero(is_copy & (caller >= 0))
+        # What an op copies and waits for itself, nobody else waits for.
+        copies = in_launch_order(trace, copies[~np.isin(around[caller[copies]], op[op >= 0])])
+        index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
+        copied, layer_pass = lookup(copies, index, -1), layers.layer_pass
+        beside = layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)]
+        last = np.where((copied >= 0) & (last >= 0) & beside & ~by_own_op, copied, last)
     start, end = events.start[rows], events.end[rows]
     until = np.where(following >= 0, np.maximum(work.start[following], end), end)
 
@@ -329,54 +310,3 @@ def blocking(trace: Trace) -> Blocking:
         blocked_ns=end - start,
         until=until,
     )
-
-
-def _inside(trace: Trace, rows: Int, last: Int, following: Int) -> tuple[Int, Int]:
-    """The work beside each read of a host that does the work itself, and the stage that its frame names.
-
-    There is no copy to tell by, and a part of a layer may begin with a read: then it is the work behind. The
-    stage is -1 where no frame says it, and where the read is work of its own.
-    """
-    events, work = trace.arrays, trace.work
-    names = [stage_of(name) for name in events.names]
-    code = np.array([STAGES.index(name) if name else -1 for name in names], dtype=np.int64)[events.name]
-    frames = nearest(events.parent, events.depth, (code >= 0) & events.where("annotation", "python"))
-    frame = np.where(events.places(work.event)[rows] < 0, frames[rows], -1)
-    before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
-    after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
-    last = np.where((frame >= 0) & ~before & after, following, last)
-    return last, lookup(code, frame, -1)
-
-
-def _waited_for(trace: Trace, rows: Int, last: Int, caller: Int) -> Int:
-    """The work that says where a blocking call belongs: its op's, else the last copy to the host.
-
-    Sizes are often copied beside other work, and waited for when that has been launched.
-    """
-    work, events = trace.work, trace.arrays
-    around = trace.once(enclosing_op)
-    op = around[rows]
-    by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
-    out = matching(work.names, HOST_COPY)
-    copies = np.flatnonzero(out[work.name] & ~work.is_kernel & (caller >= 0))
-    # What an op copies and waits for itself, nobody else waits for.
-    copies = copies[~np.isin(around[caller[copies]], op[op >= 0])]
-    copies = copies[np.argsort(events.start[caller[copies]], kind="stable")]
-    if not len(copies):
-        return last
-    index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
-    copied = lookup(copies, index, -1)
-    layer_pass = trace.once(regions).layer_pass
-    beside = (
-        (copied >= 0) & (last >= 0) & (layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)])
-    )
-    return np.where(beside & ~by_own_op, copied, last)
-
-
-def _reached(end: Int, thread: Int) -> Int:
-    """How far the calls before each one reach on its thread."""
-    result = np.full(len(end), np.iinfo(np.int64).min)
-    for number in np.unique(thread):
-        on_thread = np.flatnonzero(thread == number)
-        result[on_thread[1:]] = np.maximum.accumulate(end[on_thread])[:-1]
-    return result

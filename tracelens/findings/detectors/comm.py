@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analysis.comm import SEND_RECV, HostKernels, HostSpans, collective_kinds, host_spans
+from tracelens.analysis.comm import SEND_RECV, HostKernels, collective_kinds, host_spans
 from tracelens.analysis.fusable import exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.host import threads
 from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, deduplicated_share, regions, token_messages
 from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool
 from tracelens.findings.detectors.detector import (
     Confidence,
     Detection,
+    Detections,
     Outcome,
     Quantity,
     RankContext,
@@ -25,39 +25,28 @@ from tracelens.findings.detectors.detector import (
     in_steps,
     step_count,
 )
+from tracelens.findings.thresholds import BLAMED_SHARE, HIDDEN_SHARE, RESTART_NS, STEADY_SHARE
 from tracelens.table import Result, Table, codes
-from tracelens.trace import STACK_KINDS, WORK_KINDS, Union, collectives, cut, difference, intersection, union
+from tracelens.trace import STACK_KINDS, WORK_KINDS, collectives, cut, difference, intersection, union
 from tracelens.units import amount, duration
 
-_NOTHING = 0.001
-"""A smaller share of the all-to-all is the edge between two kernels."""
-
 _ALL_TO_ALL, _GATHERS, _MESSAGES = ("all_to_all",), ("all_gather", "reduce_scatter"), ("send_recv",)
-_MEASURES = {
+_EXCHANGE_MEASURES = {
     "exposed per step": "part of it without computation",
     "overlap efficiency": "hidden / all of it",
     "overlap efficiency, bound": "the same if all other computation overlapped it",
     "sent in forward dispatches per step": "input of the forward dispatches, where recorded",
     "share after de-duplication": "bytes left if each rank got a token once, with experts chosen at random",
 }
+_EXCHANGE_THRESHOLD = f"over {HIDDEN_SHARE:.1%} of the time is exposed"
+_EXCHANGE_LIMITS = (
+    "Includes waiting for late ranks, which no overlap removes; see the findings about stragglers."
+)
 
 # The function's own name, with or without namespaces, template arguments and parameters. The cached kinds
 # (cached_notify_dispatch) know all sizes before.
 _NOTIFY = re.compile(r"(?:^|[\s:])notify_dispatch(?:$|[<(])")
 _DISPATCH = re.compile(r"(?:^|[\s:])dispatch(?:$|[<(])")
-# The host reads the last counter and allocates what the dispatch writes into.
-_RESTART_NS = 500_000
-
-
-class _Pairs(NamedTuple):
-    """Each notify_dispatch with the dispatch that follows it on the same thread, ns."""
-
-    called: Int  # end of the launch call of the first
-    counted: Int  # end of the first on the GPU
-    dispatch_called: Int  # start of the launch call of the second
-    dispatched: Int  # start of the second on the GPU
-    quiet: Bool  # whether the thread began nothing between `called` and `counted`
-
 
 EXPLAINED = (
     "extra_work",
@@ -73,17 +62,14 @@ EXPLAINED = (
 UNEVEN = ("token_load",)
 UNEXPLAINED = ("inherited", "unknown")
 NOBODY = "no significant straggler"
-_BLAMED = 0.1
-"""A rank with a smaller share of the waiting is not worth a scenario."""
-_MOST = 0.9
-"""Waiting with this share of causes that a steady pace removes."""
-_STRAGGLER_MEASURES = {
+_WAITING_MEASURES = {
     "waiting for these causes": "exposed waiting in collectives, per step",
     "waiting for CAUSE": "part of it with this cause",
     "all exposed waiting": "exposed waiting in collectives for any cause, per step",
     "waits per step": "stretches of such waiting",
     "share for the worst rank": "part of the waiting that is for the rank most waited for",
 }
+_WAITING_THRESHOLD = "waiting for a significant straggler, see `stragglers`, or too few steps to tell"
 
 
 @detector(
@@ -91,9 +77,12 @@ _STRAGGLER_MEASURES = {
     scenario="all_to_all_hidden",
     title="Exposed all-to-all",
     symptom=True,  # of ranks that come late: much of it is waiting for them
-    measures={"all-to-all per step": "time with an all-to-all running, waiting included", **_MEASURES},
-    threshold=f"over {_NOTHING:.1%} of the time is exposed",
-    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
+    measures={
+        "all-to-all per step": "time with an all-to-all running, waiting included",
+        **_EXCHANGE_MEASURES,
+    },
+    threshold=_EXCHANGE_THRESHOLD,
+    limits=_EXCHANGE_LIMITS,
 )
 def exposed_all_to_all(context: RankContext) -> Outcome:
     """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
@@ -109,10 +98,10 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     symptom=True,
     measures={
         "all-gather and reduce-scatter per step": "time with one of them running, waiting included",
-        **_MEASURES,
+        **_EXCHANGE_MEASURES,
     },
-    threshold=f"over {_NOTHING:.1%} of the time is exposed",
-    limits="Includes waiting for late ranks, which no overlap removes; see the findings about stragglers.",
+    threshold=_EXCHANGE_THRESHOLD,
+    limits=_EXCHANGE_LIMITS,
 )
 def exposed_token_gather(context: RankContext) -> Outcome:
     """Exposed dispatch by all-gather and combine by reduce-scatter in MoE layers without an all-to-all."""
@@ -128,7 +117,7 @@ def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
     """What of the exchange of tokens no computation hides."""
     exchanging, computing = context.during(exchange), context.work.union("computation")
     exposed = difference(exchanging, computing)
-    if exposed.total <= _NOTHING * exchanging.total:
+    if exposed.total <= HIDDEN_SHARE * exchanging.total:
         return f"the {name} is hidden under computation"
     hidden = intersection(exchanging, computing).total
     # Computation that hides something already cannot hide more, and cannot hide more than its own time.
@@ -142,7 +131,12 @@ def _exposed(context: RankContext, exchange: Bool, name: str) -> Outcome:
         Quantity("overlap efficiency, bound", bound, "fraction"),
     ]
     details = ""
-    if sent := _sent(context):
+    # Bytes that go into the dispatches of forward passes.
+    layers = context.trace.once(regions)
+    rows, work = context.trace.once(token_messages)
+    inside = np.isin(work, context.rows) & (layers.stage[work] == DISPATCH) & (layers.phase[work] != BACKWARD)
+    size = context.trace.tables["collectives"].array("in_bytes")[rows[inside]]
+    if sent := int(size[size > 0].sum()):
         quantities.append(Quantity("sent in forward dispatches per step", context.per_step(sent), "bytes"))
         details = f"; forward dispatches send {amount(context.per_step(sent), 'bytes')}/step"
     if (share := deduplicated_share(context.trace)) < 1:
@@ -185,15 +179,6 @@ def _all_to_all(context: RankContext) -> Bool:
     return result
 
 
-def _sent(context: RankContext) -> int:
-    """Bytes that go into the dispatches of forward passes in the steps."""
-    layers = context.trace.once(regions)
-    rows, work = context.trace.once(token_messages)
-    inside = np.isin(work, context.rows) & (layers.stage[work] == DISPATCH) & (layers.phase[work] != BACKWARD)
-    size = context.trace.tables["collectives"].array("in_bytes")[rows[inside]]
-    return int(size[size > 0].sum())
-
-
 @detector(
     "deepep_busy_wait",
     title="DeepEP: the host spins until tokens are counted",
@@ -204,23 +189,46 @@ def _sent(context: RankContext) -> int:
         "host time spun": "from the end of the launch call to the end of notify_dispatch, per step",
         "GPU idle after notify_dispatch": "until dispatch starts, per step",
     },
-    threshold=f"dispatch is launched within {_RESTART_NS / 1e6:g} ms of the end of notify_dispatch",
+    threshold=f"dispatch is launched within {RESTART_NS / 1e6:g} ms of the end of notify_dispatch",
     limits="Launches that are late afterwards, because the host has fallen behind, do not count.",
 )
 def deepep_busy_wait(context: RankContext) -> Outcome:
     """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""
-    pairs = _pairs(context)
-    if isinstance(pairs, str):
-        return pairs
+    work, events, thread = context.work, context.trace.arrays, threads(context.trace)
+    used = np.unique(work.name[work.is_kernel]).tolist()
+    first = [code for code in used if _NOTIFY.search(work.names[code])]
+    second = [code for code in used if _DISPATCH.search(work.names[code])]
+    if not first:
+        return "no DeepEP kernel notify_dispatch"
+    # Each notify_dispatch with the dispatch that follows it on the same thread.
+    rows = np.flatnonzero(work.is_kernel & np.isin(work.name, first + second) & (work.launch >= 0))
+    launch = work.launch[rows]
+    order = np.lexsort((events.start[launch], thread[launch]))
+    rows, launch = rows[order], launch[order]
+    notifies = np.isin(work.name[rows], first)
+    follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
+    index = np.flatnonzero(follows)
+    if not len(index):
+        return "no launch calls of notify_dispatch and the dispatch that follows"
+    called, counted = events.end[launch[index]], work.end[rows[index]]
+    dispatch_called, dispatched = events.start[launch[index + 1]], work.start[rows[index + 1]]
+    # Whether the thread began nothing in between.
+    host = np.flatnonzero(events.where(*STACK_KINDS))
+    quiet = np.ones(len(index), dtype=bool)
+    for number in np.unique(thread[launch[index]]).tolist():
+        starts = np.sort(events.start[host[thread[host] == number]])
+        mine = thread[launch[index]] == number
+        before, after = np.searchsorted(starts, (called[mine], np.minimum(counted, dispatch_called)[mine]))
+        quiet[mine] = before == after
     # The spin ends with the counters, which are written as the first kernel ends.
-    spins = pairs.quiet & (pairs.dispatch_called >= pairs.counted) & (pairs.counted > pairs.called)
-    spins &= pairs.dispatch_called - pairs.counted < _RESTART_NS
+    spins = quiet & (dispatch_called >= counted) & (counted > called)
+    spins &= dispatch_called - counted < RESTART_NS
     count = int(spins.sum())
     if not count:
         return f"the host moves on while notify_dispatch runs, in all {len(spins)} dispatches"
-    spun = (pairs.counted - pairs.called)[spins]
-    low, high = pairs.counted[spins], np.maximum(pairs.dispatched[spins], pairs.counted[spins])
-    where = _idle(context, low, high)
+    spun = (counted - called)[spins]
+    _, start, end = cut(counted[spins], np.maximum(dispatched, counted)[spins], context.busy.gaps())
+    where = union(start, end)
     per_step, spun_ns = context.per_step(count), context.per_step(float(spun.sum()))
     idle_ns = context.per_step(float(where.total))
     return Detection(
@@ -237,55 +245,6 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
         f"idles {duration(idle_ns)} per step, not counting later late launches",
         "high",
     )
-
-
-def _pairs(context: RankContext) -> _Pairs | str:
-    """The dispatches of a rank, or why there are none."""
-    work, events = context.work, context.trace.arrays
-    used = np.unique(work.name[work.is_kernel]).tolist()
-    first = [code for code in used if _NOTIFY.search(work.names[code])]
-    second = [code for code in used if _DISPATCH.search(work.names[code])]
-    if not first:
-        return "no DeepEP kernel notify_dispatch"
-    rows = np.flatnonzero(work.is_kernel & np.isin(work.name, first + second) & (work.launch >= 0))
-    thread = threads(context.trace)
-    launch = work.launch[rows]
-    order = np.lexsort((events.start[launch], thread[launch]))
-    rows, launch = rows[order], launch[order]
-    notifies = np.isin(work.name[rows], first)
-    follows = notifies[:-1] & ~notifies[1:] & (thread[launch[:-1]] == thread[launch[1:]])
-    index = np.flatnonzero(follows)
-    if not len(index):
-        return "no launch calls of notify_dispatch and the dispatch that follows"
-    notify, dispatch = rows[index], rows[index + 1]
-    notify_call, dispatch_call = launch[index], launch[index + 1]
-    called, counted = events.end[notify_call], work.end[notify]
-    return _Pairs(
-        called,
-        counted,
-        events.start[dispatch_call],
-        work.start[dispatch],
-        _quiet(context, thread, notify_call, called, np.minimum(counted, events.start[dispatch_call])),
-    )
-
-
-def _quiet(context: RankContext, thread: Int, launch: Int, low: Int, high: Int) -> Bool:
-    """Whether no event of the launch's thread begins between these times."""
-    events = context.trace.arrays
-    host = np.flatnonzero(events.where(*STACK_KINDS))
-    quiet = np.ones(len(launch), dtype=bool)
-    for number in np.unique(thread[launch]).tolist():
-        starts = np.sort(events.start[host[thread[host] == number]])
-        on_thread = thread[launch] == number
-        before = np.searchsorted(starts, low[on_thread], side="left")
-        quiet[on_thread] = before == np.searchsorted(starts, high[on_thread], side="left")
-    return quiet
-
-
-def _idle(context: RankContext, low: Int, high: Int) -> Union:
-    """When the GPU did nothing between these times."""
-    _, start, end = cut(low, high, context.busy.gaps())
-    return union(start, end)
 
 
 @detector(
@@ -305,7 +264,7 @@ def _idle(context: RankContext, low: Int, high: Int) -> Union:
     threshold="equal numbers of ranks on several hosts, more than one each, in a kernel not named a tree",
     limits="Needs traces that name their hosts.",
 )
-def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def hierarchical_all_reduce(results: Mapping[str, Result]) -> Detections:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
     participants = results["collectives"].data["participants"]
     if not len(participants):
@@ -313,83 +272,60 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Mapping[int, Detec
     hosts = set(participants.texts("host"))
     if "" in hosts or len(hosts) == 1:
         return "the traces do not name their hosts" if "" in hosts else "all ranks are on one host"
-    spans, of_row = _spans(participants)
+    group = np.unique(np.array(participants.texts("group")), return_inverse=True)[1]
+    names, name = np.unique(np.array(participants.texts("collective")), return_inverse=True)
+    first, order = participants.array("first_rank"), participants.array("order")
+    of_row, keys = codes(group.ravel(), first, name.ravel(), order)
+    parts = HostKernels(
+        number=of_row,
+        host=participants.texts("host"),
+        kernel=participants.texts("kernel"),
+        bytes=participants.array("bytes"),
+        dur=participants.array("dur_ns"),
+        size=participants.array("group_size"),
+    )
+    spans = host_spans(parts, [names[code] for code in keys[2].tolist()])
     if reason := spans.reason():
         return reason
     flat = spans.divisible & spans.flat
-    expected, inside_known = spans.expected()
+    expected_ns, inside_known = spans.expected()
+    # Share of its time that each collective saves.
     gain = spans.gain()
     steps = step_count(results)
     counted = in_steps(participants) & (spans.hosts[of_row] > 0) & flat[of_row]
-    ranks = np.unique(participants.array("rank")[counted]).tolist()
     confidence: Confidence = "medium" if inside_known and spans.ring[flat].all() else "low"
-    return {
-        rank: _detection(
-            participants,
-            np.flatnonzero(counted & (participants.array("rank") == rank)),
-            (spans, of_row),
-            (gain, expected),
-            steps,
+    detections = {}
+    for rank in np.unique(participants.array("rank")[counted]).tolist():
+        rows = np.flatnonzero(counted & (participants.array("rank") == rank))
+        exposed, wait, start, dur = (
+            participants.array(column)[rows] for column in ("exposed_ns", "wait_ns", "local_ts_ns", "dur_ns")
+        )
+        index = of_row[rows]
+        n, across, latency = spans.ranks[index], spans.hosts[index], spans.latency[index]
+        sent = spans.rounds[index] * spans.bytes[index]
+        ring, levels = float((sent * (n - 1) / n).sum()), float((sent * (across - 1) / across).sum())
+        rate = float(sent.dot((n - 1) / n) / max(int(latency.sum()), 1)) * 1e9
+        lost = (exposed > 0) & (gain[index] > 0)
+        expected = float(expected_ns[index].sum()) / steps
+        detections[rank] = Detection(
+            (
+                Quantity("collectives per step", len(rows) / steps, "count"),
+                Quantity("bus bandwidth", rate, "bytes/s"),
+                Quantity("bytes sent per host, flat ring", ring / steps, "bytes"),
+                Quantity("bytes sent per host, hierarchical", levels / steps, "bytes"),
+                Quantity("time without waiting", float(latency.sum()) / steps, "ns"),
+                Quantity("expected time, hierarchical", expected, "ns"),
+                Quantity("hosts", float(across.max()), "count"),
+            ),
+            float((gain[index] * exposed).sum()) / steps,
+            union((start + wait)[lost], (start + dur)[lost]),
+            f"{len(rows) / steps:,.0f} collectives per step across {across.max()} hosts with "
+            f"{(n // across).max()} ranks each spend {duration(latency.sum() / steps)} transferring, at "
+            f"{rate / 1e9:,.2f} GB/s; a hierarchical algorithm sends {levels / max(ring, 1):.0%} of the "
+            f"bytes per host: {duration(expected)} expected",
             confidence,
         )
-        for rank in ranks
-    } or "no such collective lies in a step"
-
-
-def _spans(participants: Table) -> tuple[HostSpans, Int]:
-    """The collectives in a table of participants, and the number of each row's."""
-    first, order, size, message, dur = (
-        participants.array(name) for name in ("first_rank", "order", "group_size", "bytes", "dur_ns")
-    )
-    group = np.unique(np.array(participants.texts("group")), return_inverse=True)[1]
-    names, name = np.unique(np.array(participants.texts("collective")), return_inverse=True)
-    number, keys = codes(group.ravel(), first, name.ravel(), order)
-    part = HostKernels(number, participants.texts("host"), participants.texts("kernel"), message, dur, size)
-    return host_spans(part, [names[code] for code in keys[2].tolist()]), number
-
-
-def _detection(
-    participants: Table,
-    rows: Int,
-    known: tuple[HostSpans, Int],
-    model: tuple[Float, Float],
-    steps: int,
-    confidence: Confidence,
-) -> Detection:
-    """What one rank loses; `model`: share of its time that each collective saves, and ns that remain."""
-    spans, of_row = known
-    index = of_row[rows]
-    gain, expected = (values[index] for values in model)
-    exposed, wait = participants.array("exposed_ns")[rows], participants.array("wait_ns")[rows]
-    start, dur = participants.array("local_ts_ns")[rows], participants.array("dur_ns")[rows]
-    n, hosts, sent = (
-        spans.ranks[index],
-        spans.hosts[index],
-        spans.rounds[index] * spans.bytes[index],
-    )
-    flat, levels = float((sent * (n - 1) / n).sum()), float((sent * (hosts - 1) / hosts).sum())
-    latency = spans.latency[index]
-    rate = float(sent.dot((n - 1) / n) / max(int(latency.sum()), 1)) * 1e9
-    lost = (exposed > 0) & (gain > 0)
-    saving = float((gain * exposed).sum()) / steps
-    return Detection(
-        (
-            Quantity("collectives per step", len(rows) / steps, "count"),
-            Quantity("bus bandwidth", rate, "bytes/s"),
-            Quantity("bytes sent per host, flat ring", flat / steps, "bytes"),
-            Quantity("bytes sent per host, hierarchical", levels / steps, "bytes"),
-            Quantity("time without waiting", float(latency.sum()) / steps, "ns"),
-            Quantity("expected time, hierarchical", float(expected.sum()) / steps, "ns"),
-            Quantity("hosts", float(hosts.max()), "count"),
-        ),
-        saving,
-        union((start + wait)[lost], (start + dur)[lost]),
-        f"{len(rows) / steps:,.0f} collectives per step across {hosts.max()} hosts with "
-        f"{(n // hosts).max()} ranks each spend {duration(latency.sum() / steps)} transferring, at "
-        f"{rate / 1e9:,.2f} GB/s; a hierarchical algorithm sends {levels / max(flat, 1):.0%} of the bytes "
-        f"per host: {duration(expected.sum() / steps)} expected",
-        confidence,
-    )
+    return detections or "no such collective lies in a step"
 
 
 @detector(
@@ -397,11 +333,11 @@ def _detection(
     scenario="median_pace",
     title="Ranks wait for late ranks",
     needs=("collectives", "stragglers"),
-    measures=_STRAGGLER_MEASURES,
-    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    measures=_WAITING_MEASURES,
+    threshold=_WAITING_THRESHOLD,
     limits="Needs the traces of the ranks of a group.",
 )
-def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def stragglers(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank that its host or a slower GPU makes late."""
     return _waiting(results, EXPLAINED, "medium", (SIGNIFICANT, TOO_FEW))
 
@@ -411,11 +347,11 @@ def stragglers(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
     scenario="balanced",
     title="Ranks wait for ranks with more work",
     needs=("collectives", "stragglers"),
-    measures=_STRAGGLER_MEASURES,
+    measures=_WAITING_MEASURES,
     threshold="any exposed waiting with this cause",
     limits="Assumes that the work can be spread evenly.",
 )
-def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def stragglers_load(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank that has more to compute: larger shapes or more calls."""
     # All waiting, as mean of the ranks, is what the longest work takes more than the mean.
     return _waiting(results, UNEVEN, "medium", None)
@@ -425,11 +361,11 @@ def stragglers_load(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
     "stragglers_unexplained",
     title="Ranks wait for ranks that are late without a visible cause",
     needs=("collectives", "stragglers"),
-    measures=_STRAGGLER_MEASURES,
-    threshold="waiting for a significant straggler, see `stragglers`, or too few steps to tell",
+    measures=_WAITING_MEASURES,
+    threshold=_WAITING_THRESHOLD,
     limits="The trace does not show the cause, so no scenario removes it.",
 )
-def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def stragglers_unexplained(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank whose lateness is inherited or has no recorded cause."""
     return _waiting(results, UNEXPLAINED, "low", (SIGNIFICANT, TOO_FEW))
 
@@ -439,11 +375,11 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Mapping[int, Detect
     scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
     needs=("collectives", "stragglers"),
-    measures=_STRAGGLER_MEASURES,
+    measures=_WAITING_MEASURES,
     threshold="exposed waiting, none of it for a significant straggler",
     limits="Some waiting remains in any run, as ranks always differ a little.",
 )
-def stragglers_noise(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def stragglers_noise(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""
     return _waiting(results, (*EXPLAINED, *UNEXPLAINED), "low", (NOISE, SMALL, UNTESTED))
 
@@ -453,7 +389,7 @@ def _waiting(
     causes: Sequence[str],
     confidence: Confidence,
     significance: Sequence[str] | None,
-) -> Mapping[int, Detection] | str:
+) -> Detections:
     """Detections of the ranks that wait for one of these causes.
 
     Args:
@@ -474,72 +410,57 @@ def _waiting(
     if not for_causes.any():
         other_causes = ", ".join(sorted(set(cause.texts(counted))))
         return f"the waiting in collectives has other causes: {other_causes}"
-    verdict = _verdicts(results["stragglers"])
+    of_late_rank = _late_rank_significance(results["stragglers"])
     if significance is not None:
-        for_causes &= np.isin(verdict, significance)
+        for_causes &= np.isin(of_late_rank, significance)
         if not for_causes.any():
             named = SIGNIFICANT in significance
             return NOBODY if named else "all waiting is for significant stragglers"
-    certain = for_causes & (verdict == SIGNIFICANT)
-    steps = step_count(results)
-    ranks = np.unique(lost.array("rank")[for_causes]).tolist()
-    rest = ""
+    note, scenario, dur = "", None, lost.array("dur_ns")
     if significance is not None and SIGNIFICANT not in significance:
-        rest = NOBODY
-    elif significance is not None and not certain.any():
-        confidence, rest = "low", "too few steps to tell this from noise"
-    scenario = None
-    if significance is not None:
-        scenario = _all_paced(lost, for_causes, counted) if rest == NOBODY else _paced(lost, for_causes)
-    masks = counted, for_causes
+        # No rank is later than the others, if that is what ranks wait for. A rank that has more to do is
+        # later for a reason that a steady pace does not remove.
+        note = NOBODY
+        random_ns = dur[for_causes & ~cause.equals("extra_work")].sum()
+        scenario = "median_pace" if random_ns >= STEADY_SHARE * dur[counted].sum() else ""
+    elif significance is not None:
+        if not (for_causes & (of_late_rank == SIGNIFICANT)).any():
+            confidence, note = "low", "too few steps to tell this from noise"
+        # The late ranks take no longer than the others; their own causes only.
+        scenario = ""
+        if cause.mask(EXPLAINED.__contains__)[for_causes].all():
+            late, index = np.unique(lost.array("late_rank")[for_causes], return_inverse=True)
+            blamed_ns = np.bincount(index, weights=dur[for_causes])
+            worst = np.flatnonzero(blamed_ns >= BLAMED_SHARE * blamed_ns.sum())
+            by_blame = late[worst[np.argsort(-blamed_ns[worst])]].tolist()
+            scenario = "+".join(f"median_pace={rank}" for rank in by_blame)
+    steps = step_count(results)
     return {
-        rank: _straggler_detection(lost, rank, masks, causes, steps, confidence, rest)._replace(
+        rank: _waiting_of_rank(lost, rank, counted, for_causes, causes, steps, confidence, note)._replace(
             scenario=scenario
         )
-        for rank in ranks
+        for rank in np.unique(lost.array("rank")[for_causes]).tolist()
     }
 
 
-def _paced(lost: Table, for_causes: Bool) -> str:
-    """The what-if request in which the late ranks take no longer than the others; their own causes only."""
-    if not for_causes.any() or not lost.coded("cause").mask(EXPLAINED.__contains__)[for_causes].all():
-        return ""
-    ranks, index = np.unique(lost.array("late_rank")[for_causes], return_inverse=True)
-    blamed = np.bincount(index, weights=lost.array("dur_ns")[for_causes])
-    worst = np.flatnonzero(blamed >= _BLAMED * blamed.sum())
-    return "+".join(f"median_pace={ranks[row]}" for row in worst[np.argsort(-blamed[worst])].tolist())
-
-
-def _all_paced(lost: Table, for_causes: Bool, counted: Bool) -> str:
-    """The what-if request in which no rank is later than the others, if that is what ranks wait for.
-
-    A rank that has more to do is later for a reason that a steady pace does not remove.
-    """
-    dur, cause = lost.array("dur_ns"), lost.coded("cause")
-    random_ns = dur[for_causes & ~cause.equals("extra_work")].sum()
-    return "median_pace" if random_ns >= _MOST * dur[counted].sum() else ""
-
-
-def _verdicts(stragglers: Result) -> NDArray[np.str_]:
+def _late_rank_significance(stragglers: Result) -> NDArray[np.str_]:
     """How significant the late rank is for the cause, by row of `lost`."""
     lost, table = stragglers.data["lost"], stragglers.data["causes"]
-    rows = np.arange(len(table))
-    pairs = zip(table.array("rank").tolist(), table.texts("cause", rows), strict=True)
-    of_pair = dict(zip(pairs, table.texts("significance", rows), strict=True))
+    pairs = zip(table.array("rank").tolist(), table.texts("cause"), strict=True)
+    of_pair = dict(zip(pairs, table.texts("significance"), strict=True))
     # What a rank has from before is as significant as what else it is late for.
     ranks = stragglers.data["stragglers"]
-    of_rank = dict(
-        zip(ranks.array("rank").tolist(), ranks.texts("significance", np.arange(len(ranks))), strict=True)
-    )
+    of_rank = dict(zip(ranks.array("rank").tolist(), ranks.texts("significance"), strict=True))
     of_pair = {pair: of_rank[pair[0]] if text == UNTESTED else text for pair, text in of_pair.items()}
-    waits = zip(lost.array("late_rank").tolist(), lost.texts("cause", np.arange(len(lost))), strict=True)
+    waits = zip(lost.array("late_rank").tolist(), lost.texts("cause"), strict=True)
     return np.array([of_pair.get(pair, UNTESTED) for pair in waits], dtype=np.str_)
 
 
-def _straggler_detection(
+def _waiting_of_rank(
     lost: Table,
     rank: int,
-    masks: tuple[Bool, Bool],
+    counted: Bool,
+    for_causes: Bool,
     causes: Sequence[str],
     steps: int,
     confidence: Confidence,
@@ -550,13 +471,14 @@ def _straggler_detection(
     Args:
         lost: the table.
         rank: that waits.
-        masks: the rows that count, and those with one of the causes.
+        counted: the rows that count.
+        for_causes: those of them with one of the causes.
         causes: in question.
         steps: number of steps.
         confidence: of the detection.
         note: what limits it, "" where nothing does.
     """
-    counted, for_causes = (mask & (lost.array("rank") == rank) for mask in masks)
+    counted, for_causes = (mask & (lost.array("rank") == rank) for mask in (counted, for_causes))
     start, dur, late = (lost.array(name) for name in ("local_ts_ns", "dur_ns", "late_rank"))
     cause = lost.coded("cause")
     by_cause = {name: float(dur[for_causes & cause.equals(name)].sum()) / steps for name in causes}

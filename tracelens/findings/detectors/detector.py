@@ -1,7 +1,7 @@
 """Detectors: each looks for one signature; `findings` ranks what they measure.
 
-A detector looks for one signature. It either measures what is there, as a `Detection`, or says in a sentence
-why there is nothing to measure.
+A detector either measures what is there, as a `Detection`, or says in a sentence why there is nothing to
+measure.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.fusable import StepWork
 from tracelens.arrays import Bool
+from tracelens.findings.thresholds import LAUNCH_BOUND_SHARE
 from tracelens.guard import guard
 from tracelens.registry import Registry
 from tracelens.table import Result, Table
@@ -54,6 +55,8 @@ class Detection(NamedTuple):
 
 Outcome = Detection | str
 """A detection, or why there is none, which may be a Failure."""
+Detections = Mapping[int, Detection] | str
+"""Detections by rank or JOB, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,16 @@ class Detector:
         outcome: Outcome = guard(f"detector {self.name}", self.function, context)
         return outcome
 
-    def of_run(self, results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
-        """What the results of analyzers show: detections by rank (or JOB), or why there is none."""
+    def of_run(self, results: Mapping[str, Result]) -> Detections:
+        """What the results of analyzers show."""
         failed = [name for name in self.needs if results[name].failures and not results[name].data]
         if failed:
             return f"needs {', '.join(failed)}, which failed"
-        outcome: Mapping[int, Detection] | str = guard(f"detector {self.name}", self.function, results)
+        outcome: Detections = guard(f"detector {self.name}", self.function, results)
         return outcome
 
 
 DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detectors")
-
-_LAUNCH_BOUND = 0.1
-"""Of the time of the steps: where the queue is mostly filled, the GPU waits for launches for less."""
 
 
 class RankContext(StepWork):
@@ -109,7 +109,7 @@ class RankContext(StepWork):
         Then a queue that such a call emptied would often have been empty without it.
         """
         late = int(self.idle_by("launch overhead").dur.sum())
-        return late > _LAUNCH_BOUND * (self.window[1] - self.window[0])
+        return late > LAUNCH_BOUND_SHARE * (self.window[1] - self.window[0])
 
 
 def detector(

@@ -13,41 +13,37 @@ from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool, Int
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings.thresholds import (
+    LATE_LAUNCH_SHARE,
+    MANY_SMALL_SHARE,
+    QUEUED_NS,
+    SMALL_NS,
+    SURE_SHARE,
+)
 from tracelens.trace import Union, both, enclosing_op, intersection, steps_of, union
 from tracelens.trace.graphs import launched_by_graph
 from tracelens.units import duration, milliseconds
 
-_PLACES = 3
-_MOST = 0.9
-_IDLE = {
+_NAMED = 3  # as many places or ops a sentence names
+_MOST_OF_PLACE = 0.9  # share of a place's time from which on an op alone stands for the place
+_IDLE_MEASURES = {
     "GPU idle per step": "idle time with this cause",
     "gaps per step": "gaps with time of this cause",
     "longest": "most time of this cause in one gap",
     "steps affected": "recorded steps with one of these gaps",
 }
 
-_SHARE = 0.01
-"""Any eager program has some late launches; up to this share of the time they do not matter."""
-_QUEUED_NS = 50_000
-"""Work that was called so long before the work ahead of it ended has been ready to start at once: from a call
-to the start on an idle GPU it takes 5 to 35 us."""
-
-_OPS = 3
-# Share of the lost time that lies inside the calls themselves, above which the saving is sure: the rest is a
-# queue that refills.
-_SURE_SHARE = 0.9
-_MEASURES = {
+_ANY_IDLE = "any idle time with this cause, see `idle`"
+_BLOCKING_MEASURES = {
     "host blocked per step": "host time in these calls",
     "GPU idle during these calls per step": "idle time while the host is in one of them",
     "GPU idle until the host catches up per step": "idle time after these calls, until work is queued again",
 }
+_ONE_CALL = "one of these calls in a step"
+_NOT_COUNTED = "Where all launches are late, the time until the host catches up does not count."
 
 _EVENT = "Python GC"
 """What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""
-
-SMALL_NS = 10_000
-# Below this share of the launches they are the odd reduction and counter, as every program has them.
-_MANY = 0.5
 
 
 @detector(
@@ -55,8 +51,8 @@ _MANY = 0.5
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
     launching=True,
-    measures=_IDLE,
-    threshold="any idle time with this cause, see `idle`",
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
     limits="Without Python frames the trace does not show what the program does at that time.",
 )
 def silent_host(context: RankContext) -> Outcome:
@@ -69,8 +65,8 @@ def silent_host(context: RankContext) -> Outcome:
     scenario="data_loading_overlapped",
     title="The GPU waits for the next batch",
     launching=True,
-    measures=_IDLE,
-    threshold="any idle time with this cause, see `idle`",
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
     limits="A loader counts only where the trace shows its calls by name.",
 )
 def data_loading(context: RankContext) -> Outcome:
@@ -83,8 +79,8 @@ def data_loading(context: RankContext) -> Outcome:
     scenario="no_idle=cpu_ops",
     title="CPU ops keep the GPU waiting",
     launching=True,
-    measures=_IDLE,
-    threshold="any idle time with this cause, see `idle`",
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
     limits="Work that runs once, such as the first call of a kernel, counts where the recording includes it.",
 )
 def cpu_ops(context: RankContext) -> Outcome:
@@ -97,8 +93,8 @@ def cpu_ops(context: RankContext) -> Outcome:
     scenario="no_idle=collective_call",
     title="The host waits inside a collective call",
     launching=True,
-    measures=_IDLE,
-    threshold="any idle time with this cause, see `idle`",
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
     limits="Assumes that all of this time can go; what the host waits for may have to run.",
 )
 def collective_calls(context: RankContext) -> Outcome:
@@ -120,6 +116,21 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
     steps = steps_of(context.trace)
     in_steps = len(np.unique(np.searchsorted(steps.edges, context.gaps.start[gaps], side="right")))
     idle_ns = context.per_step(float(where.total))
+    # Where most of the time is spent: ops, frames, annotations; of a silent host what is around it.
+    host, op, texts = host_names(context.trace, pieces)
+    places: Counter[str] = Counter()
+    ops: dict[str, Counter[str]] = {}
+    for host_code, op_code, ns in zip(host.tolist(), op.tolist(), pieces.dur.tolist(), strict=True):
+        inside, around = texts[host_code], texts[op_code]
+        place = inside or f"between {around.replace(' -> ', ' and ')}"
+        places[place] += ns
+        ops.setdefault(place, Counter())[around] += ns
+    names: Counter[str] = Counter()
+    for place, total in places.items():
+        ((op_name, op_ns),) = ops[place].most_common(1)
+        inner = op_name if op_ns >= _MOST_OF_PLACE * total and " -> " not in op_name else ""
+        names[inner or place] += total
+    mostly = ", ".join(f"{name} {duration(ns)}" for name, ns in names.most_common(_NAMED))
     return Detection(
         (
             Quantity("GPU idle per step", idle_ns, "ns"),
@@ -130,28 +141,9 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
         idle_ns,
         where,
         f"the GPU idles {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
-        f"in {in_steps} of {context.steps} recorded steps); {_places(context, cause)}",
+        f"in {in_steps} of {context.steps} recorded steps); mostly {mostly}",
         "high",
     )
-
-
-def _places(context: RankContext, cause: str) -> str:
-    """Where most of the time is spent: ops, frames, annotations; of a silent host what is around it."""
-    pieces = context.idle_by(cause)
-    host, op, texts = host_names(context.trace, pieces)
-    hosts: Counter[str] = Counter()
-    ops: dict[str, Counter[str]] = {}
-    for host_code, op_code, ns in zip(host.tolist(), op.tolist(), pieces.dur.tolist(), strict=True):
-        inside, around = texts[host_code], texts[op_code]
-        name = inside or f"between {around.replace(' -> ', ' and ')}"
-        hosts[name] += ns
-        ops.setdefault(name, Counter())[around] += ns
-    names: Counter[str] = Counter()
-    for name, total in hosts.items():
-        ((op_name, op_ns),) = ops[name].most_common(1)
-        inner = op_name if op_ns >= _MOST * total and " -> " not in op_name else ""
-        names[inner or name] += total
-    return f"mostly {', '.join(f'{name} {duration(ns)}' for name, ns in names.most_common(_PLACES))}"
 
 
 @detector(
@@ -170,7 +162,7 @@ def _places(context: RankContext, cause: str) -> str:
         "launch to start on an idle GPU, p50": "median, from the launch call to the start",
         "launch to start on an idle GPU, p99": "99th percentile of it",
     },
-    threshold=f"over {_SHARE:.0%} of the time",
+    threshold=f"over {LATE_LAUNCH_SHARE:.0%} of the time",
     limits="The profiler slows the host down: compare with a step without it.",
 )
 def launch_bound(context: RankContext) -> Outcome:
@@ -191,14 +183,34 @@ def launch_bound(context: RankContext) -> Outcome:
     where = union(pieces.start, pieces.end)
     window = max(context.window[1] - context.window[0], 1)
     share = where.total / window
-    if share <= _SHARE:
+    if share <= LATE_LAUNCH_SHARE:
         return f"the GPU waits for launches {share:.1%} of the time"
-    floor_ns = _usual_gap(context)
+    # Dispatch floor: the median gap in front of work that lay ready behind other work of its stream; at least
+    # GAP_NS, as on ROCm, where queued kernels are drawn end to end, it would be zero.
+    work = context.work
+    after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
+    queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
+    queued &= (context.called[after] <= gaps.start - QUEUED_NS) & (work.stream[after] == work.stream[before])
+    queued_ns = (gaps.end - gaps.start)[queued]
+    floor_ns = max(float(np.median(queued_ns)), GAP_NS) if len(queued_ns) else float(GAP_NS)
     number = context.per_step(int(late.sum()))
     dur = np.zeros(len(late), dtype=np.int64)
     np.add.at(dur, pieces.gap, pieces.dur)
     saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
-    quantities, launch_times = _figures(context, gaps.after[late])
+    # How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
+    events = context.trace.arrays
+    call = np.unique(work.launch[launched & work.is_kernel])
+    quantities, launch_times = [], []
+    for measure, values in (
+        ("launch call", events.end[call] - events.start[call]),
+        ("launch to start on an idle GPU", (work.start - context.called)[gaps.after[late]]),
+    ):
+        if len(values):
+            p50, p99 = (float(np.percentile(values, percent)) for percent in (50, 99))
+            quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
+            launch_times.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
+    if any(events.names[code].startswith("hip") for code in np.unique(events.name[call])):
+        launch_times.append("on ROCm")
     with_work = context.work.take(launched)
     idle, span = share_idle(context.work, with_work, context.called[launched])
     return Detection(
@@ -212,48 +224,10 @@ def launch_bound(context: RankContext) -> Outcome:
         saving,
         where,
         f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step; "
-        f"{launch_times}; dispatch floor: "
+        f"{', '.join(launch_times)}; dispatch floor: "
         f"{duration(floor_ns)} per gap. The profiler slows the host: compare with an unprofiled step",
         "low",
     )
-
-
-def _usual_gap(context: RankContext) -> float:
-    """Median gap in front of work that lay ready behind other work of its stream, ns; at least GAP_NS.
-
-    On ROCm, where queued kernels are drawn end to end, it would be zero.
-    """
-    work, gaps = context.work, context.gaps
-    after, before = np.maximum(gaps.after, 0), np.maximum(gaps.before, 0)
-    queued = (gaps.after >= 0) & (gaps.before >= 0) & (work.launch[after] >= 0)
-    queued &= (context.called[after] <= gaps.start - _QUEUED_NS) & (work.stream[after] == work.stream[before])
-    dur = (gaps.end - gaps.start)[queued]
-    return max(float(np.median(dur)), GAP_NS) if len(dur) else float(GAP_NS)
-
-
-def _figures(context: RankContext, late: Int) -> tuple[list[Quantity], str]:
-    """How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
-
-    Args:
-        context: of the rank.
-        late: positions in its work of what ended the gaps.
-    """
-    events, work = context.trace.arrays, context.work
-    call = np.unique(work.launch[(work.launch >= 0) & work.is_kernel])
-    start = (work.start - context.called)[late]
-    quantities, texts = [], []
-    for measure, values in (
-        ("launch call", events.end[call] - events.start[call]),
-        ("launch to start on an idle GPU", start),
-    ):
-        if len(values):
-            p50, p99 = (float(np.percentile(values, share)) for share in (50, 99))
-            quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
-            texts.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
-    names = {events.names[code] for code in np.unique(events.name[call])}
-    if any(name.startswith("hip") for name in names):
-        texts.append("on ROCm")
-    return quantities, ", ".join(texts)
 
 
 @detector(
@@ -264,10 +238,10 @@ def _figures(context: RankContext, late: Int) -> tuple[list[Quantity], str]:
     measures={
         "calls per layer and micro-batch": "blocking calls in a forward pass through an MoE layer",
         "calls per layer and micro-batch, STAGE": "those in this stage of the layer",
-        **_MEASURES,
+        **_BLOCKING_MEASURES,
     },
-    threshold="one of these calls in a step",
-    limits="Where all launches are late, the time until the host catches up does not count.",
+    threshold=_ONE_CALL,
+    limits=_NOT_COUNTED,
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
     """Calls in MoE layers that make the host wait for the GPU: item, nonzero, tolist, copies to the host."""
@@ -311,7 +285,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
         f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
         f"{_consequence(context, meanwhile, refill)}",
-        "high" if meanwhile.total > _SURE_SHARE * where.total else "medium",
+        "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
     )
 
 
@@ -320,9 +294,9 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
     scenario="no_blocking",
     title="Blocking calls outside MoE layers",
     launching=True,
-    measures={"calls per step": "blocking calls outside MoE layers", **_MEASURES},
-    threshold="one of these calls in a step",
-    limits="Where all launches are late, the time until the host catches up does not count.",
+    measures={"calls per step": "blocking calls outside MoE layers", **_BLOCKING_MEASURES},
+    threshold=_ONE_CALL,
+    limits=_NOT_COUNTED,
 )
 def other_blocking_calls(context: RankContext) -> Outcome:
     """Calls in steps, outside MoE layers, that make the host wait for the GPU while the GPU runs dry."""
@@ -332,6 +306,24 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         return "no blocking call in the steps outside MoE layers"
     meanwhile, refill = _idle(context, calls, inside)
     where = _lost(context, meanwhile, refill)
+    # The what-if request in which these calls do not wait, but those in MoE layers do. Where none is in an
+    # MoE layer, no call waits; else those of the op with most waiting, if calls in MoE layers are not in it.
+    scenario = "no_blocking"
+    in_layers = calls.event[calls.layer_pass >= 0]
+    if len(in_layers):
+        blocked_ns: Counter[str] = Counter()
+        names = _names(context, calls.event[inside])
+        for name, ns in zip(names, calls.blocked_ns[inside].tolist(), strict=True):
+            blocked_ns[name] += ns
+        ((op, _),) = blocked_ns.most_common(1)
+        # Names of the calls in layers and of all ops around them.
+        events, around = context.trace.arrays, context.trace.once(enclosing_op)
+        rows, above, codes = in_layers, around[in_layers], set[int]()
+        while len(rows):
+            codes.update(np.unique(events.name[rows]).tolist())
+            rows = np.unique(above[above >= 0])
+            above = around[events.parent[rows][events.parent[rows] >= 0]]
+        scenario = "" if op in {events.names[code] for code in codes} else f"no_blocking={escape(op)}"
     count = context.per_step(int(inside.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(
@@ -345,8 +337,8 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         where,
         f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
         f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
-        "high" if meanwhile.total > _SURE_SHARE * where.total else "medium",
-        _without(context, calls, inside),
+        "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
+        scenario,
     )
 
 
@@ -381,38 +373,10 @@ def _consequence(context: RankContext, meanwhile: Union, refill: Union) -> str:
     return f"{text}, not counted because all launches are late" if context.is_launch_bound else text
 
 
-def _without(context: RankContext, calls: Blocking, mask: Bool) -> str:
-    """The what-if request in which these calls do not wait, but those in MoE layers do.
-
-    Where none is in an MoE layer, no call waits; else those of the op with most waiting, if calls in MoE
-    layers are not in it. "" if names do not tell them apart.
-    """
-    in_layers = calls.event[calls.layer_pass >= 0]
-    if not len(in_layers):
-        return "no_blocking"
-    blocked_ns: Counter[str] = Counter()
-    for name, ns in zip(_names(context, calls.event[mask]), calls.blocked_ns[mask].tolist(), strict=True):
-        blocked_ns[name] += ns
-    ((name, _),) = blocked_ns.most_common(1)
-    return "" if name in _all_names(context, in_layers) else f"no_blocking={escape(name)}"
-
-
-def _all_names(context: RankContext, event: Int) -> set[str]:
-    """Names of calls and of all ops around them."""
-    events, around = context.trace.arrays, context.trace.once(enclosing_op)
-    codes, row = set[int](), event
-    while len(row):
-        codes.update(np.unique(events.name[row]).tolist())
-        # The op around the calls first, then the one around its parent.
-        op = around[row if row is event else events.parent[row][events.parent[row] >= 0]]
-        row = np.unique(op[op >= 0])
-    return {events.names[code] for code in codes}
-
-
 def _ops(context: RankContext, calls: Blocking, mask: Bool) -> str:
     """The ops, or calls where there is none around them, with the most blocking calls."""
     names = Counter(_names(context, calls.event[mask]))
-    return ", ".join(name for name, _ in names.most_common(_OPS))
+    return ", ".join(name for name, _ in names.most_common(_NAMED))
 
 
 def _names(context: RankContext, event: Int) -> list[str]:
@@ -458,7 +422,7 @@ def garbage_collection(context: RankContext) -> Outcome:
     called = int((calls.covered(collections.start, collections.end) > 0).sum())
     by = f" ({called / count:.0%} called by the program)" if framed else ""
     longest = int((collections.end - collections.start).max())
-    variation = _variation(context)
+    steps_ns = np.diff(steps_of(context.trace).only_whole().edges)
     quantities = [
         Quantity("collecting", context.per_step(during.total), "ns"),
         Quantity("collections per step", context.per_step(count), "count"),
@@ -467,7 +431,8 @@ def garbage_collection(context: RankContext) -> Outcome:
         Quantity("GPU idle while collecting", context.per_step(where.total), "ns"),
     ]
     steps = ""
-    if variation is not None:
+    if len(steps_ns) > 1:
+        variation = float((steps_ns.max() - steps_ns.min()) / steps_ns.mean())
         quantities.append(Quantity("step-time variation", variation, "ratio"))
         steps = f"; step times spread by {variation:.1%}"
     return Detection(
@@ -493,12 +458,6 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
     return union(events.start[rows], events.end[rows])
 
 
-def _variation(context: RankContext) -> float | None:
-    """Longest less shortest step, of a mean step; None where there are no two steps."""
-    steps = np.diff(steps_of(context.trace).only_whole().edges)
-    return float((steps.max() - steps.min()) / steps.mean()) if len(steps) > 1 else None
-
-
 @detector(
     "small_kernels",
     title="Many small kernels",
@@ -509,7 +468,7 @@ def _variation(context: RankContext) -> float | None:
         "share of kernel time": "the same, by duration",
         "kernels per step": "all kernels",
     },
-    threshold=f"over {_MANY:.0%} of the kernels are under {SMALL_NS // 1000} us",
+    threshold=f"over {MANY_SMALL_SHARE:.0%} of the kernels are under {SMALL_NS // 1000} us",
     limits="The saving is the gaps before them; the kernels stay.",
 )
 def small_kernels(context: RankContext) -> Outcome:
@@ -519,7 +478,7 @@ def small_kernels(context: RankContext) -> Outcome:
         return "no kernels"
     small = work.dur < SMALL_NS
     share = float(small.mean())
-    if share <= _MANY:
+    if share <= MANY_SMALL_SHARE:
         return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} us"
     # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
     gaps = context.busy.gaps()
@@ -544,5 +503,5 @@ def small_kernels(context: RankContext) -> Outcome:
         + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
         + "; the saving is the gaps before them",
         "medium",
-        in_graphs=in_graphs > _MANY,
+        in_graphs=in_graphs > MANY_SMALL_SHARE,
     )

@@ -15,8 +15,6 @@ from tracelens.analysis.fusable import (
     SOFTMAX,
     SOFTMAX_BACK,
     VOCABULARY,
-    LogitsShape,
-    LossWork,
     distinct,
     events_named,
     of_size,
@@ -65,12 +63,31 @@ def loss_unfused(context: RankContext) -> Outcome:
         return "no GPU work"
     loss = unfused_loss(context)
     if loss is None:
-        return _reason(context)
+        names = [context.work.names[code] for code in np.unique(context.work.name)]
+        if fused := next((name for name in names if _FUSED.search(name)), None):
+            return f"the loss is already fused ({fused})"
+        if not len(events_named(context, *LOSSES, PARALLEL)):
+            return "no unfused cross-entropy loss"
+        classes = [size.columns for loss_sizes in sizes_of(context) for size in loss_sizes]
+        if not classes:
+            return "the loss's shapes are not recorded (use record_shapes=True), so its vocabulary is unknown"
+        if max(classes) >= VOCABULARY:
+            return "the loss runs no kernels of its own over the logits"
+        return f"the loss has {max(classes):,} classes, too few for a vocabulary"
     work, sizes, amounts = loss.work, loss.sizes, loss.amounts
     where = context.during(work.mask)
     least = loss.fused_ns
     saving = context.per_step(max(where.total - least, 0.0))
-    copies = context.per_step(_copied(context, work, sizes) - amounts.backward * amounts.element)
+    # Bytes of all tensors of the logits' size that the losses write to new memory.
+    group, calls = distinct(context, np.unique(context.work.op[work.mask & (context.work.op >= 0)]))
+    copied = 0.0
+    for call, times in zip(calls, np.bincount(group, minlength=len(calls)).tolist(), strict=True):
+        like = [tensor for tensor in operands(call) if of_size(tensor, sizes)]
+        if like and call.name in _ALLOCATES:
+            # The flag of the softmax: it takes 16-bit logits and writes FP32.
+            wide = call.name == SOFTMAX and call.flag(2)
+            copied += times * like[0].numel * (4 if wide else width(like[0].dtype))
+    copies = context.per_step(copied - amounts.backward * amounts.element)
     time, kernels = context.per_step(where.total), context.per_step(int(work.mask.sum()))
     share = where.total / max(context.window[1] - context.window[0], 1)
     shapes = " and ".join(f"{rows:,} x {columns:,}" for rows, columns in sorted(sizes)[:3])
@@ -92,39 +109,6 @@ def loss_unfused(context: RankContext) -> Outcome:
     )
 
 
-def _reason(context: RankContext) -> str:
-    """Why there is no unfused loss over a vocabulary."""
-    if fused := _fused(context):
-        return fused
-    if not len(events_named(context, *LOSSES, PARALLEL)):
-        return "no unfused cross-entropy loss"
-    classes = [size.columns for loss_sizes in sizes_of(context) for size in loss_sizes]
-    if not classes:
-        return "the loss's shapes are not recorded (use record_shapes=True), so its vocabulary is unknown"
-    if max(classes) >= VOCABULARY:
-        return "the loss runs no kernels of its own over the logits"
-    return f"the loss has {max(classes):,} classes, too few for a vocabulary"
-
-
-def _fused(context: RankContext) -> str:
-    """That the loss is fused already, "" where no kernel says so."""
-    names = [context.work.names[code] for code in np.unique(context.work.name)]
-    return next((f"the loss is already fused ({name})" for name in names if _FUSED.search(name)), "")
-
-
-def _copied(context: RankContext, work: LossWork, sizes: set[LogitsShape]) -> float:
-    """Bytes of all tensors of the logits' size that the losses write to new memory."""
-    group, calls = distinct(context, np.unique(context.work.op[work.mask & (context.work.op >= 0)]))
-    total = 0.0
-    for call, times in zip(calls, np.bincount(group, minlength=len(calls)).tolist(), strict=True):
-        like = [tensor for tensor in operands(call) if of_size(tensor, sizes)]
-        if like and call.name in _ALLOCATES:
-            # The flag of the softmax: it takes 16-bit logits and writes FP32.
-            wide = call.name == SOFTMAX and call.flag(2)
-            total += times * like[0].numel * (4 if wide else width(like[0].dtype))
-    return total
-
-
 @detector(
     "recompute",
     scenario="no_recompute",
@@ -143,22 +127,30 @@ def recompute(context: RankContext) -> Outcome:
     """Forward ops are recomputed in the backward pass."""
     if not len(context.work.event):
         return "no GPU work"
-    is_recompute = _recomputed_work(context)
+    is_recompute: Bool = lookup(context.trace.once(recomputed), context.caller, False)
     if not is_recompute.any():
         return "the backward pass recomputes nothing"
     during = context.during(is_recompute)
     where = difference(during, context.during(~is_recompute))
-    families = _families(context, is_recompute)
-    regions = context.per_step(_regions(context, is_recompute))
+    # The classes of its kernels with the most time.
+    group, (category,) = codes(context.work.category[is_recompute])
+    total = sums(group, context.work.dur[is_recompute], len(category))
+    most = np.argsort(-total, kind="stable")[:_SHOWN]
+    families = [(context.work.categories[category[row]], context.per_step(int(total[row]))) for row in most]
+    # The nodes of the backward pass that repeat something.
+    events = context.trace.arrays
+    node = events.named(lambda name: name.startswith(NODE))
+    around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
+    regions = context.per_step(len(np.unique(around)))
     share = during.total / max(context.window[1] - context.window[0], 1)
-    shown = ", ".join(f"{name} {duration(total)}" for name, total in families)
+    shown = ", ".join(f"{name} {duration(ns)}" for name, ns in families)
     return Detection(
         (
             Quantity("recompute", context.per_step(during.total), "ns"),
             Quantity("share of the step", min(share, 1.0), "fraction"),
             Quantity("recomputing backward nodes per step", regions, "count"),
             Quantity("recomputed kernels per step", context.per_step(int(is_recompute.sum())), "count"),
-            *(Quantity(f"recomputed: {name}", total, "ns") for name, total in families),
+            *(Quantity(f"recomputed: {name}", ns, "ns") for name, ns in families),
         ),
         context.per_step(where.total),
         where,
@@ -167,25 +159,3 @@ def recompute(context: RankContext) -> Outcome:
         "overlapped. The trace does not show whether there is memory to keep the activations instead",
         "low",
     )
-
-
-def _recomputed_work(context: RankContext) -> Bool:
-    """Which work repeats the forward pass."""
-    mask: Bool = lookup(context.trace.once(recomputed), context.caller, False)
-    return mask
-
-
-def _families(context: RankContext, is_recompute: Bool) -> list[tuple[str, float]]:
-    """Classes of the repeated kernels with the most time, and that time per step, ns."""
-    group, (category,) = codes(context.work.category[is_recompute])
-    total = sums(group, context.work.dur[is_recompute], len(category))
-    order = np.argsort(-total, kind="stable")[:_SHOWN]
-    return [(context.work.categories[category[row]], context.per_step(int(total[row]))) for row in order]
-
-
-def _regions(context: RankContext, is_recompute: Bool) -> int:
-    """Number of nodes of the backward pass that repeat something."""
-    events = context.trace.arrays
-    node = events.named(lambda name: name.startswith(NODE))
-    around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
-    return len(np.unique(around))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.fusable import CHAIN, StageWork, permutation_bytes, permutation_work, router_work
+from tracelens.analysis.fusable import CHAIN, permutation_bytes, permutation_work, router_work
 from tracelens.analysis.moe import BACKWARD, EXPERTS, FORWARD, PHASES, LayerPass, regions
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Float
 from tracelens.findings.detectors.detector import (
     Detection,
+    Detections,
     Outcome,
     Quantity,
     RankContext,
@@ -20,28 +20,13 @@ from tracelens.findings.detectors.detector import (
     in_steps,
     step_count,
 )
+from tracelens.findings.thresholds import EVEN, LOOP_GEMMS, SMALL_NS
 from tracelens.table import Result
 from tracelens.trace import union
 from tracelens.units import milliseconds
 
-_LOOP = 4
-"""This many GEMMs with weights of one size in one layer are a loop over experts."""
-
-
-class _Spans(NamedTuple):
-    """The loops that the GPU ran: one entry a pass and phase."""
-
-    layer_pass: Int
-    phase: Int
-    start: Int
-    end: Int
-
-
-_EVEN = 1.02
-"""Kernels of equal work differ by as much."""
-
 _LAUNCH_NS = 5_000
-_SMALL_NS = 10_000
+"""What a saving leaves for each kernel that has to be launched still."""
 
 
 @detector(
@@ -56,7 +41,7 @@ _SMALL_NS = 10_000
         "rate on the summed rows, forward": "FLOPs of the expert GEMMs / time of the forward loops",
         "largest expert / mean": "rows of the largest expert / mean over the experts",
     },
-    threshold=f"{_LOOP} expert GEMMs with weights of one size in one pass",
+    threshold=f"{LOOP_GEMMS} expert GEMMs with weights of one size in one pass",
     limits="Needs the shapes of the GEMMs (record_shapes=True).",
 )
 def expert_loop(context: RankContext) -> Outcome:
@@ -64,27 +49,60 @@ def expert_loop(context: RankContext) -> Outcome:
     layers = context.trace.once(regions)
     if not layers.passes:
         return "no MoE layer"
-    loops = np.array([_is_loop(layer_pass) for layer_pass in layers.passes], dtype=bool)
+    loops = np.array(
+        [
+            not layer_pass.grouped and len(layer_pass.rows) >= LOOP_GEMMS and min(layer_pass.rows) >= 0
+            for layer_pass in layers.passes
+        ],
+        dtype=bool,
+    )
     if not loops.any():
         grouped = any(layer_pass.grouped for layer_pass in layers.passes)
         if any(not layer_pass.grouped and -1 in layer_pass.rows for layer_pass in layers.passes):
             return "shapes of the expert GEMMs not recorded; use record_shapes=True"
         return "the expert GEMMs are grouped" if grouped else "no loop over experts"
-    spans = _spans(context, loops)
-    passes = int((spans.phase == FORWARD).sum())
+    # From the first to the last work of the experts in each pass with a loop, forward and backward.
+    work = context.work
+    number, stage, phase = (
+        values[context.rows] for values in (layers.layer_pass, layers.stage, layers.phase)
+    )
+    rows = np.flatnonzero((number >= 0) & (stage == EXPERTS))
+    rows = rows[loops[number[rows]]]
+    cells, cell_of = np.unique(number[rows] * len(PHASES) + phase[rows], return_inverse=True)
+    start, end = np.full(len(cells), np.iinfo(np.int64).max), np.zeros(len(cells), dtype=np.int64)
+    np.minimum.at(start, cell_of, work.start[rows])
+    np.maximum.at(end, cell_of, work.end[rows])
+    forward, loop_ns = cells % len(PHASES) == FORWARD, end - start
+    passes = int(forward.sum())
     if not passes:
         return "no loop over experts in the steps"
+    # As grouped GEMMs: the GEMMs at the rate of the trace's large ones, twice as many in the backward pass;
+    # what lies between them (activation, weighting, moving rows in and out) at the memory's bandwidth: what
+    # each one writes is read again, and its input was written before.
     peak_rate = gemm_rate(context.trace, context.device, layers.stage == EXPERTS)
-    grouped_ns = _grouped_ns(context, spans, peak_rate)
-    saving = np.maximum(spans.end - spans.start - grouped_ns, 0)
-    forward = spans.phase == FORWARD
-    looping = [layers.passes[index] for index in spans.layer_pass[forward].tolist()]
+    grouped_ns: Float
+    if not peak_rate or context.device is None:
+        # Without figures of the device, whatever keeps the GPU busy stays.
+        grouped_ns = context.busy.covered(start, end).astype(float)
+    else:
+        of_cell = [layers.passes[index] for index in (cells // len(PHASES)).tolist()]
+        flops = np.array([_flops(layer_pass) for layer_pass in of_cell])
+        moved = np.array(
+            [
+                float(sum(gemm.rows * (gemm.depth + gemm.columns) for gemm in layer_pass.gemms))
+                * layer_pass.itemsize
+                for layer_pass in of_cell
+            ]
+        )
+        factor = np.where(cells % len(PHASES) == BACKWARD, 2.0, 1.0)
+        grouped_ns = factor * (flops / peak_rate + moved / context.device.hbm_bytes_per_s) * 1e9
+    saving = np.maximum(loop_ns - grouped_ns, 0)
+    looping = [layers.passes[index] for index in (cells // len(PHASES))[forward].tolist()]
     launches = sum(len(layer_pass.gemms) for layer_pass in looping) / passes
-    wall = float((spans.end - spans.start)[forward].sum())
+    wall = float(loop_ns[forward].sum())
     rate = sum(_flops(layer_pass) for layer_pass in looping) / max(wall, 1) * 1e9
-    gaps = (spans.end - spans.start) - context.busy.covered(spans.start, spans.end)
+    gaps = loop_ns - context.busy.covered(start, end)
     uneven = np.mean([max(layer_pass.rows) / max(np.mean(layer_pass.rows), 1e-9) for layer_pass in looping])
-    loop_ns = spans.end - spans.start
     layers_looping = len({layer_pass.layer for layer_pass in looping})
     return Detection(
         (
@@ -96,7 +114,7 @@ def expert_loop(context: RankContext) -> Outcome:
             Quantity("largest expert / mean", float(uneven), "ratio"),
         ),
         context.per_step(float(saving.sum())),
-        union(spans.start, spans.end),
+        union(start, end),
         f"{launches:.0f} sequential expert GEMMs per MoE layer in {layers_looping} layers reach "
         f"{rate / 1e12:,.0f} TFLOP/s in forward (large GEMMs: {peak_rate / 1e12:,.0f}); the loops take "
         f"{milliseconds(context.per_step(wall), 1)}/step forward and "
@@ -107,53 +125,9 @@ def expert_loop(context: RankContext) -> Outcome:
     )
 
 
-def _is_loop(layer_pass: LayerPass) -> bool:
-    rows = layer_pass.rows
-    return not layer_pass.grouped and len(rows) >= _LOOP and min(rows) >= 0
-
-
-def _spans(context: RankContext, loops: Bool) -> _Spans:
-    """From the first to the last work of the experts in each pass with a loop, forward and backward."""
-    layers, work = context.trace.once(regions), context.work
-    layer_pass, stage, phase = (
-        values[context.rows] for values in (layers.layer_pass, layers.stage, layers.phase)
-    )
-    rows = np.flatnonzero((layer_pass >= 0) & (stage == EXPERTS))
-    rows = rows[loops[layer_pass[rows]]]
-    cells, cell_of = np.unique(layer_pass[rows] * len(PHASES) + phase[rows], return_inverse=True)
-    start, end = np.full(len(cells), np.iinfo(np.int64).max), np.zeros(len(cells), dtype=np.int64)
-    np.minimum.at(start, cell_of, work.start[rows])
-    np.maximum.at(end, cell_of, work.end[rows])
-    return _Spans(cells // len(PHASES), cells % len(PHASES), start, end)
-
-
-def _grouped_ns(context: RankContext, spans: _Spans, rate: float) -> Float:
-    """Ns that each loop would take as grouped GEMMs.
-
-    The GEMMs at the rate of the trace's large ones, twice as many in the backward pass; what lies between
-    them (activation, weighting, moving rows in and out) at the memory's bandwidth.
-    """
-    passes = [context.trace.once(regions).passes[index] for index in spans.layer_pass.tolist()]
-    factor = np.where(spans.phase == BACKWARD, 2.0, 1.0)
-    flops = np.array([_flops(layer_pass) for layer_pass in passes])
-    moved = np.array([_bytes(layer_pass) for layer_pass in passes])
-    if not rate or context.device is None:
-        # Without figures of the device, whatever keeps the GPU busy stays.
-        return context.busy.covered(spans.start, spans.end).astype(float)
-    grouped_ns: Float = factor * (flops / rate + moved / context.device.hbm_bytes_per_s) * 1e9
-    return grouped_ns
-
-
 def _flops(layer_pass: LayerPass) -> float:
     """FLOPs of the expert GEMMs in forward."""
     return float(sum(2 * gemm.rows * gemm.depth * gemm.columns for gemm in layer_pass.gemms))
-
-
-def _bytes(layer_pass: LayerPass) -> float:
-    """Bytes moved between the GEMMs: what each one writes is read again, and its input was written before."""
-    return (
-        float(sum(gemm.rows * (gemm.depth + gemm.columns) for gemm in layer_pass.gemms)) * layer_pass.itemsize
-    )
 
 
 @detector(
@@ -165,10 +139,10 @@ def _bytes(layer_pass: LayerPass) -> float:
         "busiest rank / mean, worst layer": "rows for the busiest rank's experts / mean over ranks",
         "waiting for slower experts per step": "from the end of its own experts to that of the slowest",
     },
-    threshold=f"{_EVEN:.0%} of the mean on the busiest rank of a layer",
+    threshold=f"{EVEN:.0%} of the mean on the busiest rank of a layer",
     limits="Needs all ranks of the expert-parallel group.",
 )
-def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | str:
+def token_imbalance(results: Mapping[str, Result]) -> Detections:
     """The experts of one rank take longer than those of the others in its expert-parallel group."""
     moe = results["moe"]
     balance = moe.data["balance"]
@@ -178,7 +152,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
     worst = int(np.argmax(ratio))
     waits = moe.data["waits"]
     counted = in_steps(waits)
-    if not counted.any() or 0 <= float(ratio.max()) < _EVEN:
+    if not counted.any() or 0 <= float(ratio.max()) < EVEN:
         return f"balanced: the busiest rank has {float(ratio.max()):.0%} of the mean"
     steps = step_count(results)
     rank, start, dur = (waits.array(name)[counted] for name in ("rank", "ts_ns", "dur_ns"))
@@ -187,27 +161,19 @@ def token_imbalance(results: Mapping[str, Result]) -> Mapping[int, Detection] | 
         of_rank = rank == waiting_rank
         where = union(start[of_rank], start[of_rank] + dur[of_rank])
         lost = float(dur[of_rank].sum()) / steps
+        waiting = Quantity("waiting for slower experts per step", lost, "ns")
+        finish = f"this rank's experts finish {milliseconds(lost)}/step before the slowest"
         if ratio[worst] < 0:
-            detections[waiting_rank] = Detection(
-                (Quantity("waiting for slower experts per step", lost, "ns"),),
-                lost,
-                where,
-                f"this rank's experts finish {milliseconds(lost)}/step before the slowest; their row counts "
-                "are not recorded",
-                "low",
-            )
+            evidence = f"{finish}; their row counts are not recorded"
+            detections[waiting_rank] = Detection((waiting,), lost, where, evidence, "low")
             continue
         detections[waiting_rank] = Detection(
-            (
-                Quantity("busiest rank / mean, worst layer", float(ratio[worst]), "ratio"),
-                Quantity("waiting for slower experts per step", lost, "ns"),
-            ),
+            (Quantity("busiest rank / mean, worst layer", float(ratio[worst]), "ratio"), waiting),
             lost,
             where,
             f"in MoE layer {balance.array('layer')[worst]} the busiest rank (mostly rank "
             f"{balance.array('worst_rank')[worst]}) computes {balance.array('tokens_max')[worst]:,.0f} rows "
-            f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); this rank's "
-            f"experts finish {milliseconds(lost)}/step before the slowest",
+            f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); {finish}",
             "medium",
         )
     return detections
@@ -268,8 +234,17 @@ def router_unfused(context: RankContext) -> Outcome:
     stage = router_work(context)
     if isinstance(stage, str):
         return stage
-    where = union(*_extents(context, stage))
-    small = float((context.work.dur[stage.rows] < _SMALL_NS).mean())
+    # The chain's kernels with the short gaps in front of them.
+    work = context.work
+    order = np.lexsort((work.start[stage.rows], stage.cell))
+    rows, cell = stage.rows[order], stage.cell[order]
+    start, end = work.start[rows].copy(), work.end[rows]
+    reached = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+    is_same_pass = np.concatenate(([False], cell[1:] == cell[:-1]))
+    close = (start - reached < SMALL_NS) & (reached <= start) & is_same_pass
+    start[close] = reached[close]
+    where = union(start, end)
+    small = float((context.work.dur[stage.rows] < SMALL_NS).mean())
     fused_ns = _LAUNCH_NS * len(stage.cells)
     return Detection(
         (
@@ -280,21 +255,7 @@ def router_unfused(context: RankContext) -> Outcome:
         context.per_step(max(where.total - fused_ns, 0)),
         where,
         f"{stage.kernels:.0f} kernels per layer in forward in addition to the router GEMM, {small:.0%} "
-        f"under {_SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including "
+        f"under {SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including "
         f"gaps; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )
-
-
-def _extents(context: RankContext, stage: StageWork) -> tuple[Int, Int]:
-    """Time of the chain's kernels with the short gaps in front of them."""
-    work = context.work
-    order = np.lexsort((work.start[stage.rows], stage.cell))
-    rows, cell = stage.rows[order], stage.cell[order]
-    start, end = work.start[rows].copy(), work.end[rows]
-    reached = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
-    close = (
-        (start - reached < _SMALL_NS) & (reached <= start) & np.concatenate(([False], cell[1:] == cell[:-1]))
-    )
-    start[close] = reached[close]
-    return start, end

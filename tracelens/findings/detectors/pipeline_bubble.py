@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracelens.findings.detectors.detector import Confidence, Detection, Quantity, detector
-from tracelens.table import Result, Table
-from tracelens.trace import Union, union
+from tracelens.findings.detectors.detector import Confidence, Detection, Detections, Quantity, detector
+from tracelens.table import Result
+from tracelens.trace import union
 from tracelens.units import duration
-
-Detections = Mapping[int, Detection] | str
-"""Detections by rank, or why there are none."""
 
 
 class _Rank:
@@ -31,15 +28,11 @@ class _Rank:
         """What is the same in all steps."""
         return int(self._bubble.array(column)[0])
 
-    def when(self, part: str) -> Union:
-        """When it idles for this reason, by its own clock."""
+    def detection(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:
+        """A detection with what is common to the detectors here: when the rank idles, by its own clock."""
         waits = self._waits.take(self._waits.coded("part").equals(part))
         start = waits.array("local_ts_ns")
-        return union(start, start + waits.array("dur_ns"))
-
-    def quantities(self, part: str) -> tuple[Quantity, ...]:
-        """What each of the detectors here shows of a rank."""
-        return (
+        quantities = (
             Quantity(part.replace("_", " "), self.mean(f"{part}_ns"), "ns"),
             Quantity("bubble", self.mean("bubble_ns"), "ns"),
             Quantity("bubble of the pipeline's phase", self.mean("bubble_fraction"), "fraction"),
@@ -47,10 +40,8 @@ class _Rank:
             Quantity("micro-batches", float(self.first("microbatches")), "count"),
             Quantity("chunks per stage", float(self.first("chunks")), "count"),
         )
-
-    def detection(self, part: str, saving_ns: float, evidence: str, confidence: Confidence) -> Detection:
-        """A detection with what is common to the detectors here."""
-        return Detection(self.quantities(part), max(saving_ns, 0.0), self.when(part), evidence, confidence)
+        where = union(start, start + waits.array("dur_ns"))
+        return Detection(quantities, max(saving_ns, 0.0), where, evidence, confidence)
 
 
 def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
@@ -75,6 +66,7 @@ _MEASURES = {
     "micro-batches": "per step",
     "chunks per stage": "VPP, model chunks of a stage",
 }
+_THRESHOLD = "any of this idle time in a pipeline of two stages or more"
 
 
 @detector(
@@ -86,7 +78,7 @@ _MEASURES = {
         "ramp": "idle time while the pipeline fills and drains",
         **_MEASURES,
     },
-    threshold="any of this idle time in a pipeline of two stages or more",
+    threshold=_THRESHOLD,
     limits="Assumes that twice as many chunks halve the ramp.",
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
@@ -123,7 +115,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     title="Pipeline stages of unequal work",
     needs=("pipeline",),
     measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
-    threshold="any of this idle time in a pipeline of two stages or more",
+    threshold=_THRESHOLD,
     limits="Layers do not divide as freely as the saving assumes.",
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
@@ -131,7 +123,10 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     ranks = _ranks(results, "imbalance")
     if isinstance(ranks, str):
         return ranks
-    work = _work(results["pipeline"].data["bubble"])
+    # Mean time of forwards and backwards in a step, by stage.
+    table = results["pipeline"].data["bubble"]
+    total, stages = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
+    work = {int(stage): float(total[stages == stage].mean()) for stage in np.unique(stages)}
     most = max(work, key=lambda stage: work[stage])
     detections = {}
     for rank in ranks:
@@ -154,18 +149,12 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     )
 
 
-def _work(table: Table) -> dict[int, float]:
-    """Mean time of forwards and backwards in a step, by stage, ns."""
-    total, stage = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
-    return {int(number): float(total[stage == number].mean()) for number in np.unique(stage)}
-
-
 @detector(
     "pipeline_p2p",
     title="Pipeline stages wait for messages",
     needs=("pipeline",),
     measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},
-    threshold="any of this idle time in a pipeline of two stages or more",
+    threshold=_THRESHOLD,
     limits="No scenario models it.",
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:

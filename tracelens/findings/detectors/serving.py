@@ -8,20 +8,13 @@ import numpy as np
 
 from tracelens.analysis.serving import LEAST_WORK
 from tracelens.arrays import Int, lookup
-from tracelens.findings.detectors.detector import JOB, Detection, Quantity, detector, step_count
+from tracelens.findings.detectors.detector import JOB, Detection, Detections, Quantity, detector, step_count
+from tracelens.findings.thresholds import EXPOSED_SHARE, PADDED_SHARE
 from tracelens.table import Result, Table
 from tracelens.trace import Union, interval_of, union
 from tracelens.units import duration
 
-Detections = Mapping[int, Detection] | str
-"""Detections by rank or JOB, or why there are none."""
-
 NO_LABELS = "no step labels of a serving engine"
-
-# Less padding than this is the odd request more on one rank.
-_PADDED = 0.1
-# A step that keeps less of its communication exposed has little to win.
-_EXPOSED = 0.1
 
 
 @detector(
@@ -91,7 +84,7 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
         "slots": "ranks x most tokens of a rank, per step",
         "padding of graphs": "1 - requests / captured batch size, where known",
     },
-    threshold=f"{_PADDED:.0%} of the slots are padding",
+    threshold=f"{PADDED_SHARE:.0%} of the slots are padding",
     limits="Attention is not padded, so the saving is an upper bound.",
 )
 def serving_padding(results: Mapping[str, Result]) -> Detections:
@@ -103,17 +96,19 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
     if not is_known.any():
         return "no step in which all ranks label their tokens"
     share = row["padding_fraction"]
-    if share < _PADDED:
+    if share < PADDED_SHARE:
         return f"{share:.0%} of the token slots are padding"
     tokens, most, ranks, dur, start = (
         aligned.array(name)[is_known] for name in ("tokens_sum", "tokens_max", "ranks", "dur_ns", "ts_ns")
     )
     slots = most * ranks
-    slot_ns = _growth(slots, dur)
-    if slot_ns is None:
+    # By how much steps get longer with each slot, by least squares, unless all have the same.
+    apart = slots - slots.mean()
+    if not apart.any():
         wasted = dur * (1 - tokens / np.maximum(slots, 1))
         basis = "all steps have the same number of slots, so step time is assumed proportional to it"
     else:
+        slot_ns = max(float((apart * (dur - dur.mean())).sum() / (apart**2).sum()), 0.0)
         wasted = np.minimum(slot_ns * (slots - tokens), dur)
         basis = f"each additional slot takes {duration(slot_ns)}"
     padded = wasted > 0
@@ -145,7 +140,7 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
         "overlap efficiency": "hidden / all communication of the steps run as two batches",
         "token imbalance of the halves": "|a - b| / (a + b) of their tokens",
     },
-    threshold=f"{_EXPOSED:.0%} of the time of these steps is exposed communication",
+    threshold=f"{EXPOSED_SHARE:.0%} of the time of these steps is exposed communication",
     limits="Two small batches may be less efficient than a large one.",
 )
 def serving_two_batch(results: Mapping[str, Result]) -> Detections:
@@ -161,13 +156,52 @@ def serving_two_batch(results: Mapping[str, Result]) -> Detections:
     if not candidate.any():
         return "no step with two-batch overlap, and no prefill to split"
     steps, detections = step_count(results), {}
+    # What two-batch overlap does already, where steps have it.
+    tbo, imbalance, efficiency = row["tbo_steps"] > 0, row["tbo_imbalance"], row["tbo_efficiency"]
+    what = "prefill(s) without two-batch overlap"
+    if tbo:
+        halves = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
+        what = f"step(s) with two-batch overlap{halves}"
+    batches = [
+        *([Quantity("overlap efficiency", efficiency, "ratio")] if tbo and efficiency >= 0 else []),
+        *([Quantity("token imbalance of the halves", imbalance, "ratio")] if imbalance >= 0 else []),
+    ]
     for rank in np.unique(table.array("rank")[candidate]).tolist():
-        steps_of_rank = table.take(candidate & (table.array("rank") == rank))
-        if detection := _exposed(results, rank, steps_of_rank, row, steps):
-            detections[rank] = detection
+        of_rank = table.take(candidate & (table.array("rank") == rank))
+        start, dur = of_rank.array("ts_ns"), of_rank.array("dur_ns")
+        basis = "excluding waiting for other ranks"
+        participants = results["collectives"].data["participants"]
+        exposed, where = _exposed_without_waiting(participants, rank, start, dur)
+        if exposed is None:
+            # By the table of two-batch overlap; 0 where it has none.
+            basis = "including waiting for other ranks"
+            overlap = results["serving"].data["overlap"]
+            overlap = overlap.take(overlap.array("rank") == rank)
+            exposed_ns = (overlap.array("comm_ns") - overlap.array("hidden_ns")).tolist()
+            of_step = dict(zip(overlap.values("index"), exposed_ns, strict=True))
+            exposed = np.array([of_step.get(index, 0) for index in of_rank.values("index")], dtype=np.int64)
+        exposed_total, total = exposed.sum(), dur.sum()
+        # Something must be left to hide it under.
+        lost = np.minimum(exposed, dur - exposed).sum()
+        if lost < EXPOSED_SHARE * total:
+            continue
+        share = float(exposed_total) / max(float(total), 1)
+        detections[rank] = Detection(
+            (
+                Quantity("exposed communication", float(exposed_total) / steps, "ns"),
+                Quantity("exposed communication, share of step time", share, "fraction"),
+                *batches,
+            ),
+            float(lost) / steps,
+            where,
+            f"{duration(exposed_total)} of exposed communication in {duration(total)} of {len(of_rank)} "
+            f"{what}, {basis}; upper bound: all of it hidden under the rest of these steps",
+            "low",
+        )
     how = "two-batch overlap" if overlapped.any() else "prefill"
     return (
-        detections or f"under {_EXPOSED:.0%} of the {how} time is exposed communication, as far as recorded"
+        detections
+        or f"under {EXPOSED_SHARE:.0%} of the {how} time is exposed communication, as far as recorded"
     )
 
 
@@ -184,52 +218,9 @@ def _known(measure: str, share: float) -> tuple[Quantity, ...]:
     return (Quantity(measure, share, "fraction"),) if share >= 0 else ()
 
 
-def _growth(slots: Int, dur: Int) -> float | None:
-    """By how many ns steps get longer with each slot, by least squares; None where all have the same."""
-    apart = slots - slots.mean()
-    if not apart.any():
-        return None
-    return max(float((apart * (dur - dur.mean())).sum() / (apart**2).sum()), 0.0)
-
-
-def _exposed(
-    results: Mapping[str, Result], rank: int, table: Table, row: Mapping[str, float], steps: int
-) -> Detection | None:
-    """What a rank's communication in these rows of the steps table costs it, None where that is little."""
-    start, dur = table.array("ts_ns"), table.array("dur_ns")
-    exposed, where = _moving(results["collectives"].data["participants"], rank, start, dur)
-    basis = "excluding waiting for other ranks"
-    if exposed is None:
-        exposed, where = _overlap(results["serving"].data["overlap"], rank, table.array("index"))
-        basis = "including waiting for other ranks"
-    # Something must be left to hide it under.
-    lost = np.minimum(exposed, dur - exposed)
-    if lost.sum() < _EXPOSED * dur.sum():
-        return None
-    tbo = row["tbo_steps"] > 0
-    imbalance, efficiency = row["tbo_imbalance"], row["tbo_efficiency"]
-    halves = f", halves differ by {imbalance:.0%} of their tokens" if imbalance >= 0 else ""
-    return Detection(
-        (
-            Quantity("exposed communication", float(exposed.sum()) / steps, "ns"),
-            Quantity(
-                "exposed communication, share of step time",
-                float(exposed.sum()) / max(float(dur.sum()), 1),
-                "fraction",
-            ),
-            *((Quantity("overlap efficiency", efficiency, "ratio"),) if tbo and efficiency >= 0 else ()),
-            *((Quantity("token imbalance of the halves", imbalance, "ratio"),) if imbalance >= 0 else ()),
-        ),
-        float(lost.sum()) / steps,
-        where,
-        f"{duration(exposed.sum())} of exposed communication in {duration(dur.sum())} of {len(table)} "
-        + (f"step(s) with two-batch overlap{halves}" if tbo else "prefill(s) without two-batch overlap")
-        + f", {basis}; upper bound: all of it hidden under the rest of these steps",
-        "low",
-    )
-
-
-def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int | None, Union]:
+def _exposed_without_waiting(
+    participants: Table, rank: int, start: Int, dur: Int
+) -> tuple[Int | None, Union]:
     """Exposed communication of a rank in each step without waiting, and when; None if none is recorded."""
     kernels = participants.take(participants.array("rank") == rank)
     # A kernel that serves several messages is there with each of them.
@@ -245,15 +236,4 @@ def _moving(participants: Table, rank: int, start: Int, dur: Int) -> tuple[Int |
     np.add.at(total, step, kernels.array("exposed_ns"))
     return np.minimum(total, dur), union(
         own_start + kernels.array("wait_ns"), own_start + kernels.array("dur_ns")
-    )
-
-
-def _overlap(table: Table, rank: int, index: Int) -> tuple[Int, Union]:
-    """Exposed communication of a rank's steps by the table of two-batch overlap; 0 where it has none."""
-    table = table.take(table.array("rank") == rank)
-    exposed_ns = table.array("comm_ns") - table.array("hidden_ns")
-    exposed_of = dict(zip(table.values("index"), exposed_ns.tolist(), strict=True))
-    none = np.empty(0, dtype=np.int64)
-    return np.array([exposed_of.get(number, 0) for number in index.tolist()], dtype=np.int64), Union(
-        none, none
     )

@@ -80,14 +80,6 @@ class _Framework(NamedTuple):
     program: str
     includes: tuple[str, ...]
 
-    def shows(self, trace: Trace, versions: Mapping[str, str], engines: Iterable[str]) -> bool:
-        return (
-            self.program in versions
-            or self.engine in engines
-            or _occurs(trace, "op", self.ops)
-            or _occurs(trace, "python", self.frames)
-        )
-
 
 def remedy(detector: str, platform: TracePlatform, general: str = "", *, in_graphs: bool = False) -> str:
     """What to do about what a detector finds, for this platform.
@@ -132,19 +124,13 @@ def add_remedy(detector: str, entry: Remedy) -> None:
 def remedies() -> dict[str, tuple[Remedy, ...]]:
     """All entries by detector."""
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {detector: tuple(map(_entry, entries)) for detector, entries in content.items()}
-
-
-def _entry(fields: Mapping[str, Any]) -> Remedy:
-    return Remedy(
-        text=fields["text"],
-        vendor=tuple(fields.get("vendor", ())),
-        framework=tuple(fields.get("framework", ())),
-        versions=fields.get("versions", {}),
-        plain=fields.get("plain", False),
-        best=fields.get("best", False),
-        in_graphs=fields.get("in_graphs"),
-    )
+    return {
+        detector: tuple(
+            Remedy(**entry | {key: tuple(entry.get(key, ())) for key in ("vendor", "framework")})
+            for entry in entries
+        )
+        for detector, entries in content.items()
+    }
 
 
 def _within(version: str, bound: str) -> bool:
@@ -179,8 +165,23 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
 
 def _platform_of(trace: Trace) -> TracePlatform:
     versions = {**_recorded_versions(trace), **trace.meta.software}
-    engines = _engines(trace)
-    shown = {framework.name for framework in _frameworks() if framework.shows(trace, versions, engines)}
+    # Serving engines: of the labeled steps, else those whose own code or ops the trace has.
+    if engine := rank_steps(trace).engine:
+        engines = re.split(" or |, ", engine)
+    else:
+        engines = [
+            engine.name
+            for engine in grammar().engines
+            if _occurs(trace, "python", engine.frames) or _occurs(trace, "op", engine.ops)
+        ]
+    shown = {
+        framework.name
+        for framework in _frameworks()
+        if framework.program in versions
+        or framework.engine in engines
+        or _occurs(trace, "op", framework.ops)
+        or _occurs(trace, "python", framework.frames)
+    }
     return TracePlatform(_vendor(trace, versions), _outermost(shown), versions)
 
 
@@ -195,17 +196,6 @@ def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
         return called.pop()
     runtimes = {vendor for vendor, runtime in ((AMD, "hip"), (NVIDIA, "cuda")) if runtime in versions}
     return runtimes.pop() if len(runtimes) == 1 else ""
-
-
-def _engines(trace: Trace) -> list[str]:
-    """Serving engines: of the labeled steps, else those whose own code or ops the trace has."""
-    if engine := rank_steps(trace).engine:
-        return re.split(" or |, ", engine)
-    return [
-        engine.name
-        for engine in grammar().engines
-        if _occurs(trace, "python", engine.frames) or _occurs(trace, "op", engine.ops)
-    ]
 
 
 def _occurs(trace: Trace, kind: str, sign: re.Pattern[str] | None) -> bool:

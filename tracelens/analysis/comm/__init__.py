@@ -3,7 +3,6 @@
 from tracelens.analysis.comm.aligned import (
     SEND_RECV,
     AlignedRun,
-    Group,
     MatchedCollective,
     Participant,
     align,
@@ -27,6 +26,7 @@ from tracelens.analysis.comm.records import (
     collective_kinds,
     rank_communication,
 )
+from tracelens.analysis.common import Group
 
 __all__ = [
     "NOT_RECORDED",

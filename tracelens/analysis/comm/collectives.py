@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -190,16 +191,6 @@ _NOT_FLAT = ("TREE", "NVLS", "COLLNET", "PAT")
 _ALIKE_SIZE_RATIO = 4
 
 
-class Waits(NamedTuple):
-    """What was waited for."""
-
-    # By rank and kernel that has a collective with other ranks: ns until the last of them has arrived, at
-    # most its duration.
-    sync: dict[tuple[int, int], int]
-    last: dict[int, int]  # rank to number of collectives at which it arrived last
-    caused: dict[int, int]  # rank to what the others waited for it there, ns
-
-
 class _Share(NamedTuple):
     """One rank's share of a collective."""
 
@@ -241,7 +232,6 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         for clock in aligned.clocks
         if clock.rank in communicating and len(ranks) > 1
     ]
-    waiting = waits(on_one_clock)
     rows = []
     for collective in on_one_clock:
         record = collective.participants[0].record
@@ -270,7 +260,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     traffic_rows, traffic_skips = traffic(on_one_clock)
     fit_rows, fit_skips = fit(on_one_clock)
     tables = {
-        "ranks": RANKS.concat(rank_rows(ranks, waiting)),
+        "ranks": RANKS.concat(rank_rows(ranks, on_one_clock)),
         "summary": SUMMARY.concat(summary_rows(on_one_clock)),
         "collectives": COLLECTIVES.concat(rows),
         "fit": FIT.concat(fit_rows),
@@ -281,15 +271,10 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         ),
         "participants": PARTICIPANTS.concat(participant_rows(ranks, on_one_clock)),
     }
-    skips = [*aligned.skips, *_not_compared(aligned), *traffic_skips, *fit_skips]
-    return result(tables, skips, scope=scope)
-
-
-def _not_compared(aligned: AlignedRun) -> list[Skip]:
-    """Ranks, kernels, clocks and collectives of which the waiting is not known, or not all of it."""
-    silent = [rank.rank for rank in aligned.ranks if not len(rank.start)]
+    # Ranks, kernels, clocks and collectives of which the waiting is not known, or not all of it.
+    silent = [rank.rank for rank in ranks if not len(rank.start)]
     skips = [Skip(f"rank {rank}", "no communication kernel in the trace") for rank in silent]
-    for rank in aligned.ranks:
+    for rank in ranks:
         unrecorded = len(rank.start) - len({record.kernel for record in rank.records})
         if unrecorded:
             subject = f"rank {rank.rank}: waiting in {unrecorded} communication kernel(s)"
@@ -299,42 +284,38 @@ def _not_compared(aligned: AlignedRun) -> list[Skip]:
         unknown = [clock for clock in aligned.clocks if not clock.collectives and clock.rank not in silent]
         skips += [Skip(f"clock of rank {clock.rank}", reason) for clock in unknown]
     incomplete = sum(
-        len(collective.participants) < collective.participants[0].record.size
-        for collective in aligned.collectives
+        len(collective.participants) < collective.participants[0].record.size for collective in on_one_clock
     )
     if incomplete:
         reason = "some ranks of the group are not in the run and may have arrived later"
         skips.append(Skip(f"all waiting in {incomplete} collective(s)", reason))
-    return skips
+    return result(tables, [*aligned.skips, *skips, *traffic_skips, *fit_skips], scope=scope)
 
 
-def waits(collectives: Sequence[MatchedCollective]) -> Waits:
-    """The waiting of all kernels, from collectives by one clock.
+def rank_rows(
+    ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]
+) -> list[dict[str, Any]]:
+    """Rows of RANKS, one a rank with communication, from collectives by one clock.
 
     A kernel of several sends and receives waits until the last of all its partners is there.
     """
-    sync: dict[tuple[int, int], int] = {}
-    last: dict[int, int] = {}
-    caused: dict[int, int] = {}
+    sync_ns: dict[tuple[int, int], int] = {}  # of each rank and kernel with a matched collective
+    last: Counter[int] = Counter()  # rank to number of collectives at which it arrived last
+    caused: Counter[int] = Counter()  # rank to what the others waited for it there, ns
     for collective in collectives:
         latest, wait = collective.last.rank, collective.wait_ns
-        last[latest] = last.get(latest, 0) + 1
-        caused[latest] = caused.get(latest, 0) + sum(wait.values())
+        last[latest] += 1
+        caused[latest] += sum(wait.values())
         for participant in collective.participants:
             key = (participant.rank, participant.record.kernel)
-            sync[key] = max(sync.get(key, 0), wait[participant.rank])
-    return Waits(sync, last, caused)
-
-
-def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[str, Any]]:
-    """Rows of RANKS: one a rank with communication."""
+            sync_ns[key] = max(sync_ns.get(key, 0), wait[participant.rank])
     rows = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         if not len(rank.start):
             continue
         dur = (rank.end - rank.start).tolist()
         kernel = sum(dur)
-        waits_ns = [waiting.sync.get((rank.rank, number)) for number in range(len(dur))]
+        waits_ns = [sync_ns.get((rank.rank, number)) for number in range(len(dur))]
         sync = sum(wait or 0 for wait in waits_ns)
         unmatched = sum(ns for ns, wait in zip(dur, waits_ns, strict=True) if wait is None)
         matched = any(wait is not None for wait in waits_ns)
@@ -348,8 +329,8 @@ def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[s
                 "exposed_ns": [rank.exposed_ns],
                 "unmatched_ns": [unmatched],
                 "kernels": [len(dur)],
-                "last_count": [waiting.last.get(rank.rank, 0) if matched else -1],
-                "caused_wait_ns": [waiting.caused.get(rank.rank, 0) if matched else -1],
+                "last_count": [last[rank.rank] if matched else -1],
+                "caused_wait_ns": [caused[rank.rank] if matched else -1],
             }
         )
     return rows

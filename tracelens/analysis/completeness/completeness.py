@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -221,7 +222,8 @@ def completeness(records: Sequence[RankRecord], aligned: AlignedRun) -> Result:
             )
         )
     by_rank = {record.rank: record for record in records}
-    rows, stretches = [], []
+    rows: list[dict[str, Any]] = []
+    stretches: list[dict[str, Any]] = []
     for (rank, name), doubt in merged.items():
         record, where = by_rank[rank], doubt.where
         dur_ns = where.end - where.start
@@ -291,9 +293,9 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     common = [label for label, count in ranks_with.items() if 2 * count >= len(records)]
     for record in records:
         missing = [label for label in common if label not in record.kernels]
-        first = next(iter(record.kernels), None)
         earlier = []  # what another rank has before the first step of this one
-        for label in missing:
+        for label in missing if record.kernels else ():
+            first = next(iter(record.kernels))
             orders = (list(other.kernels) for other in records)
             order = next((labels for labels in orders if first in labels and label in labels), [])
             if order and order.index(label) < order.index(first):

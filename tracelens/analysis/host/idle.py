@@ -171,7 +171,7 @@ class IdlePieces(NamedTuple):
         return self.end - self.start
 
     def take(self, rows: Int | Bool) -> IdlePieces:
-        return IdlePieces(*(values[rows] for values in self))
+        return IdlePieces._make(values[rows] for values in self)
 
 
 class Gaps(NamedTuple):
@@ -554,7 +554,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
                 thread=np.full(len(cause), thread),
             )
         )
-    together = IdlePieces(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
     return together.take(np.lexsort((together.start, together.gap)))
 
 

@@ -20,6 +20,7 @@ from tracelens.analysis.comm.collectives import (
 )
 from tracelens.analysis.comm.overlap import NOT_RECORDED, communication_labels
 from tracelens.analysis.comm.records import (
+    NO_COMMUNICATION,
     POINT_TO_POINT,
     RankCommunication,
     Record,
@@ -30,6 +31,7 @@ from tracelens.analysis.common import Group
 
 __all__ = [
     "NOT_RECORDED",
+    "NO_COMMUNICATION",
     "POINT_TO_POINT",
     "SEND_RECV",
     "AlignedRun",

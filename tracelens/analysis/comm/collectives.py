@@ -11,18 +11,24 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.aligned import SEND_RECV, AlignedRun, MatchedCollective, Participant
-from tracelens.analysis.comm.records import RankCommunication
+from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
 from tracelens.arrays import Bool, Float, Int
 from tracelens.dtypes import short_dtype
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import Scope
 
+_NAMED = Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive")
+_GROUP = Column("group", "category", doc="process group")
+_GROUP_RANKS = Column("group", "category", doc="process group: what it is for, and its ranks")
+_ORDER = Column("order", "int64", "count", "position among the collectives of the group")
+_GROUP_SIZE = Column("group_size", "int64", "count", "ranks in the process group")
+_DESCRIPTION = Column("description", "category", doc="the program's name for the group")
 COLLECTIVES = Schema(
     "Collectives across ranks",
     (
         Column("collective", "category", doc="as recorded; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group: what it is for, and its ranks"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _GROUP_RANKS,
+        _ORDER,
         Column("ranks", "int64", "count", "ranks that recorded it"),
         Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
         Column("latency_ns", "int64", "ns", "shortest duration: the last rank to arrive does not wait"),
@@ -33,8 +39,8 @@ COLLECTIVES = Schema(
         Column("last_rank", "int64", doc="last to arrive"),
         Column("step", "category", doc="step in which the lowest rank launched it"),
         Column("dtype", "category", doc="element type"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
-        Column("description", "category", doc="the program's name for the group"),
+        _GROUP_SIZE,
+        _DESCRIPTION,
         Column("group_name", "category", doc="the program's identifier for it, often a number"),
         Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
     ),
@@ -75,8 +81,8 @@ RANKS = Schema(
 SUMMARY = Schema(
     "By group, collective and size",
     (
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group"),
+        _NAMED,
+        _GROUP,
         Column(
             "from_bytes",
             "int64",
@@ -92,8 +98,8 @@ SUMMARY = Schema(
         Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "total bytes / total latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
-        Column("description", "category", doc="the program's name for the group"),
+        _GROUP_SIZE,
+        _DESCRIPTION,
     ),
     doc="By power-of-two message size, without waiting: latency is that of the last rank to arrive. "
     "Kernels that serve several sends and receives count once for each.",
@@ -104,19 +110,19 @@ PARTICIPANTS = Schema(
     (
         RANK,
         Column("host", "category", doc="the rank's host, '' where not recorded"),
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group: what it is for, and its ranks"),
+        _NAMED,
+        _GROUP_RANKS,
         Column(
             "first_rank",
             "int64",
             doc="lowest rank of the group in the run; identifies groups of the same name",
         ),
         Column("group_name", "category", doc="by which the program knows the group, often a number"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _ORDER,
         STEP,
         Column("kernel", "category", doc="communication kernel on this rank"),
         Column("bytes", "int64", "bytes", "largest message of any rank, as in `collectives`; -1 if unknown"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
+        _GROUP_SIZE,
         Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("ts_ns", "int64", "ns", "the same by the clock of the first rank"),
         Column("dur_ns", "int64", "ns", "duration of the kernel"),
@@ -135,8 +141,8 @@ PARTICIPANTS = Schema(
 ALL_TO_ALL = Schema(
     "All-to-alls",
     (
-        Column("group", "category", doc="process group"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _GROUP,
+        _ORDER,
         Column("bytes", "int64", "bytes", "sent by all ranks, including data that stays on its rank"),
         Column("wall_ns", "int64", "ns", "first start to last end"),
         Column("throughput_bytes_per_s", "float64", "bytes/s", "bytes / wall time"),
@@ -148,7 +154,7 @@ ALL_TO_ALL = Schema(
 TRAFFIC = Schema(
     "Bytes from rank to rank",
     (
-        Column("group", "category", doc="process group"),
+        _GROUP,
         Column("from_rank", "int64", doc="rank that sends"),
         Column("to_rank", "int64", doc="rank that receives; the same for data that stays"),
         Column("count", "int64", "count", "all-to-alls"),
@@ -161,8 +167,8 @@ TRAFFIC = Schema(
 FIT = Schema(
     "Latency and bandwidth",
     (
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group"),
+        _NAMED,
+        _GROUP,
         Column("collectives", "int64", "count", "collectives behind the fit"),
         Column("alpha_ns", "float64", "ns", "latency of an empty message"),
         Column("beta_bytes_per_s", "float64", "bytes/s", "asymptotic bandwidth"),
@@ -273,7 +279,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     }
     # Ranks, kernels, clocks and collectives of which the waiting is not known, or not all of it.
     silent = [rank.rank for rank in ranks if not len(rank.start)]
-    skips = [Skip(f"rank {rank}", "no communication kernel in the trace") for rank in silent]
+    skips = [Skip(f"rank {rank}", NO_COMMUNICATION) for rank in silent]
     for rank in ranks:
         unrecorded = len(rank.start) - len({record.kernel for record in rank.records})
         if unrecorded:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import group_kind, integers, no_gpu_work
-from tracelens.arrays import Int, lookup
+from tracelens.analysis.comm.records import NO_COMMUNICATION
+from tracelens.analysis.common import group_kind, integers, no_gpu_work, op_arguments
+from tracelens.arrays import Int
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, describe, gpu_work, union
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
 FEWEST = 3  # calls, overlapped and alone each, that means are compared of
@@ -117,7 +118,7 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
             elif scope == "linked" and (gpu_work(trace).kind == WORK_KINDS.index("comm")).any():
                 why = "no communication is linked to a launch call; use --scope all"
             else:
-                why = "no communication kernel in the trace"
+                why = NO_COMMUNICATION
             skips.append(Skip(f"rank {rank}", why))
             continue
 
@@ -267,15 +268,7 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
     if not overlapped.any():
         skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
         return None
-    # Code and text of the argument shapes and types of the launching op, '' where not recorded.
-    ops = trace.tables["ops"]
-    row = lookup(events.places(ops.array("event_id")), comp.op, -1)
-    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
-    pair, of_pair = codes(*(np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes)))
-    described = [
-        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
-        for shape, dtype in zip(*(column.tolist() for column in of_pair), strict=True)
-    ]
+    pair, described = op_arguments(trace, comp.op)
     texts = list(dict.fromkeys(described))
     code = {text: number for number, text in enumerate(texts)}
     shape = np.array([code[text] for text in described], dtype=np.int64)[pair]

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes, nearest, sums
-from tracelens.trace import Trace, Work, exclusive
+from tracelens.trace import Trace, Work, describe, exclusive
 
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""
@@ -43,6 +43,24 @@ def recomputed(trace: Trace) -> Bool:
             forward[numbered] = True
             is_recompute = is_recompute | (nearest(events.parent, events.depth, forward) >= 0)
     return is_recompute
+
+
+def op_arguments(trace: Trace, op: Int) -> tuple[Int, list[str]]:
+    """Shapes and types of the arguments of ops, "" where they are not recorded: code of each, and the texts.
+
+    Args:
+        trace: of the rank.
+        op: event rows, -1 for none.
+    """
+    ops = trace.tables["ops"]
+    row = lookup(trace.arrays.places(ops.array("event_id")), op, -1)
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    recorded = (np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))
+    code, pairs = codes(*recorded)
+    return code, [
+        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
+        for shape, dtype in zip(*(column.tolist() for column in pairs), strict=True)
+    ]
 
 
 def call_time(work: Work, call: Int) -> tuple[Int, Int]:

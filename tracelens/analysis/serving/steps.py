@@ -153,12 +153,7 @@ PHASES = KINDS
 
 
 def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
-    """The labeled steps of one rank.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """The labeled steps of one rank."""
     events, rank, known = trace.arrays, trace.meta.rank, grammar()
     candidates = events.where(*_HOST_KINDS) & ~events.copied
     codes = _read(events, candidates, known.step)

@@ -239,12 +239,7 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}
 
 
 def rank_timeline(trace: Trace, *, scope: Scope = "all") -> RankTimeline:
-    """The part of one rank.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """The part of one rank."""
     rank, work = trace.meta.rank, gpu_work(trace, scope)
     if not len(work.event):
         none = np.zeros(0, dtype=np.int64)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
+from tracelens.analysis.common import op_arguments
 from tracelens.analysis.host import (
     CAUSES,
     CODE,
@@ -30,7 +31,7 @@ from tracelens.analysis.host import (
 from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
 from tracelens.arrays import Bool, Float, Int, lookup, ranges
 from tracelens.table import codes, sums
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, describe, gpu_work, shares, steps_of, union
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, gpu_work, shares, steps_of, union
 
 TIMES = (
     "work",
@@ -237,12 +238,7 @@ class Carried(NamedTuple):
 
 
 def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
-    """What a rank did between its communication kernels.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """What a rank did between its communication kernels."""
     work = gpu_work(trace, scope)
     is_comm = work.kind == WORK_KINDS.index("comm")
     comm = work.take(is_comm)
@@ -397,19 +393,8 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
 def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> WorkTable:
     """The work table of the shares of kernels: row of the work, piece, and ns of each."""
     # The key of each piece of GPU work, and whether the op's arguments are recorded.
-    events, ops = trace.arrays, trace.tables["ops"]
-    op_row = np.full(len(events.start), -1, dtype=np.int64)
-    op_row[ops.array("event_id")] = np.arange(len(ops))
-    of_op = lookup(op_row, work.op, -1)
-    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
-    recorded = [
-        np.where(of_op >= 0, column.codes[of_op] if len(ops) else -1, -1) for column in (shapes, dtypes)
-    ]
-    argument, (shape, dtype) = codes(*recorded)
-    texts = [
-        describe(shapes.values[shape_code], dtypes.values[dtype_code]) if shape_code >= 0 else ""
-        for shape_code, dtype_code in zip(shape.tolist(), dtype.tolist(), strict=True)
-    ]
+    events = trace.arrays
+    argument, texts = op_arguments(trace, work.op)
     has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
     op = lookup(events.name, work.op, -1)
     key, (op, argument, kernel, blocks) = codes(

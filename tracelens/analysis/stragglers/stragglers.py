@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective
+from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective
 from tracelens.analysis.stragglers.causes import CAUSES, IDLE, Comparison, Delays, StragglerVerdict
 from tracelens.analysis.stragglers.segments import (
     COMM,
@@ -289,7 +289,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         if rank_comm.rank not in tested_waits:
             why = "none of its collectives is recorded on another rank"
             if not len(rank_comm.start):
-                why = "no communication kernel in the trace"
+                why = NO_COMMUNICATION
             elif rank_comm.rank in met:
                 why = "no rank waited for it"
             skips.append(Skip(f"rank {rank_comm.rank}", why))

@@ -283,7 +283,9 @@ class Host:
     def _everywhere(self, number: int) -> Pieces:
         """All time of a thread, that before its first and after its last event included."""
         if number not in self._pieces:
-            pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
+            # What a graph replays, copied under its launch, is not on the call stack.
+            on_stack = self._events.where(*STACK_KINDS) & ~self._events.copied
+            pieces = innermost(self._events, np.flatnonzero((self.thread == number) & on_stack))
             first, last = pieces.start[:1], pieces.end[-1:]
             self._pieces[number] = Pieces(
                 np.concatenate(([-_FOREVER], pieces.start, last)),
@@ -645,11 +647,6 @@ def _threads(trace: Trace) -> Int:
     tids, tid = np.unique(events.tid, return_inverse=True)
     pid = np.unique(events.pid, return_inverse=True)[1]
     return pid * len(tids) + tid
-
-
-def stack_rows(events: Events, thread: Int, number: int) -> Int:
-    """Rows of one thread that nest on its call stack, without those copied under graph launches."""
-    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS) & ~events.copied)
 
 
 def innermost(events: Events, rows: Int) -> Pieces:

@@ -669,10 +669,11 @@ def with_waiting(states: States, lost: Table) -> States:
     cause = lost.coded("cause")
     late, (late_ranks, causes) = codes(lost.array("late_rank"), cause.codes.astype(np.int64))
     late += len(states.states)
-    details = [
-        waiting_for(rank, cause.values[code])
-        for rank, code in zip(late_ranks.tolist(), causes.tolist(), strict=True)
-    ]
+    details = []  # whom the rank waits for, and why that one is late
+    for rank, name in zip(late_ranks.tolist(), (cause.values[code] for code in causes.tolist()), strict=True):
+        details.append(
+            f"for rank {rank}" if name == "unknown" else f"for rank {rank}: {name.replace('_', ' ')}"
+        )
     comm = np.flatnonzero(states.of(COMMUNICATION))
     others = np.flatnonzero(~states.of(COMMUNICATION))
     moves = Union(states.start[comm], states.end[comm])
@@ -686,11 +687,6 @@ def with_waiting(states: States, lost: Table) -> States:
             [*states.states, *((WAITING, detail) for detail in details)],
         )
     )
-
-
-def waiting_for(rank: int, cause: str) -> str:
-    """Whom a rank waits for, and why that one is late."""
-    return f"for rank {rank}" if cause == "unknown" else f"for rank {rank}: {cause.replace('_', ' ')}"
 
 
 def coarser(states: States, edges: Int, bin_ns: int, kept: int = -1) -> States:

@@ -14,7 +14,6 @@ from tracelens import analyze
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.common import FILE_VARIABLE, KINDS, Label, grammar
 from tracelens.analysis.serving import RankSteps, global_steps
-from tracelens.analysis.serving.serving import serving as analyzer
 from tracelens.analysis.serving.steps import Step
 from tracelens.costs import Lengths, ServingBatch
 from tracelens.errors import TracelensError
@@ -675,8 +674,9 @@ def test_a_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_is_in_the_report_behind_the_comparisons_of_ranks() -> None:
+    analyzer = ANALYZERS.get("serving")
     assert (analyzer.name, analyzer.title, analyzer.order) == ("serving", "Serving", 90)
-    assert ANALYZERS.get("serving").doc == (
+    assert analyzer.doc == (
         "Which steps does each serving rank run, and what do phase mismatch and padding cost?"
     )
 

@@ -15,9 +15,9 @@ from tests.analysis.moe_traces import Model, recorded
 from tests.analysis.schedules import stages
 from tests.builders import aligned, draw, draw_run, records
 from tracelens import analyze
+from tracelens.analysis import ANALYZERS
 from tracelens.analysis.step_timeline import COMMUNICATION
 from tracelens.analysis.step_timeline.step_timeline import States, coarser, merged, user_frame, with_waiting
-from tracelens.analysis.stragglers.stragglers import LOST
 from tracelens.table import Result
 from tracelens.trace import Run, make_run, select_step
 
@@ -109,7 +109,8 @@ def test_who_waits_inside_another_wait_waits_no_longer() -> None:
         }
         for start, dur, cause in ((1, 2, "unknown"), (4, 3, "late_launch"), (5, 0, "late_launch"))
     ]
-    waiting = with_waiting(states, LOST.from_rows(rows))
+    lost = ANALYZERS.get("stragglers").tables["lost"]
+    waiting = with_waiting(states, lost.from_rows(rows))
     pieces = zip(waiting.start.tolist(), waiting.end.tolist(), waiting.code.tolist(), strict=True)
     assert [(start, end, *waiting.states[code]) for start, end, code in pieces] == [
         (0, 1, "communication", "PP"),

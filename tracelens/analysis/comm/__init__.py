@@ -3,7 +3,6 @@
 from tracelens.analysis.comm.aligned import (
     SEND_RECV,
     AlignedRun,
-    Group,
     MatchedCollective,
     Participant,
     align,
@@ -21,15 +20,18 @@ from tracelens.analysis.comm.collectives import (
 )
 from tracelens.analysis.comm.overlap import NOT_RECORDED, communication_labels
 from tracelens.analysis.comm.records import (
+    NO_COMMUNICATION,
     POINT_TO_POINT,
     RankCommunication,
     Record,
     collective_kinds,
     rank_communication,
 )
+from tracelens.analysis.common import Group
 
 __all__ = [
     "NOT_RECORDED",
+    "NO_COMMUNICATION",
     "POINT_TO_POINT",
     "SEND_RECV",
     "AlignedRun",

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
-from tracelens.analysis.common import distinct_names
+from tracelens.analysis.common import Group, distinct_names
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
 
@@ -25,9 +25,6 @@ _BAND = 64
 # Ends of a collective on one host differ by microseconds, and their median by less. Where traces do not
 # name their hosts, ranks whose ends lie further apart than this read different clocks.
 _APART_NS = 20_000
-
-Group = tuple[str, tuple[int, ...]]
-"""The name of a process group and its ranks, as recorded."""
 
 
 class AlignedRun(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -10,18 +11,24 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.aligned import SEND_RECV, AlignedRun, MatchedCollective, Participant
-from tracelens.analysis.comm.records import RankCommunication
+from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
 from tracelens.arrays import Bool, Float, Int
 from tracelens.dtypes import short_dtype
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import Scope
 
+_NAMED = Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive")
+_GROUP = Column("group", "category", doc="process group")
+_GROUP_RANKS = Column("group", "category", doc="process group: what it is for, and its ranks")
+_ORDER = Column("order", "int64", "count", "position among the collectives of the group")
+_GROUP_SIZE = Column("group_size", "int64", "count", "ranks in the process group")
+_DESCRIPTION = Column("description", "category", doc="the program's name for the group")
 COLLECTIVES = Schema(
     "Collectives across ranks",
     (
         Column("collective", "category", doc="as recorded; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group: what it is for, and its ranks"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _GROUP_RANKS,
+        _ORDER,
         Column("ranks", "int64", "count", "ranks that recorded it"),
         Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
         Column("latency_ns", "int64", "ns", "shortest duration: the last rank to arrive does not wait"),
@@ -32,8 +39,8 @@ COLLECTIVES = Schema(
         Column("last_rank", "int64", doc="last to arrive"),
         Column("step", "category", doc="step in which the lowest rank launched it"),
         Column("dtype", "category", doc="element type"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
-        Column("description", "category", doc="the program's name for the group"),
+        _GROUP_SIZE,
+        _DESCRIPTION,
         Column("group_name", "category", doc="the program's identifier for it, often a number"),
         Column("ts_ns", "int64", "ns", "first start, by the clock of the first rank"),
     ),
@@ -74,8 +81,8 @@ RANKS = Schema(
 SUMMARY = Schema(
     "By group, collective and size",
     (
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group"),
+        _NAMED,
+        _GROUP,
         Column(
             "from_bytes",
             "int64",
@@ -91,8 +98,8 @@ SUMMARY = Schema(
         Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "total bytes / total latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
-        Column("description", "category", doc="the program's name for the group"),
+        _GROUP_SIZE,
+        _DESCRIPTION,
     ),
     doc="By power-of-two message size, without waiting: latency is that of the last rank to arrive. "
     "Kernels that serve several sends and receives count once for each.",
@@ -103,19 +110,19 @@ PARTICIPANTS = Schema(
     (
         RANK,
         Column("host", "category", doc="the rank's host, '' where not recorded"),
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group: what it is for, and its ranks"),
+        _NAMED,
+        _GROUP_RANKS,
         Column(
             "first_rank",
             "int64",
             doc="lowest rank of the group in the run; identifies groups of the same name",
         ),
         Column("group_name", "category", doc="by which the program knows the group, often a number"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _ORDER,
         STEP,
         Column("kernel", "category", doc="communication kernel on this rank"),
         Column("bytes", "int64", "bytes", "largest message of any rank, as in `collectives`; -1 if unknown"),
-        Column("group_size", "int64", "count", "ranks in the process group"),
+        _GROUP_SIZE,
         Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("ts_ns", "int64", "ns", "the same by the clock of the first rank"),
         Column("dur_ns", "int64", "ns", "duration of the kernel"),
@@ -134,8 +141,8 @@ PARTICIPANTS = Schema(
 ALL_TO_ALL = Schema(
     "All-to-alls",
     (
-        Column("group", "category", doc="process group"),
-        Column("order", "int64", "count", "position among the collectives of the group"),
+        _GROUP,
+        _ORDER,
         Column("bytes", "int64", "bytes", "sent by all ranks, including data that stays on its rank"),
         Column("wall_ns", "int64", "ns", "first start to last end"),
         Column("throughput_bytes_per_s", "float64", "bytes/s", "bytes / wall time"),
@@ -147,7 +154,7 @@ ALL_TO_ALL = Schema(
 TRAFFIC = Schema(
     "Bytes from rank to rank",
     (
-        Column("group", "category", doc="process group"),
+        _GROUP,
         Column("from_rank", "int64", doc="rank that sends"),
         Column("to_rank", "int64", doc="rank that receives; the same for data that stays"),
         Column("count", "int64", "count", "all-to-alls"),
@@ -160,8 +167,8 @@ TRAFFIC = Schema(
 FIT = Schema(
     "Latency and bandwidth",
     (
-        Column("collective", "category", doc="as the trace names it; send/recv: a send with its receive"),
-        Column("group", "category", doc="process group"),
+        _NAMED,
+        _GROUP,
         Column("collectives", "int64", "count", "collectives behind the fit"),
         Column("alpha_ns", "float64", "ns", "latency of an empty message"),
         Column("beta_bytes_per_s", "float64", "bytes/s", "asymptotic bandwidth"),
@@ -188,16 +195,6 @@ _ROUNDS = {"allreduce": 2, "all_reduce": 2, "reduce_scatter": 1, "allgather": 1,
 _NOT_FLAT = ("TREE", "NVLS", "COLLNET", "PAT")
 # Bandwidth depends on the message size: that of a size within this ratio stands for it.
 _ALIKE_SIZE_RATIO = 4
-
-
-class Waits(NamedTuple):
-    """What was waited for."""
-
-    # By rank and kernel that has a collective with other ranks: ns until the last of them has arrived, at
-    # most its duration.
-    sync: dict[tuple[int, int], int]
-    last: dict[int, int]  # rank to number of collectives at which it arrived last
-    caused: dict[int, int]  # rank to what the others waited for it there, ns
 
 
 class _Share(NamedTuple):
@@ -241,7 +238,6 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         for clock in aligned.clocks
         if clock.rank in communicating and len(ranks) > 1
     ]
-    waiting = waits(on_one_clock)
     rows = []
     for collective in on_one_clock:
         record = collective.participants[0].record
@@ -270,7 +266,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     traffic_rows, traffic_skips = traffic(on_one_clock)
     fit_rows, fit_skips = fit(on_one_clock)
     tables = {
-        "ranks": RANKS.concat(rank_rows(ranks, waiting)),
+        "ranks": RANKS.concat(rank_rows(ranks, on_one_clock)),
         "summary": SUMMARY.concat(summary_rows(on_one_clock)),
         "collectives": COLLECTIVES.concat(rows),
         "fit": FIT.concat(fit_rows),
@@ -281,15 +277,10 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         ),
         "participants": PARTICIPANTS.concat(participant_rows(ranks, on_one_clock)),
     }
-    skips = [*aligned.skips, *_not_compared(aligned), *traffic_skips, *fit_skips]
-    return result(tables, skips, scope=scope)
-
-
-def _not_compared(aligned: AlignedRun) -> list[Skip]:
-    """Ranks, kernels, clocks and collectives of which the waiting is not known, or not all of it."""
-    silent = [rank.rank for rank in aligned.ranks if not len(rank.start)]
-    skips = [Skip(f"rank {rank}", "no communication kernel in the trace") for rank in silent]
-    for rank in aligned.ranks:
+    # Ranks, kernels, clocks and collectives of which the waiting is not known, or not all of it.
+    silent = [rank.rank for rank in ranks if not len(rank.start)]
+    skips = [Skip(f"rank {rank}", NO_COMMUNICATION) for rank in silent]
+    for rank in ranks:
         unrecorded = len(rank.start) - len({record.kernel for record in rank.records})
         if unrecorded:
             subject = f"rank {rank.rank}: waiting in {unrecorded} communication kernel(s)"
@@ -299,42 +290,38 @@ def _not_compared(aligned: AlignedRun) -> list[Skip]:
         unknown = [clock for clock in aligned.clocks if not clock.collectives and clock.rank not in silent]
         skips += [Skip(f"clock of rank {clock.rank}", reason) for clock in unknown]
     incomplete = sum(
-        len(collective.participants) < collective.participants[0].record.size
-        for collective in aligned.collectives
+        len(collective.participants) < collective.participants[0].record.size for collective in on_one_clock
     )
     if incomplete:
         reason = "some ranks of the group are not in the run and may have arrived later"
         skips.append(Skip(f"all waiting in {incomplete} collective(s)", reason))
-    return skips
+    return result(tables, [*aligned.skips, *skips, *traffic_skips, *fit_skips], scope=scope)
 
 
-def waits(collectives: Sequence[MatchedCollective]) -> Waits:
-    """The waiting of all kernels, from collectives by one clock.
+def rank_rows(
+    ranks: Sequence[RankCommunication], collectives: Sequence[MatchedCollective]
+) -> list[dict[str, Any]]:
+    """Rows of RANKS, one a rank with communication, from collectives by one clock.
 
     A kernel of several sends and receives waits until the last of all its partners is there.
     """
-    sync: dict[tuple[int, int], int] = {}
-    last: dict[int, int] = {}
-    caused: dict[int, int] = {}
+    sync_ns: dict[tuple[int, int], int] = {}  # of each rank and kernel with a matched collective
+    last: Counter[int] = Counter()  # rank to number of collectives at which it arrived last
+    caused: Counter[int] = Counter()  # rank to what the others waited for it there, ns
     for collective in collectives:
         latest, wait = collective.last.rank, collective.wait_ns
-        last[latest] = last.get(latest, 0) + 1
-        caused[latest] = caused.get(latest, 0) + sum(wait.values())
+        last[latest] += 1
+        caused[latest] += sum(wait.values())
         for participant in collective.participants:
             key = (participant.rank, participant.record.kernel)
-            sync[key] = max(sync.get(key, 0), wait[participant.rank])
-    return Waits(sync, last, caused)
-
-
-def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[str, Any]]:
-    """Rows of RANKS: one a rank with communication."""
+            sync_ns[key] = max(sync_ns.get(key, 0), wait[participant.rank])
     rows = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         if not len(rank.start):
             continue
         dur = (rank.end - rank.start).tolist()
         kernel = sum(dur)
-        waits_ns = [waiting.sync.get((rank.rank, number)) for number in range(len(dur))]
+        waits_ns = [sync_ns.get((rank.rank, number)) for number in range(len(dur))]
         sync = sum(wait or 0 for wait in waits_ns)
         unmatched = sum(ns for ns, wait in zip(dur, waits_ns, strict=True) if wait is None)
         matched = any(wait is not None for wait in waits_ns)
@@ -348,8 +335,8 @@ def rank_rows(ranks: Sequence[RankCommunication], waiting: Waits) -> list[dict[s
                 "exposed_ns": [rank.exposed_ns],
                 "unmatched_ns": [unmatched],
                 "kernels": [len(dur)],
-                "last_count": [waiting.last.get(rank.rank, 0) if matched else -1],
-                "caused_wait_ns": [waiting.caused.get(rank.rank, 0) if matched else -1],
+                "last_count": [last[rank.rank] if matched else -1],
+                "caused_wait_ns": [caused[rank.rank] if matched else -1],
             }
         )
     return rows

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import group_kind, integers, no_gpu_work
-from tracelens.arrays import Int, lookup
+from tracelens.analysis.comm.records import NO_COMMUNICATION
+from tracelens.analysis.common import group_kind, integers, no_gpu_work, op_arguments
+from tracelens.arrays import Int
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, describe, gpu_work, union
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
 FEWEST = 3  # calls, overlapped and alone each, that means are compared of
@@ -106,6 +107,7 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
     rows: list[dict[str, Any]] = []
     slower: list[dict[str, Any]] = []
     for trace in run.traces:
+        rank = trace.meta.rank
         work = gpu_work(trace, scope)
         is_comm = work.kind == WORK_KINDS.index("comm")
         if not work.dur[is_comm].any():
@@ -116,10 +118,60 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
             elif scope == "linked" and (gpu_work(trace).kind == WORK_KINDS.index("comm")).any():
                 why = "no communication is linked to a launch call; use --scope all"
             else:
-                why = "no communication kernel in the trace"
-            skips.append(Skip(f"rank {trace.meta.rank}", why))
+                why = NO_COMMUNICATION
+            skips.append(Skip(f"rank {rank}", why))
             continue
-        rows.append(_overlap(trace, work, scope, skips))
+
+        # The rows of one rank, by process group and collective after one for all.
+        computing = work.union("computation", "memset") if scope == "linked" else work.union("computation")
+        comm = work.take(is_comm)
+        labels = communication_labels(trace, comm)
+        if labels.unrecorded:
+            skips.append(
+                Skip(
+                    f"rank {rank}: group and collective of {labels.unrecorded:,} communication kernels",
+                    "no record_param_comms around their launches; record with ProfilerActivity.CPU",
+                )
+            )
+        label, (group, collective) = codes(_int(labels.group), _int(labels.collective))
+        masks = [np.ones(len(label), dtype=bool), *(label == number for number in range(len(group)))]
+        count = np.array([mask.sum() for mask in masks])
+        running = [union(comm.start[mask], comm.end[mask]) for mask in masks]
+        comm_ns = np.array([merged.total for merged in running], dtype=np.int64)
+        hidden_ns = np.array([computing.covered(*merged).sum() for merged in running], dtype=np.int64)
+        # The timeline's total: of a step its window, else from the first start to the last end of GPU work.
+        window = trace.window
+        begin, end = (window.start, window.end) if window else (work.start.min(), work.end.max())
+        nonzero = np.maximum(comm_ns, 1)
+        columns = {
+            "comm_ns": comm_ns,
+            "hidden_ns": hidden_ns,
+            "exposed_ns": comm_ns - hidden_ns,
+            "hidden_fraction": hidden_ns / nonzero,
+            "bound_fraction": np.minimum(comm_ns, computing.total) / nonzero,
+            "exposed_fraction_of_total": (comm_ns - hidden_ns) / max(int(end - begin), 1),
+        }
+        names = [(ALL, ALL)] + [
+            (labels.group.values[group_code], labels.collective.values[collective_code])
+            for group_code, collective_code in zip(group.tolist(), collective.tolist(), strict=True)
+        ]
+        order = np.concatenate(([0], 1 + np.argsort(-comm_ns[1:], kind="stable")))
+        empty = comm_ns[order] == 0
+        skips += [
+            Skip(f"rank {rank}: {names[row][1]} of {names[row][0]}", "its kernels have no duration")
+            for row in order[empty].tolist()
+        ]
+        order = order[~empty]
+        rows.append(
+            {
+                "rank": np.full(len(order), rank),
+                "group": [names[row][0] for row in order.tolist()],
+                "collective": [names[row][1] for row in order.tolist()],
+                "count": count[order],
+                **{name: column[order] for name, column in columns.items()},
+            }
+        )
+
         if slowdown_rows := slowdown(trace, work, skips):
             slower.append(slowdown_rows)
     tables = {"overlap": OVERLAP.concat(rows)}
@@ -128,82 +180,12 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
     return result(tables, skips, scope=scope)
 
 
-def _overlap(trace: Trace, work: Work, scope: Scope, skips: list[Skip]) -> dict[str, Any]:
-    """The rows of one rank, by process group and collective after one for all."""
-    rank = trace.meta.rank
-    computing = work.union("computation", "memset") if scope == "linked" else work.union("computation")
-    comm = work.take(work.kind == WORK_KINDS.index("comm"))
-    labels = communication_labels(trace, comm)
-    if labels.unrecorded:
-        skips.append(
-            Skip(
-                f"rank {rank}: group and collective of {labels.unrecorded:,} communication kernels",
-                "no record_param_comms around their launches; record with ProfilerActivity.CPU",
-            )
-        )
-    label, (group, collective) = codes(_int(labels.group), _int(labels.collective))
-    masks = [np.ones(len(label), dtype=bool), *(label == number for number in range(len(group)))]
-    count = np.array([mask.sum() for mask in masks])
-    running = [union(comm.start[mask], comm.end[mask]) for mask in masks]
-    comm_ns = np.array([merged.total for merged in running], dtype=np.int64)
-    hidden_ns = np.array([computing.covered(*merged).sum() for merged in running], dtype=np.int64)
-    # The timeline's total: of a step its window, else from the first start to the last end of GPU work.
-    window = trace.window
-    begin, end = (window.start, window.end) if window else (work.start.min(), work.end.max())
-    nonzero = np.maximum(comm_ns, 1)
-    columns = {
-        "comm_ns": comm_ns,
-        "hidden_ns": hidden_ns,
-        "exposed_ns": comm_ns - hidden_ns,
-        "hidden_fraction": hidden_ns / nonzero,
-        "bound_fraction": np.minimum(comm_ns, computing.total) / nonzero,
-        "exposed_fraction_of_total": (comm_ns - hidden_ns) / max(int(end - begin), 1),
-    }
-    names = [(ALL, ALL)] + [
-        (labels.group.values[group_code], labels.collective.values[collective_code])
-        for group_code, collective_code in zip(group.tolist(), collective.tolist(), strict=True)
-    ]
-    order = np.concatenate(([0], 1 + np.argsort(-comm_ns[1:], kind="stable")))
-    empty = comm_ns[order] == 0
-    skips += [
-        Skip(f"rank {rank}: {names[row][1]} of {names[row][0]}", "its kernels have no duration")
-        for row in order[empty].tolist()
-    ]
-    order = order[~empty]
-    return {
-        "rank": np.full(len(order), rank),
-        "group": [names[row][0] for row in order.tolist()],
-        "collective": [names[row][1] for row in order.tolist()],
-        "count": count[order],
-        **{name: column[order] for name, column in columns.items()},
-    }
-
-
 def communication_labels(trace: Trace, comm: Work) -> Labels:
     """Process group and collective of these communication kernels, as people know them."""
     table = trace.tables["collectives"]
-    groups, collectives = _groups(trace), table.coded("collective")
-    kernel = table.array("kernel_id")
-    host = collectives.mask(_HOST.__contains__)
-    order = np.argsort(comm.event)
-    row = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
-    known = comm.event[order[row]] == kernel
-    known &= ~host | ~np.isin(kernel, kernel[~host])
-    position, count = order[row[known]], len(comm.event)
-    return Labels(
-        _joined(position, groups.take(known), count),
-        _joined(position, collectives.take(known), count),
-        count - len(np.unique(position)),
-    )
-
-
-def _groups(trace: Trace) -> Coded:
-    """The process group of each recorded collective, as people know it, without its ranks.
-
-    That is the same on all ranks; the name of the same group may not be. Where it stands for several groups
-    of this rank, the description tells them apart, or else the name.
-    """
-    table = trace.tables["collectives"]
+    # The process group of each record, without its ranks. That is the same on all ranks; the name of the same
+    # group may not be. Where it stands for several groups of this rank, the description tells them apart, or
+    # else the name.
     names, descriptions, ranks = map(table.coded, ("group", "group_description", "group_ranks"))
     pair, (name, description) = codes(_int(names), _int(descriptions))
     listed: dict[int, list[int]] = {}
@@ -220,7 +202,19 @@ def _groups(trace: Trace) -> Coded:
             f"{text} ({group[told_apart_by]})" if alike[text] > 1 and group[told_apart_by] != text else text
             for text, group in zip(texts, groups, strict=True)
         ]
-    return Coded.merged(pair, texts)
+    group_of_record, collectives = Coded.merged(pair, texts), table.coded("collective")
+    kernel = table.array("kernel_id")
+    host = collectives.mask(_HOST.__contains__)
+    order = np.argsort(comm.event)
+    row = np.minimum(np.searchsorted(comm.event, kernel, sorter=order), len(order) - 1)
+    known = comm.event[order[row]] == kernel
+    known &= ~host | ~np.isin(kernel, kernel[~host])
+    position, count = order[row[known]], len(comm.event)
+    return Labels(
+        _joined(position, group_of_record.take(known), count),
+        _joined(position, collectives.take(known), count),
+        count - len(np.unique(position)),
+    )
 
 
 def _int(column: Coded) -> Int:
@@ -274,15 +268,7 @@ def slowdown(trace: Trace, work: Work, skips: list[Skip]) -> dict[str, Any] | No
     if not overlapped.any():
         skips.append(Skip(subject, "no kernel is overlapped by communication for half of its time"))
         return None
-    # Code and text of the argument shapes and types of the launching op, '' where not recorded.
-    ops = trace.tables["ops"]
-    row = lookup(events.places(ops.array("event_id")), comp.op, -1)
-    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
-    pair, of_pair = codes(*(np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes)))
-    described = [
-        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
-        for shape, dtype in zip(*(column.tolist() for column in of_pair), strict=True)
-    ]
+    pair, described = op_arguments(trace, comp.op)
     texts = list(dict.fromkeys(described))
     code = {text: number for number, text in enumerate(texts)}
     shape = np.array([code[text] for text in described], dtype=np.int64)[pair]

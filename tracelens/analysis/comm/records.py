@@ -28,6 +28,7 @@ from tracelens.trace import (
 )
 
 POINT_TO_POINT = ("send", "recv")
+NO_COMMUNICATION = "no communication kernel in the trace"
 # Records of the host's doing, which no rank's kernel stands for.
 _NO_KERNEL = ("wait", "coalesced")
 
@@ -74,12 +75,7 @@ class RankCommunication(NamedTuple):
 
 
 def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunication:
-    """The communication of one rank.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """The communication of one rank."""
     work = gpu_work(trace, scope)
     kernels = work.take(work.kind == WORK_KINDS.index("comm"))
     kernel_of = trace.arrays.places(kernels.event)

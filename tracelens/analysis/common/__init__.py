@@ -1,11 +1,12 @@
 """What several rooms of the analysis need: CPU-only traces, devices, recomputed ops, labels of steps."""
 
-from tracelens.analysis.common.events import NODE, call_time, recomputed
+from tracelens.analysis.common.events import NODE, call_time, op_arguments, recomputed
 from tracelens.analysis.common.serving_labels import FILE_VARIABLE, KINDS, Label, grammar
 from tracelens.analysis.common.setup import (
     HOST,
     NO_GPU,
     NO_LAUNCH,
+    Group,
     Setup,
     choose_device,
     device_names,
@@ -24,6 +25,7 @@ __all__ = [
     "NODE",
     "NO_GPU",
     "NO_LAUNCH",
+    "Group",
     "Label",
     "Setup",
     "call_time",
@@ -35,6 +37,7 @@ __all__ = [
     "integers",
     "no_gpu_work",
     "noted",
+    "op_arguments",
     "own_device",
     "recomputed",
 ]

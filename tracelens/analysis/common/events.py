@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import codes, nearest, sums
-from tracelens.trace import Events, Trace, Work, exclusive
+from tracelens.trace import Trace, Work, describe, exclusive
 
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""
@@ -14,6 +14,7 @@ _MARKS = ("CheckpointFunctionBackward",)
 _FRAME = "recompute_fn"
 _OP = "aten::"
 _MOST = 0.5
+"""Nodes of the backward pass, as a share, with numbered ops: beyond it the pass is differentiated itself."""
 
 
 def recomputed(trace: Trace) -> Bool:
@@ -23,42 +24,43 @@ def recomputed(trace: Trace) -> Bool:
     does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
     it is differentiated in turn (create_graph=True), and nothing is recomputed.
     """
-    is_recompute: Bool = _named(trace) | _numbered(trace)
+    events, ops = trace.arrays, trace.tables["ops"]
+    node = events.named(lambda name: name.startswith(NODE))
+    # Checkpointing's own frame or node; the nearest of these and of an autograd node says which it is.
+    mark = events.named(lambda name: name in _MARKS or name.endswith(_FRAME))
+    is_recompute = mark
+    if mark.any():
+        is_recompute = lookup(mark, nearest(events.parent, events.depth, mark | node), False)
+    if node.any():
+        # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
+        plain = events.named(lambda name: name.startswith(_OP))
+        row = ops.array("event_id")
+        numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
+        around = nearest(events.parent, events.depth, node)[numbered]
+        numbered, around = numbered[around >= 0], around[around >= 0]
+        if len(numbered) and len(np.unique(around)) <= _MOST * node.sum():
+            forward = np.zeros(len(events.start), dtype=bool)
+            forward[numbered] = True
+            is_recompute = is_recompute | (nearest(events.parent, events.depth, forward) >= 0)
     return is_recompute
 
 
-def _named(trace: Trace) -> Bool:
-    """By checkpointing's own frame or node; the nearest of these and of an autograd node says which it is."""
-    events = trace.arrays
-    mark = events.named(lambda name: name in _MARKS or name.endswith(_FRAME))
-    if not mark.any():
-        return mark
-    around = nearest(events.parent, events.depth, mark | _is_node(events))
-    return lookup(mark, around, False)
+def op_arguments(trace: Trace, op: Int) -> tuple[Int, list[str]]:
+    """Shapes and types of the arguments of ops, "" where they are not recorded: code of each, and the texts.
 
-
-def _numbered(trace: Trace) -> Bool:
-    events, ops = trace.arrays, trace.tables["ops"]
-    nothing = np.zeros(len(events.start), dtype=bool)
-    node = _is_node(events)
-    if not node.any():
-        return nothing
-    # Autograd functions have numbers wherever they are called, so only ops of the framework's own count.
-    plain = events.named(lambda name: name.startswith(_OP))
-    row = ops.array("event_id")
-    numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
-    around = nearest(events.parent, events.depth, node)[numbered]
-    numbered, around = numbered[around >= 0], around[around >= 0]
-    if not len(numbered) or len(np.unique(around)) > _MOST * node.sum():
-        return nothing
-    forward = nothing.copy()
-    forward[numbered] = True
-    inside: Bool = nearest(events.parent, events.depth, forward) >= 0
-    return inside
-
-
-def _is_node(events: Events) -> Bool:
-    return events.named(lambda name: name.startswith(NODE))
+    Args:
+        trace: of the rank.
+        op: event rows, -1 for none.
+    """
+    ops = trace.tables["ops"]
+    row = lookup(trace.arrays.places(ops.array("event_id")), op, -1)
+    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
+    recorded = (np.append(column.codes, -1)[row].astype(np.int64) for column in (shapes, dtypes))
+    code, pairs = codes(*recorded)
+    return code, [
+        describe(shapes.values[shape], dtypes.values[dtype]) if shape >= 0 else ""
+        for shape, dtype in zip(*(column.tolist() for column in pairs), strict=True)
+    ]
 
 
 def call_time(work: Work, call: Int) -> tuple[Int, Int]:

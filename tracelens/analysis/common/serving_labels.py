@@ -130,42 +130,40 @@ def grammar() -> Grammar:
 
 @cache
 def _grammar(extra: str) -> Grammar:
-    files = [Path(extra), _BUNDLED] if extra else [_BUNDLED]
-    engines = [(path, engine) for path in files for engine in _engines(path)]
-    signs = {engine["name"]: _engine(path, engine) for path, engine in reversed(engines)}
+    import tomllib  # a few ms that a run without labels need not pay twice
+
+    engines: list[tuple[Path, dict[str, Any]]] = []
+    for path in [Path(extra), _BUNDLED] if extra else [_BUNDLED]:
+        try:
+            content = tomllib.loads(read_config_file(path).decode("utf-8"))
+        except OSError as error:
+            raise TracelensError(
+                f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise TracelensError(f"{path}: not a TOML file ({error})") from error
+        entries = content.get("engine")
+        if not isinstance(entries, list) or set(content) != {"engine"}:
+            raise TracelensError(f"{path}: must consist of [[engine]] tables; see serving_labels.toml")
+        for number, engine in enumerate(entries, start=1):
+            if not isinstance(engine.get("name"), str):
+                raise TracelensError(f"{path}: [[engine]] {number} has no name; add one")
+            _known(engine, _ENGINE_KEYS, f"{path}: engine {engine['name']!r}")
+            engines.append((path, engine))
+    signs = {}
+    for path, engine in reversed(engines):
+        where = f"{path}: engine {engine['name']!r}"
+        frames, ops = (
+            _compiled(engine[key], f"{where}, {key}", 0) if key in engine else None
+            for key in ("frames", "ops")
+        )
+        signs[engine["name"]] = Engine(engine["name"], frames, ops)
     names = dict.fromkeys(engine["name"] for _, engine in engines)
     return Grammar(
         tuple(signs[name] for name in names),
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "step")),
         tuple(rule for path, engine in engines for rule in _rules(path, engine, "micro_batch")),
     )
-
-
-def _engines(path: Path) -> list[dict[str, Any]]:
-    import tomllib  # a few ms that a run without labels need not pay twice
-
-    try:
-        content = tomllib.loads(read_config_file(path).decode("utf-8"))
-    except OSError as error:
-        raise TracelensError(f"{path}: {error.strerror or error}; {FILE_VARIABLE} names this file") from error
-    except (ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not a TOML file ({error})") from error
-    engines = content.get("engine")
-    if not isinstance(engines, list) or set(content) != {"engine"}:
-        raise TracelensError(f"{path}: must consist of [[engine]] tables; see serving_labels.toml")
-    for number, engine in enumerate(engines, start=1):
-        if not isinstance(engine.get("name"), str):
-            raise TracelensError(f"{path}: [[engine]] {number} has no name; add one")
-        _known(engine, _ENGINE_KEYS, f"{path}: engine {engine['name']!r}")
-    return engines
-
-
-def _engine(path: Path, engine: Mapping[str, Any]) -> Engine:
-    where = f"{path}: engine {engine['name']!r}"
-    frames, ops = (
-        _compiled(engine[key], f"{where}, {key}", 0) if key in engine else None for key in ("frames", "ops")
-    )
-    return Engine(engine["name"], frames, ops)
 
 
 def _rules(path: Path, engine: Mapping[str, Any], table: str) -> list[_Rule]:
@@ -210,7 +208,10 @@ def _known(keys: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
 
 
 def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
-    kind = rule.values.get("kind") or _by_counts(numbers)
+    kind = rule.values.get("kind")
+    if not kind:  # by how many requests are in which phase
+        prefill, decode = (numbers.get(f"{phase}_requests", 0) > 0 for phase in _PHASES)
+        kind = "mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "idle"
     phases = [kind] if kind in _PHASES else _PHASES
 
     def both(counted: str) -> int:
@@ -220,9 +221,19 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
     requests, tokens = both("requests"), both("tokens")
     if kind == "idle":
         requests = max(requests, 0)
-    each = rule.values.get("tokens_per_request", -1)
-    if tokens < 0 <= requests and each >= 0:
-        tokens = requests * each
+    per_request = rule.values.get("tokens_per_request", -1)
+    if tokens < 0 <= requests and per_request >= 0:
+        tokens = requests * per_request
+    # The lengths of the requests; unknown where the label lacks those of a phase or contradicts itself.
+    lengths = []
+    for phase in _PHASES:
+        if phase not in phases:
+            lengths.append(Lengths(0, 0, 0, 0))
+            continue
+        of_phase = numbers if kind in _PHASES else {}
+        queries = numbers.get(f"{phase}_tokens", tokens if kind == phase else -1)
+        sums = [numbers.get(f"{phase}_{name}", of_phase.get(name, -1)) for name in _SUMS]
+        lengths.append(Lengths(queries, *sums))
     return Label(
         engines=(rule.engine, *rule.values.get("also", ())),
         kind=kind,
@@ -232,7 +243,7 @@ def _label(rule: _Rule, numbers: Mapping[str, int]) -> Label:
         requests=requests,
         graph_requests=numbers.get("graph_requests", -1),
         tokens=tokens,
-        batch=_batch(numbers, kind, tokens),
+        batch=ServingBatch(*lengths) if all(each.is_consistent for each in lengths) else None,
         prefill_tokens=_of_phase(numbers, "prefill", "tokens", kind, tokens),
         decode_requests=_of_phase(numbers, "decode", "requests", kind, requests),
         decode_tokens=_of_phase(numbers, "decode", "tokens", kind, tokens),
@@ -244,25 +255,3 @@ def _of_phase(numbers: Mapping[str, int], phase: str, counted: str, kind: str, t
     if kind in (*_PHASES, "idle"):
         return total if kind == phase else 0
     return numbers.get(f"{phase}_{counted}", -1)
-
-
-def _batch(numbers: Mapping[str, int], kind: str, tokens: int) -> ServingBatch | None:
-    """The lengths of a step's requests, None where the label lacks those of a phase or contradicts itself."""
-    phases = []
-    for phase in _PHASES:
-        if kind in _PHASES and kind != phase:
-            phases.append(Lengths(0, 0, 0, 0))
-            continue
-        of_phase = numbers if kind in _PHASES else {}
-        queries = numbers.get(f"{phase}_tokens", tokens if kind == phase else -1)
-        sums = [numbers.get(f"{phase}_{name}", of_phase.get(name, -1)) for name in _SUMS]
-        phases.append(Lengths(queries, *sums))
-    return ServingBatch(*phases) if all(lengths.is_consistent for lengths in phases) else None
-
-
-def _by_counts(numbers: Mapping[str, int]) -> str:
-    """The kind of a step by how many requests are in which phase."""
-    prefill, decode = (numbers.get(f"{phase}_requests", 0) > 0 for phase in ("prefill", "decode"))
-    if prefill and decode:
-        return "mixed"
-    return "prefill" if prefill else "decode" if decode else "idle"

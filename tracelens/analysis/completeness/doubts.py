@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -144,15 +144,10 @@ class Doubt:
     where: Union  # the doubtful time, ns by the rank's own clock
 
 
-_TRUNCATED = re.compile(r"truncated|cut off|damaged", re.IGNORECASE)
-DROPPED_SHARE = 0.0005
-"""Up to this share of the events may be dropped by reading without a doubt."""
-
 KERNEL_CALLS = re.compile(r"^(?:cuda|cu|hip)(?:Ext)?(?:Module)?Launch(?:Cooperative)?Kernel")
 GRAPH_CALLS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 COPY_CALLS = re.compile(r"^(?:cuda|hip)Memcpy(?!.*Symbol)|^cuMemcpy")
 DEVICE_SYNCS = re.compile(r"^(?:cuda|hip)DeviceSynchronize|^cuCtxSynchronize")
-SYNCS = re.compile(r"^(?:cuda|hip|cu)(?:Stream|Device|Event|Ctx)Synchronize")
 _CAPTURE_BEGINS = re.compile(r"^(?:cuda|hip|cu)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"^(?:cuda|hip|cu)StreamEndCapture")
 
@@ -212,9 +207,14 @@ class Recording:
         inside = (lookup(self.correlation, outer, -1) == self.correlation[rows]) & (
             self.correlation[rows] > 0
         )
-        rows = rows[~inside & ~self._capturing(rows)]
+        begins, ends = (
+            np.sort(events.start[self.called(pattern)]) for pattern in (_CAPTURE_BEGINS, _CAPTURE_ENDS)
+        )
+        open_captures = np.searchsorted(begins, events.start[rows]) - np.searchsorted(
+            ends, events.start[rows]
+        )
         known = (self.correlation[rows] > 0) | self.has_work[rows]
-        rows = rows[known]
+        rows = rows[~inside & ~(open_captures > 0) & known]
         in_order: Int = rows[np.argsort(events.start[rows], kind="stable")]
         return in_order
 
@@ -231,14 +231,6 @@ class Recording:
         launched[self.work.launch[self.work.launch >= 0]] = True
         ids = self.correlation[self.work.event]
         return launched | (self.is_call & (self.correlation > 0) & np.isin(self.correlation, ids[ids > 0]))
-
-    def _capturing(self, rows: Int) -> Bool:
-        """Which calls were made while a graph was captured."""
-        start = self.events.start
-        begins, ends = (np.sort(start[self.called(pattern)]) for pattern in (_CAPTURE_BEGINS, _CAPTURE_ENDS))
-        open_captures = np.searchsorted(begins, start[rows]) - np.searchsorted(ends, start[rows])
-        capturing: Bool = open_captures > 0
-        return capturing
 
 
 def nowhere() -> Union:
@@ -296,19 +288,3 @@ def affected(doubt: str, metric: str) -> bool:
     """Whether a doubt makes a metric of the steps unreliable."""
     kind = DOUBTS.get(doubt)
     return kind is None or metric.startswith(kind.metrics)
-
-
-def file_losses(recording: Recording) -> Iterator[Doubt]:
-    """Truncation of the file, events that could not be read, and losses that the profiler reports."""
-    meta = recording.meta
-    cut = [problem for problem in meta.problems if _TRUNCATED.search(problem)]
-    if cut:
-        yield Doubt("truncated", 1, "; ".join(cut), nowhere())
-    dropped = sum(meta.dropped.values())
-    if dropped > DROPPED_SHARE * meta.read:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in meta.dropped.items())
-        yield Doubt(
-            "dropped events", dropped, f"{dropped:,} of {meta.read:,} events not read: {reasons}", nowhere()
-        )
-    if meta.losses:
-        yield Doubt("dropped events", len(meta.losses), "; ".join(meta.losses), nowhere())

@@ -171,7 +171,7 @@ class IdlePieces(NamedTuple):
         return self.end - self.start
 
     def take(self, rows: Int | Bool) -> IdlePieces:
-        return IdlePieces(*(values[rows] for values in self))
+        return IdlePieces._make(values[rows] for values in self)
 
 
 class Gaps(NamedTuple):
@@ -283,7 +283,9 @@ class Host:
     def _everywhere(self, number: int) -> Pieces:
         """All time of a thread, that before its first and after its last event included."""
         if number not in self._pieces:
-            pieces = innermost(self._events, stack_rows(self._events, self.thread, number))
+            # What a graph replays, copied under its launch, is not on the call stack.
+            on_stack = self._events.where(*STACK_KINDS) & ~self._events.copied
+            pieces = innermost(self._events, np.flatnonzero((self.thread == number) & on_stack))
             first, last = pieces.start[:1], pieces.end[-1:]
             self._pieces[number] = Pieces(
                 np.concatenate(([-_FOREVER], pieces.start, last)),
@@ -386,9 +388,39 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             "max_ns": by_host.max[order],
             "fraction": by_host.total[order] / total,
         }
-        tables |= _longest(trace, work, gaps, pieces, (host, op, texts))
-        for name, rows in tables.items():
-            parts[name].append({"rank": np.full(len(next(iter(rows.values()))), rank), **rows})
+
+        # The longest gaps with the cause and the host of most of their time, and their pieces.
+        steps = steps_of(trace)
+        listed = np.flatnonzero(gaps.dur > GAP_NS)
+        longest = listed[np.argsort(-gaps.dur[listed], kind="stable")][:SHOWN]
+        rows = np.flatnonzero(np.isin(pieces.gap, longest))
+        main_cause, main_ns = _largest(pieces, rows, len(gaps.start), pieces.cause)
+        of_cause = rows[pieces.cause[rows] == main_cause[pieces.gap[rows]]]
+        main_host, _ = _largest(pieces, of_cause, len(gaps.start), host)
+        of_host = of_cause[host[of_cause] == main_host[pieces.gap[of_cause]]]
+        main_op, _ = _largest(pieces, of_host, len(gaps.start), op)
+        dur, after = gaps.dur[longest], gaps.after[longest]
+        step = np.searchsorted(steps.edges, gaps.start[longest], side="right") - 1
+        tables["gaps"] = {
+            "ts_ns": gaps.start[longest] - int(work.start.min()),
+            "dur_ns": dur,
+            "step": [steps.labels[index] for index in np.clip(step, 0, len(steps.labels) - 1)],
+            "cause": [names[code] for code in main_cause[longest]],
+            "cause_fraction": main_ns[longest] / dur,
+            "host": [texts[code] for code in main_host[longest]],
+            "op": [texts[code] for code in main_op[longest]],
+            "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],
+            "stream": lookup(work.stream, after, -1),
+        }
+        tables["pieces"] = {
+            "local_ts_ns": pieces.start[rows],
+            "dur_ns": pieces.dur[rows],
+            "cause": [names[code] for code in pieces.cause[rows]],
+            "host": [texts[code] for code in host[rows]],
+            "op": [texts[code] for code in op[rows]],
+        }
+        for name, columns in tables.items():
+            parts[name].append({"rank": np.full(len(next(iter(columns.values()))), rank), **columns})
         if not len(tables["gaps"]["dur_ns"]):
             short = f"no gap is longer than {GAP_NS} ns" if causes else "the GPU never waits"
             skips.append(Skip(f"rank {rank}: gaps", short))
@@ -397,46 +429,6 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             reason = "no Python frames recorded; with_stack=True (tracelens.record: stack=True) shows them"
             skips.append(Skip(f"rank {rank}: activity of a host silent for {duration(silent_ns)}", reason))
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
-
-
-def _longest(
-    trace: Trace, work: Work, gaps: Gaps, pieces: IdlePieces, named: tuple[Int, Int, list[str]]
-) -> dict[str, dict[str, Any]]:
-    """The longest gaps with the cause and the host of most of their time, and their pieces."""
-    host, op, texts = named
-    steps = steps_of(trace)
-    listed = np.flatnonzero(gaps.dur > GAP_NS)
-    longest = listed[np.argsort(-gaps.dur[listed], kind="stable")][:SHOWN]
-    rows = np.flatnonzero(np.isin(pieces.gap, longest))
-    cause, cause_ns = _largest(pieces, rows, len(gaps.start), pieces.cause)
-    of_cause = rows[pieces.cause[rows] == cause[pieces.gap[rows]]]
-    main_host, _ = _largest(pieces, of_cause, len(gaps.start), host)
-    main_op, _ = _largest(
-        pieces, of_cause[host[of_cause] == main_host[pieces.gap[of_cause]]], len(gaps.start), op
-    )
-    names, after = list(CAUSES), gaps.after[longest]
-    step = np.searchsorted(steps.edges, gaps.start[longest], side="right") - 1
-    dur = gaps.dur[longest]
-    return {
-        "gaps": {
-            "ts_ns": gaps.start[longest] - int(work.start.min()),
-            "dur_ns": dur,
-            "step": [steps.labels[index] for index in np.clip(step, 0, len(steps.labels) - 1)],
-            "cause": [names[code] for code in cause[longest]],
-            "cause_fraction": cause_ns[longest] / dur,
-            "host": [texts[code] for code in main_host[longest]],
-            "op": [texts[code] for code in main_op[longest]],
-            "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],
-            "stream": lookup(work.stream, after, -1),
-        },
-        "pieces": {
-            "local_ts_ns": pieces.start[rows],
-            "dur_ns": pieces.dur[rows],
-            "cause": [names[code] for code in pieces.cause[rows]],
-            "host": [texts[code] for code in host[rows]],
-            "op": [texts[code] for code in op[rows]],
-        },
-    }
 
 
 def _shares(pieces: IdlePieces, *keys: Int) -> tuple[Int, ...]:
@@ -467,38 +459,34 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     plain = [texts.setdefault(_ADDRESS.sub("", name), len(texts)) for name in [*events.names, ""]]
     code, nothing = np.array(plain, dtype=np.int64), len(events.names)
     op = code[lookup(events.name, lookup(trace.once(enclosing_op), pieces.inner, -1), nothing)]
-    silent = np.flatnonzero(pieces.cause == CODE["silent host"])
-    if len(silent):
-        op[silent] = [texts.setdefault(text, len(texts)) for text in _around(trace, pieces.take(silent))]
+    silent_rows = np.flatnonzero(pieces.cause == CODE["silent host"])
+    if len(silent_rows):
+        # What the thread was in before and after each stretch of silence.
+        silent, thread = pieces.take(silent_rows), threads(trace)
+        is_call = events.where("op", "launch") & ~events.copied
+        begins = np.ones(len(silent.start), dtype=bool)
+        begins[1:] = (silent.start[1:] != silent.end[:-1]) | (silent.gap[1:] != silent.gap[:-1])
+        stretch = np.cumsum(begins) - 1
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(begins)) - 1
+        before, after = np.full(len(first), -1), np.full(len(first), -1)
+        for number in np.unique(silent.thread[first]).tolist():
+            rows = np.flatnonzero(is_call & (thread == number))
+            of_thread = np.flatnonzero(silent.thread[first] == number)
+            # Of nested ones the outermost: it ends last, and begins first.
+            ended = rows[np.argsort(events.end[rows], kind="stable")]
+            begun = rows[np.lexsort((events.depth[rows], events.start[rows]))]
+            index = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
+            before[of_thread] = lookup(ended, index, -1)
+            index = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
+            after[of_thread] = lookup(np.append(begun, -1), index, -1)
+        around = [
+            f"{events.names[events.name[low]] if low >= 0 else 'start'} -> "
+            f"{events.names[events.name[high]] if high >= 0 else 'end'}"
+            for low, high in zip(before.tolist(), after.tolist(), strict=True)
+        ]
+        op[silent_rows] = [texts.setdefault(around[index], len(texts)) for index in stretch.tolist()]
     return code[lookup(events.name, pieces.host, nothing)], op, list(texts)
-
-
-def _around(trace: Trace, silent: IdlePieces) -> list[str]:
-    """For each piece of a silent host's time, what its thread was in before and after that stretch."""
-    events, thread = trace.arrays, threads(trace)
-    is_call = events.where("op", "launch") & ~events.copied
-    begins = np.ones(len(silent.start), dtype=bool)
-    begins[1:] = (silent.start[1:] != silent.end[:-1]) | (silent.gap[1:] != silent.gap[:-1])
-    stretch = np.cumsum(begins) - 1
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(begins)) - 1
-    before, after = np.full(len(first), -1), np.full(len(first), -1)
-    for number in np.unique(silent.thread[first]).tolist():
-        rows = np.flatnonzero(is_call & (thread == number))
-        of_thread = np.flatnonzero(silent.thread[first] == number)
-        # Of nested ones the outermost: it ends last, and begins first.
-        ended = rows[np.argsort(events.end[rows], kind="stable")]
-        begun = rows[np.lexsort((events.depth[rows], events.start[rows]))]
-        nearest = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
-        before[of_thread] = lookup(ended, nearest, -1)
-        nearest = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
-        after[of_thread] = lookup(np.append(begun, -1), nearest, -1)
-    texts = [
-        f"{events.names[events.name[low]] if low >= 0 else 'start'} -> "
-        f"{events.names[events.name[high]] if high >= 0 else 'end'}"
-        for low, high in zip(before.tolist(), after.tolist(), strict=True)
-    ]
-    return [texts[index] for index in stretch.tolist()]
 
 
 def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
@@ -547,42 +535,34 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     parts = [
         _of_gaps(undivided, gaps.start[undivided], gaps.end[undivided], whole[undivided]),
         _of_gaps(split[queue], launched[queue], gaps.end[split[queue]], waited[queue]),
-        *_of_host(trace, split, gaps.start[split], launched, launch[split]),
     ]
-    together = IdlePieces(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    # The pieces up to the end of the launch call, by launching thread.
+    program, outermost = trace.once(Host), trace.once(_outermost_op)
+    late = np.flatnonzero(launched > gaps.start[split])
+    number = program.thread[launch[split[late]]]
+    for thread in np.unique(number).tolist():
+        rows = late[number == thread]
+        activity = program.during(thread, gaps.start[split[rows]], launched[rows])
+        cause, event = _causes(events, activity)
+        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
+        parts.append(
+            IdlePieces(
+                gap=split[rows[activity.interval]],
+                start=activity.start,
+                end=activity.end,
+                cause=cause,
+                host=np.where(in_ops, outermost[event], event),
+                inner=activity.event,
+                thread=np.full(len(cause), thread),
+            )
+        )
+    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
     return together.take(np.lexsort((together.start, together.gap)))
 
 
 def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
     unknown = np.full(len(gap), -1)
     return IdlePieces(gap=gap, start=start, end=end, cause=cause, host=unknown, inner=unknown, thread=unknown)
-
-
-def _of_host(trace: Trace, gap: Int, start: Int, launched: Int, launch: Int) -> list[IdlePieces]:
-    """The pieces of gaps up to the end of the launch call, by launching thread."""
-    program = trace.once(Host)
-    late = np.flatnonzero(launched > start)
-    number = program.thread[launch[late]]
-    outermost = trace.once(_outermost_op)
-    parts = []
-    for thread in np.unique(number).tolist():
-        rows = late[number == thread]
-        activity = program.during(thread, start[rows], launched[rows])
-        cause, event = _causes(trace.arrays, activity)
-        in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
-        host = np.where(in_ops, outermost[event], event)
-        parts.append(
-            IdlePieces(
-                gap=gap[rows[activity.interval]],
-                start=activity.start,
-                end=activity.end,
-                cause=cause,
-                host=host,
-                inner=activity.event,
-                thread=np.full(len(cause), thread),
-            )
-        )
-    return parts
 
 
 def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
@@ -667,11 +647,6 @@ def _threads(trace: Trace) -> Int:
     tids, tid = np.unique(events.tid, return_inverse=True)
     pid = np.unique(events.pid, return_inverse=True)[1]
     return pid * len(tids) + tid
-
-
-def stack_rows(events: Events, thread: Int, number: int) -> Int:
-    """Rows of one thread that nest on its call stack, without those copied under graph launches."""
-    return np.flatnonzero((thread == number) & events.where(*STACK_KINDS) & ~events.copied)
 
 
 def innermost(events: Events, rows: Int) -> Pieces:

@@ -139,11 +139,60 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         if not len(work.event):
             skips.append(Skip(f"rank {trace.meta.rank}", "no GPU work has its launch call in the trace"))
             continue
-        rank = trace.meta.rank
-        called = trace.arrays.start[work.launch]
-        parts["launches"].append(_summary(trace, everything, work, called))
-        parts["calls"].append(_calls(rank, trace, work))
-        bucket = np.searchsorted(_EDGES, _latency(trace, work), side="right")
+        rank, events = trace.meta.rank, trace.arrays
+        called = events.start[work.launch]
+        latency = events.start[work.event] - called  # also where a step's border cut the work
+        kernels = work.take(work.is_kernel)
+        small = kernels.dur < SMALL_NS
+        bound, span = launch_bound(everything, work, called)
+        kernel_time = max(int(kernels.dur.sum()), 1)
+        early, small_time = latency < 0, int(kernels.dur[small].sum())
+        p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
+        rows: list[tuple[str, int, int, float, str]] = [
+            ("launched", len(work.event), -1, len(work.event) / len(everything.event),
+             "with its launch call"),
+            ("latency p50", -1, p50, -1.0, "launch call to start, at least 0, including time in the queue"),
+            ("latency p99", -1, p99, -1.0, "the same, 99th percentile"),
+            ("started before its launch", int(early.sum()), -1, float(early.mean()),
+             "CPU and GPU clocks disagree: these latencies mean little"),
+            ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),
+            ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
+             f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
+            ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
+             "the same; fraction of kernel time"),
+        ]  # fmt: skip
+        metric, counts, times, fraction, meaning = zip(*rows, strict=True)
+        parts["launches"].append(
+            {
+                "rank": np.full(len(rows), rank),
+                "metric": list(metric),
+                "count": np.array(counts),
+                "dur_ns": np.array(times),
+                "fraction": np.array(fraction),
+                "meaning": list(meaning),
+            }
+        )
+
+        calls = np.unique(work.launch)
+        names, group = np.unique(events.name[calls], return_inverse=True)
+        dur = events.end[calls] - events.start[calls]
+        by_name = stats(group, dur, len(names))
+        order = np.argsort(-by_name.total, kind="stable")
+        highest = [np.percentile(dur[group == code], 99, method="higher") for code in range(len(names))]
+        parts["calls"].append(
+            {
+                "rank": np.full(len(order), rank),
+                "name": [events.names[code] for code in names[order]],
+                "count": by_name.number[order],
+                "sum_ns": by_name.total[order],
+                "mean_ns": by_name.mean[order],
+                "median_ns": by_name.median[order],
+                "p99_ns": np.array(highest).astype(np.int64)[order],
+                "max_ns": by_name.max[order],
+            }
+        )
+
+        bucket = np.searchsorted(_EDGES, latency, side="right")
         count = np.bincount(bucket, minlength=len(_BUCKETS)).astype(np.int64)
         parts["latency_histogram"].append(
             {
@@ -173,43 +222,6 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
     return result({name: TABLES[name].concat(rows) for name, rows in parts.items()}, skips, scope=scope)
 
 
-def _latency(trace: Trace, work: Work) -> Int:
-    """Launch call to start; the start itself, also where a step's border cut the work."""
-    events = trace.arrays
-    return events.start[work.event] - events.start[work.launch]
-
-
-def _summary(trace: Trace, everything: Work, work: Work, called: Int) -> dict[str, Any]:
-    latency = _latency(trace, work)
-    kernels = work.take(work.is_kernel)
-    small = kernels.dur < SMALL_NS
-    bound, span = launch_bound(everything, work, called)
-    kernel_time = max(int(kernels.dur.sum()), 1)
-    early, small_time = latency < 0, int(kernels.dur[small].sum())
-    p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
-    rows: list[tuple[str, int, int, float, str]] = [
-        ("launched", len(work.event), -1, len(work.event) / len(everything.event), "with its launch call"),
-        ("latency p50", -1, p50, -1.0, "launch call to start, at least 0, including time in the queue"),
-        ("latency p99", -1, p99, -1.0, "the same, 99th percentile"),
-        ("started before its launch", int(early.sum()), -1, float(early.mean()),
-         "CPU and GPU clocks disagree: these latencies mean little"),
-        ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),
-        ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
-         f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
-        ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
-         "the same; fraction of kernel time"),
-    ]  # fmt: skip
-    metric, count, dur, fraction, meaning = zip(*rows, strict=True)
-    return {
-        "rank": np.full(len(rows), trace.meta.rank),
-        "metric": list(metric),
-        "count": np.array(count),
-        "dur_ns": np.array(dur),
-        "fraction": np.array(fraction),
-        "meaning": list(meaning),
-    }
-
-
 def launch_bound(everything: Work, work: Work, called: Int) -> tuple[int, int]:
     """Time in which the GPU is idle and at most one launch is under way.
 
@@ -233,26 +245,6 @@ def _depth(called: Int, end: Int) -> tuple[Int, Int]:
     step = np.concatenate((np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)))
     order = np.lexsort((step, time))
     return time[order], np.cumsum(step[order])
-
-
-def _calls(rank: int, trace: Trace, work: Work) -> dict[str, Any]:
-    events = trace.arrays
-    calls = np.unique(work.launch)
-    names, group = np.unique(events.name[calls], return_inverse=True)
-    dur = events.end[calls] - events.start[calls]
-    by_name = stats(group, dur, len(names))
-    order = np.argsort(-by_name.total, kind="stable")
-    p99 = np.array([np.percentile(dur[group == code], 99, method="higher") for code in range(len(names))])
-    return {
-        "rank": np.full(len(order), rank),
-        "name": [events.names[code] for code in names[order]],
-        "count": by_name.number[order],
-        "sum_ns": by_name.total[order],
-        "mean_ns": by_name.mean[order],
-        "median_ns": by_name.median[order],
-        "p99_ns": p99.astype(np.int64)[order],
-        "max_ns": by_name.max[order],
-    }
 
 
 def named(events: Events, pattern: re.Pattern[str]) -> Bool:

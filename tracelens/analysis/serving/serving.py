@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
@@ -244,17 +244,92 @@ def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "
     labelled = [rank for rank in by_one_clock(ranks, aligned.shift) if rank.steps]
     steps = global_steps(labelled)
     rates = [throughput(rank) for rank in labelled]
+    kinds = []
+    for rank in labelled:
+        ordered = sorted(rank.steps, key=lambda step: KINDS.index(step.label.kind))
+        for kind, group in groupby(ordered, key=lambda step: step.label.kind):
+            of_kind = list(group)
+            served = [step.label for step in of_kind if not step.label.dummy]
+            dur = _time(of_kind)
+            kinds.append(
+                {
+                    "rank": rank.rank,
+                    "kind": kind,
+                    "count": len(of_kind),
+                    "dur_ns": dur,
+                    "fraction": dur / max(_time(rank.steps), 1),
+                    "requests": _total([label.requests for label in served]),
+                    "tokens": _total([label.tokens for label in served]),
+                    "eager_fraction": _eager(of_kind),
+                    "dummy_fraction": _time(step for step in of_kind if step.label.dummy) / max(dur, 1),
+                }
+            )
+    alignment = [
+        {
+            "step": number,
+            "kinds": step.kinds,
+            "mismatch": step.mismatch,
+            "dur_ns": step.dur_ns,
+            "ranks": len(step.rank_steps),
+            "idle_ranks": step.idle,
+            "tokens_max": step.tokens_max,
+            "tokens_sum": step.tokens,
+            "padding_fraction": 1 - step.tokens / step.slots if step.slots > 0 else -1.0,
+            "ts_ns": step.start,
+        }
+        for number, step in enumerate(steps)
+    ]
+    overlap = [
+        {
+            "rank": rank.rank,
+            "index": index,
+            "kind": step.label.kind,
+            "tokens": step.label.tokens,
+            "token_imbalance": _imbalance([step]),
+            "comm_ns": step.comm_ns,
+            "hidden_ns": step.hidden_ns,
+            "overlap_efficiency": _share(step.hidden_ns, step.comm_ns),
+        }
+        for rank in labelled
+        for index, step in enumerate(rank.steps)
+        if step.two_batches
+    ]
+    rank_rows = [
+        {
+            "rank": rank.rank,
+            "index": index,
+            "kind": step.label.kind,
+            "eager": step.eager,
+            "graph": step.graph,
+            "dummy": step.label.dummy,
+            "tbo": step.two_batches,
+            "requests": step.label.requests,
+            "graph_requests": step.label.graph_requests,
+            "tokens": step.label.tokens,
+            "ts_ns": step.start,
+            "dur_ns": step.dur_ns,
+        }
+        for rank in labelled
+        for index, step in enumerate(rank.steps)
+    ]
     tables = {
         "summary": SUMMARY.from_rows(
             [_summary(labelled, steps, reference(steps, aligned.collectives))] if labelled else []
         ),
-        "ranks": RANKS.from_rows(row for rank in labelled for row in _kinds(rank)),
+        "ranks": RANKS.from_rows(kinds),
         "throughput": THROUGHPUT.from_rows(row for row, _ in rates if row),
-        "alignment": ALIGNMENT.from_rows(_common(number, step) for number, step in enumerate(steps)),
-        "overlap": OVERLAP.from_rows(row for rank in labelled for row in _overlaps(rank)),
-        "steps": STEPS.concat([_steps(rank) for rank in labelled]),
+        "alignment": ALIGNMENT.from_rows(alignment),
+        "overlap": OVERLAP.from_rows(overlap),
+        "steps": STEPS.from_rows(rank_rows),
     }
-    skips = [*_unlabelled(ranks), *_unknown(labelled, steps), *(skip for _, found in rates for skip in found)]
+    *engines, last = (engine.name for engine in grammar().engines)
+    names = f"{', '.join(engines)} or {last}" if engines else last
+    unlabelled = f"no step label of {names} in the trace"
+    skips = [
+        *(Skip(f"rank {rank.rank}", unlabelled) for rank in ranks if not rank.steps),
+        *_unknown(labelled, steps),
+        *(skip for _, rate_skips in rates for skip in rate_skips),
+    ]
     if labelled:
         skips.append(Skip("time to first token", NO_ARRIVALS))
     return result(tables, skips, scope=scope)
@@ -342,89 +417,6 @@ def _summary(
     }
 
 
-def _kinds(rank: RankSteps) -> list[dict[str, Any]]:
-    """Rows of RANKS of one rank, in the order of KINDS."""
-    ordered = sorted(rank.steps, key=lambda step: KINDS.index(step.label.kind))
-    rows = []
-    for kind, group in groupby(ordered, key=lambda step: step.label.kind):
-        steps = list(group)
-        labels = [step.label for step in steps if not step.label.dummy]
-        dur = _time(steps)
-        rows.append(
-            {
-                "rank": rank.rank,
-                "kind": kind,
-                "count": len(steps),
-                "dur_ns": dur,
-                "fraction": dur / max(_time(rank.steps), 1),
-                "requests": _total([label.requests for label in labels]),
-                "tokens": _total([label.tokens for label in labels]),
-                "eager_fraction": _eager(steps),
-                "dummy_fraction": _time(step for step in steps if step.label.dummy) / max(dur, 1),
-            }
-        )
-    return rows
-
-
-def _common(number: int, step: GlobalStep) -> dict[str, Any]:
-    return {
-        "step": number,
-        "kinds": step.kinds,
-        "mismatch": step.mismatch,
-        "dur_ns": step.dur_ns,
-        "ranks": len(step.rank_steps),
-        "idle_ranks": step.idle,
-        "tokens_max": step.tokens_max,
-        "tokens_sum": step.tokens,
-        "padding_fraction": 1 - step.tokens / step.slots if step.slots > 0 else -1.0,
-        "ts_ns": step.start,
-    }
-
-
-def _overlaps(rank: RankSteps) -> list[dict[str, Any]]:
-    """Rows of OVERLAP of one rank."""
-    return [
-        {
-            "rank": rank.rank,
-            "index": index,
-            "kind": step.label.kind,
-            "tokens": step.label.tokens,
-            "token_imbalance": _imbalance([step]),
-            "comm_ns": step.comm_ns,
-            "hidden_ns": step.hidden_ns,
-            "overlap_efficiency": _share(step.hidden_ns, step.comm_ns),
-        }
-        for index, step in enumerate(rank.steps)
-        if step.two_batches
-    ]
-
-
-def _steps(rank: RankSteps) -> dict[str, Any]:
-    """The rows of STEPS of one rank."""
-    labels = [step.label for step in rank.steps]
-    return {
-        "rank": [rank.rank] * len(labels),
-        "index": list(range(len(labels))),
-        "kind": [label.kind for label in labels],
-        "eager": [step.eager for step in rank.steps],
-        "graph": [step.graph for step in rank.steps],
-        "dummy": [label.dummy for label in labels],
-        "tbo": [step.two_batches for step in rank.steps],
-        "requests": [label.requests for label in labels],
-        "graph_requests": [label.graph_requests for label in labels],
-        "tokens": [label.tokens for label in labels],
-        "ts_ns": [step.start for step in rank.steps],
-        "dur_ns": [step.dur_ns for step in rank.steps],
-    }
-
-
-def _unlabelled(ranks: Sequence[RankSteps]) -> list[Skip]:
-    *engines, last = (engine.name for engine in grammar().engines)
-    names = f"{', '.join(engines)} or {last}" if engines else last
-    reason = f"no step label of {names} in the trace"
-    return [Skip(f"rank {rank.rank}", reason) for rank in ranks if not rank.steps]
-
-
 def _unknown(ranks: Sequence[RankSteps], steps: Sequence[GlobalStep]) -> list[Skip]:
     """What the labels do not show."""
     skips: list[Skip] = []
@@ -463,10 +455,26 @@ def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
         reason = EXCERPT if rank.is_excerpt else ONE_STEP
         return None, [Skip(f"tokens per second of rank {rank.rank}", reason)]
     dur_ns = steps[-1].end - steps[0].end
-    prompts = _sum([_prompt_tokens(step.label) for step in steps[1:]])
-    why_unknown = _why_unknown([step.label for step in rank.steps])
+    prompts = _total([_prompt_tokens(step.label) for step in steps[1:]])
+    # A decoding request gets one token a step, unless the step verifies drafts of several.
+    labels = [step.label for step in rank.steps]
+    counts = [
+        (label.decode_requests, label.decode_tokens)
+        for label in labels
+        if label.kind in _SERVED and not label.dummy
+    ]
+    why_unknown = ""
+    if any(label.kind == "draft" for label in labels) or any(0 <= each < tokens for each, tokens in counts):
+        why_unknown = SPECULATIVE
+    elif any(each < 0 or each != tokens for each, tokens in counts):
+        why_unknown = UNLABELLED
     outputs = -1 if why_unknown else sum(_output_tokens(step.label) for step in steps[1:])
-    between = [] if why_unknown else list(_between_tokens(steps))
+    # (requests, ns) between consecutive decoding steps: the requests that get a token in both.
+    decoding = [] if why_unknown else [step for step in steps if _output_tokens(step.label)]
+    between = [
+        (min(_output_tokens(before.label), _output_tokens(step.label)), step.end - before.end)
+        for before, step in pairwise(decoding)
+    ]
     tokens = sum(requests for requests, _ in between)
     prefills = [step.dur_ns for step in steps if _prompt_tokens(step.label) > 0]
     return {
@@ -483,28 +491,6 @@ def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
     }, [Skip(f"output tokens of rank {rank.rank}", why_unknown)] if why_unknown else []
 
 
-def _why_unknown(labels: Sequence[Label]) -> str:
-    """Why the steps' output tokens are not known; "" where they are.
-
-    A decoding request gets one token a step, unless the step verifies drafts of several.
-    """
-    counts = [(label.decode_requests, label.decode_tokens) for label in labels if _counts(label)]
-    if any(label.kind == "draft" for label in labels) or any(0 <= each < tokens for each, tokens in counts):
-        return SPECULATIVE
-    return UNLABELLED if any(each < 0 or each != tokens for each, tokens in counts) else ""
-
-
-def _counts(label: Label) -> bool:
-    return label.kind in _SERVED and not label.dummy
-
-
-def _between_tokens(steps: Sequence[Step]) -> Iterator[tuple[int, int]]:
-    """(requests, ns) between consecutive decoding steps: the requests that get a token in both."""
-    decoding = [step for step in steps if _output_tokens(step.label)]
-    for before, step in pairwise(decoding):
-        yield min(_output_tokens(before.label), _output_tokens(step.label)), step.end - before.end
-
-
 def _prompt_tokens(label: Label) -> int:
     return 0 if label.dummy else label.prefill_tokens
 
@@ -512,10 +498,6 @@ def _prompt_tokens(label: Label) -> int:
 def _output_tokens(label: Label) -> int:
     """Tokens that a step appends to answers, one per decoding request."""
     return 0 if label.dummy else label.decode_requests
-
-
-def _sum(numbers: Sequence[int]) -> int:
-    return -1 if min(numbers) < 0 else sum(numbers)
 
 
 def _rate(tokens: int, dur_ns: int) -> float:

@@ -21,7 +21,6 @@ from tracelens.trace import (
     Scope,
     Stretch,
     Trace,
-    Work,
     excerpt,
     gpu_work,
     interval_of,
@@ -67,14 +66,6 @@ class RankSteps(NamedTuple):
     is_excerpt: bool = False  # what ran between the steps is left out: the rank is narrowed to a phase
 
 
-class _Marks(NamedTuple):
-    """Labelled ranges in order of start: code of their names, ns."""
-
-    name: Int
-    start: Int
-    end: Int
-
-
 class RankStep(NamedTuple):
     """One rank's share of a common step; the step's times are by the clock of the first rank."""
 
@@ -102,7 +93,10 @@ class GlobalStep(NamedTuple):
     @property
     def kinds(self) -> str:
         """How many ranks ran what: "1 prefill, 7 decode"."""
-        names = Counter(_name(on_rank.step) for on_rank in self.rank_steps)
+        labels = [on_rank.step.label for on_rank in self.rank_steps]
+        names = Counter(
+            f"dummy {label.kind}" if label.dummy and label.kind != "idle" else label.kind for label in labels
+        )
         ordered = sorted(names.items(), key=lambda item: (-item[1], item[0]))
         return ", ".join(f"{count} {name}" for name, count in ordered)
 
@@ -158,40 +152,93 @@ PHASES = KINDS
 """Phases by which a run can be narrowed: the kinds of step."""
 
 
-class _Window(NamedTuple):
-    """A step and when it runs by the common clock; how much of what comes before it is left out."""
-
-    step: GlobalStep
-    start: int
-    end: int
-    earlier_ns: int
-
-
 def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
-    """The labeled steps of one rank.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
-    events, rank = trace.arrays, trace.meta.rank
-    candidates, labels = events.where(*_HOST_KINDS) & ~events.copied, grammar().step
-    codes = _read(events, candidates, labels)
-    labelled = candidates & _named(events, codes)
+    """The labeled steps of one rank."""
+    events, rank, known = trace.arrays, trace.meta.rank, grammar()
+    candidates = events.where(*_HOST_KINDS) & ~events.copied
+    codes = _read(events, candidates, known.step)
+    marks = np.flatnonzero(candidates & _named(events, codes))
     if not codes:  # recorded without the CPU: what the profiler drew of the marks on the GPU
         candidates = events.where("gpu_annotation")
-        codes = _read(events, candidates, labels)
-        labelled = _one_lane(events, candidates & _named(events, codes))
-    if not codes:
-        return RankSteps(rank, [])
-    work, marks = gpu_work(trace, scope), _outermost(events, labelled)
-    steps = _steps(events, work, marks, [codes[code] for code in marks.name.tolist()])
-    halves = _halves(events, candidates, marks)
-    steps = [step._replace(halves=tokens) for step, tokens in zip(steps, halves, strict=True)]
-    engine = engine_of(events, np.flatnonzero(labelled), codes.values())
-    return RankSteps(
-        rank, _in_window(trace, _overlapped(work, _computed(work, steps))), engine, trace.source is not None
-    )
+        codes = _read(events, candidates, known.step)
+        if not codes:
+            return RankSteps(rank, [])
+        # Of marks on several streams, those of the stream with most of them: each shows every step.
+        marks = np.flatnonzero(candidates & _named(events, codes))
+        lanes = np.stack((events.pid[marks], events.tid[marks]), axis=1)
+        _, lane, count = np.unique(lanes, axis=0, return_inverse=True, return_counts=True)
+        marks = marks[lane.ravel() == np.argmax(count)]
+
+    # A mark inside another is none of a step.
+    rows = marks[np.lexsort((-events.end[marks], events.start[marks]))]
+    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
+    rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
+    labels = [codes[code] for code in events.name[rows].tolist()]
+    host_start, host_end = events.start[rows], events.end[rows]
+    until = np.maximum(host_end, host_start + 1)
+
+    # A step runs from its first kernel to its last one.
+    work = gpu_work(trace, scope)
+    kernels = work.take(work.is_kernel & (work.launch >= 0))
+    mark = interval_of(host_start, until, events.start[kernels.launch])
+    kernels, mark = kernels.take(mark >= 0), mark[mark >= 0]
+    first = np.full(len(labels), np.iinfo(np.int64).max)
+    last = np.full(len(labels), np.iinfo(np.int64).min)
+    np.minimum.at(first, mark, kernels.start)
+    np.maximum.at(last, mark, kernels.end)
+    launched = last >= first
+    start, end = np.where(launched, first, host_start), np.where(launched, last, host_end)
+    replays = np.array([_GRAPH_LAUNCH in name for name in events.names] or [False])
+    replayed = np.zeros(len(labels), dtype=bool)
+    replayed[mark[replays[events.name[kernels.launch]]]] = True
+    runs = [
+        label.run or ("graph" if graph else "eager" if any_kernel else "")
+        for label, graph, any_kernel in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
+    ]
+    compute_ns = work.union(*(kind for kind in WORK_KINDS if kind != "comm")).covered(start, end)
+
+    # Two-batch overlap: tokens of the labeled halves by their number, communication, and what hides it.
+    tokens_of: list[dict[int, int]] = [{} for _ in labels]
+    half_codes = _read(events, candidates, known.half)
+    half_rows = np.flatnonzero(candidates & _named(events, half_codes))
+    of_step = interval_of(host_start, until, events.start[half_rows])
+    for step, code in zip(of_step.tolist(), events.name[half_rows].tolist(), strict=True):
+        if step >= 0:
+            number, tokens = half_codes[code]
+            tokens_of[step][number] = max(tokens, tokens_of[step].get(number, tokens))
+    halves = [tuple(by_number[number] for number in sorted(by_number)) for by_number in tokens_of]
+    comm_ns, hidden_ns = np.full((2, len(labels)), -1)
+    two = np.flatnonzero([label.tbo or len(half) > 1 for label, half in zip(labels, halves, strict=True)])
+    if len(two):
+        comm, computation = work.union("comm"), work.union("computation")
+        both = union(*(np.concatenate(pair) for pair in zip(comm, computation, strict=True)))
+        comm_ns[two], in_computation, in_both = (
+            part.covered(start[two], end[two]) for part in (comm, computation, both)
+        )
+        hidden_ns[two] = comm_ns[two] + in_computation - in_both
+
+    times = (start, end, host_start, host_end, comm_ns, hidden_ns, compute_ns)
+    steps = [
+        Step(
+            label=label,
+            eager=run == "eager",
+            graph=run == "graph",
+            start=begin,
+            end=finish,
+            halves=half,
+            comm_ns=in_comm,
+            hidden_ns=hidden,
+            host_start=host_begin,
+            host_end=host_finish,
+            compute_ns=computed,
+        )
+        for label, run, half, begin, finish, host_begin, host_finish, in_comm, hidden, computed in zip(
+            labels, runs, halves, *(values.tolist() for values in times), strict=True
+        )
+        # Those of the chosen step of the profiler, where one is chosen.
+        if trace.window is None or trace.window.start <= begin < trace.window.end
+    ]
+    return RankSteps(rank, steps, engine_of(events, marks, codes.values()), trace.source is not None)
 
 
 def _read(events: Events, where: Bool, reader: Callable[[str], T | None]) -> dict[int, T]:
@@ -208,125 +255,13 @@ def _named(events: Events, codes: Mapping[int, object]) -> Bool:
     return mask
 
 
-def _one_lane(events: Events, mask: Bool) -> Bool:
-    """Of marks on several streams, those of the stream with most of them: each shows every step."""
-    rows = np.flatnonzero(mask)
-    if not len(rows):
-        return mask
-    lanes = np.stack((events.pid[rows], events.tid[rows]), axis=1)
-    _, lane, count = np.unique(lanes, axis=0, return_inverse=True, return_counts=True)
-    kept = np.zeros_like(mask)
-    kept[rows[lane.ravel() == np.argmax(count)]] = True
-    return kept
-
-
-def _outermost(events: Events, mask: Bool) -> _Marks:
-    """The chosen events in order of start, without those inside another."""
-    rows = np.flatnonzero(mask)
-    rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
-    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(events.end[rows])[:-1]))
-    rows = rows[(events.end[rows] > before) | (events.start[rows] >= before)]
-    return _Marks(events.name[rows], events.start[rows], events.end[rows])
-
-
-def _mark_of(marks: _Marks, times: Int) -> Int:
-    """In which mark each time lies, -1 for none."""
-    return interval_of(marks.start, np.maximum(marks.end, marks.start + 1), times)
-
-
-def _steps(events: Events, work: Work, marks: _Marks, labels: Sequence[Label]) -> list[Step]:
-    """The steps of these marks, each from its first kernel to its last one."""
-    kernels = work.take(work.is_kernel & (work.launch >= 0))
-    mark = _mark_of(marks, events.start[kernels.launch])
-    kernels, mark = kernels.take(mark >= 0), mark[mark >= 0]
-    first = np.full(len(labels), np.iinfo(np.int64).max)
-    last = np.full(len(labels), np.iinfo(np.int64).min)
-    np.minimum.at(first, mark, kernels.start)
-    np.maximum.at(last, mark, kernels.end)
-    replays = np.array([_GRAPH_LAUNCH in name for name in events.names] or [False])
-    replayed = np.zeros(len(labels), dtype=bool)
-    replayed[mark[replays[events.name[kernels.launch]]]] = True
-    launched = last >= first
-    start, end = np.where(launched, first, marks.start), np.where(launched, last, marks.end)
-    runs = [
-        label.run or ("graph" if graph else "eager" if any_kernel else "")
-        for label, graph, any_kernel in zip(labels, replayed.tolist(), launched.tolist(), strict=True)
-    ]
-    times = zip(*(times.tolist() for times in (start, end, marks.start, marks.end)), strict=True)
-    return [
-        Step(
-            label=label,
-            eager=run == "eager",
-            graph=run == "graph",
-            start=low,
-            end=high,
-            halves=(),
-            comm_ns=-1,
-            hidden_ns=-1,
-            host_start=begin,
-            host_end=finish,
-        )
-        for label, run, (low, high, begin, finish) in zip(labels, runs, times, strict=True)
-    ]
-
-
-def _halves(events: Events, candidates: Bool, marks: _Marks) -> list[tuple[int, ...]]:
-    """Tokens of the labeled halves of each step, by their number."""
-    tokens_of: list[dict[int, int]] = [{} for _ in marks.start]
-    codes = _read(events, candidates, grammar().half)
-    rows = np.flatnonzero(candidates & _named(events, codes)) if codes else np.empty(0, dtype=np.int64)
-    for mark, code in zip(
-        _mark_of(marks, events.start[rows]).tolist(), events.name[rows].tolist(), strict=True
-    ):
-        if mark >= 0:
-            number, tokens = codes[code]
-            tokens_of[mark][number] = max(tokens, tokens_of[mark].get(number, tokens))
-    return [tuple(by_number[number] for number in sorted(by_number)) for by_number in tokens_of]
-
-
-def _computed(work: Work, steps: list[Step]) -> list[Step]:
-    """The steps with the time of their GPU work other than communication."""
-    start, end = (np.array([getattr(step, name) for step in steps]) for name in ("start", "end"))
-    compute_ns = work.union(*(kind for kind in WORK_KINDS if kind != "comm")).covered(start, end)
-    return [step._replace(compute_ns=ns) for step, ns in zip(steps, compute_ns.tolist(), strict=True)]
-
-
-def _overlapped(work: Work, steps: list[Step]) -> list[Step]:
-    """The steps, those with two-batch overlap with their communication and what computation hides of it."""
-    rows = [row for row, step in enumerate(steps) if step.two_batches]
-    if not rows:
-        return steps
-    start, end = (np.array([getattr(steps[row], name) for row in rows]) for name in ("start", "end"))
-    comm, computation = work.union("comm"), work.union("computation")
-    both = union(*(np.concatenate(pair) for pair in zip(comm, computation, strict=True)))
-    in_comm, in_computation, in_both = (part.covered(start, end) for part in (comm, computation, both))
-    measured = list(steps)
-    for index, row in enumerate(rows):
-        hidden = int(in_comm[index] + in_computation[index] - in_both[index])
-        measured[row] = steps[row]._replace(comm_ns=int(in_comm[index]), hidden_ns=hidden)
-    return measured
-
-
-def _in_window(trace: Trace, steps: list[Step]) -> list[Step]:
-    """The steps that belong to the chosen step of the profiler, where one is chosen."""
-    if trace.window is None:
-        return steps
-    low, high = trace.window.start, trace.window.end
-    return [step for step in steps if low <= step.start < high]
-
-
-def _name(step: Step) -> str:
-    label = step.label
-    return f"dummy {label.kind}" if label.dummy and label.kind != "idle" else label.kind
-
-
 def by_one_clock(ranks: Sequence[RankSteps], shift: Mapping[int, int]) -> list[RankSteps]:
     """The same by the common clock, see AlignedRun."""
-    return [rank._replace(steps=_shifted(rank.steps, shift[rank.rank])) for rank in ranks]
-
-
-def _shifted(steps: Sequence[Step], shift: int) -> list[Step]:
-    return [step._replace(start=step.start + shift, end=step.end + shift) for step in steps]
+    return [
+        rank._replace(steps=[step._replace(start=step.start + ns, end=step.end + ns) for step in rank.steps])
+        for rank in ranks
+        for ns in [shift[rank.rank]]
+    ]
 
 
 def global_steps(ranks: Sequence[RankSteps]) -> list[GlobalStep]:
@@ -342,22 +277,17 @@ def global_steps(ranks: Sequence[RankSteps]) -> list[GlobalStep]:
     while open_ranks := [rank for rank in queues if next_of[rank] < len(queues[rank])]:
         first = min(open_ranks, key=lambda rank: (queues[rank][next_of[rank]].start, rank))
         seed, *after = queues[first][next_of[first] : next_of[first] + 2]
-        joined = [
-            RankStep(rank, queues[rank][next_of[rank]])
-            for rank in open_ranks
-            if rank == first or _together(queues[rank][next_of[rank]], seed, after)
-        ]
-        for on_rank in joined:
-            next_of[on_rank.rank] += 1
+        joined = []
+        for rank in open_ranks:
+            step = queues[rank][next_of[rank]]
+            shared = _shared(step, seed)
+            enough = 2 * shared >= max(min(step.dur_ns, seed.dur_ns), 1)
+            if rank == first or (enough and all(shared >= _shared(step, later) for later in after)):
+                joined.append(RankStep(rank, step))
+                next_of[rank] += 1
         if len(joined) > 1:
             steps.append(GlobalStep(tuple(joined)))
     return steps
-
-
-def _together(step: Step, seed: Step, after: Sequence[Step]) -> bool:
-    shared = _shared(step, seed)
-    enough = 2 * shared >= max(min(step.dur_ns, seed.dur_ns), 1)
-    return enough and all(shared >= _shared(step, following) for following in after)
 
 
 def _shared(first: Step, second: Step) -> int:
@@ -496,79 +426,75 @@ def select_phase(run: Run, phase: str) -> Run:
         if (rank.rank, step.host_start) not in matched
     ]
     steps = sorted([*together, *alone], key=lambda step: step.start)
-    extents = {trace.meta.rank: _extents(trace, shift[trace.meta.rank]) for trace in run.traces}
-    windows = _windows([step for step in steps if phase_of(step) == phase], extents)
-    return Run(tuple(_excerpt(trace, phase, steps, windows, shift[trace.meta.rank]) for trace in run.traces))
+
+    # (begin, end) of each step of a rank on its GPU, copies included, by rank and begin of its mark on the
+    # host. By the rule of trace.steps_of it begins when the GPU has finished what comes before or, where it
+    # was idle then, when the host began it. Where nothing comes before: with its first work.
+    extents: dict[tuple[int, int], tuple[int, int]] = {}
+    for trace, rank in zip(run.traces, ranks, strict=True):
+        work = trace.work
+        columns = ("host_start", "host_end", "start", "end")
+        host_start, host_end, low, high = (
+            np.array([getattr(step, name) for step in rank.steps], dtype=np.int64) for name in columns
+        )
+        launched = work.launch >= 0
+        until = np.maximum(host_end, host_start + 1)
+        of_step = interval_of(host_start, until, trace.arrays.start[work.launch[launched]])
+        inside = of_step >= 0
+        np.minimum.at(low, of_step[inside], work.start[launched][inside])
+        np.maximum.at(high, of_step[inside], work.end[launched][inside])
+        earlier = np.searchsorted(work.start, low)
+        finished = lookup(np.maximum.accumulate(work.end), earlier - 1, low)
+        begin = np.where(earlier > 0, np.minimum(np.maximum(host_start, finished), low), low)
+        keys = ((rank.rank, host_begin) for host_begin in host_start.tolist())
+        by_one = zip((begin + shift[rank.rank]).tolist(), (high + shift[rank.rank]).tolist(), strict=True)
+        extents |= dict(zip(keys, by_one, strict=True))
+
+    # (step, start, end, how much of what comes before it is left out), by the common clock.
+    windows: list[tuple[GlobalStep, int, int, int]] = []
+    earlier_ns, last_end = 0, None
+    for step in steps:
+        if phase_of(step) == phase:
+            begins, ends = zip(
+                *(extents[number, own.host_start] for number, own in step.rank_steps), strict=True
+            )
+            if last_end is not None:
+                earlier_ns += max(min(begins) - last_end, 0)
+            last_end = max(ends) if last_end is None else max(last_end, *ends)
+            windows.append((step, min(begins), max(ends), earlier_ns))
+
+    traces = []
+    for trace in run.traces:
+        stretches: list[Stretch] = []
+        for window, start_ns, end_ns, left_out_ns in windows:
+            for own in (on_rank.step for on_rank in window.rank_steps if on_rank.rank == trace.meta.rank):
+                host_left_out_ns = left_out_ns
+                if stretches:
+                    before = stretches[-1]
+                    host_gap_ns = own.host_start - before.host_end
+                    host_left_out_ns = min(left_out_ns, host_gap_ns + before.host_earlier_ns)
+                ns = shift[trace.meta.rank]
+                stretches.append(
+                    Stretch(
+                        start_ns - ns,
+                        end_ns - ns,
+                        own.host_start,
+                        own.host_end,
+                        left_out_ns,
+                        host_left_out_ns,
+                    )
+                )
+        if not stretches:
+            counts = Counter(
+                phase_of(step) for step in steps for number, _ in step.rank_steps if number == trace.meta.rank
+            )
+            has = shortened([f"{count} {name}" for name, count in counts.most_common()])
+            raise TracelensError(f"{trace.meta.path}: no step {phase!r} (has: {has})")
+        traces.append(excerpt(trace, phase, stretches))
+    return Run(tuple(traces))
 
 
 def phase_of(step: GlobalStep) -> str:
     """The phase that all ranks with requests are in: "mixed" for several, "idle" without requests."""
     phases = step.phases
     return next(iter(phases)) if len(phases) == 1 else "mixed" if phases else "idle"
-
-
-def _extents(trace: Trace, shift: int) -> dict[int, tuple[int, int]]:
-    """(begin, end) of each step of a rank on its GPU, copies included, by the begin of its mark on the host.
-
-    By the rule of trace.steps_of it begins when the GPU has finished what comes before or, where it was idle
-    then, when the host began it. Where nothing comes before, that is not recorded: with its first work.
-    """
-    work, steps = trace.work, trace.once(rank_steps).steps
-    marks = np.array([(step.host_start, step.host_end) for step in steps], dtype=np.int64).reshape(-1, 2)
-    low, high = (
-        np.array([getattr(step, name) for step in steps], dtype=np.int64) for name in ("start", "end")
-    )
-    launched = work.launch >= 0
-    until = np.maximum(marks[:, 1], marks[:, 0] + 1)
-    of_step = interval_of(marks[:, 0], until, trace.arrays.start[work.launch[launched]])
-    inside = of_step >= 0
-    np.minimum.at(low, of_step[inside], work.start[launched][inside])
-    np.maximum.at(high, of_step[inside], work.end[launched][inside])
-    earlier = np.searchsorted(work.start, low)
-    finished = lookup(np.maximum.accumulate(work.end), earlier - 1, low)
-    begin = np.where(earlier > 0, np.minimum(np.maximum(marks[:, 0], finished), low), low)
-    extents = zip((begin + shift).tolist(), (high + shift).tolist(), strict=True)
-    return dict(zip(marks[:, 0].tolist(), extents, strict=True))
-
-
-def _windows(
-    steps: Sequence[GlobalStep], extents: Mapping[int, Mapping[int, tuple[int, int]]]
-) -> list[_Window]:
-    windows: list[_Window] = []
-    earlier_ns, until = 0, None
-    for step in steps:
-        begins, ends = zip(*(extents[rank][own.host_start] for rank, own in step.rank_steps), strict=True)
-        start, end = min(begins), max(ends)
-        if until is not None:
-            earlier_ns += max(start - until, 0)
-        until = end if until is None else max(until, end)
-        windows.append(_Window(step, start, end, earlier_ns))
-    return windows
-
-
-def _excerpt(
-    trace: Trace, phase: str, steps: Sequence[GlobalStep], windows: Sequence[_Window], shift: int
-) -> Trace:
-    """One rank's part of these windows."""
-    stretches: list[Stretch] = []
-    for window in windows:
-        for rank, own in window.step.rank_steps:
-            if rank != trace.meta.rank:
-                continue
-            host_earlier_ns = window.earlier_ns
-            if stretches:
-                before = stretches[-1]
-                host_earlier_ns = min(
-                    host_earlier_ns, own.host_start - before.host_end + before.host_earlier_ns
-                )
-            start, end = window.start - shift, window.end - shift
-            stretches.append(
-                Stretch(start, end, own.host_start, own.host_end, window.earlier_ns, host_earlier_ns)
-            )
-    if not stretches:
-        counts = Counter(
-            phase_of(step) for step in steps for rank, _ in step.rank_steps if rank == trace.meta.rank
-        )
-        known = shortened([f"{count} {name}" for name, count in counts.most_common()])
-        raise TracelensError(f"{trace.meta.path}: no step {phase!r} (has: {known})")
-    return excerpt(trace, phase, stretches)

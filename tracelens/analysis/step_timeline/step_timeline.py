@@ -239,12 +239,7 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}
 
 
 def rank_timeline(trace: Trace, *, scope: Scope = "all") -> RankTimeline:
-    """The part of one rank.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """The part of one rank."""
     rank, work = trace.meta.rank, gpu_work(trace, scope)
     if not len(work.event):
         none = np.zeros(0, dtype=np.int64)
@@ -283,26 +278,12 @@ def rank_states(trace: Trace, scope: Scope = "all") -> States:
 
     Busy time is divided as in the breakdown, idle time by cause as in `idle`; pieces end with their step.
     """
-    work = gpu_work(trace, scope)
-    row, start, end = exclusive_pieces(work.start, work.end, work.kind)
-    state_of_work, states = _busy(trace, work)
-    _, idle = idle_time(trace, scope)
-    start, end = np.concatenate((start, idle.start)), np.concatenate((end, idle.end))
-    code = np.concatenate((state_of_work[row], idle.cause + len(states)))
-    edges = steps_of(trace).edges
-    piece, start, end = cut(start, end, Union(edges[:-1], edges[1:]))
-    everything = States(start, end, code[piece], [*states, *((IDLE, cause) for cause in CAUSES)])
-    return merged(in_order(everything), edges)
-
-
-def _busy(trace: Trace, work: Work) -> tuple[Int, list[State]]:
-    """State of each piece of work, and the different ones."""
-    events = trace.arrays
+    work, events = gpu_work(trace, scope), trace.arrays
     names, unnamed = [*events.names, ""], len(events.names)
     is_comm = work.kind == WORK_KINDS.index("comm")
     computes = work.kind == WORK_KINDS.index("computation")
     detail = np.where(computes, lookup(events.name, work.op, unnamed), work.name)
-    group, (category, text) = codes(work.category.astype(np.int64), detail.astype(np.int64))
+    of_work, (category, text) = codes(work.category.astype(np.int64), detail.astype(np.int64))
     states = [
         (work.categories[class_code], names[name])
         for class_code, name in zip(category.tolist(), text.tolist(), strict=True)
@@ -310,20 +291,21 @@ def _busy(trace: Trace, work: Work) -> tuple[Int, list[State]]:
     comm = work.take(is_comm)
     if len(comm.event):
         labels = communication_labels(trace, comm)
-        pair, (collective, process_group) = codes(
+        pair, (collective, group) = codes(
             labels.collective.codes.astype(np.int64), labels.group.codes.astype(np.int64)
         )
-        group[is_comm] = len(states) + pair
-        states += [
-            (COMMUNICATION, _label(labels.collective.values[name], labels.group.values[of_group]))
-            for name, of_group in zip(collective.tolist(), process_group.tolist(), strict=True)
-        ]
-    return group, states
-
-
-def _label(collective: str, group: str) -> str:
-    known = [text for text in (collective, group) if text != NOT_RECORDED]
-    return " ".join(known)
+        of_work[is_comm] = len(states) + pair
+        for name, of_group in zip(collective.tolist(), group.tolist(), strict=True):
+            known = (labels.collective.values[name], labels.group.values[of_group])
+            states.append((COMMUNICATION, " ".join(text for text in known if text != NOT_RECORDED)))
+    row, start, end = exclusive_pieces(work.start, work.end, work.kind)
+    _, idle = idle_time(trace, scope)
+    start, end = np.concatenate((start, idle.start)), np.concatenate((end, idle.end))
+    code = np.concatenate((of_work[row], idle.cause + len(states)))
+    edges = steps_of(trace).edges
+    piece, start, end = cut(start, end, Union(edges[:-1], edges[1:]))
+    everything = States(start, end, code[piece], [*states, *((IDLE, cause) for cause in CAUSES)])
+    return merged(in_order(everything), edges)
 
 
 def in_order(states: States) -> States:
@@ -340,22 +322,16 @@ def merged(states: States, edges: Int) -> States:
         states: in order.
         edges: of the steps.
     """
-    code, texts = _distinct(states)
+    # Of the different states only those that occur, once each.
+    used, place = np.unique(states.code, return_inverse=True)
+    number: dict[State, int] = {}
+    of_used = [number.setdefault(states.states[code], len(number)) for code in used.tolist()]
+    code = np.array(of_used, dtype=np.int64)[place]
     begins = np.ones(len(code), dtype=bool)
     begins[1:] = (code[1:] != code[:-1]) | np.isin(states.start[1:], edges)
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(code))[: len(first)] - 1
-    return States(states.start[first], states.end[last], code[first], texts)
-
-
-def _distinct(states: States) -> tuple[Int, list[State]]:
-    """Codes and states, of which only those that occur, once each."""
-    used, code = np.unique(states.code, return_inverse=True)
-    number: dict[State, int] = {}
-    for value in used.tolist():
-        number.setdefault(states.states[value], len(number))
-    of_used = np.array([number[states.states[value]] for value in used.tolist()], dtype=np.int64)
-    return of_used[code], list(number)
+    return States(states.start[first], states.end[last], code[first], list(number))
 
 
 def activity_texts(trace: Trace, work: Work) -> dict[str, Coded]:
@@ -371,28 +347,30 @@ def activity_texts(trace: Trace, work: Work) -> dict[str, Coded]:
     events = trace.arrays
     names, unnamed = [*events.names, ""], len(events.names)
     shape, shapes = shape_texts(trace, work)
+    modules = module_frames(trace)
+    if not modules.any():
+        modules = program_scopes(trace)
+    stages = [*STAGES, UNATTRIBUTED_NAME, ""]
+    stage = trace.once(regions).stage[events.places(trace.work.event)[work.event]]
+    frames = events.where("python")
+    source = Coded(np.zeros(len(work.event), dtype=np.int64), [""])
+    if frames.any():
+        sources = [user_frame(name) for name in events.names]
+        is_user_code = np.array([text != "" for text in sources], dtype=bool)[events.name]
+        source = _around(trace, work, is_user_code & frames, [*sources, ""])
     columns = {
         "name": Coded.used(work.name, work.names),
         "category": Coded.used(work.category, work.categories),
         "op": Coded.used(lookup(events.name, work.op, unnamed), names),
         "shapes": Coded.used(shape, ["" if text == NO_SHAPE else text for text in shapes]),
-        "module": _around(trace, work, _modules(trace), [_module(name) for name in names]),
-        "stage": _stage(trace, work),
-        "source": _source(trace, work),
+        "module": _around(trace, work, modules, [name.removeprefix(MODULE_MARK) for name in names]),
+        "stage": Coded.used(np.where(stage >= 0, stage, len(stages) - 1), stages),
+        "source": source,
     }
     return {
         name: Coded(column.codes.astype(np.int32, copy=False), column.values)
         for name, column in columns.items()
     }
-
-
-def _modules(trace: Trace) -> Bool:
-    frames = module_frames(trace)
-    return frames if frames.any() else program_scopes(trace)
-
-
-def _module(name: str) -> str:
-    return name.removeprefix(MODULE_MARK)
 
 
 def _around(trace: Trace, work: Work, marked: Bool, texts: list[str]) -> Coded:
@@ -409,22 +387,6 @@ def _around(trace: Trace, work: Work, marked: Bool, texts: list[str]) -> Coded:
     of_call, of_forward = (lookup(around, event, -1) for event in (work.host_call, work.forward))
     event = np.where(of_forward >= 0, of_forward, of_call)
     return Coded.used(lookup(events.name, event, len(texts) - 1), texts)
-
-
-def _stage(trace: Trace, work: Work) -> Coded:
-    texts = [*STAGES, UNATTRIBUTED_NAME, ""]
-    positions = trace.arrays.places(trace.work.event)[work.event]
-    stage = trace.once(regions).stage[positions]
-    return Coded.used(np.where(stage >= 0, stage, len(texts) - 1), texts)
-
-
-def _source(trace: Trace, work: Work) -> Coded:
-    events = trace.arrays
-    if not events.where("python").any():
-        return Coded(np.zeros(len(work.event), dtype=np.int64), [""])
-    texts = [user_frame(name) for name in events.names]
-    is_user_code = np.array([text != "" for text in texts], dtype=bool)[events.name]
-    return _around(trace, work, is_user_code & events.where("python"), [*texts, ""])
 
 
 def user_frame(name: str) -> str:
@@ -485,101 +447,76 @@ def step_timeline(
     origin = min(int(part.edges[0]) + shift[part.rank] for part in parts)
     end = max(int(part.edges[-1]) + shift[part.rank] for part in parts)
     start = {COMMON: -origin} | {part.rank: shift[part.rank] - origin for part in parts}
-    states, waiting_skips = _waiting(parts, results["stragglers"])
-    selection = select_steps(parts, shift, KERNELS_SHOWN)
-    drawn, coarse_skips = _drawn(parts, states, selection.typical)
-    tables = {
-        "shares": SHARES.concat(_shares(parts, states)),
-        "steps": selection.table(origin),
-        "states": STATES.concat([_state_rows(*lane, start) for lane in zip(parts, drawn, strict=True)]),
-        "kernels": kernel_table(parts, selection, start),
-        "traces": TRACES.from_rows(
-            (part.rank, part.host, part.first_ns + start[part.rank]) for part in parts
-        ),
-        "marks": marks(results, parts, start),
-    }
-    if len(sent := messages(aligned, origin, end)):
-        tables["messages"] = sent
-    if not len(tables["marks"]):
+    drawn_marks = marks(results, parts, start)
+    if not len(drawn_marks):
         skips.append(Skip("steps, passes and layers", "none marked, see `timeline` and `moe`"))
-    skips += [*waiting_skips, *coarse_skips, *selection.skips()]
-    return result(tables, skips, scope=scope, typical_step=selection.typical)
 
-
-def _waiting(parts: Sequence[RankTimeline], stragglers: Result) -> tuple[list[States], list[Skip]]:
-    """The states of all ranks with their waiting for each other, as far as it is known."""
-    lost = stragglers.data.get("lost")
-    states = [part.states for part in parts]
+    # The states of all ranks with their waiting for each other, as far as it is known.
+    states: Sequence[States] = [part.states for part in parts]
+    lost = results["stragglers"].data.get("lost")
     if lost is not None and len(lost):
-        rank = lost.array("rank")
-        of_rank = (lost.take(np.flatnonzero(rank == part.rank)) for part in parts)
+        of_rank = [lost.take(np.flatnonzero(lost.array("rank") == part.rank)) for part in parts]
         states = [
             merged(with_waiting(part.states, waits), part.edges)
             for part, waits in zip(parts, of_rank, strict=True)
         ]
-    elif any(own.of(COMMUNICATION).any() for own in states):
+    elif any(lane.of(COMMUNICATION).any() for lane in states):
         reason = "none known: needs matched collectives of at least two ranks"
-        return states, [Skip(f"{WAITING} within {COMMUNICATION}", reason)]
-    return states, []
+        skips.append(Skip(f"{WAITING} within {COMMUNICATION}", reason))
 
-
-def _shares(parts: Sequence[RankTimeline], states: Sequence[States]) -> list[dict[str, Any]]:
-    """Rows of SHARES, on each rank the state first in which all of them spend most time."""
-    totals = [_by_state(own) for own in states]
+    # On each rank, the state first in which all of them spend most time.
+    totals: list[dict[str, int]] = []
     together: Counter[str] = Counter()
-    for of_rank in totals:
-        together.update(of_rank)
-    rows = []
-    for part, of_rank in zip(parts, totals, strict=True):
-        names = [state for state, _ in together.most_common() if state in of_rank]
-        dur = np.array([of_rank[state] for state in names], dtype=np.int64)
-        rows.append(
-            {
-                "rank": np.full(len(names), part.rank),
-                "state": names,
-                "dur_ns": dur,
-                "fraction": dur / int(dur.sum()),
-            }
-        )
-    return rows
+    for lane in states:
+        state = lane.state
+        state_ns = sums(state.codes.astype(np.int64), lane.end - lane.start, len(state.values))
+        totals.append(dict(zip(state.values, state_ns.tolist(), strict=True)))
+        together.update(totals[-1])
+    shares = []
+    for part, total in zip(parts, totals, strict=True):
+        names = [name for name, _ in together.most_common() if name in total]
+        dur = np.array([total[name] for name in names], dtype=np.int64)
+        rank = np.full(len(names), part.rank)
+        shares.append({"rank": rank, "state": names, "dur_ns": dur, "fraction": dur / int(dur.sum())})
 
-
-def _by_state(states: States) -> dict[str, int]:
-    """Time in each state, ns."""
-    state = states.state
-    totals = sums(state.codes.astype(np.int64), states.end - states.start, len(state.values))
-    return dict(zip(state.values, totals.tolist(), strict=True))
-
-
-def _drawn(
-    parts: Sequence[RankTimeline], states: Sequence[States], typical: str
-) -> tuple[Sequence[States], list[Skip]]:
-    """The states, coarser if there are too many of them."""
+    # The picture holds so many states: coarser ones if there are more, in the typical step last.
+    selection = select_steps(parts, shift, KERNELS_SHOWN)
     drawn = states
-    for kept in (typical, None):
+    for kept in (selection.typical, None):
         steps = [part.labels.index(kept) if kept in part.labels else -1 for part in parts]
         bin_ns, longest_ns = _FINEST_NS, max(int(np.diff(part.edges).max()) for part in parts)
-        while (count := sum(len(own.start) for own in drawn)) > STATES_SHOWN and bin_ns < 2 * longest_ns:
+        while (count := sum(len(lane.start) for lane in drawn)) > STATES_SHOWN and bin_ns < 2 * longest_ns:
             lanes = zip(parts, states, steps, strict=True)
-            drawn = [coarser(own, part.edges, bin_ns, step) for part, own, step in lanes]
+            drawn = [coarser(lane, part.edges, bin_ns, step) for part, lane, step in lanes]
             bin_ns *= 2
         if count <= STATES_SHOWN:
             break
-    if drawn is states:
-        return states, []
-    subject = f"order of states within {duration(bin_ns // 2)}{f', except in {kept}' if kept else ''}"
-    return drawn, [Skip(subject, f"the picture holds {STATES_SHOWN:,} states")]
-
-
-def _state_rows(part: RankTimeline, states: States, start: Mapping[int, int]) -> dict[str, Any]:
-    """Rows of STATES of one rank."""
-    return {
-        "rank": np.full(len(states.start), part.rank),
-        "ts_ns": states.start + start[part.rank],
-        "dur_ns": states.end - states.start,
-        "state": states.state,
-        "detail": states.detail,
+    if drawn is not states:
+        subject = f"order of states within {duration(bin_ns // 2)}{f', except in {kept}' if kept else ''}"
+        skips.append(Skip(subject, f"the picture holds {STATES_SHOWN:,} states"))
+    state_rows = [
+        {
+            "rank": np.full(len(lane.start), part.rank),
+            "ts_ns": lane.start + start[part.rank],
+            "dur_ns": lane.end - lane.start,
+            "state": lane.state,
+            "detail": lane.detail,
+        }
+        for part, lane in zip(parts, drawn, strict=True)
+    ]
+    tables = {
+        "shares": SHARES.concat(shares),
+        "steps": selection.table(origin),
+        "states": STATES.concat(state_rows),
+        "kernels": kernel_table(parts, selection, start),
+        "traces": TRACES.from_rows(
+            (part.rank, part.host, part.first_ns + start[part.rank]) for part in parts
+        ),
+        "marks": drawn_marks,
     }
+    if len(sent := messages(aligned, origin, end)):
+        tables["messages"] = sent
+    return result(tables, [*skips, *selection.skips()], scope=scope, typical_step=selection.typical)
 
 
 def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: Mapping[int, int]) -> Table:
@@ -591,20 +528,43 @@ def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: M
         start: rank to what is added to its times to get them since the first instant shown; that of the
             first rank, by whose clock most results are, at -1.
     """
-    steps = [_steps(part, start[part.rank]) for part in parts]
-    by_kind = {"step": steps} if any(len(rows["rank"]) for rows in steps) else {}
-    for kind, source, name, names in (
-        ("serving", "serving", "steps", _serving),
-        ("pipeline", "pipeline", "spans", _spans),
-        ("moe_layer", "moe", "passes", _layers),
+    by_kind = {}
+    steps = []
+    for part in parts:
+        whole = [number for number, step in enumerate(part.labels) if step and is_step(step)]
+        begin, end = part.edges[:-1][whole], part.edges[1:][whole]
+        names = [part.labels[number] for number in whole]
+        steps.append(_rows(np.full(len(whole), part.rank), names, begin + start[part.rank], end - begin))
+    if any(len(rows["rank"]) for rows in steps):
+        by_kind["step"] = steps
+    for kind, source, name in (
+        ("serving", "serving", "steps"),
+        ("pipeline", "pipeline", "spans"),
+        ("moe_layer", "moe", "passes"),
     ):
         table = results[source].data.get(name)
         if table is None or not len(table):
             continue
+        names = []
+        if kind == "serving":  # what a step serves: "decode 32" of 32 tokens
+            columns = map(table.values, ("kind", "dummy", "tokens", "requests"))
+            for served, dummy, tokens, requests in zip(*columns, strict=True):
+                size = tokens if tokens >= 0 else requests
+                text = f"dummy {served}" if dummy and served != "idle" else served
+                names.append(f"{text} {size}" if size >= 0 and not dummy else text)
+        elif kind == "pipeline":
+            chunks = len(set(table.values("chunk"))) > 1
+            columns = map(table.values, ("phase", "microbatch", "chunk"))
+            for phase, microbatch, chunk in zip(*columns, strict=True):
+                of_chunk = f" chunk {chunk}" if chunks else ""
+                names.append(f"{_PHASE[phase]} micro-batch {microbatch}{of_chunk}")
+        else:
+            columns = map(table.values, ("layer", "phase"))
+            names = [f"layer {layer} {phase}" for layer, phase in zip(*columns, strict=True)]
         # Passes through layers have the times of their rank.
         shift = [start[rank if kind == "moe_layer" else COMMON] for rank in table.values("rank")]
         times = table.array("ts_ns") + np.array(shift, dtype=np.int64)
-        by_kind[kind] = [_rows(table.array("rank"), names(table), times, table.array("dur_ns"))]
+        by_kind[kind] = [_rows(table.array("rank"), names, times, table.array("dur_ns"))]
     rows = [
         row | {"kind": [kind] * len(row["rank"]), "depth": np.full(len(row["rank"]), depth)}
         for depth, (kind, parts_of_kind) in enumerate(by_kind.items())
@@ -618,39 +578,6 @@ def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: M
 
 def _rows(rank: Int, names: list[str], start: Int, dur: Int) -> dict[str, Any]:
     return {"rank": rank, "name": Coded.of(names), "ts_ns": start, "dur_ns": dur}
-
-
-def _steps(part: RankTimeline, start: int) -> dict[str, Any]:
-    """The whole steps of a rank."""
-    whole = [number for number, step in enumerate(part.labels) if step and is_step(step)]
-    begin, end = part.edges[:-1][whole], part.edges[1:][whole]
-    names = [part.labels[number] for number in whole]
-    return _rows(np.full(len(whole), part.rank), names, begin + start, end - begin)
-
-
-def _serving(table: Table) -> list[str]:
-    """What a step serves: "decode 32" of 32 tokens."""
-    columns = map(table.values, ("kind", "dummy", "tokens", "requests"))
-    names = []
-    for kind, dummy, tokens, requests in zip(*columns, strict=True):
-        size = tokens if tokens >= 0 else requests
-        name = f"dummy {kind}" if dummy and kind != "idle" else kind
-        names.append(f"{name} {size}" if size >= 0 and not dummy else name)
-    return names
-
-
-def _spans(table: Table) -> list[str]:
-    chunks = len(set(table.values("chunk"))) > 1
-    rows = zip(table.values("phase"), table.values("microbatch"), table.values("chunk"), strict=True)
-    return [
-        f"{_PHASE[phase]} micro-batch {microbatch}{f' chunk {chunk}' if chunks else ''}"
-        for phase, microbatch, chunk in rows
-    ]
-
-
-def _layers(table: Table) -> list[str]:
-    rows = zip(table.values("layer"), table.values("phase"), strict=True)
-    return [f"layer {layer} {phase}" for layer, phase in rows]
 
 
 def messages(aligned: AlignedRun, origin: int, end: int) -> Table:
@@ -696,49 +623,33 @@ def select_steps(parts: Sequence[RankTimeline], shift: Mapping[int, int], budget
     mean_ns = [durations[step] // len(begins[step]) for step in everywhere]
     # As the scenarios choose theirs, so that the picture and the findings are about one step.
     typical = everywhere[mean_ns.index(median_low(mean_ns))]
+    # Of the others, whole ones first, as many as there is room for.
+    others = sorted((step for step in order if step != typical), key=lambda step: not is_step(step))
+    total = np.cumsum([kernels[step] for step in (typical, *others)]).tolist()
     return Selection(
-        {step: min(begins[step]) for step in order},
-        {step: max(ends[step]) for step in order},
-        kernels,
-        typical,
-        _shown([typical, *(step for step in order if step != typical)], kernels, budget),
-        budget,
+        begin={step: min(begins[step]) for step in order},
+        end={step: max(ends[step]) for step in order},
+        kernels=kernels,
+        typical=typical,
+        shown=[typical, *(step for step, count in zip(others, total[1:], strict=True) if count <= budget)],
+        budget=budget,
     )
 
 
-def _shown(steps: Sequence[str], kernels: Mapping[str, int], budget: int) -> list[str]:
-    """The first of these steps, and of the others, whole ones first, as many as there is room for."""
-    first, *others = steps
-    others.sort(key=lambda step: not is_step(step))
-    total = np.cumsum([kernels[step] for step in (first, *others)]).tolist()
-    return [first, *(step for step, so_far in zip(others, total[1:], strict=True) if so_far <= budget)]
-
-
-def kernel_rows(part: RankTimeline, selection: Selection, start: int) -> dict[str, Any]:
-    """Rows of KERNELS of one rank.
-
-    Args:
-        part: of the rank.
-        selection: of the run.
-        start: what is added to times to get them since the first instant shown.
-    """
-    number_shown = [number for number, step in enumerate(part.labels) if step in selection.shown]
-    rows = np.flatnonzero(np.isin(part.step, number_shown))
-    count = selection.kernels[selection.typical]
-    if count > selection.budget:  # that step is alone; each rank has its share
-        rows = rows[longest(part.kernels["dur_ns"][rows], len(rows) * selection.budget // count)]
-    columns = {name: values.take(rows) for name, values in part.kernels.items()}
-    return columns | {"rank": np.full(len(rows), part.rank), "ts_ns": columns["ts_ns"] + start}
-
-
-def longest(dur: Int, count: int) -> Int:
-    """Positions of the longest of several durations, in order."""
-    return np.sort(np.argsort(-dur, kind="stable")[:count])
-
-
 def kernel_table(parts: Sequence[RankTimeline], selection: Selection, start: Mapping[int, int]) -> Table:
-    """KERNELS of all ranks, one below the other; `start` as for `kernel_rows`, by rank."""
-    return KERNELS.concat([kernel_rows(part, selection, start[part.rank]) for part in parts])
+    """KERNELS of all ranks, one below the other; `start` as for `marks`."""
+    count = selection.kernels[selection.typical]
+    tables = []
+    for part in parts:
+        steps_shown = [number for number, step in enumerate(part.labels) if step in selection.shown]
+        rows = np.flatnonzero(np.isin(part.step, steps_shown))
+        if count > selection.budget:  # that step is alone; each rank has its share, the longest kernels
+            order = np.argsort(-part.kernels["dur_ns"][rows], kind="stable")
+            rows = rows[np.sort(order[: len(rows) * selection.budget // count])]
+        columns = {name: values.take(rows) for name, values in part.kernels.items()}
+        columns |= {"rank": np.full(len(rows), part.rank), "ts_ns": columns["ts_ns"] + start[part.rank]}
+        tables.append(columns)
+    return KERNELS.concat(tables)
 
 
 def with_waiting(states: States, lost: Table) -> States:
@@ -758,10 +669,11 @@ def with_waiting(states: States, lost: Table) -> States:
     cause = lost.coded("cause")
     late, (late_ranks, causes) = codes(lost.array("late_rank"), cause.codes.astype(np.int64))
     late += len(states.states)
-    details = [
-        waiting_for(rank, cause.values[code])
-        for rank, code in zip(late_ranks.tolist(), causes.tolist(), strict=True)
-    ]
+    details = []  # whom the rank waits for, and why that one is late
+    for rank, name in zip(late_ranks.tolist(), (cause.values[code] for code in causes.tolist()), strict=True):
+        details.append(
+            f"for rank {rank}" if name == "unknown" else f"for rank {rank}: {name.replace('_', ' ')}"
+        )
     comm = np.flatnonzero(states.of(COMMUNICATION))
     others = np.flatnonzero(~states.of(COMMUNICATION))
     moves = Union(states.start[comm], states.end[comm])
@@ -775,11 +687,6 @@ def with_waiting(states: States, lost: Table) -> States:
             [*states.states, *((WAITING, detail) for detail in details)],
         )
     )
-
-
-def waiting_for(rank: int, cause: str) -> str:
-    """Whom a rank waits for, and why that one is late."""
-    return f"for rank {rank}" if cause == "unknown" else f"for rank {rank}: {cause.replace('_', ' ')}"
 
 
 def coarser(states: States, edges: Int, bin_ns: int, kept: int = -1) -> States:

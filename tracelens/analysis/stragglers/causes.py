@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -201,8 +201,17 @@ class Comparison:
         if before and before.more_ns[before.last] < EXPLAINED * late <= before.before_ns:
             text = f"its computation was {duration(before.before_ns)} behind that of the others before"
             return self._from(index, *self._at(last.rank, before.kernel, text), round(late))
-        if text := self._launched_late(late, last, waiting, weight):
-            return self._late_launch(text, late, collective, spans, weight)
+        # Where the host launched the communication late on a busy GPU: computation that goes on when the
+        # communication begins is not what it waited for, and a kernel that begins as soon as it is launched
+        # waited for nothing else either.
+        called = [self._called(participant) for participant in (last, *waiting)]
+        unqueued = min(called) >= 0 and last.start - called[0] <= UNQUEUED_NS
+        if unqueued and self._parts[last.rank].kernels.beside[last.record.kernel]:
+            since = (np.array(called[1:])[:, None] - called[0]).astype(float)
+            behind = -weighted_median(since, weight)[0]
+            if behind >= EXPLAINED * late:
+                text = f"it was launched {duration(behind)} after the others', while its GPU was busy"
+                return self._late_launch(text, late, collective, spans, weight)
         times, times_of_others = times_of_all[is_last][0], times_of_all[~is_last]
         typical = weighted_median(times_of_others, weight)
         extra = times - typical
@@ -226,10 +235,20 @@ class Comparison:
                 # A rank that was late for what it did itself is still late for that, and so is one of the
                 # others that held the last rank up elsewhere.
                 return self._from(index, *self._before(last, spans[last.rank], times, typical), round(late))
-            text = self._evidence(cause, last, spans, times, typical, excess)
-            if cause == "late_launch":
-                return self._late_launch(text, late, collective, spans, weight)
-            return StragglerVerdict(last.rank, cause, text, round(late))
+            if excess is not None and cause in excess.text:
+                return StragglerVerdict(last.rank, cause, excess.text[cause], round(late))
+            kind = next(kind for kind, name in IDLE.items() if name == cause)
+            host = self._host(last.rank, spans[last.rank], kind)
+            cpu_only = self._parts[last.rank].cpu_only
+            idle = "no op ran for" if cpu_only else "GPU idle"
+            versus = f"{idle} {duration(times[kind])} (others {duration(typical[kind])})"
+            if cause != "late_launch":
+                text = f"{versus} because {REASON[cause].format(host=host or 'a call')}"
+                return StragglerVerdict(last.rank, cause, text, round(late))
+            why = f" because {REASON[cause].format(host=host or 'a call')}"
+            if cpu_only:
+                why = f"{host and ', the longest time in '}{host}"
+            return self._late_launch(f"{versus}{why}", late, collective, spans, weight)
         most = int(np.argmax(extra[:-1]))
         activity = {WORK: "computation", COMM: "other communication"}.get(most, "idle time")
         largest = "no activity took longer"
@@ -237,25 +256,6 @@ class Comparison:
             largest = f"mostly {duration(extra[most])} more {activity}"
         text = f"{duration(late)} late, not explained by the trace: {largest} than the others"
         return StragglerVerdict(last.rank, "unknown", text, round(late))
-
-    def _evidence(
-        self,
-        cause: str,
-        last: Participant,
-        spans: Mapping[int, ComparedSpan],
-        times: Float,
-        typical: Float,
-        excess: Excess | None,
-    ) -> str:
-        if excess is not None and cause in excess.text:
-            return excess.text[cause]
-        kind = next(kind for kind, name in IDLE.items() if name == cause)
-        versus = f"{duration(times[kind])} (others {duration(typical[kind])})"
-        host = self._host(last.rank, spans[last.rank], kind)
-        if self._parts[last.rank].cpu_only and cause == "late_launch":
-            return f"no op ran for {versus}{host and ', the longest time in '}{host}"
-        idle = "no op ran for" if self._parts[last.rank].cpu_only else "GPU idle"
-        return f"{idle} {versus} because {REASON[cause].format(host=host or 'a call')}"
 
     def _host(self, rank: int, span: ComparedSpan, kind: int) -> str:
         """What the host was in during the longest idle time of a kind."""
@@ -323,24 +323,6 @@ class Comparison:
         latest = collective.last.rank
         return (f"{evidence}, where rank {latest} was last" if latest != rank else evidence), index
 
-    def _launched_late(
-        self, late: float, last: Participant, waiting: Sequence[Participant], weight: Float
-    ) -> str:
-        """Evidence where the host launched the communication late on a busy GPU; "" where it did not.
-
-        Computation that goes on when the communication begins is not what it waited for; and a kernel that
-        begins as soon as it is launched waited for nothing else either.
-        """
-        called = [self._called(participant) for participant in (last, *waiting)]
-        if min(called) < 0 or last.start - called[0] > UNQUEUED_NS:
-            return ""
-        if not self._parts[last.rank].kernels.beside[last.record.kernel]:
-            return ""
-        behind = -weighted_median((np.array(called[1:])[:, None] - called[0]).astype(float), weight)[0]
-        if behind < EXPLAINED * late:
-            return ""
-        return f"it was launched {duration(behind)} after the others', while its GPU was busy"
-
     def _late_launch(
         self,
         text: str,
@@ -400,8 +382,14 @@ class Delays(NamedTuple):
     def without_first(self) -> Delays:
         """All steps but the first."""
         kept = self.step > 0
-        rows = (self.position[kept], self.ns[kept], self.typical_ns[kept])
-        return Delays(self.ranks, self.steps[1:], self.rank[kept], self.step[kept] - 1, *rows)
+        return self._replace(
+            steps=self.steps[1:],
+            rank=self.rank[kept],
+            step=self.step[kept] - 1,
+            position=self.position[kept],
+            ns=self.ns[kept],
+            typical_ns=self.typical_ns[kept],
+        )
 
     def by_step(self, kind: int) -> Float:
         """Delays of one kind: ns by rank and step."""
@@ -489,13 +477,6 @@ class _Table(NamedTuple):
     ns: Int
 
 
-class _Usual(NamedTuple):
-    """Time of a call by key, ascending: the median of the other ranks, 0 where none has it."""
-
-    key: Int
-    ns: Float
-
-
 class Workloads:
     """The work of all ranks under common keys.
 
@@ -518,9 +499,49 @@ class Workloads:
         self._family = families(self._keys)
         self._tables = {rank: self._table(rank, 0, len(part.time)) for rank, part in parts.items()}
         self._varies = np.bincount(self._family, minlength=len(self._keys)) > 1
-        self._extra_calls = self._compare_calls()
-        self._usual, self._slowness = self._compare_all()
-        self._beside = {rank: self._largest_beside(rank) for rank in parts}
+
+        # In the whole recording, which families each rank calls more often than the others in the median.
+        calls = np.zeros((len(parts), len(self._keys)))
+        for row, (rank, part) in enumerate(parts.items()):
+            np.add.at(calls[row], self._family[self._code[rank]], part.work.key_calls)
+        self._extra_calls: dict[int, Bool] = {}
+        for row, rank in enumerate(parts):
+            others = np.delete(calls, row, axis=0)
+            usual_calls = np.median(others, axis=0) if len(others) else calls[row]
+            self._extra_calls[rank] = calls[row] > usual_calls * MORE_CALLS_RATIO + 0.5
+
+        # Time of a call of each key of a rank: the median of the other ranks that have it, 0 where none has.
+        tables = list(self._tables.values())
+        key = np.concatenate([table.key for table in tables])
+        mean = np.concatenate([table.ns / np.maximum(table.calls, _LEAST_CALLS) for table in tables])
+        order = np.lexsort((mean, key))
+        group = key[order]
+        first, last = np.searchsorted(group, group), np.searchsorted(group, group, side="right")
+        position, count = np.arange(len(order)) - first, last - first - 1
+        middle = [offset + (offset >= position) for offset in ((count - 1) // 2, count // 2)]
+        low, high = (mean[order][np.minimum(first + offset, len(order) - 1)] for offset in middle)
+        typical = np.zeros(len(key))
+        typical[order] = np.where(count > 0, (low + high) / 2, 0.0)
+        split = np.split(typical, np.cumsum([len(table.key) for table in tables])[:-1])
+        self._usual_ns: dict[int, Float] = dict(zip(self._tables, split, strict=True))
+
+        # How much longer each rank takes for the same arguments. The same name and grid need not be the same
+        # work, since persistent kernels have one grid for all sizes.
+        has_arguments = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
+        self._slowness: dict[int, float] = {}
+        # The key with most of the work that a rank has on a stream of its own, where that takes a good part
+        # of what its other kernels lose, and so slows them down.
+        self._beside: dict[int, int] = {}
+        for rank, table in self._tables.items():
+            usual, work = self._usual_ns[rank], parts[rank].work
+            known = (usual > 0) & has_arguments[table.key]
+            expected = float((usual * table.calls)[known].sum())
+            self._slowness[rank] = float(table.ns[known].sum()) / expected if expected > 0 else 1.0
+            keys = self._code[rank]
+            own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
+            lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())
+            if own.any() and float(work.key_ns[own].sum()) >= BESIDE * lost:
+                self._beside[rank] = int(keys[own][np.argmax(work.key_ns[own])])
 
     def excess(self, ranges: Sequence[tuple[int, int, int]], more: float, weight: Float) -> Excess:
         """What the first of several ranks computed more than the others.
@@ -530,16 +551,30 @@ class Workloads:
             more: ns that it computed longer than they, to be divided among the reasons.
             weight: of each of the others.
         """
-        late_rank, *other_ranks = (self._table(rank, first, last) for rank, first, last in ranges)
-        overall = self._usual[ranges[0][0]]
-        typical = self._means(late_rank.key, other_ranks)
+        rank = ranges[0][0]
+        late_rank, *other_ranks = (self._table(number, first, last) for number, first, last in ranges)
+        key = late_rank.key
+        # Time of a call of each key: the median of the others that have it.
+        typical = np.zeros(len(key))
+        if len(key):
+            values = np.full((len(other_ranks), len(key)), np.inf)
+            for row, table in enumerate(other_ranks):
+                position = np.minimum(np.searchsorted(key, table.key), len(key) - 1)
+                same = key[position] == table.key
+                values[row, position[same]] = (table.ns / np.maximum(table.calls, _LEAST_CALLS))[same]
+            values.sort(axis=0)
+            count = np.isfinite(values).sum(axis=0)
+            columns = np.flatnonzero(count)
+            count = count[columns]
+            typical[columns] = (values[(count - 1) // 2, columns] + values[count // 2, columns]) / 2
         # What they did not run at these shapes now, they may have run at another time.
-        typical = np.where(typical > 0, typical, overall.ns[np.searchsorted(overall.key, late_rank.key)])
+        at_other_times = self._usual_ns[rank][np.searchsorted(self._tables[rank].key, key)]
+        typical = np.where(typical > 0, typical, at_other_times)
         known = typical > 0
         mean = late_rank.ns / np.maximum(late_rank.calls, _LEAST_CALLS)
         slower = np.where(known, (mean - typical) * late_rank.calls, 0.0)
         # What the others did not run at these shapes: as much slower as this GPU is at what they did.
-        factor = self._slowness[ranges[0][0]]
+        factor = self._slowness[rank]
         rest = 1 - 1 / factor if factor >= SLOWER_RATIO else 0.0
         slow = float(slower.sum() + late_rank.ns[~known].sum() * rest)
         # Where one makes up for the other, the larger one did all that was left.
@@ -551,21 +586,45 @@ class Workloads:
             known, np.minimum(typical * late_rank.calls, late_rank.ns), late_rank.ns * (1 - rest)
         )
         at_usual_speed = late_rank._replace(ns=np.round(usual_ns).astype(np.int64))
-        other, rows = self._other_work(ranges[0][0], at_usual_speed, other_ranks, weight)
+        other, rows = self._other_work(rank, at_usual_speed, other_ranks, weight)
         extra = float(other.ns.sum())
         # Of more time than there is to explain, each explains its share.
         share = min((more - slow) / max(extra + rows, 1.0), 1.0)
         ns = {"token_load": rows * share, "extra_work": extra * share}
         text = {"token_load": self._load_text(late_rank, nearest)}
-        text["extra_work"] = self._other_text(ranges[0][0], other) or text["token_load"]
-        text["slow_kernels"] = self._slow_text(late_rank, mean, typical, slower, factor)
+        # The work with most of the time that the other ranks do not have.
+        text["extra_work"] = text["token_load"]
+        if len(key) and other.ns.max() > 0:
+            row = int(np.argmax(other.ns))
+            text["extra_work"] = f"{self._extra(rank, int(key[row]))} ({duration(float(other.ns[row]))} here)"
+        # The calls that took most time beyond the others' equal calls.
+        device = "CPU" if any(part.cpu_only for part in self._parts.values()) else "GPU"
+        text["slow_kernels"] = (
+            f"over the whole recording its {device} takes {factor:.2f}x as long for equal work"
+        )
+        if len(slower) and slower.max() > 0:
+            worst = int(np.argmax(slower))
+            slowest = self._keys[key[worst]]
+            words = (
+                f"{self._name(int(key[worst]))} {_short(slowest.arguments)}".rstrip()
+                + f" {duration(mean[worst])} per call against {duration(typical[worst])}"
+                + f" ({_calls(late_rank.calls[worst])})"
+            )
+            if not slowest.arguments and not slowest.kernel.endswith("blocks"):
+                words += ", arguments not recorded: the call may have been larger"
+            overall = f"; {text['slow_kernels']}" if factor >= SLOWER_RATIO else ""
+            text["slow_kernels"] = words + overall
         # Kernels are slower beside work that no other rank has.
-        if slow > extra and (key := self._beside.get(ranges[0][0], -1)) >= 0:
+        if slow > extra and rank in self._beside:
             ns["extra_work"] += slow
             slow = 0.0
-            text["extra_work"] = f"{text['slow_kernels']}; in addition {self._extra(ranges[0][0], key)}"
+            text["extra_work"] = (
+                f"{text['slow_kernels']}; in addition {self._extra(rank, self._beside[rank])}"
+            )
         ns["slow_kernels"] = slow
-        alike = self._alike(late_rank, nearest)
+        ns_by_op, usual_by_op = self._by_op(late_rank), self._by_op(nearest)
+        same_ns = sum(ns for op, ns in ns_by_op.items() if usual_by_op.get(op, 0) >= COMPARABLE * ns)
+        alike = same_ns / max(sum(ns_by_op.values()), 1)
         return Excess(ns, {cause: f"{measured}: {words}" for cause, words in text.items()}, alike)
 
     def _other_work(
@@ -596,7 +655,16 @@ class Workloads:
         more_calls = np.maximum(calls - usual_calls, 0) * ns / np.maximum(calls, _LEAST_CALLS)
         varies = self._varies[codes_of_family]
         # How often experts are called depends on the tokens, too.
-        by_tokens = varies & (usual_calls > 0) & self._is_routed(rank, codes_of_family)
+        by_tokens = varies & (usual_calls > 0)
+        if self._routed is not None:
+            by_tokens &= rank in self._routed
+        else:
+            experts = {
+                int(code)
+                for code, key in zip(self._family, self._keys, strict=True)
+                if _EXPERTS.search(f"{key.op} {key.kernel}")
+            }
+            by_tokens &= np.isin(codes_of_family, list(experts))
         # Where the others' experts get no tokens at all, they do not run.
         by_tokens |= (usual_calls == 0) & (rank in self._sole)
         # What all ranks call as often, they may call elsewhere.
@@ -606,24 +674,6 @@ class Workloads:
         in_family = extra[family] * table.ns / np.maximum(ns[family], 1)
         other = _Table(table.key, table.calls, np.round(in_family).astype(np.int64))
         return other, float(np.where(usual_calls > 0, more, ns)[by_tokens].sum())
-
-    def _is_routed(self, rank: int, family: Int) -> Bool:
-        """Whether more rows in these families are more tokens of the rank's experts."""
-        if self._routed is not None:
-            return np.full(len(family), rank in self._routed)
-        experts = {
-            int(code)
-            for code, key in zip(self._family, self._keys, strict=True)
-            if _EXPERTS.search(f"{key.op} {key.kernel}")
-        }
-        return np.isin(family, list(experts))
-
-    def _other_text(self, rank: int, other: _Table) -> str:
-        """The work with most of the time that the other ranks do not have, "" where there is none."""
-        if not len(other.key) or other.ns.max() <= 0:
-            return ""
-        row = int(np.argmax(other.ns))
-        return f"{self._extra(rank, int(other.key[row]))} ({duration(float(other.ns[row]))} here)"
 
     def _extra(self, rank: int, key: int) -> str:
         """How many more calls of a key a rank has, and where."""
@@ -663,64 +713,6 @@ class Workloads:
         np.add.at(calls, group, part.work.calls[low:high])
         return _Table(key, calls, sums(group, part.work.ns[low:high], len(key)))
 
-    def _means(self, key: Int, tables: Sequence[_Table]) -> Float:
-        """Time of a call of each key: the median of the ranks that have it, 0 where none has."""
-        if not len(key):
-            return np.empty(0)
-        values = np.full((len(tables), len(key)), np.inf)
-        for row, table in enumerate(tables):
-            position = np.minimum(np.searchsorted(key, table.key), len(key) - 1)
-            same = key[position] == table.key
-            values[row, position[same]] = (table.ns / np.maximum(table.calls, _LEAST_CALLS))[same]
-        values.sort(axis=0)
-        count = np.isfinite(values).sum(axis=0)
-        columns = np.flatnonzero(count)
-        count = count[columns]
-        result = np.zeros(len(key))
-        result[columns] = (values[(count - 1) // 2, columns] + values[count // 2, columns]) / 2
-        return result
-
-    def _largest_beside(self, rank: int) -> int:
-        """The key with most of the work that a rank has on a stream of its own, -1 where it slows nothing.
-
-        It slows the other kernels down where it takes a good part of what these lose.
-        """
-        part, table = self._parts[rank], self._tables[rank]
-        keys = self._code[rank]
-        own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
-        usual = self._usual[rank].ns
-        lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())
-        if not own.any() or float(part.work.key_ns[own].sum()) < BESIDE * lost:
-            return -1
-        return int(keys[own][np.argmax(part.work.key_ns[own])])
-
-    def _compare_calls(self) -> dict[int, Bool]:
-        """In the whole recording: which families each rank calls more often than the others in the median."""
-        ranks = list(self._parts)
-        calls = np.zeros((len(ranks), len(self._keys)))
-        for row, rank in enumerate(ranks):
-            np.add.at(calls[row], self._family[self._code[rank]], self._parts[rank].work.key_calls)
-        result = {}
-        for row, rank in enumerate(ranks):
-            others = np.delete(calls, row, axis=0)
-            usual = np.median(others, axis=0) if len(others) else calls[row]
-            result[rank] = calls[row] > usual * MORE_CALLS_RATIO + 0.5
-        return result
-
-    def _compare_all(self) -> tuple[dict[int, _Usual], dict[int, float]]:
-        """In the whole recording: what others take for the work of each rank, and how much longer it does."""
-        tables = self._tables
-        usual_of, slowness = {}, {}
-        has_arguments = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
-        for (rank, table), typical in zip(tables.items(), _without_own(list(tables.values())), strict=True):
-            usual_of[rank] = _Usual(table.key, typical)
-            # The same arguments are the same work; the same name and grid need not be, since persistent
-            # kernels have one grid for all sizes.
-            known = (typical > 0) & has_arguments[table.key]
-            expected = float((typical * table.calls)[known].sum())
-            slowness[rank] = float(table.ns[known].sum()) / expected if expected > 0 else 1.0
-        return usual_of, slowness
-
     def _load_text(self, table: _Table, reference: _Table) -> str:
         """The op with the most additional time, and in what its calls differ."""
         ns_by_op, reference_by_op = self._by_op(table), self._by_op(reference)
@@ -730,9 +722,18 @@ class Workloads:
         compared = f"{op} ({duration(ns_by_op[op])} against {duration(reference_by_op.get(op, 0))})"
         if op not in reference_by_op:
             return f"{compared}, which the others do not run at this point"
-        (rows, calls, largest), (reference_rows, reference_calls, reference_largest) = (
-            self._sizes(table, op) for table in (table, reference)
-        )
+        # Rows that go into the op (of the first tensor), its calls, and the arguments with most time.
+        sizes = []
+        for of_rank in (table, reference):
+            in_op = [row for row, key in enumerate(of_rank.key.tolist()) if self._name(key) == op]
+            keys = [self._keys[of_rank.key[row]] for row in in_op]
+            counts = of_rank.calls[in_op]
+            dimensions = (_FIRST.search(key.arguments) for key in keys)
+            each = [int(dimension[1]) if dimension else 0 for dimension in dimensions]
+            total = sum(number * count for number, count in zip(each, counts.tolist(), strict=True))
+            top = keys[int(np.argmax(of_rank.ns[in_op]))]
+            sizes.append((round(total), round(float(counts.sum())), _short(top.arguments or top.kernel)))
+        (rows, calls, largest), (reference_rows, reference_calls, reference_largest) = sizes
         if min(rows, reference_rows) > 0 and rows != reference_rows:
             return f"{rows:,} rows against {reference_rows:,} in {compared}"
         if calls != reference_calls:
@@ -741,11 +742,6 @@ class Workloads:
             f"{compared}, {largest} against {reference_largest}" if largest != reference_largest else compared
         )
 
-    def _alike(self, table: _Table, reference: _Table) -> float:
-        ns_by_op, reference_by_op = self._by_op(table), self._by_op(reference)
-        same = sum(ns for op, ns in ns_by_op.items() if reference_by_op.get(op, 0) >= COMPARABLE * ns)
-        return same / max(sum(ns_by_op.values()), 1)
-
     def _by_op(self, table: _Table) -> dict[str, int]:
         ns_by_op: dict[str, int] = {}
         for key, ns in zip(table.key.tolist(), table.ns.tolist(), strict=True):
@@ -753,38 +749,9 @@ class Workloads:
             ns_by_op[name] = ns_by_op.get(name, 0) + ns
         return ns_by_op
 
-    def _sizes(self, table: _Table, op: str) -> tuple[int, int, str]:
-        """Rows that go into an op (of the first tensor), its calls, and the arguments with most time."""
-        of_op = [row for row, key in enumerate(table.key.tolist()) if self._name(key) == op]
-        keys = [self._keys[table.key[row]] for row in of_op]
-        calls = table.calls[of_op]
-        rows = [_rows(key.arguments) for key in keys]
-        largest = keys[int(np.argmax(table.ns[of_op]))]
-        total = round(
-            sum(rows_per_call * number for rows_per_call, number in zip(rows, calls.tolist(), strict=True))
-        )
-        return total, round(float(calls.sum())), _short(largest.arguments or largest.kernel)
-
     def _name(self, key: int) -> str:
         work = self._keys[key]
         return work.op or _short(work.kernel.partition(" x ")[0])
-
-    def _slow_text(self, table: _Table, mean: Float, typical: Float, slower: Float, factor: float) -> str:
-        """The calls that took most time beyond the others' equal calls."""
-        device = "CPU" if any(part.cpu_only for part in self._parts.values()) else "GPU"
-        overall = f"over the whole recording its {device} takes {factor:.2f}x as long for equal work"
-        if not len(slower) or slower.max() <= 0:
-            return overall
-        worst = int(np.argmax(slower))
-        key = self._keys[table.key[worst]]
-        text = (
-            f"{self._name(int(table.key[worst]))} {_short(key.arguments)}".rstrip()
-            + f" {duration(mean[worst])} per call against {duration(typical[worst])}"
-            + f" ({_calls(table.calls[worst])})"
-        )
-        if not key.arguments and not key.kernel.endswith("blocks"):
-            text += ", arguments not recorded: the call may have been larger"
-        return f"{text}; {overall}" if factor >= SLOWER_RATIO else text
 
 
 def _routed(collectives: Sequence[MatchedCollective]) -> set[int] | None:
@@ -850,12 +817,6 @@ def delays_of(
     return ns
 
 
-def _rows(arguments: str) -> int:
-    """First dimension of the first tensor, 0 where there is none."""
-    dimension = _FIRST.search(arguments)
-    return int(dimension[1]) if dimension else 0
-
-
 def _calls(number: float) -> str:
     count = max(round(number), 1)
     return f"{count:,} calls" if count > 1 else "1 call"
@@ -863,21 +824,6 @@ def _calls(number: float) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def _without_own(tables: Sequence[_Table]) -> list[Float]:
-    """By table, time of a call of each of its keys: the median of the other tables that have it, else 0."""
-    key = np.concatenate([table.key for table in tables])
-    mean = np.concatenate([table.ns / np.maximum(table.calls, _LEAST_CALLS) for table in tables])
-    order = np.lexsort((mean, key))
-    group = key[order]
-    first, last = np.searchsorted(group, group), np.searchsorted(group, group, side="right")
-    rank_among, others_count = np.arange(len(order)) - first, last - first - 1
-    middle = [offset + (offset >= rank_among) for offset in ((others_count - 1) // 2, others_count // 2)]
-    low, high = (mean[order][np.minimum(first + offset, len(order) - 1)] for offset in middle)
-    typical = np.zeros(len(key))
-    typical[order] = np.where(others_count > 0, (low + high) / 2, 0.0)
-    return np.split(typical, np.cumsum([len(table.key) for table in tables])[:-1])
 
 
 def families(keys: Sequence[Key]) -> Int:
@@ -888,22 +834,21 @@ def families(keys: Sequence[Key]) -> Int:
     are told by their name, whatever the number of their blocks.
     """
     shared: Counter[tuple[str, str]] = Counter()
-    forms = [sorted(set(_forms(key))) for key in keys]
-    for of_key in forms:
+    forms = []
+    for key in keys:
+        # What it may share with others of its family: its arguments with one of their sizes left open.
+        of_key = {(key.op, key.arguments or key.kernel.partition(" x ")[0])}
+        sizes = {size for shape in _SHAPE.findall(key.arguments) for size in shape.split(",")}
+        # Something must be left that tells one weight from another.
+        of_key |= {
+            (key.op, re.sub(rf"(?<=[\[,]){size}(?=[\],])", "*", key.arguments))
+            for size in sizes
+            if sizes - {size, "1"}
+        }
+        forms.append(sorted(of_key))
         shared.update(of_key)
     code: dict[tuple[str, str], int] = {}
     return np.array(
-        [code.setdefault(max(of_key, key=lambda form: shared[form]), len(code)) for of_key in forms],
+        [code.setdefault(max(of_one, key=lambda form: shared[form]), len(code)) for of_one in forms],
         dtype=np.int64,
     )
-
-
-def _forms(key: Key) -> Iterator[tuple[str, str]]:
-    """What a key may share with others of its family: its arguments with one of their sizes left open."""
-    yield key.op, key.arguments or key.kernel.partition(" x ")[0]
-    shapes = [shape.split(",") for shape in _SHAPE.findall(key.arguments)]
-    for size in {size for shape in shapes for size in shape}:
-        fixed = {part for shape in shapes for part in shape} - {size, "1"}
-        # Something must be left that tells one weight from another.
-        if fixed:
-            yield key.op, re.sub(rf"(?<=[\[,]){size}(?=[\],])", "*", key.arguments)

@@ -10,12 +10,13 @@ own: in its computation it is as far behind as before.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, Participant
+from tracelens.analysis.common import op_arguments
 from tracelens.analysis.host import (
     CAUSES,
     CODE,
@@ -30,7 +31,7 @@ from tracelens.analysis.host import (
 from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
 from tracelens.arrays import Bool, Float, Int, lookup, ranges
 from tracelens.table import codes, sums
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, describe, gpu_work, shares, steps_of, union
+from tracelens.trace import WORK_KINDS, Scope, Trace, Work, gpu_work, shares, steps_of, union
 
 TIMES = (
     "work",
@@ -159,7 +160,24 @@ class Spans:
     def __init__(self, parts: Mapping[int, Segments], aligned: AlignedRun) -> None:
         self._parts, self._shift = parts, aligned.shift
         self._communication = {rank.rank: rank for rank in aligned.ranks}
-        self._shared = _Shared(aligned.collectives)
+        # Collectives in which all ranks of a set took part, by the sets that occur.
+        self._collectives = aligned.collectives
+        sets = [
+            frozenset(participant.rank for participant in collective.participants)
+            for collective in aligned.collectives
+        ]
+        distinct = set(sets)
+        by_lowest: dict[int, list[frozenset[int]]] = {}
+        for ranks in distinct:
+            by_lowest.setdefault(min(ranks), []).append(ranks)
+        inside = {
+            larger: [ranks for rank in larger for ranks in by_lowest.get(rank, ()) if ranks <= larger]
+            for larger in distinct
+        }
+        self._shared_by: dict[frozenset[int], list[int]] = {ranks: [] for ranks in distinct}
+        for index, ranks in enumerate(sets):
+            for subset in inside[ranks]:
+                self._shared_by[subset].append(index)
         self.ends = {rank: Ends(comm.end) for rank, comm in self._communication.items()}
 
     def of(self, index: int, collective: MatchedCollective) -> dict[int, ComparedSpan]:
@@ -197,44 +215,17 @@ class Spans:
     def common(self, index: int, collective: MatchedCollective) -> dict[int, Participant]:
         """The last collective that all participants of this one had been in and left; {} if there is none."""
         ranks = {participant.rank: participant for participant in collective.participants}
-        for before in reversed(self._shared.before(index, collective)):
+        earlier = self._shared_by[frozenset(ranks)]
+        end = bisect_left(earlier, index)
+        for place in reversed(earlier[max(end - LOOK_BACK, 0) : end]):
             shared = {
                 participant.rank: participant
-                for participant in before.participants
+                for participant in self._collectives[place].participants
                 if participant.rank in ranks
             }
             if all(participant.end <= ranks[rank].start for rank, participant in shared.items()):
                 return shared
         return {}
-
-
-class _Shared:
-    """Which collectives all ranks of each collective took part in."""
-
-    def __init__(self, collectives: Sequence[MatchedCollective]) -> None:
-        self._collectives = collectives
-        sets = [
-            frozenset(participant.rank for participant in collective.participants)
-            for collective in collectives
-        ]
-        distinct = set(sets)
-        by_lowest: dict[int, list[frozenset[int]]] = {}
-        for ranks in distinct:
-            by_lowest.setdefault(min(ranks), []).append(ranks)
-        inside = {
-            larger: [ranks for rank in larger for ranks in by_lowest.get(rank, ()) if ranks <= larger]
-            for larger in distinct
-        }
-        self._shared_by: dict[frozenset[int], list[int]] = {ranks: [] for ranks in distinct}
-        for index, ranks in enumerate(sets):
-            for subset in inside[ranks]:
-                self._shared_by[subset].append(index)
-
-    def before(self, index: int, collective: MatchedCollective) -> list[MatchedCollective]:
-        """Those before this one, in order."""
-        earlier = self._shared_by[frozenset(participant.rank for participant in collective.participants)]
-        end = bisect_left(earlier, index)
-        return [self._collectives[position] for position in earlier[max(end - LOOK_BACK, 0) : end]]
 
 
 class Carried(NamedTuple):
@@ -247,12 +238,7 @@ class Carried(NamedTuple):
 
 
 def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
-    """What a rank did between its communication kernels.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
-    """
+    """What a rank did between its communication kernels."""
     work = gpu_work(trace, scope)
     is_comm = work.kind == WORK_KINDS.index("comm")
     comm = work.take(is_comm)
@@ -306,6 +292,26 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         (other_work.covered(time_ns - 1, time_ns + 1) == 2) & (not work.cpu_only)
         for time_ns in (comm.start, comm.end)
     )
+    # What the host did before it launched each communication kernel. One that runs ahead may sleep or block
+    # while its GPU is busy; what it lacks then makes it late where the queue runs empty.
+    comm_rows = np.flatnonzero(is_comm)
+    called = lookup(trace.arrays.start, work.launch_call[comm_rows], -1)
+    by_call = np.argsort(called, kind="stable")
+    by_call = by_call[called[by_call] > edges[0]]
+    held = np.zeros((len(comm_rows), len(TIMES)), dtype=np.int64)
+    if len(by_call):
+        end = called[by_call]
+        start = np.append(edges[0], end[:-1])
+        between = np.flatnonzero(end > start)
+        unknown = np.full(len(between), -1)
+        pieces = idle_pieces(
+            trace, work, Gaps(start[between], end[between], unknown, comm_rows[by_call[between]])
+        )
+        # A GPU that is busy is what the host waits for: nothing is missing from the trace.
+        held_by = np.where(pieces.cause == CODE["unrecorded work"], BLOCKED, _KIND_OF_CAUSE[pieces.cause])
+        held_ns = np.zeros((len(by_call), len(TIMES)), dtype=np.int64)
+        np.add.at(held_ns, (between[pieces.gap], held_by), pieces.dur)
+        held[by_call] = held_ns.cumsum(axis=0)
     step_edges = steps_of(trace).only_whole().edges
     steps = max(len(step_edges) - 1, 1)
     return Segments(
@@ -317,9 +323,9 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         texts=gap.texts,
         work=_work_table(trace, work, row[is_work], piece[is_work], ns[is_work]),
         kernels=CommunicationKernels(
-            launch=lookup(trace.arrays.start, work.launch_call[is_comm], -1),
+            launch=called,
             beside=beside,
-            held=_held(trace, work, np.flatnonzero(is_comm), int(edges[0])),
+            held=held,
             ready=ready_times(trace, work, is_comm),
             beside_end=beside_end,
         ),
@@ -327,31 +333,6 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         steps=steps,
         cpu_only=work.cpu_only,
     )
-
-
-def _held(trace: Trace, work: Work, comm: Int, begin: int) -> Int:
-    """What the host did before it launched each of these pieces of work, as in Segments.
-
-    A host that runs ahead may sleep or block while its GPU is busy. What it lacks then makes it late where
-    the queue runs empty.
-    """
-    called = lookup(trace.arrays.start, work.launch_call[comm], -1)
-    order = np.argsort(called, kind="stable")
-    order = order[called[order] > begin]
-    held = np.zeros((len(comm), len(TIMES)), dtype=np.int64)
-    if not len(order):
-        return held
-    end = called[order]
-    start = np.append(begin, end[:-1])
-    between = np.flatnonzero(end > start)
-    gaps = Gaps(start[between], end[between], np.full(len(between), -1), comm[order[between]])
-    pieces = idle_pieces(trace, work, gaps)
-    # A GPU that is busy is what the host waits for: nothing is missing from the trace.
-    kind = np.where(pieces.cause == CODE["unrecorded work"], BLOCKED, _KIND_OF_CAUSE[pieces.cause])
-    ns = np.zeros((len(order), len(TIMES)), dtype=np.int64)
-    np.add.at(ns, (between[pieces.gap], kind), pieces.dur)
-    held[order] = ns.cumsum(axis=0)
-    return held
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
@@ -377,7 +358,25 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     order = np.argsort(pieces.dur, kind="stable")
     host[pieces.gap[order], kind[order]] = code[pair[order]] if len(order) else -1
     if work.cpu_only:
-        host[:, BLOCKED], read_ns = _reading(trace, work, gaps, texts)
+        # Where a host that works itself reads values, on threads that launch work: by what, for how long.
+        events, thread = trace.arrays, threads(trace)
+        rows = np.flatnonzero(reads(trace))
+        rows = rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
+        rows = rows[np.argsort(events.start[rows], kind="stable")]
+        read_ns = np.full(len(gaps.start), -1)
+        host[:, BLOCKED] = -1
+        if len(rows):
+            reading = union(events.start[rows], events.end[rows])
+            called = lookup(events.start, lookup(work.launch_call, gaps.after, -1), gaps.end)
+            end = np.clip(called, gaps.start, gaps.end)
+            begins = np.searchsorted(reading.start, gaps.start)
+            ends = np.searchsorted(reading.end, end, side="right")
+            most = len(reading.start) - 1
+            looped = reading.end[np.clip(ends - 1, 0, most)] - reading.start[np.clip(begins, 0, most)]
+            read_ns = np.where(ends - begins >= LOOP_READS, looped, reading.covered(gaps.start, end))
+            first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
+            read = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
+            host[:, BLOCKED] = np.where(read_ns > 0, np.array(read, dtype=np.int64), -1)
         for idle in (LATE, SILENT):
             moved = np.minimum(read_ns - ns[:, BLOCKED], ns[:, idle])
             ns[:, BLOCKED] += moved
@@ -391,33 +390,33 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
     return _Gap(piece[gap], kinds, ns[gap, kinds], host[gap, kinds], list(texts))
 
 
-def _reading(trace: Trace, work: Work, gaps: Gaps, texts: dict[str, int]) -> tuple[Int, Int]:
-    """Where a host that works itself reads values in a gap: by what (code into `texts`), and for how long."""
-    events = trace.arrays
-    # On threads that launch work.
-    thread = threads(trace)
-    rows = np.flatnonzero(reads(trace))
-    rows = rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    none = np.full(len(gaps.start), -1)
-    if not len(rows):
-        return none, np.zeros_like(none)
-    reading = union(events.start[rows], events.end[rows])
-    launch_call = lookup(work.launch_call, gaps.after, -1)
-    called = lookup(events.start, launch_call, gaps.end)
-    end = np.clip(called, gaps.start, gaps.end)
-    begins, ends = np.searchsorted(reading.start, gaps.start), np.searchsorted(reading.end, end, side="right")
-    most = len(reading.start) - 1
-    looped = reading.end[np.clip(ends - 1, 0, most)] - reading.start[np.clip(begins, 0, most)]
-    ns = np.where(ends - begins >= LOOP_READS, looped, reading.covered(gaps.start, end))
-    first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
-    code = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
-    return np.where(ns > 0, np.array(code, dtype=np.int64), -1), ns
-
-
 def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> WorkTable:
     """The work table of the shares of kernels: row of the work, piece, and ns of each."""
-    key, keys, has_arguments = _keys(trace, work)
+    # The key of each piece of GPU work, and whether the op's arguments are recorded.
+    events = trace.arrays
+    argument, texts = op_arguments(trace, work.op)
+    has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    op = lookup(events.name, work.op, -1)
+    key, (op, argument, kernel, blocks) = codes(
+        op,
+        np.where(has_arguments, argument, -1),
+        np.where(has_arguments, -1, work.name),
+        np.where(has_arguments, -1, work.blocks),
+    )
+    keys = []
+    for columns in zip(op.tolist(), argument.tolist(), kernel.tolist(), blocks.tolist(), strict=True):
+        op_code, argument_code, kernel_code, block_count = columns
+        kernel_name = events.names[kernel_code] if kernel_code >= 0 else ""
+        keys.append(
+            Key(
+                op=events.names[op_code] if op_code >= 0 else "",
+                arguments=texts[argument_code] if argument_code >= 0 else "",
+                kernel=f"{kernel_name} x {block_count:,} blocks"
+                if kernel_name and block_count >= 0
+                else kernel_name,
+            )
+        )
+
     # A call may have several kernels; together they are one.
     of_call = np.zeros(len(trace.arrays.start), dtype=np.int64)
     counted = np.flatnonzero(has_arguments & (work.kind != WORK_KINDS.index("comm")))
@@ -445,43 +444,6 @@ def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> Work
         key_ns=sums(code_of_row.astype(np.int64), work.dur[all_rows], len(used)),
         stream=most,
     )
-
-
-def _keys(trace: Trace, work: Work) -> tuple[Int, list[Key], Bool]:
-    """Key of each piece of GPU work, all keys, and whether the op's arguments are recorded."""
-    events, ops = trace.arrays, trace.tables["ops"]
-    op_row = np.full(len(events.start), -1, dtype=np.int64)
-    op_row[ops.array("event_id")] = np.arange(len(ops))
-    row = lookup(op_row, work.op, -1)
-    shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
-    recorded = [np.where(row >= 0, column.codes[row] if len(ops) else -1, -1) for column in (shapes, dtypes)]
-    argument, (shape, dtype) = codes(*recorded)
-    texts = [
-        describe(shapes.values[shape_code], dtypes.values[dtype_code]) if shape_code >= 0 else ""
-        for shape_code, dtype_code in zip(shape.tolist(), dtype.tolist(), strict=True)
-    ]
-    is_recorded = np.array([bool(text) for text in texts], dtype=bool)[argument]
-    op = lookup(events.name, work.op, -1)
-    group, (op, argument, kernel, blocks) = codes(
-        op,
-        np.where(is_recorded, argument, -1),
-        np.where(is_recorded, -1, work.name),
-        np.where(is_recorded, -1, work.blocks),
-    )
-    keys = []
-    for columns in zip(op.tolist(), argument.tolist(), kernel.tolist(), blocks.tolist(), strict=True):
-        op_code, argument_code, kernel_code, block_count = columns
-        kernel_name = events.names[kernel_code] if kernel_code >= 0 else ""
-        keys.append(
-            Key(
-                op=events.names[op_code] if op_code >= 0 else "",
-                arguments=texts[argument_code] if argument_code >= 0 else "",
-                kernel=f"{kernel_name} x {block_count:,} blocks"
-                if kernel_name and block_count >= 0
-                else kernel_name,
-            )
-        )
-    return group, keys, is_recorded
 
 
 def ready_times(trace: Trace, work: Work, is_comm: Bool) -> Int:

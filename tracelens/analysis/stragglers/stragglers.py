@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective
+from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective
 from tracelens.analysis.stragglers.causes import CAUSES, IDLE, Comparison, Delays, StragglerVerdict
 from tracelens.analysis.stragglers.segments import (
     COMM,
@@ -282,7 +282,17 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         "worst": WORST.from_rows(worst),
         "lost": LOST.concat(lost_rows(aligned, verdicts)),
     }
-    skips = [*aligned.skips, *_unblamed(aligned, verdicts)]
+    skips = [*aligned.skips]
+    # Ranks that are in no table.
+    met = {participant.rank for collective in collectives for participant in collective.participants}
+    for rank_comm in aligned.ranks:
+        if rank_comm.rank not in tested_waits:
+            why = "none of its collectives is recorded on another rank"
+            if not len(rank_comm.start):
+                why = NO_COMMUNICATION
+            elif rank_comm.rank in met:
+                why = "no rank waited for it"
+            skips.append(Skip(f"rank {rank_comm.rank}", why))
     if comparison.cut:
         reason = (
             f"the search for the cause covers only the last {AT_ONCE:,} communication kernels before each"
@@ -342,25 +352,6 @@ def _by_cause(
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
-
-
-def _unblamed(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[Skip]:
-    """Ranks that are in no table, each with the reason."""
-    last = {verdict.rank for verdict in verdicts}
-    met = {participant.rank for collective in aligned.collectives for participant in collective.participants}
-    skips = []
-    for rank_comm in aligned.ranks:
-        rank = rank_comm.rank
-        if rank in last:
-            continue
-        if not len(rank_comm.start):
-            why = "no communication kernel in the trace"
-        elif rank in met:
-            why = "no rank waited for it"
-        else:
-            why = "none of its collectives is recorded on another rank"
-        skips.append(Skip(f"rank {rank}", why))
-    return skips
 
 
 def lost_rows(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[dict[str, Any]]:
@@ -425,57 +416,49 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     # A rank's delays at one collective after the other are many opportunities.
     opportunities = {kind: int((delays.ns[:, kind] > TINY * step_ns).sum()) for kind in matters}
     total = sum(1 / count for count in opportunities.values())
+    steps, ranks = len(delays.steps), len(delays.ranks)
     result = {}
     for kind in kinds:
         share = 1 / opportunities[kind] / total if kind in matters else 1.0
         for index, rank in enumerate(delays.ranks):
-            result[rank, kind] = _effect(delays, kind, index, beyond[kind], step_ns, share)
+            lost = beyond[kind][index]
+            mean, low, high = float(lost.mean()), -1.0, -1.0
+            if steps > 1:
+                freedom, variance = steps - 1, float(lost.var(ddof=1))
+                if steps == 2:
+                    # Two steps of one rank tell little of how steps vary; those of all ranks do.
+                    freedom = ranks
+                    variance = max(variance, float(beyond[kind].var(axis=1, ddof=1).mean()))
+                half = t_quantile((1 - CONFIDENCE) / 2, freedom) * float(
+                    np.sqrt(CORRELATED * variance / steps)
+                )
+                low, high = mean - half, mean + half
+            if mean < ALIKE * step_ns:
+                result[rank, kind] = Effect(mean, low, high, -1.0, SMALL)
+                continue
+            p_values = [1.0]
+            # Whether the better half of the rank's steps is worse than the least of any other's worse half.
+            ordered, half_steps = np.sort(by_step[kind], axis=1), max(steps // 2, 1)
+            others = np.delete(ordered, index, axis=0)[:, -half_steps]
+            stands_out = bool(ordered[index, :half_steps].mean() > others.max(initial=0))
+            both = 3 <= steps <= MOST_STEPS
+            if 2 <= steps <= MOST_STEPS and stands_out:
+                p_values.append(_recurrence(delays, kind, index) * (RECURRENCE_FACTOR if both else 1))
+            # The mean over steps, against what equal devices lose.
+            if steps >= 3 and (more := mean - ALIKE * step_ns) > 0:
+                error = float(np.sqrt(CORRELATED * lost.var(ddof=1) / steps))
+                p_mean = t_tail(more / error, steps - 1) if error > 0 else 0.0
+                p_values.append(p_mean * ranks * (MEAN_FACTOR if both else 1))
+            p_value = min(min(p_values) / share, 1.0)
+            # What recurs at some places of a step need not cost anything in the sum of its steps.
+            if p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK):
+                verdict = SIGNIFICANT
+            else:
+                positions = int(delays.position.max()) + 1
+                unable = steps == 1 or (steps == 2 and 1 / (ranks * positions) >= ALPHA)
+                verdict = TOO_FEW if unable and stands_out else NOISE
+            result[rank, kind] = Effect(mean, low, high, p_value, verdict)
     return result
-
-
-def _effect(delays: Delays, kind: int, index: int, beyond: Float, step_ns: float, share: float) -> Effect:
-    """The effect of one rank and kind.
-
-    Args:
-        delays: of all ranks.
-        kind: of TIMES.
-        index: of the rank.
-        beyond: what each rank loses in each step beyond the others.
-        step_ns: length of a step.
-        share: of the level of significance, that of the kind.
-    """
-    lost = beyond[index]
-    mean, low, high = float(lost.mean()), -1.0, -1.0
-    steps, ranks = len(lost), len(delays.ranks)
-    if steps > 1:
-        freedom, variance = steps - 1, float(lost.var(ddof=1))
-        if steps == 2:
-            # Two steps of one rank tell little of how steps vary; those of all ranks do.
-            freedom, variance = ranks, max(variance, float(beyond.var(axis=1, ddof=1).mean()))
-        half = t_quantile((1 - CONFIDENCE) / 2, freedom) * float(np.sqrt(CORRELATED * variance / steps))
-        low, high = mean - half, mean + half
-    if mean < ALIKE * step_ns:
-        return Effect(mean, low, high, -1.0, SMALL)
-    p_values = [1.0]
-    # Whether the better half of the rank's steps is worse than the least of any other's worse half.
-    ordered, half_steps = np.sort(delays.by_step(kind), axis=1), max(steps // 2, 1)
-    others = np.delete(ordered, index, axis=0)[:, -half_steps]
-    stands_out = bool(ordered[index, :half_steps].mean() > others.max(initial=0))
-    both = 3 <= steps <= MOST_STEPS
-    if 2 <= steps <= MOST_STEPS and stands_out:
-        p_values.append(_recurrence(delays, kind, index) * (RECURRENCE_FACTOR if both else 1))
-    # The mean over steps, against what equal devices lose.
-    if steps >= 3 and (more := mean - ALIKE * step_ns) > 0:
-        error = float(np.sqrt(CORRELATED * lost.var(ddof=1) / steps))
-        p_mean = t_tail(more / error, steps - 1) if error > 0 else 0.0
-        p_values.append(p_mean * ranks * (MEAN_FACTOR if both else 1))
-    p_value = min(min(p_values) / share, 1.0)
-    # What recurs at some places of a step need not cost anything in the sum of its steps.
-    if p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK):
-        return Effect(mean, low, high, p_value, SIGNIFICANT)
-    positions = int(delays.position.max()) + 1
-    unable = steps == 1 or (steps == 2 and 1 / (ranks * positions) >= ALPHA)
-    return Effect(mean, low, high, p_value, TOO_FEW if unable and stands_out else NOISE)
 
 
 def _recurrence(delays: Delays, kind: int, index: int) -> float:

@@ -3,9 +3,7 @@
 # What a late arrival is explained by.
 SMALL_NS = 2_000  # waiting of all others together, ns, that needs no cause
 EXPLAINED = 0.3  # share of the lateness that a cause accounts for at least: more causes named, or surer ones
-AT_ONCE = (
-    4096  # communication kernels before a late arrival among which the longest is sought: bounds the search
-)
+AT_ONCE = 4096  # communication kernels before a late arrival that are searched for the longest: a bound
 UNQUEUED_NS = (
     30_000  # a kernel that starts this soon after its launch call stood in no queue: the host decided
 )
@@ -23,14 +21,10 @@ RESTART_NS = 100_000
 LOOP_READS = 10
 
 # What its work was against that of the others.
-SLOWER_RATIO = (
-    1.05  # a GPU this much slower at equal work over the whole recording is slow at unequal work, too
-)
+SLOWER_RATIO = 1.05  # a GPU this much slower at equal work over the whole recording is so at unequal work
 COMPARABLE = 0.1  # the others run an op alike where they spend this share of its time in it
 BESIDE = 0.3  # own work that takes this share of what the rank's other kernels lose slows them down
-MORE_CALLS_RATIO = (
-    1.02  # by so much work one rank's recording may be cut off at its borders and not another's
-)
+MORE_CALLS_RATIO = 1.02  # by so much one rank's recording may be cut off at its borders, not another's
 
 # Whether it stands out from noise. tests/analysis/stragglers/test_false_alarms.py measures false alarms and
 # power at these values, with autocorrelated delays.

@@ -108,16 +108,14 @@ def _mean_distinct(values_TK: Int) -> float:
 def distinct_blocks(pool: Pool, blocks: int) -> float:
     """Expected number of `blocks` equal ranges of experts that a token's experts lie in."""
     size, group = pool.experts // blocks, pool.experts // pool.groups
-    # Blocks that cut the groups alike are hit alike.
-    patterns = Counter(_cut(first, size, group) for first in range(0, blocks * size, size))
+    # Experts that a block shares with each group it touches: blocks that cut the groups alike are hit alike.
+    patterns: Counter[tuple[int, ...]] = Counter()
+    for first in range(0, blocks * size, size):
+        last = first + size
+        touched = range(first // group, (last - 1) // group + 1)
+        shared = (min(last, (number + 1) * group) - max(first, number * group) for number in touched)
+        patterns[tuple(sorted(shared))] += 1
     return sum(count * (1 - _missed(pool, pattern)) for pattern, count in patterns.items())
-
-
-def _cut(first: int, size: int, group: int) -> tuple[int, ...]:
-    """Experts that a range shares with each group that it touches."""
-    last = first + size
-    numbers = range(first // group, (last - 1) // group + 1)
-    return tuple(sorted(min(last, (number + 1) * group) - max(first, number * group) for number in numbers))
 
 
 def _missed(pool: Pool, pattern: tuple[int, ...]) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,27 +140,58 @@ def memory(
         TracelensError: a layout that the framework does not support; a device of unknown memory, or
             without memory beyond the reserve.
     """
-    named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
+    if isinstance(configs, Config):
+        layout = configs.layout
+        sizes = {
+            "pp": layout.pp,
+            "vpp": layout.vpp,
+            "ep": layout.experts_over,
+            "cp": layout.cp,
+            "tp": layout.tp,
+        }
+        split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+        name = " ".join([f"{layout.ranks} GPUs" if layout.ranks > 1 else "1 GPU", *split])
+        named = {name: configs}
+    else:
+        named = dict(configs)
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
     rooms = [(device, room(device, assumptions.framework, reserve)) for device in devices]
 
     def needed(layout: str, usable: int) -> int:
-        return _needed(named[layout], assumptions, next(iter(stages_of[layout].values())), usable)
+        """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
+        config, stage = named[layout], next(iter(stages_of[layout].values()))
+        if assumptions.framework != "megatron" or stage.total <= usable:
+            return stage.total
+        try:
+            ranks = Stages(config, assumptions)
+            return ranks.reserved(ranks.stage(stage.rank // config.layout.stage_ranks), usable).total
+        except OutOfMemory:
+            return stage.total
 
     tables = {"fits": fits_table(stages_of, rooms, needed)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
+    meta: dict[str, Any] = {
+        "layouts": list(stages_of),
+        "framework": assumptions.framework,
+        "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
+    }
+    if assumptions.framework != "amd-guide":
+        plain = {
+            name: value for config in named.values() for name, value in config.toggles.unoptimised.items()
+        }
+        first = next(iter(named.values())).toggles
+        shown = plain or {name: getattr(first, name) for name in OPTIMISED}
+        meta["toggles"] = " ".join(f"{name}={value}" for name, value in shown.items())
+        if plain:
+            better = [replace(config, toggles=config.toggles.optimised()) for config in named.values()]
+            meta["optimised_bytes"] = max(worst(config, assumptions).total for config in better)
     return Result(
         "memory",
         "Memory per GPU",
         tables,
         doc=purpose(memory),
         skips=tuple(_skips(named.values(), assumptions, rooms)),
-        meta={
-            "layouts": list(stages_of),
-            "framework": assumptions.framework,
-            "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
-            **_toggles(named.values(), assumptions),
-        },
+        meta=meta,
         command="tracelens project memory",
     )
 
@@ -191,41 +221,9 @@ def _fullest_first(by_rank: Mapping[int, StageMemory]) -> dict[int, StageMemory]
     return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
 
 
-def _needed(config: Config, assumptions: Assumptions, stage: StageMemory, usable: int) -> int:
-    """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
-    if assumptions.framework != "megatron" or stage.total <= usable:
-        return stage.total
-    try:
-        ranks = Stages(config, assumptions)
-        return ranks.reserved(ranks.stage(stage.rank // config.layout.stage_ranks), usable).total
-    except OutOfMemory:
-        return stage.total
-
-
 def worst(config: Config, assumptions: Assumptions = DEFAULT) -> StageMemory:
     """The pipeline rank that needs most memory."""
     return next(iter(stages(config, assumptions).values()))
-
-
-def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
-    """Entries of meta on OPTIMISED toggles and what they would save."""
-    if assumptions.framework == "amd-guide":
-        return {}
-    plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
-    first = next(iter(configs)).toggles
-    shown = plain or {name: getattr(first, name) for name in OPTIMISED}
-    meta = {"toggles": " ".join(f"{name}={value}" for name, value in shown.items())}
-    if not plain:
-        return meta
-    better = [replace(config, toggles=config.toggles.optimised()) for config in configs]
-    return meta | {"optimised_bytes": max(worst(config, assumptions).total for config in better)}
-
-
-def _describe(config: Config) -> str:
-    layout = config.layout
-    sizes = {"pp": layout.pp, "vpp": layout.vpp, "ep": layout.experts_over, "cp": layout.cp, "tp": layout.tp}
-    split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    return " ".join([f"{layout.ranks} GPUs" if layout.ranks > 1 else "1 GPU", *split])
 
 
 def _skips(
@@ -273,21 +271,29 @@ def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
 def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
     """RANKS of all layouts."""
     moments = ("forward", "backward", "optimizer", "between")
-    return RANKS.from_rows(
-        [
-            {
-                "layout": layout,
-                "pp_rank": pp_rank,
-                "layers": _layers(configs[layout], pp_rank),
-                "in_flight": stage.in_flight,
-                "peak_bytes": stage.total,
-                "peak_phase": stage.moment,
-                **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
-            }
-            for layout, ranks in stages_of.items()
-            for pp_rank, stage in ranks.items()
-        ]
-    )
+    rows = []
+    for layout, ranks in stages_of.items():
+        config = configs[layout]
+        chunks = config.layout.chunks(config.model.layers)
+        for pp_rank, stage in ranks.items():
+            texts = []  # layers of the stage by chunk, as in +0-3, 12-15
+            for number in range(pp_rank, len(chunks), config.layout.pp):
+                layers = chunks[number]
+                text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
+                first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
+                texts.append(first + text + last)
+            rows.append(
+                {
+                    "layout": layout,
+                    "pp_rank": pp_rank,
+                    "layers": ", ".join(texts),
+                    "in_flight": stage.in_flight,
+                    "peak_bytes": stage.total,
+                    "peak_phase": stage.moment,
+                    **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
+                }
+            )
+    return RANKS.from_rows(rows)
 
 
 def fits_table(
@@ -315,18 +321,6 @@ def fits_table(
     return FITS.from_rows(rows)
 
 
-def _layers(config: Config, pp_rank: int) -> str:
-    """Layers of a stage by chunk, as in +0-3, 12-15."""
-    chunks = config.layout.chunks(config.model.layers)
-    texts = []
-    for number in range(pp_rank, len(chunks), config.layout.pp):
-        layers = chunks[number]
-        text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
-        first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
-        texts.append(first + text + last)
-    return ", ".join(texts)
-
-
 def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
     """Memory of a device for training.
 
@@ -342,7 +336,8 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
         raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
     if reserve is not None and reserve < 0:
         raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
-    reported = _reported().get(device.name, 0)
+    drivers = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
+    reported = drivers.get(device.name, {}).get("bytes", 0)
     if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
         # A device file of the user with another memory size.
         reported = 0
@@ -354,9 +349,3 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
             f"the reserve leaves nothing of the {device_bytes / 2**30:.0f} GiB of {device.name}"
         )
     return device_room
-
-
-@cache
-def _reported() -> dict[str, int]:
-    content = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
-    return {name: entry["bytes"] for name, entry in content.items()}

@@ -184,9 +184,9 @@ class Stages:
         pp_rank = stage.rank // config.layout.stage_ranks
         numbers, kinds = self._chunks_of(pp_rank)
         permanent = added(self._static[kinds].held, self._buffers(numbers))
-        # Rows of a rank's experts / their mean, as they vary between layers and micro-batches: a token picks K
-        # of E experts at random, e of them on this rank, a hypergeometric number, summed over the tokens of
-        # all ranks. Forced balance sends the same number to each expert.
+        # Rows of a rank's experts / their mean, as they vary between layers and micro-batches: a token picks
+        # K of E experts at random, e of them on this rank, a hypergeometric number, summed over the tokens
+        # of all ranks. Forced balance sends the same number to each expert.
         s, ratios = RankSizes(self._layer_config), [1.0]
         if config.training.routing == "learned" and s.P > 1:
             E, K, rank_tokens = s.model.experts_count, s.model.top_k, s.T * s.P

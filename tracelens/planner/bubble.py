@@ -52,8 +52,8 @@ PUBLISHED = Schema(
 
 TABLES = {"bubble": BUBBLE, "by_vpp": BY_CHUNKS, "published": PUBLISHED}
 
-_MOST_CHUNKS = 8
-_MOST_VPP = 1000
+_MOST_CHUNKS = 8  # rows of the table `by_vpp`, unless more are asked for
+_MOST_VPP = 1000  # far more chunks than a stage has layers; the table has a row for each
 _SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 10: 64 nodes of MI300X"
 _MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 

@@ -263,10 +263,15 @@ def _sharded(s: RankSizes) -> tuple[PassMessages, PassMessages]:
             return PassMessages((), (scattered,)), PassMessages()
     ranks = s.config.layout.tp
     broadcasts = (Exchange("positions", "broadcast", "tp", part, part),) * ranks
-    ends = [s.T * piece // CHUNKS for piece in range(CHUNKS + 1)]
-    sizes = [(end - start) * s.row for start, end in pairwise(ends) if start < end]
+    sizes = [rows * s.row for rows in shares(s.T, CHUNKS) if rows]
     pieces = tuple(scattered._replace(sent=size * ranks, received=size) for size in sizes)
     return PassMessages(broadcasts, (scattered,)), PassMessages(pieces, broadcasts)
+
+
+def shares(rows: int, parts: int) -> list[int]:
+    """Sizes of parts that differ by at most one row."""
+    ends = [rows * part // parts for part in range(parts + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def rotate(t: Tape, x: Value, size: int) -> Value:

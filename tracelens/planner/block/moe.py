@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from tracelens.planner.block import dense
-from tracelens.planner.block.dense import AttentionKernel, RankSizes, swiglu, swiglu_kernels
+from tracelens.planner.block.dense import AttentionKernel, RankSizes, shares, swiglu, swiglu_kernels
 from tracelens.planner.block.tape import (
     FLOAT32,
     FP8,
+    INT32,
     INT64,
     Kernel,
     Load,
@@ -53,8 +53,6 @@ class Dispatched(NamedTuple):
     own_weight: Value  # weights of this rank's own tokens
 
 
-# Offsets of the experts' rows are int32.
-INT32 = 4
 # Sequential experts free their activations one by one in the backward, approximated by this many steps.
 PIECES = 8
 _WEIGHT = Weight("edp", "experts")
@@ -246,18 +244,18 @@ def dispatch(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> D
         return Dispatched(_sorted(t, s, x, rows), rows, None, weight_N, weight)
     if kind not in ("dedup", "deepep"):
         # All-to-all of one row per token and expert.
-        sent = sort(t, s, s.C, s.T, s.C, expert)
+        own_rows = sort(t, s, s.C, s.T, s.C, expert)
         if s.P == 1:
-            return Dispatched(_sorted(t, s, x, sent), sent, None, weight, weight)
+            return Dispatched(_sorted(t, s, x, own_rows), own_rows, None, weight, weight)
         if s.static:
-            sent = spread(t, sent, s.buffer_rows)
+            own_rows = spread(t, own_rows, s.buffer_rows)
         # Counts are exchanged first.
         counts = s.model.experts_count * INT64
         t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
-        out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
+        out = permute(t, s, x, own_rows, s.row, s.config.toggles.permute == "fused")
         x = t.collective(out, s.R * s.row, "tokens", "all_to_all", "ep")
         rows = sort(t, s, s.R, s.R, s.R, t.op([], s.R * INT64))
-        return Dispatched(_sorted(t, s, x, rows), rows, sent, None, weight)
+        return Dispatched(_sorted(t, s, x, rows), rows, own_rows, None, weight)
     # One copy of a token per rank with any of its experts, with its weights and expert ids.
     leaving, arrived = (s.P * s.T,) * 2 if s.static else (s.copies_sent, s.copies_received)
     sent: RoutedRows | None = None
@@ -342,6 +340,7 @@ def experts(t: Tape, s: RankSizes, x: Value, rows: int) -> Value:
     if s.config.toggles.experts == "grouped":
         up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
         scratch, backward_scratch = _scratch(s, rows, D, 2 * F)
+        # Offsets of the experts' rows are int32.
         up = t.op(
             [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernels=gate_up,
             weight=_WEIGHT, scratch=scratch, backward_scratch=backward_scratch,
@@ -355,12 +354,12 @@ def experts(t: Tape, s: RankSizes, x: Value, rows: int) -> Value:
         )  # fmt: skip
     # One by one: the weight gradients of all experts are collected, stacked and accumulated.
     pieces = min(PIECES, s.e)
-    parts = t.split(x, [size * s.row for size in _shares(rows, pieces)])
-    experts_of = _shares(s.e, pieces)
+    parts = t.split(x, [size * s.row for size in shares(rows, pieces)])
+    experts_of = shares(s.e, pieces)
     ups = t.unbind([count * D * 2 * F * s.a for count in experts_of], _WEIGHT)
     downs = t.unbind([count * D * F * s.a for count in experts_of], _WEIGHT)
     outputs = []
-    for part, size, up_w, down_w in zip(parts, _shares(rows, pieces), ups, downs, strict=True):
+    for part, size, up_w, down_w in zip(parts, shares(rows, pieces), ups, downs, strict=True):
         up = t.op([part, up_w], size * 2 * F * s.a, saves=[part], kernels=gate_up)
         h = _swiglu(t, up, size * F * s.a, activation)
         outputs.append(t.op([h, down_w], size * s.row, saves=[h], kernels=down))
@@ -414,8 +413,3 @@ def _swiglu(t: Tape, up: Value, half: int, kernels: Sequence[Kernel]) -> Value:
     """silu(gate) * up, of gate and up side by side."""
     gate, value = t.split(up, [half, half])
     return swiglu(t, gate, value, kernels)
-
-
-def _shares(rows: int, parts: int) -> list[int]:
-    ends = [rows * part // parts for part in range(parts + 1)]
-    return [end - start for start, end in pairwise(ends)]

@@ -44,8 +44,8 @@ from tracelens.planner.collectives import (
 from tracelens.planner.config import at_least_one, one_of
 from tracelens.planner.distinct import Pool, distinct_blocks
 from tracelens.planner.step_time import HELP as STEP_TIME_HELP
+from tracelens.planner.step_time import LEAST_LINK_BYTES_PER_S, Assumption, LinksName, Machine
 from tracelens.planner.step_time import SOURCES as STEP_TIME_SOURCES
-from tracelens.planner.step_time import Assumption, LinksName, Machine
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip
 from tracelens.units import size_text
@@ -133,7 +133,7 @@ class Platform:
         at_least_one(self, ("nodes", "gpus_per_node"))
         if min(self.link_step_ns, self.nic_step_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
-        if self.link_bytes_per_s and self.link_bytes_per_s < 1e6:
+        if self.link_bytes_per_s and self.link_bytes_per_s < LEAST_LINK_BYTES_PER_S:
             raise TracelensError(
                 f"link_bytes_per_s is {self.link_bytes_per_s:g} bytes/s: use 448e9 for seven links of 64 GB/s"
             )

@@ -524,7 +524,21 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in including:
         raise TracelensError(f"{path}: the file includes itself")
     including = (*including, path.resolve())
-    content = _load(path)
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise MissingExtra("a YAML model file", "yaml") from None
+    text = read_text(path)
+    try:
+        _check_values(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise TracelensError(f"{path}: not YAML: {error}") from error
+    content = _resolved(path, content, yaml.safe_load)
+    if content is None:
+        content = {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise TracelensError(f"{path}: not a model file: its outermost value is not a mapping")
     values: dict[str, Any] = {}
     for key in INCLUDES:
         value = content.pop(key, None)
@@ -554,25 +568,6 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
         f"{path}: its model {name} is neither in the same folder nor in primus/configs/models/{framework} of "
         "a parent folder; pass the model file itself"
     )
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise MissingExtra("a YAML model file", "yaml") from None
-    text = read_text(path)
-    try:
-        _check_values(path, yaml.compose(text, Loader=yaml.SafeLoader))
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not YAML: {error}") from error
-    content = _resolved(path, content, yaml.safe_load)
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise TracelensError(f"{path}: not a model file: its outermost value is not a mapping")
-    return content
 
 
 def _check_values(path: Path, root: Any) -> None:

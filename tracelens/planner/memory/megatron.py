@@ -16,13 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.planner.block import RankSizes, Section, Tape, Value
+from tracelens.planner.block import FLOAT32, INT32, INT64, RankSizes, Section, Tape, Value
 from tracelens.planner.config import STATIC, Config
-from tracelens.planner.expected import FLOAT32, INT64
 from tracelens.planner.memory.allocator import Program, program
 from tracelens.planner.memory.assumptions import Assumptions
-
-INT32 = 4
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ each op allocates and saves and finds the peak of each section, `stage` what a r
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,6 +170,26 @@ def memory(
 
     tables = {"fits": fits_table(stages_of, rooms, needed)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
+    skips: list[Skip] = []
+    if assumptions.framework == "amd-guide":
+        skips.append(Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only"))
+    elif assumptions.framework == "megatron" and any(
+        config.toggles.overlap_exchange != "off" for config in named.values()
+    ):
+        skips.append(Skip("memory that the allocator reserves", "not simulated with overlap_exchange=1f1b"))
+    elif assumptions.framework == "workload" and any(config.model.moe_layers for config in named.values()):
+        skips.append(
+            Skip(
+                "memory of other frameworks",
+                "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
+            )
+        )
+    if any(config.toggles.dispatch == "deepep" for config in named.values()):
+        skips.append(Skip("buffers of DeepEP", "not counted: the library allocates them from the driver"))
+    if any(config.toggles.experts == "multistream" for config in named.values()):
+        skips.append(Skip("experts=multistream", "side streams free memory later than counted here"))
+    if unknown := ", ".join(device.name for device, memory_room in rooms if not memory_room.reported):
+        skips.append(Skip(f"driver-reported memory of {unknown}", "unknown; the nameplate is used instead"))
     meta: dict[str, Any] = {
         "layouts": list(stages_of),
         "framework": assumptions.framework,
@@ -190,7 +210,7 @@ def memory(
         "Memory per GPU",
         tables,
         doc=purpose(memory),
-        skips=tuple(_skips(named.values(), assumptions, rooms)),
+        skips=tuple(skips),
         meta=meta,
         command="tracelens project memory",
     )
@@ -224,29 +244,6 @@ def _fullest_first(by_rank: Mapping[int, StageMemory]) -> dict[int, StageMemory]
 def worst(config: Config, assumptions: Assumptions = DEFAULT) -> StageMemory:
     """The pipeline rank that needs most memory."""
     return next(iter(stages(config, assumptions).values()))
-
-
-def _skips(
-    configs: Collection[Config], assumptions: Assumptions, rooms: Sequence[tuple[Device, Room]]
-) -> Iterator[Skip]:
-    if assumptions.framework == "amd-guide":
-        yield Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only")
-    elif assumptions.framework == "megatron" and any(
-        config.toggles.overlap_exchange != "off" for config in configs
-    ):
-        yield Skip("memory that the allocator reserves", "not simulated with overlap_exchange=1f1b")
-    elif assumptions.framework == "workload" and any(config.model.moe_layers for config in configs):
-        yield Skip(
-            "memory of other frameworks",
-            "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
-        )
-    if any(config.toggles.dispatch == "deepep" for config in configs):
-        yield Skip("buffers of DeepEP", "not counted: the library allocates them from the driver")
-    if any(config.toggles.experts == "multistream" for config in configs):
-        yield Skip("experts=multistream", "side streams free memory later than counted here")
-    if unknown := [device.name for device, memory_room in rooms if not memory_room.reported]:
-        names = ", ".join(unknown)
-        yield Skip(f"driver-reported memory of {names}", "unknown; the nameplate is used instead")
 
 
 def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:

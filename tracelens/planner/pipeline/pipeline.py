@@ -51,10 +51,11 @@ if TYPE_CHECKING:
     from tracelens.planner.memory import Kept
     from tracelens.planner.pipeline.measured import PipelineMeasurement
 
+# Larger simulations are refused: each pass is a step of a Python loop and a row of the table `spans`.
 _MOST_PASSES = 4_000_000
 _MOST_STAGES = 1024
+# Size of a simulation that runs for each of many partitions: a trade-off of time against accuracy.
 _QUICK_PASSES = 10_000
-"""Size of a simulation that runs many times."""
 
 
 @dataclass(frozen=True)

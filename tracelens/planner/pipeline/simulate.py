@@ -18,7 +18,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout
+from tracelens.planner.config import MOST_LAYERS, Config, Layout
 from tracelens.planner.memory import DEFAULT, Kept, Stages
 from tracelens.planner.pipeline.schedules import (
     BACKWARD,
@@ -41,11 +41,9 @@ _KIND = {FORWARD: 0, BACKWARD: 1, INPUT: 1, WEIGHT: 2}
 WEIGHT_SHARE = 0.5
 """Share of weight gradients in a backward: both gradients of a GEMM take equal FLOPs."""
 
-_MOST_LAYERS = 10_000
-
 _NEVER = np.iinfo(np.int64).max // 4
 _MOVES = 8
-"""Moves that are simulated, of which the best is made."""
+"""Moves that are simulated, of which the best is made: a trade-off between a search's time and its result."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +228,8 @@ def even_shares(layers: int, stages: int, chunks: int, layout_text: str = "") ->
     Raises:
         TracelensError: `layout_text` has another number of chunks or layers.
     """
-    if layers > _MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
-        raise TracelensError(f"a model has 1 to {_MOST_LAYERS:,} layers, not {layers:,}")
+    if layers > MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
+        raise TracelensError(f"a model has 1 to {MOST_LAYERS:,} layers, not {layers:,}")
     # A single stage may have several chunks, which a Layout does not allow.
     pp, vpp = (stages, chunks) if stages > 1 else (chunks, 1)
     layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=layout_text)

@@ -73,6 +73,8 @@ SOURCES = {
     "hide_p2p": "as in the reference workload",
 }
 
+LEAST_LINK_BYTES_PER_S = 1e6
+"""A lower rate was given in another unit, such as GB/s: links and NICs of GPUs are far faster."""
 _EXAMPLE_ROWS, _EXAMPLE = (256, 4096), (4096, 4096)
 
 
@@ -119,7 +121,7 @@ class Machine:
         for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency", "nic_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        if not self.nic_bytes_per_s >= 1e6:
+        if not self.nic_bytes_per_s >= LEAST_LINK_BYTES_PER_S:
             raise TracelensError(
                 f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: use 50e9 for a 400 Gb/s link"
             )
@@ -245,7 +247,8 @@ class KernelRates:
             return max(load.flops / self.flat(load.dtype), load.bytes / self.memory) * 1e9
         if not load.kernels:
             return max(load.flops / self.flat(load.dtype) * 1e9, self.moved(load.bytes))
-        kernel_ns, dtype = [], load.dtype or self.dtype
+        dtype = load.dtype or self.dtype
+        kernel_ns: list[float] = []
         for kernel in load.kernels:
             if isinstance(kernel, Traffic):
                 kernel_ns.append(self.moved(kernel.bytes, kernel.pattern))

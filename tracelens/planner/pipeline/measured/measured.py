@@ -242,8 +242,10 @@ def measured_source(
         return Fixed(measured.chunks)
     # Each chunk's time split evenly over its layers, embedding and head included.
     shares = np.array(even_shares(layers, size.stages, size.chunks))
-    spread = (np.repeat(np.rint(ns / shares).astype(np.int64), shares) for ns in measured.chunks)
-    return Layers(LayerTimes(**dict(zip(ChunkTimes._fields, spread, strict=True))))
+    forward, backward, forward_comm, backward_comm = (
+        np.repeat(np.rint(ns / shares).astype(np.int64), shares) for ns in measured.chunks
+    )
+    return Layers(LayerTimes(forward, backward, forward_comm, backward_comm))
 
 
 def measured_costs(measured: PipelineMeasurement, stages: int) -> Costs:

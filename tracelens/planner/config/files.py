@@ -510,17 +510,15 @@ def _list(node: ast.expr) -> Any:
     raise ValueError("not a list")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
     """All values of a file and its includes, without sections; the file overrides its includes.
+
+    `including` are the files that led to this one.
 
     Raises:
         TracelensError: a file is missing, not YAML, or includes itself, or a variable has no value.
         MissingExtra: PyYAML is not installed.
     """
-    return _read(path, ())
-
-
-def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in including:
         raise TracelensError(f"{path}: the file includes itself")
     including = (*including, path.resolve())
@@ -546,7 +544,7 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise TracelensError(f"{path}: {key} must be a list of files")
         for name in names:
-            values |= _read(path.parent / name, including)
+            values |= read_yaml(path.parent / name, including)
     if not isinstance(modules := content.get("modules"), dict):
         for key, value in content.items():
             values |= value if isinstance(value, dict) else {key: value}
@@ -563,7 +561,7 @@ def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     above = (parent / folder for parent in path.resolve().parents for folder in folders)
     for folder in (path.parent, *above):
         if (candidate := folder / name).is_file():
-            return values | _read(candidate, including) | (trainer.get("overrides") or {})
+            return values | read_yaml(candidate, including) | (trainer.get("overrides") or {})
     raise TracelensError(
         f"{path}: its model {name} is neither in the same folder nor in primus/configs/models/{framework} of "
         "a parent folder; pass the model file itself"

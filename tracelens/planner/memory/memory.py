@@ -11,7 +11,8 @@ each op allocates and saves and finds the peak of each section, `stage` what a r
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,18 +158,7 @@ def memory(
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
     rooms = [(device, room(device, assumptions.framework, reserve)) for device in devices]
 
-    def needed(layout: str, usable: int) -> int:
-        """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
-        config, stage = named[layout], next(iter(stages_of[layout].values()))
-        if assumptions.framework != "megatron" or stage.total <= usable:
-            return stage.total
-        try:
-            ranks = Stages(config, assumptions)
-            return ranks.reserved(ranks.stage(stage.rank // config.layout.stage_ranks), usable).total
-        except OutOfMemory:
-            return stage.total
-
-    tables = {"fits": fits_table(stages_of, rooms, needed)} if rooms else {}
+    tables = {"fits": fits_table(named, assumptions, stages_of, rooms)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
     skips: list[Skip] = []
     if assumptions.framework == "amd-guide":
@@ -294,15 +284,23 @@ def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[i
 
 
 def fits_table(
+    configs: Mapping[str, Config],
+    assumptions: Assumptions,
     stages_of: Mapping[str, Mapping[int, StageMemory]],
     rooms: Sequence[tuple[Device, Room]],
-    needed_of: Callable[[str, int], int],
 ) -> Table:
-    """FITS of all layouts on all devices; `needed_of`: bytes of a layout where so many are usable."""
+    """FITS of all layouts on all devices, by their fullest rank."""
     rows = []
-    for layout in stages_of:
+    for layout, by_rank in stages_of.items():
+        config, stage = configs[layout], next(iter(by_rank.values()))
         for device, room in rooms:
-            needed = needed_of(layout, room.usable)
+            needed = stage.total
+            if assumptions.framework == "megatron" and needed > room.usable:
+                # An allocator without room returns idle segments before it fails.
+                ranks = Stages(config, assumptions)
+                fullest = ranks.stage(stage.rank // config.layout.stage_ranks)
+                with suppress(OutOfMemory):
+                    needed = ranks.reserved(fullest, room.usable).total
             rows.append(
                 {
                     "layout": layout,

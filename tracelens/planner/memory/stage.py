@@ -315,7 +315,10 @@ class Stages:
                 else:
                     sections.append(embedding_section(s) if name == "embedding" else head_section(s))
             memories = [section.memory for section in sections]
-            costs.append(recomputed(memories, part.component) if part.component else plain(memories[0]))
+            if part.component:
+                costs.append(recomputed(memories, part.component))
+            else:
+                costs.append(SectionCost(memories[0].kept, memories[0].forward, memories[0].backward))
         return costs
 
     def _buffers(self, numbers: Sequence[int]) -> Held:
@@ -441,11 +444,6 @@ class SectionCost(NamedTuple):
     kept: Held  # between forward and backward, their input included
     forward: tuple[Piece, ...]
     backward: tuple[Piece, ...]
-
-
-def plain(memory: SectionMemory) -> SectionCost:
-    """A section that saves what its backward needs."""
-    return SectionCost(memory.kept, memory.forward, memory.backward)
 
 
 def recomputed(memories: Sequence[SectionMemory], component: str = "activations.recomputed") -> SectionCost:

@@ -510,8 +510,5 @@ def _moves(
 
 def _loads(shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]) -> list[int]:
     """Time per micro-batch on each stage."""
-    total = np.concatenate(([0], np.cumsum(cost)))[np.concatenate(([0], np.cumsum(shares)))]
-    of_chunk = np.diff(total)
-    of_chunk[0] += ends[0]
-    of_chunk[-1] += ends[1]
+    of_chunk = sums(cost, shares, *ends)
     return [int(of_chunk[list(stage_chunks)].sum()) for stage_chunks in positions]

@@ -212,9 +212,18 @@ def scaling(request: Request, device: Device) -> Result:
             [key | dict(run.exchange) for key, run in zip(keys, runs, strict=True)]
         ),
     }
-    if is_published(request.config, device.name):
-        rows = published_rows({(run.dispatch, run.ep): run.fractions for run in runs})
-        tables |= {"published": PUBLISHED.from_rows(rows)} if rows else {}
+    # The figure is of this model, device and number of GPUs.
+    if (request.config.model, request.config.layout.ranks, device.name) == (MODELS["moe_2t"], 1024, "mi300x"):
+        projected = {(run.dispatch, run.ep): run.fractions for run in runs}
+        rows: list[dict[str, Any]] = []
+        for (dispatch, ep), percents in _MEASURED.items():
+            if (dispatch, ep) in projected:
+                published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
+                key = {"dispatch": dispatch, "ep": ep}
+                rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
+                rows.append({**key, "figures": "published", **published, "source": SOURCE})
+        if rows:
+            tables["published"] = PUBLISHED.from_rows(rows)
     # Each dispatch has its own overlap, and with a recorded routing each number of ranks its imbalance.
     own = ("exchange_overlap",) if request.expert_ids_TK is None else ("exchange_overlap", "imbalance")
     assumptions = assumed(request.machine, [device], request.config.training.dtype, own)
@@ -276,24 +285,3 @@ def dispatch_row(timer: Timer) -> dict[str, Any]:
         "link_bytes": round(size * to_ranks * (near - 1) / per_node),
         "dur_ns": round(sum(map(timer.message, dispatches))),
     }
-
-
-def is_published(config: Config, device: str) -> bool:
-    """Whether the figure is of this model, device and number of GPUs."""
-    return (config.model, config.layout.ranks, device) == (MODELS["moe_2t"], 1024, "mi300x")
-
-
-def published_rows(projected: Mapping[tuple[str, int], Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Rows of the table `published`.
-
-    Args:
-        projected: dispatch and expert-parallel ranks to the share of each part in the projected step.
-    """
-    rows = []
-    for (dispatch, ep), percents in _MEASURED.items():
-        if (dispatch, ep) in projected:
-            published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
-            key = {"dispatch": dispatch, "ep": ep}
-            rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
-            rows.append({**key, "figures": "published", **published, "source": SOURCE})
-    return rows

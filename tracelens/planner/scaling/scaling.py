@@ -216,11 +216,11 @@ def scaling(request: Request, device: Device) -> Result:
     if (request.config.model, request.config.layout.ranks, device.name) == (MODELS["moe_2t"], 1024, "mi300x"):
         projected = {(run.dispatch, run.ep): run.fractions for run in runs}
         rows: list[dict[str, Any]] = []
-        for (dispatch, ep), percents in _MEASURED.items():
-            if (dispatch, ep) in projected:
+        for run_key, percents in _MEASURED.items():
+            if run_key in projected:
                 published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
-                key = {"dispatch": dispatch, "ep": ep}
-                rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
+                key = dict(zip(("dispatch", "ep"), run_key, strict=True))
+                rows.append({**key, "figures": "projected", **projected[run_key], "source": ""})
                 rows.append({**key, "figures": "published", **published, "source": SOURCE})
         if rows:
             tables["published"] = PUBLISHED.from_rows(rows)

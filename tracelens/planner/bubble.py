@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.errors import TracelensError
 from tracelens.planner.config import at_least_one
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, Table
+from tracelens.table import Column, Result, Schema, Skip
 
 CONVENTIONS = ("of the whole time", "of the ideal time (Megatron-LM)")
 """Idle time as a share of the pipeline's time with the bubble, or without it."""
@@ -52,8 +52,8 @@ PUBLISHED = Schema(
 
 TABLES = {"bubble": BUBBLE, "by_vpp": BY_CHUNKS, "published": PUBLISHED}
 
-_MOST_CHUNKS = 8
-_MOST_VPP = 1000
+_MOST_CHUNKS = 8  # rows of the table `by_vpp`, unless more are asked for
+_MOST_VPP = 1000  # far more chunks than a stage has layers; the table has a row for each
 _SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 10: 64 nodes of MI300X"
 _MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 
@@ -120,7 +120,33 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
     if not 1 <= vpp <= most:
         raise TracelensError(f"vpp must be 1 to {_MOST_VPP}, and 1 without a pipeline (pp=1), not {vpp}")
     count = batch.microbatches
-    tables = {"bubble": _conventions(batch.pp, count, vpp), "by_vpp": _by_chunks(batch.pp, count, vpp)}
+    shares = [float(fraction) for fraction in fractions(batch.pp, count, vpp)]
+    conventions = BUBBLE.table(
+        {
+            "convention": list(CONVENTIONS),
+            "numbers": [
+                f"{batch.pp - 1} / ({batch.pp - 1} + {count} x {vpp}) = {shares[0]:.2%}",
+                f"{batch.pp - 1} / ({count} x {vpp}) = {shares[1]:.2%}",
+            ],
+            "fraction": shares,
+        }
+    )
+    # Up to _MOST_CHUNKS, or up to `vpp` if that is more.
+    chunks = range(1, max(_MOST_CHUNKS, vpp) + 1 if batch.pp > 1 else 2)
+    series = np.array(
+        [[float(fraction) for fraction in fractions(batch.pp, count, number)] for number in chunks]
+    )
+    chunks_held = np.array([in_flight(batch.pp, 0, count, number) for number in chunks])
+    by_chunks = BY_CHUNKS.table(
+        {
+            "vpp": list(chunks),
+            "whole_fraction": series[:, 0],
+            "ideal_ratio": series[:, 1],
+            "in_flight": chunks_held,
+            "in_flight_share": chunks_held / np.array(chunks),
+        }
+    )
+    tables = {"bubble": conventions, "by_vpp": by_chunks}
     if (batch.pp, count, batch.seq, batch.mbs, batch.gpus) == (16, 16, 4096, 1, 512):
         tables["published"] = PUBLISHED.table(
             {
@@ -148,36 +174,6 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
             "global_tokens": batch.global_tokens,
         },
         command="tracelens project bubble",
-    )
-
-
-def _conventions(stages: int, count: int, vpp: int) -> Table:
-    shares = [float(fraction) for fraction in fractions(stages, count, vpp)]
-    return BUBBLE.table(
-        {
-            "convention": list(CONVENTIONS),
-            "numbers": [
-                f"{stages - 1} / ({stages - 1} + {count} x {vpp}) = {shares[0]:.2%}",
-                f"{stages - 1} / ({count} x {vpp}) = {shares[1]:.2%}",
-            ],
-            "fraction": shares,
-        }
-    )
-
-
-def _by_chunks(stages: int, count: int, vpp: int) -> Table:
-    """BY_CHUNKS up to _MOST_CHUNKS, or up to `vpp` if that is more."""
-    chunks = range(1, max(_MOST_CHUNKS, vpp) + 1 if stages > 1 else 2)
-    series = np.array([[float(fraction) for fraction in fractions(stages, count, vpp)] for vpp in chunks])
-    chunks_held = np.array([in_flight(stages, 0, count, vpp) for vpp in chunks])
-    return BY_CHUNKS.table(
-        {
-            "vpp": list(chunks),
-            "whole_fraction": series[:, 0],
-            "ideal_ratio": series[:, 1],
-            "in_flight": chunks_held,
-            "in_flight_share": chunks_held / np.array(chunks),
-        }
     )
 
 

@@ -108,29 +108,26 @@ def _mean_distinct(values_TK: Int) -> float:
 def distinct_blocks(pool: Pool, blocks: int) -> float:
     """Expected number of `blocks` equal ranges of experts that a token's experts lie in."""
     size, group = pool.experts // blocks, pool.experts // pool.groups
-    # Blocks that cut the groups alike are hit alike.
-    patterns = Counter(_cut(first, size, group) for first in range(0, blocks * size, size))
-    return sum(count * (1 - _missed(pool, pattern)) for pattern, count in patterns.items())
-
-
-def _cut(first: int, size: int, group: int) -> tuple[int, ...]:
-    """Experts that a range shares with each group that it touches."""
-    last = first + size
-    numbers = range(first // group, (last - 1) // group + 1)
-    return tuple(sorted(min(last, (number + 1) * group) - max(first, number * group) for number in numbers))
-
-
-def _missed(pool: Pool, pattern: tuple[int, ...]) -> float:
-    """Probability that no expert of a token lies in a block that shares `pattern` experts with the groups."""
-    reachable = pool.experts // pool.groups * pool.top_groups
-    # Ways to keep some of the touched groups: (groups kept, experts of the block in them) to their number.
-    ways = Counter({(0, 0): 1})
-    for shared in pattern:
-        ways += Counter({(kept + 1, inside + shared): count for (kept, inside), count in ways.items()})
-    others, sets = pool.groups - len(pattern), comb(pool.groups, pool.top_groups)
-    missed = sum(
-        count * comb(others, pool.top_groups - kept) * comb(reachable - inside, pool.top_k)
-        for (kept, inside), count in ways.items()
-        if kept <= pool.top_groups
-    )
-    return missed / (sets * comb(reachable, pool.top_k))
+    # Experts that a block shares with each group it touches: blocks that cut the groups alike are hit alike.
+    patterns: Counter[tuple[int, ...]] = Counter()
+    for first in range(0, blocks * size, size):
+        last = first + size
+        touched = range(first // group, (last - 1) // group + 1)
+        shared = (min(last, (number + 1) * group) - max(first, number * group) for number in touched)
+        patterns[tuple(sorted(shared))] += 1
+    reachable, sets = group * pool.top_groups, comb(pool.groups, pool.top_groups)
+    expected = []
+    for pattern, count in patterns.items():
+        # Ways to keep some of the touched groups: (groups kept, experts of the block in them) to number.
+        ways = Counter({(0, 0): 1})
+        for inside in pattern:
+            ways += Counter({(kept + 1, held + inside): number for (kept, held), number in ways.items()})
+        # Probability that no expert of a token lies in a block with this pattern.
+        others = pool.groups - len(pattern)
+        missed = sum(
+            number * comb(others, pool.top_groups - kept) * comb(reachable - held, pool.top_k)
+            for (kept, held), number in ways.items()
+            if kept <= pool.top_groups
+        ) / (sets * comb(reachable, pool.top_k))
+        expected.append(count * (1 - missed))
+    return sum(expected)

@@ -13,7 +13,7 @@ from tracelens.planner.config import CHOICES, HELP, MODELS, PARTS, Config, Toggl
 
 
 def test_importing_the_config_does_not_import_torch() -> None:
-    code = "import sys, tracelens.planner.config.config; print('torch' in sys.modules)"
+    code = "import sys, tracelens.planner.config; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -29,6 +29,7 @@ from tracelens.planner.block.moe import (
 )
 from tracelens.planner.block.tape import (
     FLOAT32,
+    INT32,
     INT64,
     TEMPORARY,
     AttentionPass,
@@ -59,6 +60,7 @@ from tracelens.planner.block.tape import (
 __all__ = [
     "CHUNKS",
     "FLOAT32",
+    "INT32",
     "INT64",
     "TEMPORARY",
     "AttentionKernel",

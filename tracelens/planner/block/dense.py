@@ -263,10 +263,15 @@ def _sharded(s: RankSizes) -> tuple[PassMessages, PassMessages]:
             return PassMessages((), (scattered,)), PassMessages()
     ranks = s.config.layout.tp
     broadcasts = (Exchange("positions", "broadcast", "tp", part, part),) * ranks
-    ends = [s.T * piece // CHUNKS for piece in range(CHUNKS + 1)]
-    sizes = [(end - start) * s.row for start, end in pairwise(ends) if start < end]
+    sizes = [rows * s.row for rows in shares(s.T, CHUNKS) if rows]
     pieces = tuple(scattered._replace(sent=size * ranks, received=size) for size in sizes)
     return PassMessages(broadcasts, (scattered,)), PassMessages(pieces, broadcasts)
+
+
+def shares(rows: int, parts: int) -> list[int]:
+    """Sizes of parts that differ by at most one row."""
+    ends = [rows * part // parts for part in range(parts + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def rotate(t: Tape, x: Value, size: int) -> Value:
@@ -304,8 +309,44 @@ def attention(t: Tape, s: RankSizes, x: Value, kernel: AttentionKernel) -> Value
     """Norm, projections, attention and output projection."""
     x = gather(t, s, norm(t, s, x))
     q, k, v = _latent(t, s, x) if s.model.attention == "mla" else _grouped(t, s, x)
-    y = _attend(t, s, q, k, v, kernel)
-    return scatter_linear(t, s, y, s.heads * s.model.value_dim)
+    m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
+    # Scores take 2q FLOPs per query and key in each head, and the weighted sum of values 2v. The backward
+    # reads inputs, outputs and output gradient, and writes the input gradients.
+    moved = q.bytes + k.bytes + v.bytes + size
+    batch, queries = s.config.training.micro_batch, s.queries
+    keys = s.keys // batch
+    # Twice the scores: half a square need not be a whole number.
+    twice = 2 * queries * keys
+    if kernel == "flash":
+        twice = queries * queries if keys == queries else twice - queries * (queries - 1)
+    twice *= s.heads * batch
+    forward_flops = twice * (m.query_dim + m.value_dim)
+    backward_flops = 2 * forward_flops + (0 if kernel == "math" else twice * m.query_dim)
+    dims = (keys, m.query_dim, m.value_dim)
+    attention_kernel = Kernel(
+        "attention",
+        Load(forward_flops, moved, (AttentionPass(forward_flops, *dims, is_backward=False),)),
+        Load(backward_flops, 2 * moved, (AttentionPass(backward_flops, *dims, is_backward=True),)),
+    )
+    if kernel == "math":
+        scores = s.A * s.heads * keys
+        grouped = s.heads * m.kv_groups // m.heads if m.attention == "gqa" else s.heads
+        k_all = k if grouped == s.heads else t.op([k], s.keys * s.heads * m.query_dim * s.a)
+        v_all = v if grouped == s.heads else t.op([v], s.keys * s.heads * m.value_dim * s.a)
+        # GEMMs that save all scores; queries and keys are scaled before their GEMM.
+        q, k_all = t.op([q], q.bytes), t.op([k_all], k_all.bytes)
+        score = t.op([q, k_all], scores * s.a, saves=[q, k_all])
+        weight = t.op([score], scores * s.a, keep=True)
+        y = t.op([weight, v_all], size, saves=[weight, v_all], kernels=(attention_kernel,))
+    else:
+        # A kernel that saves one float32 per query. Its backward accumulates query gradients in float32.
+        accumulated = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
+        row = s.A * s.heads * FLOAT32
+        y = t.op(
+            [q, k, v], size, saves=[q, k, v], extra=row, gradient="new",
+            backward_scratch=accumulated + 2 * row, keep=True, kernels=(attention_kernel,),
+        )  # fmt: skip
+    return scatter_linear(t, s, y, s.heads * m.value_dim)
 
 
 def _grouped(t: Tape, s: RankSizes, x: Value) -> tuple[Value, Value, Value]:
@@ -348,51 +389,6 @@ def _latent(t: Tape, s: RankSizes, x: Value) -> tuple[Value, Value, Value]:
     q_rotary = rotate(t, q_rotary, q_rotary.bytes)
     size = s.A * n * m.query_dim * s.a
     return t.op([q, q_rotary], size, gradient="same", kernels=eager(2 * size, 2 * size, "concat")), k, v
-
-
-def _attend(t: Tape, s: RankSizes, q: Value, k: Value, v: Value, kernel: AttentionKernel) -> Value:
-    """Attention: a kernel that saves one float32 per query, or GEMMs that save all scores."""
-    m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
-    kernels = (_scores(s, kernel, q.bytes + k.bytes + v.bytes + size),)
-    if kernel == "math":
-        scores = s.A * s.heads * (s.keys // s.config.training.micro_batch)
-        grouped = s.heads * m.kv_groups // m.heads if m.attention == "gqa" else s.heads
-        k_all = k if grouped == s.heads else t.op([k], s.keys * s.heads * m.query_dim * s.a)
-        v_all = v if grouped == s.heads else t.op([v], s.keys * s.heads * m.value_dim * s.a)
-        # Queries and keys are scaled before their GEMM.
-        q, k_all = t.op([q], q.bytes), t.op([k_all], k_all.bytes)
-        score = t.op([q, k_all], scores * s.a, saves=[q, k_all])
-        weight = t.op([score], scores * s.a, keep=True)
-        return t.op([weight, v_all], size, saves=[weight, v_all], kernels=kernels)
-    # Its backward accumulates query gradients in float32.
-    accumulated = s.A * s.heads * m.query_dim * FLOAT32 if s.a < FLOAT32 else 0
-    row = s.A * s.heads * FLOAT32
-    return t.op(
-        [q, k, v], size, saves=[q, k, v], extra=row, gradient="new", backward_scratch=accumulated + 2 * row,
-        keep=True, kernels=kernels,
-    )  # fmt: skip
-
-
-def _scores(s: RankSizes, kernel: AttentionKernel, moved: int) -> Kernel:
-    """Scores, 2q FLOPs per query and key in each head, and the weighted sum of values, 2v.
-
-    The backward reads inputs, outputs and output gradient, and writes the input gradients.
-    """
-    m, batch, queries = s.model, s.config.training.micro_batch, s.queries
-    keys = s.keys // batch
-    # Twice the scores: half a square need not be a whole number.
-    twice = 2 * queries * keys
-    if kernel == "flash":
-        twice = queries * queries if keys == queries else twice - queries * (queries - 1)
-    twice *= s.heads * batch
-    forward = twice * (m.query_dim + m.value_dim)
-    backward = 2 * forward + (0 if kernel == "math" else twice * m.query_dim)
-    dims = (keys, m.query_dim, m.value_dim)
-    return Kernel(
-        "attention",
-        Load(forward, moved, (AttentionPass(forward, *dims, is_backward=False),)),
-        Load(backward, 2 * moved, (AttentionPass(backward, *dims, is_backward=True),)),
-    )
 
 
 def embed(t: Tape, s: RankSizes, token: Value) -> Value:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from tracelens.planner.block import dense
-from tracelens.planner.block.dense import AttentionKernel, RankSizes, swiglu, swiglu_kernels
+from tracelens.planner.block.dense import AttentionKernel, RankSizes, shares, swiglu, swiglu_kernels
 from tracelens.planner.block.tape import (
     FLOAT32,
     FP8,
+    INT32,
     INT64,
     Kernel,
     Load,
@@ -53,8 +53,6 @@ class Dispatched(NamedTuple):
     own_weight: Value  # weights of this rank's own tokens
 
 
-# Offsets of the experts' rows are int32.
-INT32 = 4
 # Sequential experts free their activations one by one in the backward, approximated by this many steps.
 PIECES = 8
 _WEIGHT = Weight("edp", "experts")
@@ -235,36 +233,33 @@ def unpermute(
 
 def dispatch(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> Dispatched:
     """Dispatch: tokens to the ranks of their experts, and sorted there."""
-    kind = s.config.toggles.dispatch
+    kind, K = s.config.toggles.dispatch, s.model.top_k
     if kind == "allgather" and s.P > 1:
-        return _all_gather(t, s, x, weight, expert)
-    if kind in ("dedup", "deepep"):
-        return _copies(t, s, x, weight, expert)
-    return _all_to_all(t, s, x, weight, expert)
-
-
-def _all_to_all(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> Dispatched:
-    """All-to-all of one row per token and expert."""
-    sent = sort(t, s, s.C, s.T, s.C, expert)
-    if s.P == 1:
-        return Dispatched(_sorted(t, s, x, sent), sent, None, weight, weight)
-    if s.static:
-        sent = spread(t, sent, s.buffer_rows)
-    # Counts are exchanged first.
-    counts = s.model.experts_count * INT64
-    t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
-    out = permute(t, s, x, sent, s.row, s.config.toggles.permute == "fused")
-    x = t.collective(out, s.R * s.row, "tokens", "all_to_all", "ep")
-    rows = sort(t, s, s.R, s.R, s.R, t.op([], s.R * INT64))
-    return Dispatched(_sorted(t, s, x, rows), rows, sent, None, weight)
-
-
-def _copies(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> Dispatched:
-    """One copy of a token per rank with any of its experts, with its weights and expert ids."""
-    K = s.model.top_k
+        arrived = s.P * s.T
+        weight_N = t.collective(weight, s.P * weight.bytes, "weights", "all_gather", "ep")
+        ids = one_way("experts", "all_gather", "ep", expert.bytes, s.P * expert.bytes)
+        local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True, messages=ids)
+        x = t.collective(x, s.P * x.bytes, "tokens", "all_gather", "ep")
+        rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
+        return Dispatched(_sorted(t, s, x, rows), rows, None, weight_N, weight)
+    if kind not in ("dedup", "deepep"):
+        # All-to-all of one row per token and expert.
+        own_rows = sort(t, s, s.C, s.T, s.C, expert)
+        if s.P == 1:
+            return Dispatched(_sorted(t, s, x, own_rows), own_rows, None, weight, weight)
+        if s.static:
+            own_rows = spread(t, own_rows, s.buffer_rows)
+        # Counts are exchanged first.
+        counts = s.model.experts_count * INT64
+        t.op([], counts, waits=True, messages=one_way("counts", "all_to_all", "ep", counts, counts))
+        out = permute(t, s, x, own_rows, s.row, s.config.toggles.permute == "fused")
+        x = t.collective(out, s.R * s.row, "tokens", "all_to_all", "ep")
+        rows = sort(t, s, s.R, s.R, s.R, t.op([], s.R * INT64))
+        return Dispatched(_sorted(t, s, x, rows), rows, own_rows, None, weight)
+    # One copy of a token per rank with any of its experts, with its weights and expert ids.
     leaving, arrived = (s.P * s.T,) * 2 if s.static else (s.copies_sent, s.copies_received)
-    sent = None
-    if s.config.toggles.dispatch == "deepep":
+    sent: RoutedRows | None = None
+    if kind == "deepep":
         weight_N = t.op([weight], arrived * K * FLOAT32)
         # Only actual tokens travel, even to buffers sized for the worst case.
         sizes = s.copies_sent * s.row, s.copies_received * s.row
@@ -292,17 +287,6 @@ def _copies(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> Di
         local_expert = t.op([], arrived * K * INT64, reads=[packed])
     rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
     return Dispatched(_sorted(t, s, x, rows), rows, sent, weight_N, weight)
-
-
-def _all_gather(t: Tape, s: RankSizes, x: Value, weight: Value, expert: Value) -> Dispatched:
-    """All tokens to all ranks."""
-    arrived, K = s.P * s.T, s.model.top_k
-    weight_N = t.collective(weight, s.P * weight.bytes, "weights", "all_gather", "ep")
-    ids = one_way("experts", "all_gather", "ep", expert.bytes, s.P * expert.bytes)
-    local_expert = t.op([], arrived * K * INT64, reads=[expert], waits=True, messages=ids)
-    x = t.collective(x, s.P * x.bytes, "tokens", "all_gather", "ep")
-    rows = sort(t, s, arrived * K, arrived, s.R, local_expert)
-    return Dispatched(_sorted(t, s, x, rows), rows, None, weight_N, weight)
 
 
 def _sorted(t: Tape, s: RankSizes, x: Value, rows: RoutedRows) -> Value:
@@ -352,28 +336,36 @@ def experts(t: Tape, s: RankSizes, x: Value, rows: int) -> Value:
     """Expert outputs of this many rows, of which `s.rows` hold a token and are computed."""
     D, F = s.model.hidden, s.model.expert_ffn
     gate_up, down = expert_gemm(s, s.rows, D, 2 * F), expert_gemm(s, s.rows, F, D)
-    kernels = gate_up, swiglu_kernels(s.rows * F * s.a), down
+    activation = swiglu_kernels(s.rows * F * s.a)
     if s.config.toggles.experts == "grouped":
-        return _grouped(t, s, x, rows, kernels)
-    return _loop(t, s, x, rows, kernels)
-
-
-def _grouped(t: Tape, s: RankSizes, x: Value, rows: int, kernels: Sequence[Sequence[Kernel]]) -> Value:
-    D, F = s.model.hidden, s.model.expert_ffn
-    gate_up, activation, down = kernels
-    up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
-    scratch, backward_scratch = _scratch(s, rows, D, 2 * F)
-    up = t.op(
-        [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernels=gate_up,
-        weight=_WEIGHT, scratch=scratch, backward_scratch=backward_scratch,
-    )  # fmt: skip
-    half = rows * F * s.a
-    h = t.op([up], half, saves=[up], kernels=activation) if s.static else _swiglu(t, up, half, activation)
-    scratch, backward_scratch = _scratch(s, rows, F, D)
-    return t.op(
-        [h], rows * s.row, saves=[h], weights=down_bytes, kernels=down, weight=_WEIGHT,
-        scratch=scratch, backward_scratch=backward_scratch,
-    )  # fmt: skip
+        up_bytes, down_bytes = s.e * D * 2 * F * s.a, s.e * D * F * s.a
+        scratch, backward_scratch = _scratch(s, rows, D, 2 * F)
+        # Offsets of the experts' rows are int32.
+        up = t.op(
+            [x], rows * 2 * F * s.a, saves=[x], extra=s.e * INT32, weights=up_bytes, kernels=gate_up,
+            weight=_WEIGHT, scratch=scratch, backward_scratch=backward_scratch,
+        )  # fmt: skip
+        half = rows * F * s.a
+        h = t.op([up], half, saves=[up], kernels=activation) if s.static else _swiglu(t, up, half, activation)
+        scratch, backward_scratch = _scratch(s, rows, F, D)
+        return t.op(
+            [h], rows * s.row, saves=[h], weights=down_bytes, kernels=down, weight=_WEIGHT,
+            scratch=scratch, backward_scratch=backward_scratch,
+        )  # fmt: skip
+    # One by one: the weight gradients of all experts are collected, stacked and accumulated.
+    pieces = min(PIECES, s.e)
+    parts = t.split(x, [size * s.row for size in shares(rows, pieces)])
+    experts_of = shares(s.e, pieces)
+    ups = t.unbind([count * D * 2 * F * s.a for count in experts_of], _WEIGHT)
+    downs = t.unbind([count * D * F * s.a for count in experts_of], _WEIGHT)
+    outputs = []
+    for part, size, up_w, down_w in zip(parts, shares(rows, pieces), ups, downs, strict=True):
+        up = t.op([part, up_w], size * 2 * F * s.a, saves=[part], kernels=gate_up)
+        h = _swiglu(t, up, size * F * s.a, activation)
+        outputs.append(t.op([h, down_w], size * s.row, saves=[h], kernels=down))
+        # All experts count at the first piece.
+        gate_up, activation, down = (), (), ()
+    return t.op(outputs, rows * s.row, gradient="same")
 
 
 def quantized(rows: int, k: int, n: int, matrices: int) -> Quantized:
@@ -421,27 +413,3 @@ def _swiglu(t: Tape, up: Value, half: int, kernels: Sequence[Kernel]) -> Value:
     """silu(gate) * up, of gate and up side by side."""
     gate, value = t.split(up, [half, half])
     return swiglu(t, gate, value, kernels)
-
-
-def _loop(t: Tape, s: RankSizes, x: Value, rows: int, kernels: Sequence[Sequence[Kernel]]) -> Value:
-    """The weight gradients of all experts are collected, stacked and accumulated."""
-    D, F = s.model.hidden, s.model.expert_ffn
-    pieces = min(PIECES, s.e)
-    parts = t.split(x, [size * s.row for size in _shares(rows, pieces)])
-    experts_of = _shares(s.e, pieces)
-    ups = t.unbind([count * D * 2 * F * s.a for count in experts_of], _WEIGHT)
-    downs = t.unbind([count * D * F * s.a for count in experts_of], _WEIGHT)
-    outputs = []
-    for part, size, up_w, down_w in zip(parts, _shares(rows, pieces), ups, downs, strict=True):
-        gate_up, activation, down = kernels
-        up = t.op([part, up_w], size * 2 * F * s.a, saves=[part], kernels=gate_up)
-        h = _swiglu(t, up, size * F * s.a, activation)
-        outputs.append(t.op([h, down_w], size * s.row, saves=[h], kernels=down))
-        # All experts count at the first piece.
-        kernels = ((), (), ())
-    return t.op(outputs, rows * s.row, gradient="same")
-
-
-def _shares(rows: int, parts: int) -> list[int]:
-    ends = [rows * part // parts for part in range(parts + 1)]
-    return [end - start for start, end in pairwise(ends)]

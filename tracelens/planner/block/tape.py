@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
-FP8, FLOAT32, INT64 = 1, 4, 8
+FP8, INT32, FLOAT32, INT64 = 1, 4, 4, 8
 """Bytes of an element."""
 
 Gradient = Literal["new", "same", "saved", "none"]

@@ -191,33 +191,25 @@ def link_bound(
         kind = "send_recv"
     if size <= 0 or group.ranks < 2 or kind in ("", "barrier"):
         return None
-    transfer_s = _transfer_seconds(collective, kind, size, group, node_of, platform)
+    rates = platform.rates()
+    match kind:
+        case "send_recv":
+            transfer_s = pair_seconds(size, group.nodes == 1, rates)
+        case "all_to_all":
+            if (matrices := traffic_matrices(collective)) is None:
+                transfer_s = all_to_all_seconds(size, group.ranks, group.near, rates)
+            else:
+                ranks, sent, _ = matrices
+                transfer_s = traffic_seconds(sent.tolist(), [node_of[rank] for rank in ranks], rates)
+        case "all_reduce":
+            nodes = max(group.ranks // group.near, 1)
+            transfer_s = all_reduce_seconds(size, nodes, group.near, rates)
+        case "broadcast":
+            transfer_s = broadcast_seconds(size, group.nodes, group.near, rates)
+        case _:
+            transfer_s = ring_seconds(size, group.ranks, group.near, rates)
     step_ns = platform.link_step_ns if group.nodes == 1 else platform.nic_step_ns
     return LinkBound(transfer_s, _STEPS.get(kind, 1) * step_ns / 1e9, group.nodes > 1)
-
-
-def _transfer_seconds(
-    collective: MatchedCollective,
-    kind: str,
-    size: int,
-    group: Place,
-    node_of: Mapping[int, int],
-    platform: Platform,
-) -> float:
-    rates = platform.rates()
-    if kind == "send_recv":
-        return pair_seconds(size, group.nodes == 1, rates)
-    if kind == "all_to_all":
-        matrices = traffic_matrices(collective)
-        if matrices is None:
-            return all_to_all_seconds(size, group.ranks, group.near, rates)
-        ranks, sent, _ = matrices
-        return traffic_seconds(sent.tolist(), [node_of[rank] for rank in ranks], rates)
-    if kind == "all_reduce":
-        return all_reduce_seconds(size, max(group.ranks // group.near, 1), group.near, rates)
-    if kind == "broadcast":
-        return broadcast_seconds(size, group.nodes, group.near, rates)
-    return ring_seconds(size, group.ranks, group.near, rates)
 
 
 def limited(
@@ -244,30 +236,29 @@ def transfer_rows(known: Sequence[Limited], node_of: Mapping[int, int]) -> list[
         size = item.collective.bytes
         key = (item.collective.collective, item.collective.group, 1 << size.bit_length() - 1)
         same.setdefault(key, []).append(item)
-    rows = [_row(key, of_key, node_of) for key, of_key in same.items()]
+    rows: list[dict[str, Any]] = []
+    for (name, group, bucket), of_key in same.items():
+        where = place(of_key[0].collective, node_of)
+        latencies = [item.collective.latency_ns for item in of_key]
+        bounds_ns = [item.bound.transfer_s * 1e9 for item in of_key]
+        achieved = sum(bounds_ns) / max(sum(latencies), 1)
+        rows.append(
+            {
+                "collective": name,
+                "group": group,
+                "from_bytes": bucket,
+                "count": len(of_key),
+                "ranks": where.ranks,
+                "nodes": where.nodes,
+                "latency_ns": float(median(latencies)),
+                "bound_ns": median(bounds_ns),
+                "achieved": achieved,
+                "excess_ns": sum(latencies) - sum(bounds_ns),
+                "limited_by": max(of_key, key=lambda item: item.collective.bytes).bound.limit,
+                "note": above(achieved),
+            }
+        )
     return sorted(rows, key=lambda row: -row["excess_ns"])
-
-
-def _row(key: tuple[str, str, int], same: list[Limited], node_of: Mapping[int, int]) -> dict[str, Any]:
-    name, group, bucket = key
-    where = place(same[0].collective, node_of)
-    latencies = [item.collective.latency_ns for item in same]
-    bounds_ns = [item.bound.transfer_s * 1e9 for item in same]
-    achieved = sum(bounds_ns) / max(sum(latencies), 1)
-    return {
-        "collective": name,
-        "group": group,
-        "from_bytes": bucket,
-        "count": len(same),
-        "ranks": where.ranks,
-        "nodes": where.nodes,
-        "latency_ns": float(median(latencies)),
-        "bound_ns": median(bounds_ns),
-        "achieved": achieved,
-        "excess_ns": sum(latencies) - sum(bounds_ns),
-        "limited_by": max(same, key=lambda item: item.collective.bytes).bound.limit,
-        "note": above(achieved),
-    }
 
 
 def fit_rows(known: Sequence[Limited]) -> tuple[list[dict[str, Any]], list[Skip]]:
@@ -308,40 +299,37 @@ def pair_rows(
         shape = f"{gemm.m}x{gemm.n}x{gemm.k}"
         key = (pair.operation, pair.collective.group, shape, short_dtype(gemm.dtype))
         same.setdefault(key, []).append(pair)
-    rows = [_pairs_row(key, of_key, node_of, platform) for key, of_key in same.items()]
+    rows: list[dict[str, Any]] = []
+    for (operation, group, shape, dtype), of_key in same.items():
+        gemm = of_key[0].gemm
+        links = [link_bound(pair.collective, node_of, platform) for pair in of_key]
+        limit = Bound(
+            gemm=gemm_seconds(gemm.flops, gemm.dtype, platform),
+            memory=gemm.moved / platform.device.hbm_bytes_per_s,
+            links=median(link.transfer_s for link in links if link is not None),
+        )
+        gemm_ns = float(median(pair.gemm.end - pair.gemm.start for pair in of_key))
+        latency_ns = float(median(pair.collective.latency_ns for pair in of_key))
+        achieved = limit.overlapped * 1e9 / max(gemm_ns + latency_ns, 1)
+        rows.append(
+            {
+                "operation": operation,
+                "group": group,
+                "shape": shape,
+                "dtype": dtype,
+                "count": len(of_key),
+                "gemm_dur_ns": gemm_ns,
+                "latency_ns": latency_ns,
+                "compute_ns": max(limit.gemm, limit.memory) * 1e9,
+                "link_ns": limit.links * 1e9,
+                "overlapped_ns": limit.overlapped * 1e9,
+                "serial_ns": limit.serial * 1e9,
+                "limited_by": limit.limit,
+                "achieved": achieved,
+                "note": above(achieved),
+            }
+        )
     return sorted(rows, key=lambda row: -row["count"] * (row["gemm_dur_ns"] + row["latency_ns"]))
-
-
-def _pairs_row(
-    key: tuple[str, str, str, str], same: list[Pair], node_of: Mapping[int, int], platform: Platform
-) -> dict[str, Any]:
-    operation, group, shape, dtype = key
-    gemm = same[0].gemm
-    links = [link_bound(pair.collective, node_of, platform) for pair in same]
-    limit = Bound(
-        gemm_seconds(gemm.flops, gemm.dtype, platform),
-        gemm.moved / platform.device.hbm_bytes_per_s,
-        median(link.transfer_s for link in links if link is not None),
-    )
-    gemm_ns = float(median(pair.gemm.end - pair.gemm.start for pair in same))
-    latency_ns = float(median(pair.collective.latency_ns for pair in same))
-    achieved = limit.overlapped * 1e9 / max(gemm_ns + latency_ns, 1)
-    return {
-        "operation": operation,
-        "group": group,
-        "shape": shape,
-        "dtype": dtype,
-        "count": len(same),
-        "gemm_dur_ns": gemm_ns,
-        "latency_ns": latency_ns,
-        "compute_ns": max(limit.gemm, limit.memory) * 1e9,
-        "link_ns": limit.links * 1e9,
-        "overlapped_ns": limit.overlapped * 1e9,
-        "serial_ns": limit.serial * 1e9,
-        "limited_by": limit.limit,
-        "achieved": achieved,
-        "note": above(achieved),
-    }
 
 
 def above(achieved: float) -> str:

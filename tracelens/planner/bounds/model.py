@@ -44,8 +44,8 @@ from tracelens.planner.collectives import (
 from tracelens.planner.config import at_least_one, one_of
 from tracelens.planner.distinct import Pool, distinct_blocks
 from tracelens.planner.step_time import HELP as STEP_TIME_HELP
+from tracelens.planner.step_time import LEAST_LINK_BYTES_PER_S, Assumption, LinksName, Machine
 from tracelens.planner.step_time import SOURCES as STEP_TIME_SOURCES
-from tracelens.planner.step_time import Assumption, LinksName, Machine
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip
 from tracelens.units import size_text
@@ -133,7 +133,7 @@ class Platform:
         at_least_one(self, ("nodes", "gpus_per_node"))
         if min(self.link_step_ns, self.nic_step_ns) < 0:
             raise TracelensError("latencies must be 0 ns or more")
-        if self.link_bytes_per_s and self.link_bytes_per_s < 1e6:
+        if self.link_bytes_per_s and self.link_bytes_per_s < LEAST_LINK_BYTES_PER_S:
             raise TracelensError(
                 f"link_bytes_per_s is {self.link_bytes_per_s:g} bytes/s: use 448e9 for seven links of 64 GB/s"
             )
@@ -467,14 +467,41 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     else:
         operations = operations or challenge_operations()
     limits = [(operation, bound(operation, platform)) for operation in operations]
-    means = _means(limits)
+    of_name: dict[str, list[Bound]] = {}
+    for operation, limit in limits:
+        of_name.setdefault(operation.name, []).append(limit)
+    means: list[dict[str, Any]] = [
+        {
+            "operation": name,
+            "shapes": len(of_operation),
+            "overlapped_ns": _geometric_mean([limit.overlapped for limit in of_operation]) * 1e9,
+            "serial_ns": _geometric_mean([limit.serial for limit in of_operation]) * 1e9,
+        }
+        for name, of_operation in of_name.items()
+    ]
+    published: list[dict[str, Any]] = []
+    if is_challenge and platform.device.name == CHALLENGE_DEVICE:
+        bound_ns = {row["operation"]: row["overlapped_ns"] for row in means}
+        published = [
+            {
+                "operation": line.operation,
+                "implementation": line.implementation,
+                "dur_ns": line.dur_ns,
+                "bound_ns": bound_ns[line.operation],
+                "achieved": bound_ns[line.operation] / line.dur_ns,
+                "note": line.source,
+            }
+            for line in PUBLISHED_TIMES
+            if line.operation in bound_ns
+        ]
+    dtypes = tuple(dict.fromkeys(operation.dtype for operation in operations if operation.flops))
     rows = {
         "all_to_all": [_row(*limit) for limit in limits if not limit[0].flops],
         "gemms": [_row(*limit) for limit in limits if limit[0].flops],
         "geometric_means": means,
-        "published": _published(means) if is_challenge and platform.device.name == CHALLENGE_DEVICE else [],
+        "published": published,
         **_all_reduce(platform),
-        "assumptions": _assumed(platform, operations),
+        "assumptions": assumed(platform, dtypes),
     }
     tables = {
         name: schema.from_rows({column: row[column] for column in schema.names} for row in rows[name])
@@ -496,64 +523,25 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     )
 
 
-def _nanoseconds(limit: Bound) -> dict[str, Any]:
-    """The columns of a bound."""
+def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
     return {
+        "operation": operation.name,
+        **operation.sizes,
+        "dtype": operation.dtype,
         "gemm_ns": limit.gemm * 1e9,
         "memory_ns": limit.memory * 1e9,
         "link_ns": limit.links * 1e9,
         "overlapped_ns": limit.overlapped * 1e9,
         "serial_ns": limit.serial * 1e9,
         "limited_by": limit.limit,
-    }
-
-
-def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
-    return {
-        "operation": operation.name,
-        **operation.sizes,
-        "dtype": operation.dtype,
-        **_nanoseconds(limit),
         "flops": float(operation.flops),
         "memory_bytes": float(operation.memory_bytes),
         "message_bytes": float(max(max(message.sent, message.received) for message in operation.messages)),
     }
 
 
-def _means(limits: Sequence[tuple[Operation, Bound]]) -> list[dict[str, Any]]:
-    """Geometric means over the shapes of each operation."""
-    of_name: dict[str, list[Bound]] = {}
-    for operation, limit in limits:
-        of_name.setdefault(operation.name, []).append(limit)
-    return [
-        {
-            "operation": name,
-            "shapes": len(same),
-            "overlapped_ns": _geometric_mean([limit.overlapped for limit in same]) * 1e9,
-            "serial_ns": _geometric_mean([limit.serial for limit in same]) * 1e9,
-        }
-        for name, same in of_name.items()
-    ]
-
-
 def _geometric_mean(values: Sequence[float]) -> float:
     return exp(sum(map(log, values)) / len(values))
-
-
-def _published(means: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    of_name = {row["operation"]: row["overlapped_ns"] for row in means}
-    return [
-        {
-            "operation": line.operation,
-            "implementation": line.implementation,
-            "dur_ns": line.dur_ns,
-            "bound_ns": of_name[line.operation],
-            "achieved": of_name[line.operation] / line.dur_ns,
-            "note": line.source,
-        }
-        for line in PUBLISHED_TIMES
-        if line.operation in of_name
-    ]
 
 
 def _all_reduce(platform: Platform) -> dict[str, list[dict[str, Any]]]:
@@ -604,11 +592,6 @@ def _all_reduce(platform: Platform) -> dict[str, list[dict[str, Any]]]:
                 }
             )
     return {"all_reduce": by_size, "algorithms": lines, "crossovers": ranges}
-
-
-def _assumed(platform: Platform, operations: Sequence[Operation]) -> list[dict[str, Any]]:
-    dtypes = tuple(dict.fromkeys(operation.dtype for operation in operations if operation.flops))
-    return assumed(platform, dtypes)
 
 
 def assumed(platform: Platform, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:

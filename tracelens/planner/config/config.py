@@ -219,28 +219,25 @@ class Toggles:
                 f"fp8=experts needs experts=grouped, not {self.experts}: only the grouped GEMM has scales"
             )
         if self.graph != "off":
-            self._require_capturable()
-
-    def _require_capturable(self) -> None:
-        if self.sync_free < STATIC:
-            raise TracelensError(
-                f"graph=step needs sync_free={STATIC}, not {self.sync_free}: a graph has no host syncs"
-            )
-        if self.overlap_exchange != "off":
-            raise TracelensError(
-                f"graph=step needs overlap_exchange=off, not {self.overlap_exchange}: it runs forward and "
-                "backward on two threads, and a graph is captured from one"
-            )
-        if self.dispatch == "deepep":
-            raise TracelensError(
-                "graph=step needs dispatch=alltoall, allgather or dedup, not deepep: the library cannot "
-                "be captured"
-            )
-        if self.tp_overlap == "symmetric":
-            raise TracelensError(
-                "graph=step needs tp_overlap=off or chunked, not symmetric: torch does not guarantee that "
-                "symmetric memory keeps its address, as a graph needs"
-            )
+            if self.sync_free < STATIC:
+                raise TracelensError(
+                    f"graph=step needs sync_free={STATIC}, not {self.sync_free}: a graph has no host syncs"
+                )
+            if self.overlap_exchange != "off":
+                raise TracelensError(
+                    f"graph=step needs overlap_exchange=off, not {self.overlap_exchange}: it runs forward "
+                    "and backward on two threads, and a graph is captured from one"
+                )
+            if self.dispatch == "deepep":
+                raise TracelensError(
+                    "graph=step needs dispatch=alltoall, allgather or dedup, not deepep: the library cannot "
+                    "be captured"
+                )
+            if self.tp_overlap == "symmetric":
+                raise TracelensError(
+                    "graph=step needs tp_overlap=off or chunked, not symmetric: torch does not guarantee "
+                    "that symmetric memory keeps its address, as a graph needs"
+                )
 
     @property
     def unoptimised(self) -> dict[str, str]:
@@ -320,7 +317,12 @@ class Config:
                 "another's backward"
             )
         if toggles.fp8 != "off":
-            _require_fp8_widths(model)
+            # FP8 matrix instructions take rows of such widths only.
+            for name in ("hidden", "expert_ffn"):
+                if (width := getattr(model, name)) % FP8_MULTIPLE:
+                    raise TracelensError(
+                        f"fp8=experts needs a multiple of {FP8_MULTIPLE} for {name}, not {width}: use fp8=off"
+                    )
         if toggles.graph != "off" and layout.pp > 1:
             raise TracelensError(
                 f"graph=step needs pp=1, not {layout.pp}: torch's pipeline schedules cannot be captured"
@@ -445,10 +447,6 @@ class Model:
         for name in ("hidden", "expert_ffn"):
             if getattr(self, name) % GEMM_ALIGNMENT:
                 raise TracelensError(f"{name} ({getattr(self, name)}) must be a multiple of {GEMM_ALIGNMENT}")
-        self._check_attention()
-        self._check_groups()
-
-    def _check_attention(self) -> None:
         at_least_one(self, ("kv_lora", "qk_dim", "v_dim") if self.attention == "mla" else ("head_dim",))
         if self.attention == "gqa" and (self.kv_groups < 1 or self.heads % self.kv_groups):
             raise TracelensError(
@@ -457,8 +455,6 @@ class Model:
             )
         if self.rotary_dim < 2 or self.rotary_dim % 2:
             raise TracelensError(f"the rotary width of a head must be even, not {self.rotary_dim}")
-
-    def _check_groups(self) -> None:
         if self.expert_groups < 1 or self.experts_count % self.expert_groups:
             raise TracelensError(
                 f"experts_count ({self.experts_count}) must be a multiple of expert_groups "
@@ -524,7 +520,9 @@ class _Bundled(Mapping[str, Model]):
 def bundled() -> Mapping[str, Model]:
     """The models of `models/*.toml` by name, from small to large."""
     models = {file.stem: read_toml(file) for file in (Path(__file__).parent / "models").glob("*.toml")}
-    return dict(sorted(models.items(), key=lambda item: (_size(item[1]), item[0])))
+    # The weights of the routed experts dominate.
+    sizes = {name: m.layers * m.experts_count * m.hidden * m.expert_ffn for name, m in models.items()}
+    return {name: models[name] for name in sorted(models, key=lambda name: (sizes[name], name))}
 
 
 def read_toml(path: Path) -> Model:
@@ -536,12 +534,26 @@ def read_toml(path: Path) -> Model:
     Raises:
         TracelensError: no such file, not TOML, or a key is missing, unknown or has a wrong value.
     """
-    content = _load(path)
+    import tomllib  # takes a few ms
+
+    text = read_text(path)
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TracelensError(f"{path}: not TOML: {error}") from error
     sources = content.pop("sources", {})
     if not isinstance(content.pop("title", ""), str):
         raise TracelensError(f"{path}: title must be text in quotes")
+    model_fields = [item.name for item in fields(Model)]
     for source in sources.values() if isinstance(sources, dict) else [sources]:
-        _check_source(path, source)
+        if not isinstance(source, dict) or not isinstance(source.get("title"), str):
+            raise TracelensError(f"{path}: a source must be a table [sources.NAME] with a title")
+        for key in source:
+            if key not in _SOURCE_KEYS:
+                raise TracelensError(f"{path}: {UnknownName('key of a source', key, _SOURCE_KEYS)}")
+        for name in source.get("fields", []):
+            if name not in model_fields:
+                raise TracelensError(f"{path}: {UnknownName('field of a source', str(name), model_fields)}")
     return make_model(str(path), content)
 
 
@@ -579,44 +591,8 @@ def read_text(path: Path) -> str:
         raise TracelensError(f"{path}: not a text file") from error
 
 
-def _load(path: Path) -> dict[str, Any]:
-    import tomllib  # takes a few ms
-
-    text = read_text(path)
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TracelensError(f"{path}: not TOML: {error}") from error
-
-
-def _check_source(path: Path, source: Any) -> None:
-    if not isinstance(source, dict) or not isinstance(source.get("title"), str):
-        raise TracelensError(f"{path}: a source must be a table [sources.NAME] with a title")
-    for key in source:
-        if key not in _SOURCE_KEYS:
-            raise TracelensError(f"{path}: {UnknownName('key of a source', key, _SOURCE_KEYS)}")
-    known = [item.name for item in fields(Model)]
-    for name in source.get("fields", []):
-        if name not in known:
-            raise TracelensError(f"{path}: {UnknownName('field of a source', str(name), known)}")
-
-
-def _size(model: Model) -> int:
-    """Weights of the routed experts, which dominate."""
-    return model.layers * model.experts_count * model.hidden * model.expert_ffn
-
-
 MODELS: Mapping[str, Model] = _Bundled()
 """The bundled models by name, from small to large."""
-
-
-def _require_fp8_widths(model: Model) -> None:
-    """Raise TracelensError for widths that FP8 matrix instructions cannot take."""
-    for name in ("hidden", "expert_ffn"):
-        if (width := getattr(model, name)) % FP8_MULTIPLE:
-            raise TracelensError(
-                f"fp8=experts needs a multiple of {FP8_MULTIPLE} for {name}, not {width}: use fp8=off"
-            )
 
 
 def preset(name: str) -> Config:
@@ -662,16 +638,11 @@ def parse_value(name: str, text: str, like: object) -> object:
         if isinstance(like, int):
             return int(text)
         if isinstance(like, float):
-            return _finite(text)
+            if not isfinite(number := float(text)):
+                raise ValueError(text)
+            return number
         if isinstance(like, tuple):
             return tuple(int(part) for part in text.split(",") if part)
     except (ValueError, KeyError):
         raise TracelensError(f"{name} must be {_TYPE_TEXT[type(like)]}, not {text!r}") from None
     return text
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not isfinite(number):
-        raise ValueError(text)
-    return number

@@ -20,7 +20,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -94,7 +94,7 @@ def _qwen_moe(file: Fields) -> Values:
     layers, every = file.whole("num_hidden_layers"), file.whole("decoder_sparse_step", 1)
     dense = set(file.numbers("mlp_only_layers"))
     is_sparse = [layer not in dense and (layer + 1) % every == 0 for layer in range(layers)]
-    return _with_grouped_attention(file) | {
+    values = _with_grouped_attention(file) | {
         "dense_layers": file.leading_dense(is_sparse),
         "dense_ffn": file.whole("intermediate_size", 0),
         "experts_count": file.whole("num_experts"),
@@ -102,21 +102,15 @@ def _qwen_moe(file: Fields) -> Values:
         "expert_ffn": file.whole("moe_intermediate_size"),
         "aux_loss": 0.0,
     }
-
-
-def _qwen2_moe(file: Fields) -> Values:
-    values = _qwen_moe(file) | {"shared_ffn": file.whole("shared_expert_intermediate_size", 0)}
+    if file.word("model_type", "") == "qwen3_moe":
+        _note_head_norms(file, values)
+        return values
+    values["shared_ffn"] = file.whole("shared_expert_intermediate_size", 0)
     if file.is_on("qkv_bias", default=True):
         _note_biases(file, values)
     if values["shared_ffn"]:
         sparse = values["layers"] - values["dense_layers"]
         file.left_out("gates of the shared experts", sparse * values["hidden"])
-    return values
-
-
-def _qwen3_moe(file: Fields) -> Values:
-    values = _qwen_moe(file)
-    _note_head_norms(file, values)
     return values
 
 
@@ -131,19 +125,13 @@ def _mixtral(file: Fields) -> Values:
 
 
 def _dense(file: Fields) -> Values:
-    sizes = _with_grouped_attention(file) | NO_EXPERTS
-    return sizes | {"dense_layers": sizes["layers"], "dense_ffn": file.whole("intermediate_size")}
-
-
-def _qwen2(file: Fields) -> Values:
-    values = _dense(file)
-    _note_biases(file, values)
-    return values
-
-
-def _qwen3(file: Fields) -> Values:
-    values = _dense(file)
-    _note_head_norms(file, values)
+    values = _with_grouped_attention(file) | NO_EXPERTS
+    values |= {"dense_layers": values["layers"], "dense_ffn": file.whole("intermediate_size")}
+    kind = file.word("model_type", "")
+    if kind == "qwen2":
+        _note_biases(file, values)
+    if kind == "qwen3":
+        _note_head_norms(file, values)
     return values
 
 
@@ -215,9 +203,6 @@ class Fields:
         value = self.values.get(name)
         return default if value is None else str(value)
 
-    def refuse(self, problem: str) -> TracelensError:
-        return TracelensError(f"{self.path}: {problem}")
-
     def left_out(self, subject: str, parameters: int) -> None:
         """Note parameters of the file that the model does not have."""
         self.notes.append(f"not counted: {subject}, {parameters:,} parameters")
@@ -227,9 +212,9 @@ class Fields:
         dense = sparse.index(True) if True in sparse else len(sparse)
         if not all(sparse[dense:]):
             later = dense + sparse[dense:].index(False)
-            raise self.refuse(
-                f"layer {later} is dense but layer {dense} has experts; dense layers are supported only "
-                "before the first MoE layer"
+            raise TracelensError(
+                f"{self.path}: layer {later} is dense but layer {dense} has experts; dense layers are "
+                "supported only before the first MoE layer"
             )
         return dense
 
@@ -238,13 +223,13 @@ _ARCHITECTURES: dict[str, Callable[[Fields], Values]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": _qwen_moe,
+    "qwen3_moe": _qwen_moe,
     "mixtral": _mixtral,
     "llama": _dense,
     "mistral": _dense,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": _dense,
+    "qwen3": _dense,
 }
 
 # Tokenizer to `vocab_size` of the published config, for files that name only the tokenizer.
@@ -351,10 +336,10 @@ def read_huggingface(path: Path) -> ModelFile:
     file = Fields(str(path), content)
     kind = file.word("model_type", "")
     if not kind:
-        raise file.refuse("'model_type' is missing; is it a model's config.json?")
+        raise TracelensError(f"{file.path}: 'model_type' is missing; is it a model's config.json?")
     if kind not in _ARCHITECTURES:
         unknown = UnknownName("model_type", kind, _ARCHITECTURES)
-        raise file.refuse(f"{unknown}; describe the model in a .toml instead")
+        raise TracelensError(f"{file.path}: {unknown}; describe the model in a .toml instead")
     model = make_model(file.path, _ARCHITECTURES[kind](file))
     if file.is_on("attention_bias"):
         file.notes.append("not counted: biases of the attention's linear layers (attention_bias)")
@@ -387,16 +372,50 @@ def read_megatron(path: Path) -> ModelFile:
     """
     file = Fields(str(path), read_yaml(path))
     if not file.is_on("swiglu", default=False):
-        raise file.refuse("only gated MLPs are supported: swiglu must be true")
+        raise TracelensError(f"{path}: only gated MLPs are supported: swiglu must be true")
     sizes = {
         "layers": file.whole("num_layers"),
         "hidden": file.whole("hidden_size"),
         "heads": file.whole("num_attention_heads"),
-        "vocab": _vocabulary(file),
     }
-    values = sizes | _attention(file) | _experts(file, sizes["layers"])
+    # Rows of the embedding, padded as Megatron does.
+    vocab = file.whole("padded_vocab_size", 0)
+    if not vocab and (size := file.whole("vocab_size", 0)):
+        step = file.whole("make_vocab_size_divisible_by", 128) * file.whole("tensor_model_parallel_size", 1)
+        vocab = -(-size // step) * step
+    elif not vocab:
+        name = file.word("tokenizer_model", "")
+        if name not in VOCABULARIES:
+            raise TracelensError(
+                f"{path}: vocab_size is missing, and the vocabulary of the tokenizer {name or '(none)'} is "
+                "unknown; add vocab_size"
+            )
+        vocab = VOCABULARIES[name]
+        file.notes.append(f"vocab_size = {vocab} from the config.json of {name}")
+    values = sizes | {"vocab": vocab} | _attention(file) | _experts(file, sizes["layers"])
     model = make_model(str(path), values)
-    _notes(file, model)
+    if mtp := file.whole("mtp_num_layers", 0):
+        file.notes.append(f"not counted: {mtp} multi-token prediction layers (mtp_num_layers)")
+    if file.is_on("moe_router_enable_expert_bias") and model.moe_layers:
+        file.left_out("expert biases of the router", model.moe_layers * model.experts_count)
+    if not file.is_on("untie_embeddings_and_output_weights"):
+        file.notes.append(
+            "counted twice: the file ties embedding and head (untie_embeddings_and_output_weights is not "
+            f"true), {model.vocab * model.hidden:,} parameters"
+        )
+    if file.word("normalization", "LayerNorm") != "RMSNorm":
+        file.notes.append("norms count as RMSNorm, without biases (normalization)")
+    for name in ("add_bias_linear", "add_qkv_bias"):
+        if file.is_on(name):
+            file.notes.append(f"not counted: biases of linear layers ({name})")
+    for name in ("pipeline_model_parallel_layout", "recompute_granularity"):
+        if file.values.get(name) is not None:
+            file.notes.append(f"left out: {name} = {str(file.values[name])[:60]}; set it as an option")
+    tp = file.whole("tensor_model_parallel_size", 1)
+    if tp > 1 and file.whole("expert_tensor_parallel_size", tp) > 1 and model.moe_layers:
+        file.notes.append(
+            "experts count as not sharded by tensor parallelism (expert_tensor_parallel_size = 1)"
+        )
     settings = {
         field: file.whole(name) for name, field in _SETTINGS.items() if file.values.get(name) is not None
     }
@@ -404,32 +423,14 @@ def read_megatron(path: Path) -> ModelFile:
     if layers_per_chunk := file.whole("num_layers_per_virtual_pipeline_stage", 0):
         pp = settings.get("pp", 1)
         if model.layers % (pp * layers_per_chunk):
-            raise file.refuse(
-                f"num_layers_per_virtual_pipeline_stage ({layers_per_chunk}) must divide the {model.layers} "
-                f"layers of {pp} stages"
+            raise TracelensError(
+                f"{path}: num_layers_per_virtual_pipeline_stage ({layers_per_chunk}) must divide the "
+                f"{model.layers} layers of {pp} stages"
             )
         vpp = model.layers // (pp * layers_per_chunk)
     return ModelFile(
         model, tuple(file.notes), settings | ({"vpp": vpp} if vpp else {}), file.whole("global_batch_size", 0)
     )
-
-
-def _vocabulary(file: Fields) -> int:
-    """Rows of the embedding, padded as Megatron does."""
-    if padded := file.whole("padded_vocab_size", 0):
-        return padded
-    size = file.whole("vocab_size", 0)
-    if not size:
-        name = file.word("tokenizer_model", "")
-        if name not in VOCABULARIES:
-            raise file.refuse(
-                f"vocab_size is missing, and the vocabulary of the tokenizer {name or '(none)'} is unknown; "
-                "add vocab_size"
-            )
-        file.notes.append(f"vocab_size = {VOCABULARIES[name]} from the config.json of {name}")
-        return VOCABULARIES[name]
-    step = file.whole("make_vocab_size_divisible_by", 128) * file.whole("tensor_model_parallel_size", 1)
-    return -(-size // step) * step
 
 
 def _attention(file: Fields) -> dict[str, Any]:
@@ -462,8 +463,24 @@ def _experts(file: Fields, layers: int) -> dict[str, Any]:
             f"left out: the balance loss (moe_router_load_balancing_type = {balance}); aux_loss is "
             "sequence-wise"
         )
+    # Which layers have experts: `moe_layer_freq` is a number, a list, or an expression for a list.
+    value = file.values.get("moe_layer_freq", 1)
+    if isinstance(value, str):
+        try:
+            value = _list(ast.parse(value.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            raise TracelensError(
+                f"{file.path}: moe_layer_freq must be a number or a list such as ([0]*1+[1]*26), not "
+                f"{value!r}"
+            ) from None
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        value = [layer % value == 0 for layer in range(layers)]
+    elif not isinstance(value, list) or len(value) != layers or not set(value) <= {0, 1}:
+        raise TracelensError(
+            f"{file.path}: moe_layer_freq must be 0 or 1 for each of {layers} layers, not {value!r}"
+        )
     return {
-        "dense_layers": file.leading_dense(_pattern(file, layers)),
+        "dense_layers": file.leading_dense([bool(has_experts) for has_experts in value]),
         "dense_ffn": dense_ffn,
         "experts_count": file.whole("num_experts"),
         "top_k": file.whole("moe_router_topk", 2),
@@ -474,23 +491,6 @@ def _experts(file: Fields, layers: int) -> dict[str, Any]:
         "top_groups": file.whole("moe_router_group_topk", 1),
         "aux_loss": coefficient if balance == "seq_aux_loss" else 0.0,
     }
-
-
-def _pattern(file: Fields, layers: int) -> list[bool]:
-    """Which layers have experts: `moe_layer_freq` is a number, a list, or an expression for a list."""
-    value = file.values.get("moe_layer_freq", 1)
-    if isinstance(value, str):
-        try:
-            value = _list(ast.parse(value.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError):
-            raise file.refuse(
-                f"moe_layer_freq must be a number or a list such as ([0]*1+[1]*26), not {value!r}"
-            ) from None
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return [layer % value == 0 for layer in range(layers)]
-    if not isinstance(value, list) or len(value) != layers or not set(value) <= {0, 1}:
-        raise file.refuse(f"moe_layer_freq must be 0 or 1 for each of {layers} layers, not {value!r}")
-    return [bool(flag) for flag in value]
 
 
 def _list(node: ast.expr) -> Any:
@@ -510,89 +510,18 @@ def _list(node: ast.expr) -> Any:
     raise ValueError("not a list")
 
 
-def _notes(file: Fields, model: Model) -> None:
-    if mtp := file.whole("mtp_num_layers", 0):
-        file.notes.append(f"not counted: {mtp} multi-token prediction layers (mtp_num_layers)")
-    if file.is_on("moe_router_enable_expert_bias") and model.moe_layers:
-        file.left_out("expert biases of the router", model.moe_layers * model.experts_count)
-    if not file.is_on("untie_embeddings_and_output_weights"):
-        file.notes.append(
-            "counted twice: the file ties embedding and head (untie_embeddings_and_output_weights is not "
-            f"true), {model.vocab * model.hidden:,} parameters"
-        )
-    if file.word("normalization", "LayerNorm") != "RMSNorm":
-        file.notes.append("norms count as RMSNorm, without biases (normalization)")
-    for name in ("add_bias_linear", "add_qkv_bias"):
-        if file.is_on(name):
-            file.notes.append(f"not counted: biases of linear layers ({name})")
-    for name in ("pipeline_model_parallel_layout", "recompute_granularity"):
-        if file.values.get(name) is not None:
-            file.notes.append(f"left out: {name} = {str(file.values[name])[:60]}; set it as an option")
-    tp = file.whole("tensor_model_parallel_size", 1)
-    if tp > 1 and file.whole("expert_tensor_parallel_size", tp) > 1 and model.moe_layers:
-        file.notes.append(
-            "experts count as not sharded by tensor parallelism (expert_tensor_parallel_size = 1)"
-        )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
     """All values of a file and its includes, without sections; the file overrides its includes.
+
+    `including` are the files that led to this one.
 
     Raises:
         TracelensError: a file is missing, not YAML, or includes itself, or a variable has no value.
         MissingExtra: PyYAML is not installed.
     """
-    return _read(path, ())
-
-
-def _read(path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in including:
         raise TracelensError(f"{path}: the file includes itself")
     including = (*including, path.resolve())
-    content = _load(path)
-    values: dict[str, Any] = {}
-    for name in (name for key in INCLUDES for name in _names(path, key, content.pop(key, None))):
-        values |= _read(path.parent / name, including)
-    if isinstance(content.get("modules"), dict):
-        return values | _experiment(path, content["modules"], including)
-    for key, value in content.items():
-        values |= value if isinstance(value, dict) else {key: value}
-    return values
-
-
-def _experiment(path: Path, modules: dict[str, Any], including: tuple[Path, ...]) -> dict[str, Any]:
-    """The model of the Primus trainer, with its overrides."""
-    trainers = [module for module in modules.values() if isinstance(module, dict) and "model" in module]
-    if len(trainers) != 1:
-        raise TracelensError(f"{path}: exactly one module must name a model, not {len(trainers)}")
-    (trainer,) = trainers
-    name, framework = str(trainer["model"]), str(trainer.get("framework", "megatron"))
-    if framework != "megatron":
-        raise TracelensError(f"{path}: only models of 'megatron' can be read, not of {framework!r}")
-    for candidate in _candidates(path, name, framework):
-        if candidate.is_file():
-            return _read(candidate, including) | (trainer.get("overrides") or {})
-    raise TracelensError(
-        f"{path}: its model {name} is neither in the same folder nor in primus/configs/models/{framework} of "
-        "a parent folder; pass the model file itself"
-    )
-
-
-def _candidates(path: Path, name: str, framework: str) -> Iterator[Path]:
-    yield path.parent / name
-    for above in path.resolve().parents:
-        for folder in _MODEL_FOLDERS:
-            yield above / folder.format(framework) / name
-
-
-def _names(path: Path, key: str, value: Any) -> list[str]:
-    names = [value] if isinstance(value, str) else value or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TracelensError(f"{path}: {key} must be a list of files")
-    return names
-
-
-def _load(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ModuleNotFoundError:
@@ -605,10 +534,38 @@ def _load(path: Path) -> dict[str, Any]:
         raise TracelensError(f"{path}: not YAML: {error}") from error
     content = _resolved(path, content, yaml.safe_load)
     if content is None:
-        return {}
+        content = {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise TracelensError(f"{path}: not a model file: its outermost value is not a mapping")
-    return content
+    values: dict[str, Any] = {}
+    for key in INCLUDES:
+        value = content.pop(key, None)
+        names = [value] if isinstance(value, str) else value or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise TracelensError(f"{path}: {key} must be a list of files")
+        for name in names:
+            values |= read_yaml(path.parent / name, including)
+    if not isinstance(modules := content.get("modules"), dict):
+        for key, value in content.items():
+            values |= value if isinstance(value, dict) else {key: value}
+        return values
+    # The model of the Primus trainer, with its overrides.
+    trainers = [module for module in modules.values() if isinstance(module, dict) and "model" in module]
+    if len(trainers) != 1:
+        raise TracelensError(f"{path}: exactly one module must name a model, not {len(trainers)}")
+    (trainer,) = trainers
+    name, framework = str(trainer["model"]), str(trainer.get("framework", "megatron"))
+    if framework != "megatron":
+        raise TracelensError(f"{path}: only models of 'megatron' can be read, not of {framework!r}")
+    folders = [folder.format(framework) for folder in _MODEL_FOLDERS]
+    above = (parent / folder for parent in path.resolve().parents for folder in folders)
+    for folder in (path.parent, *above):
+        if (candidate := folder / name).is_file():
+            return values | read_yaml(candidate, including) | (trainer.get("overrides") or {})
+    raise TracelensError(
+        f"{path}: its model {name} is neither in the same folder nor in primus/configs/models/{framework} of "
+        "a parent folder; pass the model file itself"
+    )
 
 
 def _check_values(path: Path, root: Any) -> None:
@@ -627,7 +584,8 @@ def _check_values(path: Path, root: Any) -> None:
     waiting = [(root, False)] if root is not None else []
     while waiting:
         node, is_measured = waiting.pop()
-        parts = _parts(node)
+        values = node.value if isinstance(node.value, list) else []
+        parts = [part for item in values for part in (item if isinstance(item, tuple) else (item,))]
         if is_measured:
             open_nodes.discard(id(node))
             sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
@@ -640,12 +598,6 @@ def _check_values(path: Path, root: Any) -> None:
             open_nodes.add(id(node))
             waiting.append((node, True))
             waiting += ((part, False) for part in parts)
-
-
-def _parts(node: Any) -> list[Any]:
-    if not isinstance(node.value, list):
-        return []
-    return [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
 
 
 def _resolved(path: Path, value: Any, parse: Any) -> Any:

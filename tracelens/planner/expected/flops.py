@@ -291,26 +291,23 @@ def totals(model: Model) -> Totals:
 
 def each_parameter(share: RankShare) -> Iterator[tuple[Weight, int, int]]:
     """The parameters of a rank: what each is, its elements, and how many are alike."""
-    for section, count in _sections(share):
+    s, layers = share.sizes, len(share.layers)
+    moe_layers = sum(map(share.is_moe, share.layers))
+    sections: list[tuple[Section, int]] = []
+    if share.is_first:
+        sections.append((embedding_section(s), 1))
+    if layers:
+        sections.append((attention_section(s, "flash"), layers))
+    if moe_layers < layers:
+        sections.append((mlp_section(s), layers - moe_layers))
+    if moe_layers:
+        sections.append((moe_section(s), moe_layers))
+    if share.is_last:
+        sections.append((head_section(s), 1))
+    for section, count in sections:
         for op in section.ops:
             if op.weight is not None:
                 yield op.weight, op.weights // share.element, count
-
-
-def _sections(share: RankShare) -> Iterator[tuple[Section, int]]:
-    """The sections of the model on a rank, with their number."""
-    s, layers = share.sizes, len(share.layers)
-    moe_layers = sum(map(share.is_moe, share.layers))
-    if share.is_first:
-        yield embedding_section(s), 1
-    if layers:
-        yield attention_section(s, "flash"), layers
-    if moe_layers < layers:
-        yield mlp_section(s), layers - moe_layers
-    if moe_layers:
-        yield moe_section(s), moe_layers
-    if share.is_last:
-        yield head_section(s), 1
 
 
 def known(config: Config, rank: int, routing: Routing | None) -> Routing:
@@ -333,11 +330,13 @@ def balanced(config: Config, rank: int) -> Routing:
     """The routing of routing=balanced: assignment c of a rank goes to expert order[c % E]."""
     share, model, ranks = RankShare(config, rank), config.model, config.layout.experts_over
     assignments, ep_rank, e = share.tokens * model.top_k, share.coordinates["ep"], share.sizes.e
-    order = _order(config)
-    count_E = [0] * model.experts_count
+    # Experts shuffled by the seed, so that a token's experts lie on several ranks.
+    experts = model.experts_count
+    order = tuple(Random(config.training.seed).sample(range(experts), experts))
+    count_E = [0] * experts
     for position, expert in enumerate(order):
-        count_E[expert] = assignments // model.experts_count + (position < assignments % model.experts_count)
-    rows_to = tuple(sum(count_E[first : first + e]) for first in range(0, model.experts_count, e))
+        count_E[expert] = assignments // experts + (position < assignments % experts)
+    rows_to = tuple(sum(count_E[first : first + e]) for first in range(0, experts, e))
     copies_to = _balanced_copies(share.tokens, model.top_k, order, ranks)
     routed = RankRouting(
         rows=tuple(ranks * count for count in count_E[ep_rank * e : (ep_rank + 1) * e]),
@@ -348,12 +347,6 @@ def balanced(config: Config, rank: int) -> Routing:
     )
     batches = (routed,) * config.training.micro_batches
     return Routing({layer: batches for layer in share.layers if share.is_moe(layer)})
-
-
-def _order(config: Config) -> tuple[int, ...]:
-    """Experts shuffled by the seed, so that a token's experts lie on several ranks."""
-    experts = config.model.experts_count
-    return tuple(Random(config.training.seed).sample(range(experts), experts))
 
 
 @lru_cache

@@ -185,13 +185,23 @@ def step_messages(share: RankShare) -> list[StepMessage]:
     groups = {replicas: (name, group_ranks(layout, name)) for replicas, name in REPLICA_GROUPS.items()}
     sizes = {replicas: size for replicas, size in buffer_bytes(share).items() if groups[replicas][1] > 1}
     for replicas, size in sizes.items():
-        nodes = _nodes(share, replicas) if reduction == "hierarchical" else []
+        nodes: dict[int, list[int]] = {}  # the ranks with the same parameters, by node
+        if reduction == "hierarchical":
+            same = layout.groups(*REPLICA_GROUPS[replicas].split("_"))
+            (group,) = (ranks for ranks in same if share.rank in ranks)
+            for rank in group:
+                nodes.setdefault(rank // (layout.node or layout.ranks), []).append(rank)
+            if len({len(node_ranks) for node_ranks in nodes.values()}) > 1:
+                raise TracelensError(
+                    f"grad_reduce=hierarchical: ranks with the same {replicas} parameters are spread "
+                    f"unevenly over nodes of {layout.node} ranks: change the layout or node"
+                )
+        inside = len(next(iter(nodes.values()), ()))
         if reduction == "reduce_scatter":
             add("grad_reduce", "gradients", "reduce_scatter", *groups[replicas], size)
-        elif len(nodes) < 2 or len(nodes[0]) == 1:
+        elif len(nodes) < 2 or inside == 1:
             add("grad_reduce", "gradients", "all_reduce", *groups[replicas], size)
         else:
-            inside = len(nodes[0])
             add("grad_reduce", "gradients", "reduce_scatter", "dp_node", inside, size)
             add("grad_reduce", "gradients", "all_reduce", "dp_across", len(nodes), size // inside)
             add("grad_reduce", "gradients", "all_gather", "dp_node", inside, size)
@@ -201,21 +211,6 @@ def step_messages(share: RankShare) -> list[StepMessage]:
         if ranks > 1:
             add("log", "loss", "all_reduce", name, ranks, _LOSS_BYTES)
     return messages
-
-
-def _nodes(share: RankShare, replicas: str) -> list[list[int]]:
-    """The ranks with the same parameters, by node."""
-    layout = share.config.layout
-    (group,) = (ranks for ranks in layout.groups(*REPLICA_GROUPS[replicas].split("_")) if share.rank in ranks)
-    nodes: dict[int, list[int]] = {}
-    for rank in group:
-        nodes.setdefault(rank // (layout.node or layout.ranks), []).append(rank)
-    if len({len(node_ranks) for node_ranks in nodes.values()}) > 1:
-        raise TracelensError(
-            f"grad_reduce=hierarchical: ranks with the same {replicas} parameters are spread unevenly over "
-            f"nodes of {layout.node} ranks: change the layout or node"
-        )
-    return list(nodes.values())
 
 
 def _up(count: int, step: int) -> int:

@@ -65,8 +65,29 @@ class Allocator:
         rounded = max(ROUND, -(-size // ROUND) * ROUND)
         pool, least = (self._small, ROUND) if rounded <= SMALL else (self._large, SMALL + 1)
         position = bisect_left(pool, (rounded, 0))
-        fits = position < len(pool)
-        block = self._free.pop(pool.pop(position)[1]) if fits else self._segment(rounded, pool)
+        if position < len(pool):
+            block = self._free.pop(pool.pop(position)[1])
+        else:
+            if pool is self._small:
+                length = SMALL_SEGMENT
+            elif rounded < LARGE:
+                length = LARGE_SEGMENT
+            else:
+                length = -(-rounded // LARGE_ROUND) * LARGE_ROUND
+            if self.capacity is not None and self.reserved + length > self.capacity:
+                # Without room, segments that are free as a whole return to the device.
+                self.flushes += 1
+                for idle in list(self._free.values()):
+                    if idle.before is None and idle.after is None:
+                        self._take(idle)
+                        self.reserved -= idle.size
+                if self.reserved + length > self.capacity:
+                    raise OutOfMemory
+            self.reserved += length
+            self.most_reserved = max(self.most_reserved, self.reserved)
+            # Segments never touch.
+            block = Block(self._end, length, pool, None, None)
+            self._end += length + ROUND
         if block.size - rounded >= least:
             rest = Block(block.address + rounded, block.size - rounded, pool, block, block.after)
             if block.after is not None:
@@ -96,31 +117,6 @@ class Allocator:
             if after.after is not None:
                 after.after.before = block
         self._put(block)
-
-    def _segment(self, size: int, pool: list[tuple[int, int]]) -> Block:
-        if pool is self._small:
-            length = SMALL_SEGMENT
-        elif size < LARGE:
-            length = LARGE_SEGMENT
-        else:
-            length = -(-size // LARGE_ROUND) * LARGE_ROUND
-        if self.capacity is not None and self.reserved + length > self.capacity:
-            self._flush()
-            if self.reserved + length > self.capacity:
-                raise OutOfMemory
-        self.reserved += length
-        self.most_reserved = max(self.most_reserved, self.reserved)
-        # Segments never touch.
-        block = Block(self._end, length, pool, None, None)
-        self._end += length + ROUND
-        return block
-
-    def _flush(self) -> None:
-        self.flushes += 1
-        for block in list(self._free.values()):
-            if block.before is None and block.after is None:
-                self._take(block)
-                self.reserved -= block.size
 
     def _put(self, block: Block) -> None:
         block.free = True

@@ -12,11 +12,8 @@ is an expert of its own width that every token goes to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tracelens.errors import TracelensError
-from tracelens.planner.block import Held
-from tracelens.planner.config import Config, Model
+from tracelens.planner.config import Config
 from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.stage import StageMemory, warm_up
 
@@ -28,18 +25,6 @@ LOGIT = 6
 
 def guide_stage(config: Config, assumptions: Assumptions) -> StageMemory:
     """The first pipeline rank by these rules; raises TracelensError for what the charts do not cover."""
-    _check(config, assumptions)
-    layout = config.layout
-    chunks = layout.chunks(config.model.layers)[:: layout.pp]
-    in_flight = warm_up(config, 0, assumptions.overlap)
-    held = _static(config, [layer for chunk in chunks for layer in chunk]) | _activations(
-        config, in_flight, chunks
-    )
-    total_bytes = sum(held.values())
-    return StageMemory(0, held, "all", {"all": total_bytes}, in_flight)
-
-
-def _check(config: Config, assumptions: Assumptions) -> None:
     training, defaults = config.training, Assumptions()
     unsupported = {
         "tensor parallelism": config.layout.tp > 1,
@@ -57,50 +42,44 @@ def _check(config: Config, assumptions: Assumptions) -> None:
         raise TracelensError(
             f"framework=amd-guide does not support {present[0]}: leave it out, or use framework=megatron"
         )
+    model, layout, T, H = config.model, config.layout, config.tokens, config.model.hidden
+    chunks = layout.chunks(model.layers)[:: layout.pp]
+    in_flight = warm_up(config, 0, assumptions.overlap)
 
-
-def _static(config: Config, layers: Sequence[int]) -> Held:
-    model, layout = config.model, config.layout
-    H, ranks = model.hidden, layout.experts_over
+    layers = [layer for chunk in chunks for layer in chunk]
     moe = sum(layer >= model.dense_layers for layer in layers)
-    experts = 3 * H * model.expert_ffn * model.experts_count // ranks
+    if model.attention == "gqa":
+        keys, key_value = model.kv_groups, 2 * H * model.kv_groups * model.head_dim
+    else:
+        keys, up = model.heads, model.heads * (model.qk_dim + model.v_dim)
+        key_value = H * (model.kv_lora + model.rope_dim) + model.kv_lora * up
+    experts = 3 * H * model.expert_ffn * model.experts_count // layout.experts_over
     count = (
-        len(layers) * _key_value_parameters(model)
+        len(layers) * key_value
         + moe * (experts + 3 * H * model.shared_ffn)
         + (len(layers) - moe) * 3 * H * model.dense_ffn
         + model.vocab * H
     )
-    replicas = layout.stage_ranks // ranks
-    return {
+    replicas = layout.stage_ranks // layout.experts_over
+
+    # Activations as if every chunk in flight were the largest.
+    largest = max(chunks, key=len)
+    moe = sum(layer >= model.dense_layers for layer in largest)
+    per_width = in_flight * ACTIVATION * T
+    heads = model.heads * model.query_dim + keys * (model.query_dim + model.value_dim)
+    activations = {
+        "activations.attention": per_width * len(largest) * (heads + H),
+        "activations.norms": per_width * len(largest) * 2 * H,
+        "activations.router": per_width * moe * H,
+        "activations.experts": per_width * moe * model.top_k * (H + 3 * model.expert_ffn),
+        "activations.mlp": per_width * (len(largest) - moe) * (H + 3 * model.dense_ffn),
+        "activations.embedding": ACTIVATION * T * H,
+        "loss": LOGIT * T * model.vocab,
+    }
+    held = {
         "parameters": WEIGHT * count,
         "gradients": GRADIENT * count,
         "main_parameters": MAIN * count // replicas,
         "optimizer": ADAM * count // replicas,
-    }
-
-
-def _key_value_parameters(model: Model) -> int:
-    if model.attention == "gqa":
-        return 2 * model.hidden * model.kv_groups * model.head_dim
-    down = model.hidden * (model.kv_lora + model.rope_dim)
-    return down + model.kv_lora * model.heads * (model.qk_dim + model.v_dim)
-
-
-def _activations(config: Config, in_flight: int, chunks: Sequence[range]) -> Held:
-    model, T, H = config.model, config.tokens, config.model.hidden
-    # As if every chunk in flight were the largest.
-    layers = max(chunks, key=len)
-    per_width = in_flight * ACTIVATION * T
-    keys = model.kv_groups if model.attention == "gqa" else model.heads
-    heads = model.heads * model.query_dim + keys * (model.query_dim + model.value_dim)
-    moe = sum(layer >= model.dense_layers for layer in layers)
-    held = {
-        "activations.attention": per_width * len(layers) * (heads + H),
-        "activations.norms": per_width * len(layers) * 2 * H,
-        "activations.router": per_width * moe * H,
-        "activations.experts": per_width * moe * model.top_k * (H + 3 * model.expert_ffn),
-        "activations.mlp": per_width * (len(layers) - moe) * (H + 3 * model.dense_ffn),
-        "activations.embedding": ACTIVATION * T * H,
-        "loss": LOGIT * T * model.vocab,
-    }
-    return {name: size for name, size in held.items() if size}
+    } | {name: size for name, size in activations.items() if size}
+    return StageMemory(0, held, "all", {"all": sum(held.values())}, in_flight)

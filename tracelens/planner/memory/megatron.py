@@ -16,13 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.planner.block import RankSizes, Section, Tape, Value
+from tracelens.planner.block import FLOAT32, INT32, INT64, RankSizes, Section, Tape, Value
 from tracelens.planner.config import STATIC, Config
-from tracelens.planner.expected import FLOAT32, INT64
 from tracelens.planner.memory.allocator import Program, program
 from tracelens.planner.memory.assumptions import Assumptions
-
-INT32 = 4
 
 
 @dataclass(frozen=True)
@@ -117,8 +114,19 @@ def section_program(name: str, config: Config, options: MegatronOptions, imbalan
 def attention(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> Value:
     """Projections, attention and output projection, of the normed stream."""
     q, key, value = _latent(t, s, k, x) if s.model.attention == "mla" else _grouped(t, s, k, x)
-    y = _attend(t, s, k, q, key, value)
-    return row(t, s, k, y, s.heads * s.model.value_dim)
+    # A kernel that saves its inputs, its output and one float32 per query.
+    m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
+    lse = s.A * s.heads * FLOAT32
+    # Its backward accumulates query gradients in float32.
+    scratch = s.A * s.heads * m.query_dim * FLOAT32 + lse
+    unsaved = k.recompute == "mla_up_proj" and m.attention == "mla"
+    saves = [] if unsaved else [q, key, value]
+    again = q.bytes + key.bytes + value.bytes if unsaved else 0
+    y = t.op([q, key, value], size, saves=saves, extra=lse, backward_scratch=scratch + again, keep=True)
+    if not k.engine and m.attention == "mla" and s.config.training.micro_batch > 1:
+        # torch's attention for heads of two widths returns [batch, sequence]; Megatron-core wants the other.
+        y = t.op([y], size)
+    return row(t, s, k, y, s.heads * m.value_dim)
 
 
 def _grouped(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> tuple[Value, Value, Value]:
@@ -158,22 +166,6 @@ def _latent(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> tuple[Value,
     key = t.op([k_part, rotary], q_bytes, backward_scratch=q_rotary.bytes)
     value = t.op([value], value.bytes)
     return q, key, value
-
-
-def _attend(t: Tape, s: RankSizes, k: MegatronOptions, q: Value, key: Value, value: Value) -> Value:
-    """A kernel that saves its inputs, its output and one float32 per query."""
-    m, size = s.model, s.A * s.heads * s.model.value_dim * s.a
-    lse = s.A * s.heads * FLOAT32
-    # Its backward accumulates query gradients in float32.
-    scratch = s.A * s.heads * m.query_dim * FLOAT32 + lse
-    unsaved = k.recompute == "mla_up_proj" and m.attention == "mla"
-    saves = [] if unsaved else [q, key, value]
-    again = q.bytes + key.bytes + value.bytes if unsaved else 0
-    y = t.op([q, key, value], size, saves=saves, extra=lse, backward_scratch=scratch + again, keep=True)
-    if not k.engine and m.attention == "mla" and s.config.training.micro_batch > 1:
-        # torch's attention for heads of two widths returns [batch, sequence]; Megatron-core wants the other.
-        y = t.op([y], size)
-    return y
 
 
 def _rotate(t: Tape, k: MegatronOptions, x: Value, size: int) -> Value:
@@ -261,17 +253,9 @@ class RouterOutput(NamedTuple):
     mask: Value
 
 
-class DispatchedTokens(NamedTuple):
-    """Rows of this rank's experts, their weights, and what the forward keeps until it returns."""
-
-    x: Value
-    weight: Value
-    row_map: Value
-    alive: tuple[Value, ...]
-
-
 def moe(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> Value:
     """The layer on the normed stream."""
+    T, E, C, K = s.T, s.model.experts_count, s.C, s.model.top_k
     shared = None
     if s.model.shared_ffn:
         with t.part("activations.shared"):
@@ -279,12 +263,54 @@ def moe(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> Value:
     with t.part("activations.router"):
         routing = router(t, s, k, x)
     with t.part("activations.dispatch"):
-        rows = _dispatch_deepep(t, s, x, routing) if k.deepep else _dispatch(t, s, k, x, routing)
+        if k.deepep:
+            # DeepEP sends a token once to each rank; rows are made of it on arrival.
+            arrived = s.copies_sent
+            top = t.op([routing.weight], T * K * FLOAT32, extra=T * K * INT64)
+            received = t.op([x, top], arrived * s.row, extra=arrived * K * (INT64 + FLOAT32), waits=True)
+            probs = t.op([top], arrived * s.e * FLOAT32, extra=arrived * s.e)
+            index = t.op([], arrived * (2 * s.e + 1) * INT32)
+            rows = t.op([received], s.rows * s.row, saves=[index])
+            weight = t.op([probs], s.rows * FLOAT32, saves=[index])
+            alive = [received, rows]
+        else:
+            # Permute, all-to-all, and sort by expert if the rank has several.
+            alive = []
+            if k.permute:
+                # A map from tokens to rows: positions and experts of each token, and their number.
+                index = t.op([], T * (2 * K + 1) * INT32)
+                rows = t.op([x], C * s.row, saves=[index])
+                weight = t.op([routing.weight], C * FLOAT32, saves=[index])
+            else:
+                mask = t.op([], T * E, reads=[routing.mask])
+                index = t.op([], C * INT64, reads=[mask], scratch=2 * T * E * INT64)
+                turned = t.op([routing.weight], T * E * FLOAT32)
+                weight = t.op([turned], C * FLOAT32, saves=[turned, mask], scratch=T * E * INT64)
+                rows = t.op([x], C * s.row, saves=[index])
+            if s.P > 1:
+                alive.append(rows)
+                rows = t.op([rows], s.rows * s.row, waits=True)
+                weight = t.op([weight], s.rows * FLOAT32, waits=True)
+            if s.e > 1:
+                alive.append(rows)
+                rows = t.op([rows], s.rows * s.row)
+                weight = t.op([weight], s.rows * FLOAT32)
+            alive.append(rows)
     with t.part("activations.experts"):
-        y = experts(t, s, k, rows)
-    y = _combine_deepep(t, s, y) if k.deepep else _combine(t, s, y, rows)
-    t.touch(*rows.alive)
-    return y if shared is None else t.op([y, shared], s.T * s.row, gradient="same")
+        y = experts(t, s, k, rows, weight)
+    if k.deepep:
+        y = t.op([t.op([y], s.copies_sent * s.row)], T * s.row, waits=True)
+    else:
+        # The way back; a sum without weights saves only its index.
+        output = y
+        if s.e > 1:
+            y = t.op([output], output.bytes)
+        t.touch(output)
+        if s.P > 1:
+            y = t.op([y], C * s.row, waits=True)
+        y = t.op([y], T * s.row, saves=[index])
+    t.touch(*alive)
+    return y if shared is None else t.op([y, shared], T * s.row, gradient="same")
 
 
 def router(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> RouterOutput:
@@ -308,72 +334,16 @@ def router(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> RouterOutput:
     return RouterOutput(weight, mask)
 
 
-def _dispatch(t: Tape, s: RankSizes, k: MegatronOptions, x: Value, routing: RouterOutput) -> DispatchedTokens:
-    """Permute, all-to-all, and sort by expert if the rank has several."""
-    T, E, C = s.T, s.model.experts_count, s.C
-    sent = C * s.row
-    alive: list[Value] = []
-    if k.permute:
-        # A map from tokens to rows: positions and experts of each token, and their number.
-        index = t.op([], T * (2 * s.model.top_k + 1) * INT32)
-        rows = t.op([x], sent, saves=[index])
-        weight = t.op([routing.weight], C * FLOAT32, saves=[index])
-    else:
-        mask = t.op([], T * E, reads=[routing.mask])
-        index = t.op([], C * INT64, reads=[mask], scratch=2 * T * E * INT64)
-        turned = t.op([routing.weight], T * E * FLOAT32)
-        weight = t.op([turned], C * FLOAT32, saves=[turned, mask], scratch=T * E * INT64)
-        rows = t.op([x], sent, saves=[index])
-    if s.P > 1:
-        alive.append(rows)
-        rows = t.op([rows], s.rows * s.row, waits=True)
-        weight = t.op([weight], s.rows * FLOAT32, waits=True)
-    if s.e > 1:
-        alive.append(rows)
-        rows = t.op([rows], s.rows * s.row)
-        weight = t.op([weight], s.rows * FLOAT32)
-    alive.append(rows)
-    return DispatchedTokens(rows, weight, index, tuple(alive))
-
-
-def _dispatch_deepep(t: Tape, s: RankSizes, x: Value, routing: RouterOutput) -> DispatchedTokens:
-    """DeepEP sends a token once to each rank; rows are made of it on arrival."""
-    K, arrived = s.model.top_k, s.copies_sent
-    top = t.op([routing.weight], s.T * K * FLOAT32, extra=s.T * K * INT64)
-    received = t.op([x, top], arrived * s.row, extra=arrived * K * (INT64 + FLOAT32), waits=True)
-    probs = t.op([top], arrived * s.e * FLOAT32, extra=arrived * s.e)
-    index = t.op([], arrived * (2 * s.e + 1) * INT32)
-    rows = t.op([received], s.rows * s.row, saves=[index])
-    weight = t.op([probs], s.rows * FLOAT32, saves=[index])
-    return DispatchedTokens(rows, weight, index, (received, rows))
-
-
-def _combine(t: Tape, s: RankSizes, y: Value, rows: DispatchedTokens) -> Value:
-    """The way back; a sum without weights saves only its index."""
-    output = y
-    if s.e > 1:
-        y = t.op([output], output.bytes)
-    t.touch(output)
-    if s.P > 1:
-        y = t.op([y], s.C * s.row, waits=True)
-    return t.op([y], s.T * s.row, saves=[rows.row_map])
-
-
-def _combine_deepep(t: Tape, s: RankSizes, y: Value) -> Value:
-    summed = t.op([y], s.copies_sent * s.row)
-    return t.op([summed], s.T * s.row, waits=True)
-
-
-def experts(t: Tape, s: RankSizes, k: MegatronOptions, rows: DispatchedTokens) -> Value:
-    """fc2(weight * swiglu(fc1(rows))): as grouped GEMMs, or expert by expert."""
+def experts(t: Tape, s: RankSizes, k: MegatronOptions, rows: Value, weight: Value) -> Value:
+    """fc2(weight * swiglu(fc1(rows))) of rows in order of expert: as grouped GEMMs, or expert by expert."""
     if k.grouped:
-        return _expert(t, s, k, rows.x, rows.weight, s.rows, s.e)
+        return _expert(t, s, k, rows, weight, s.rows, s.e)
     shares = [s.rows // s.e + (number < s.rows % s.e) for number in range(s.e)]
-    parts = t.split(rows.x, [share * s.row for share in shares]) if s.e > 1 else [rows.x]
-    weights = t.split(rows.weight, [share * FLOAT32 for share in shares]) if s.e > 1 else [rows.weight]
+    parts = t.split(rows, [share * s.row for share in shares]) if s.e > 1 else [rows]
+    weights = t.split(weight, [share * FLOAT32 for share in shares]) if s.e > 1 else [weight]
     outputs = [
-        _expert(t, s, k, part, weight, share, 1)
-        for part, weight, share in zip(parts, weights, shares, strict=True)
+        _expert(t, s, k, part, part_weight, share, 1)
+        for part, part_weight, share in zip(parts, weights, shares, strict=True)
     ]
     if s.e == 1:
         return outputs[0]

@@ -11,9 +11,9 @@ each op allocates and saves and finds the peak of each section, `stage` what a r
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,27 +141,67 @@ def memory(
         TracelensError: a layout that the framework does not support; a device of unknown memory, or
             without memory beyond the reserve.
     """
-    named = {_describe(configs): configs} if isinstance(configs, Config) else dict(configs)
+    if isinstance(configs, Config):
+        layout = configs.layout
+        sizes = {
+            "pp": layout.pp,
+            "vpp": layout.vpp,
+            "ep": layout.experts_over,
+            "cp": layout.cp,
+            "tp": layout.tp,
+        }
+        split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
+        name = " ".join([f"{layout.ranks} GPUs" if layout.ranks > 1 else "1 GPU", *split])
+        named = {name: configs}
+    else:
+        named = dict(configs)
     stages_of = {name: stages(config, assumptions) for name, config in named.items()}
     rooms = [(device, room(device, assumptions.framework, reserve)) for device in devices]
 
-    def needed(layout: str, usable: int) -> int:
-        return _needed(named[layout], assumptions, next(iter(stages_of[layout].values())), usable)
-
-    tables = {"fits": fits_table(stages_of, rooms, needed)} if rooms else {}
+    tables = {"fits": fits_table(named, assumptions, stages_of, rooms)} if rooms else {}
     tables |= {"memory": memory_table(stages_of), "ranks": ranks_table(named, stages_of)}
+    skips: list[Skip] = []
+    if assumptions.framework == "amd-guide":
+        skips.append(Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only"))
+    elif assumptions.framework == "megatron" and any(
+        config.toggles.overlap_exchange != "off" for config in named.values()
+    ):
+        skips.append(Skip("memory that the allocator reserves", "not simulated with overlap_exchange=1f1b"))
+    elif assumptions.framework == "workload" and any(config.model.moe_layers for config in named.values()):
+        skips.append(
+            Skip(
+                "memory of other frameworks",
+                "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
+            )
+        )
+    if any(config.toggles.dispatch == "deepep" for config in named.values()):
+        skips.append(Skip("buffers of DeepEP", "not counted: the library allocates them from the driver"))
+    if any(config.toggles.experts == "multistream" for config in named.values()):
+        skips.append(Skip("experts=multistream", "side streams free memory later than counted here"))
+    if unknown := ", ".join(device.name for device, memory_room in rooms if not memory_room.reported):
+        skips.append(Skip(f"driver-reported memory of {unknown}", "unknown; the nameplate is used instead"))
+    meta: dict[str, Any] = {
+        "layouts": list(stages_of),
+        "framework": assumptions.framework,
+        "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
+    }
+    if assumptions.framework != "amd-guide":
+        plain = {
+            name: value for config in named.values() for name, value in config.toggles.unoptimised.items()
+        }
+        first = next(iter(named.values())).toggles
+        shown = plain or {name: getattr(first, name) for name in OPTIMISED}
+        meta["toggles"] = " ".join(f"{name}={value}" for name, value in shown.items())
+        if plain:
+            better = [replace(config, toggles=config.toggles.optimised()) for config in named.values()]
+            meta["optimised_bytes"] = max(worst(config, assumptions).total for config in better)
     return Result(
         "memory",
         "Memory per GPU",
         tables,
         doc=purpose(memory),
-        skips=tuple(_skips(named.values(), assumptions, rooms)),
-        meta={
-            "layouts": list(stages_of),
-            "framework": assumptions.framework,
-            "worst_bytes": max(stage.total for ranks in stages_of.values() for stage in ranks.values()),
-            **_toggles(named.values(), assumptions),
-        },
+        skips=tuple(skips),
+        meta=meta,
         command="tracelens project memory",
     )
 
@@ -191,64 +231,9 @@ def _fullest_first(by_rank: Mapping[int, StageMemory]) -> dict[int, StageMemory]
     return dict(sorted(by_rank.items(), key=lambda item: -item[1].total))
 
 
-def _needed(config: Config, assumptions: Assumptions, stage: StageMemory, usable: int) -> int:
-    """Bytes of the fullest rank; an allocator without room returns idle segments before it fails."""
-    if assumptions.framework != "megatron" or stage.total <= usable:
-        return stage.total
-    try:
-        ranks = Stages(config, assumptions)
-        return ranks.reserved(ranks.stage(stage.rank // config.layout.stage_ranks), usable).total
-    except OutOfMemory:
-        return stage.total
-
-
 def worst(config: Config, assumptions: Assumptions = DEFAULT) -> StageMemory:
     """The pipeline rank that needs most memory."""
     return next(iter(stages(config, assumptions).values()))
-
-
-def _toggles(configs: Collection[Config], assumptions: Assumptions) -> dict[str, Any]:
-    """Entries of meta on OPTIMISED toggles and what they would save."""
-    if assumptions.framework == "amd-guide":
-        return {}
-    plain = {name: value for config in configs for name, value in config.toggles.unoptimised.items()}
-    first = next(iter(configs)).toggles
-    shown = plain or {name: getattr(first, name) for name in OPTIMISED}
-    meta = {"toggles": " ".join(f"{name}={value}" for name, value in shown.items())}
-    if not plain:
-        return meta
-    better = [replace(config, toggles=config.toggles.optimised()) for config in configs]
-    return meta | {"optimised_bytes": max(worst(config, assumptions).total for config in better)}
-
-
-def _describe(config: Config) -> str:
-    layout = config.layout
-    sizes = {"pp": layout.pp, "vpp": layout.vpp, "ep": layout.experts_over, "cp": layout.cp, "tp": layout.tp}
-    split = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    return " ".join([f"{layout.ranks} GPUs" if layout.ranks > 1 else "1 GPU", *split])
-
-
-def _skips(
-    configs: Collection[Config], assumptions: Assumptions, rooms: Sequence[tuple[Device, Room]]
-) -> Iterator[Skip]:
-    if assumptions.framework == "amd-guide":
-        yield Skip("pipeline ranks from 1 on", "framework=amd-guide covers the first rank only")
-    elif assumptions.framework == "megatron" and any(
-        config.toggles.overlap_exchange != "off" for config in configs
-    ):
-        yield Skip("memory that the allocator reserves", "not simulated with overlap_exchange=1f1b")
-    elif assumptions.framework == "workload" and any(config.model.moe_layers for config in configs):
-        yield Skip(
-            "memory of other frameworks",
-            "counts what the reference workload's ops save; --framework megatron counts Megatron-core's",
-        )
-    if any(config.toggles.dispatch == "deepep" for config in configs):
-        yield Skip("buffers of DeepEP", "not counted: the library allocates them from the driver")
-    if any(config.toggles.experts == "multistream" for config in configs):
-        yield Skip("experts=multistream", "side streams free memory later than counted here")
-    if unknown := [device.name for device, memory_room in rooms if not memory_room.reported]:
-        names = ", ".join(unknown)
-        yield Skip(f"driver-reported memory of {names}", "unknown; the nameplate is used instead")
 
 
 def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
@@ -273,33 +258,49 @@ def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
 def ranks_table(configs: Mapping[str, Config], stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
     """RANKS of all layouts."""
     moments = ("forward", "backward", "optimizer", "between")
-    return RANKS.from_rows(
-        [
-            {
-                "layout": layout,
-                "pp_rank": pp_rank,
-                "layers": _layers(configs[layout], pp_rank),
-                "in_flight": stage.in_flight,
-                "peak_bytes": stage.total,
-                "peak_phase": stage.moment,
-                **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
-            }
-            for layout, ranks in stages_of.items()
-            for pp_rank, stage in ranks.items()
-        ]
-    )
+    rows = []
+    for layout, ranks in stages_of.items():
+        config = configs[layout]
+        chunks = config.layout.chunks(config.model.layers)
+        for pp_rank, stage in ranks.items():
+            texts = []  # layers of the stage by chunk, as in +0-3, 12-15
+            for number in range(pp_rank, len(chunks), config.layout.pp):
+                layers = chunks[number]
+                text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
+                first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
+                texts.append(first + text + last)
+            rows.append(
+                {
+                    "layout": layout,
+                    "pp_rank": pp_rank,
+                    "layers": ", ".join(texts),
+                    "in_flight": stage.in_flight,
+                    "peak_bytes": stage.total,
+                    "peak_phase": stage.moment,
+                    **{f"{moment}_bytes": stage.moments.get(moment, -1) for moment in moments},
+                }
+            )
+    return RANKS.from_rows(rows)
 
 
 def fits_table(
+    configs: Mapping[str, Config],
+    assumptions: Assumptions,
     stages_of: Mapping[str, Mapping[int, StageMemory]],
     rooms: Sequence[tuple[Device, Room]],
-    needed_of: Callable[[str, int], int],
 ) -> Table:
-    """FITS of all layouts on all devices; `needed_of`: bytes of a layout where so many are usable."""
+    """FITS of all layouts on all devices, by their fullest rank."""
     rows = []
-    for layout in stages_of:
+    for layout, by_rank in stages_of.items():
+        config, stage = configs[layout], next(iter(by_rank.values()))
         for device, room in rooms:
-            needed = needed_of(layout, room.usable)
+            needed = stage.total
+            if assumptions.framework == "megatron" and needed > room.usable:
+                # An allocator without room returns idle segments before it fails.
+                ranks = Stages(config, assumptions)
+                fullest = ranks.stage(stage.rank // config.layout.stage_ranks)
+                with suppress(OutOfMemory):
+                    needed = ranks.reserved(fullest, room.usable).total
             rows.append(
                 {
                     "layout": layout,
@@ -313,18 +314,6 @@ def fits_table(
                 }
             )
     return FITS.from_rows(rows)
-
-
-def _layers(config: Config, pp_rank: int) -> str:
-    """Layers of a stage by chunk, as in +0-3, 12-15."""
-    chunks = config.layout.chunks(config.model.layers)
-    texts = []
-    for number in range(pp_rank, len(chunks), config.layout.pp):
-        layers = chunks[number]
-        text = f"{layers.start}-{layers.stop - 1}" if len(layers) > 1 else "".join(map(str, layers))
-        first, last = "+" if number == 0 else "", "+" if number == len(chunks) - 1 else ""
-        texts.append(first + text + last)
-    return ", ".join(texts)
 
 
 def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
@@ -342,7 +331,8 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
         raise TracelensError(f"the memory of {device.name} is unknown: add hbm_bytes to its device file")
     if reserve is not None and reserve < 0:
         raise TracelensError(f"reserve must be 0 bytes or more, not {reserve}")
-    reported = _reported().get(device.name, 0)
+    drivers = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
+    reported = drivers.get(device.name, {}).get("bytes", 0)
     if reported and device.hbm_bytes != bundled(device.name).hbm_bytes:
         # A device file of the user with another memory size.
         reported = 0
@@ -354,9 +344,3 @@ def room(device: Device, framework: FrameworkName, reserve: int | None) -> Room:
             f"the reserve leaves nothing of the {device_bytes / 2**30:.0f} GiB of {device.name}"
         )
     return device_room
-
-
-@cache
-def _reported() -> dict[str, int]:
-    content = tomllib.loads(Path(__file__).with_name("drivers.toml").read_text(encoding="utf-8"))
-    return {name: entry["bytes"] for name, entry in content.items()}

@@ -28,7 +28,6 @@ from tracelens.planner.block import (
     Held,
     Piece,
     RankSizes,
-    Section,
     SectionMemory,
     added,
     attention_section,
@@ -185,7 +184,33 @@ class Stages:
         pp_rank = stage.rank // config.layout.stage_ranks
         numbers, kinds = self._chunks_of(pp_rank)
         permanent = added(self._static[kinds].held, self._buffers(numbers))
-        ratios = _row_ratios(self._layer_config)
+        # Rows of a rank's experts / their mean, as they vary between layers and micro-batches: a token picks
+        # K of E experts at random, e of them on this rank, a hypergeometric number, summed over the tokens
+        # of all ranks. Forced balance sends the same number to each expert.
+        s, ratios = RankSizes(self._layer_config), [1.0]
+        if config.training.routing == "learned" and s.P > 1:
+            E, K, rank_tokens = s.model.experts_count, s.model.top_k, s.T * s.P
+            share = s.e / E
+            mean = rank_tokens * K * share
+            deviation = sqrt(rank_tokens * K * share * (1 - share) * (E - K) / (E - 1)) / mean
+            normal = NormalDist(1, deviation)
+            ratios = [normal.inv_cdf((number + 0.5) / VARIANTS) for number in range(VARIANTS)]
+        # Allocations of each part of a chunk; a variant per ratio of its experts' rows.
+        segments: list[list[list[Segment]]] = []
+        for kind in kinds:
+            segments.append([])
+            for part in self._parts(kind):
+                options = megatron.options_of(self._layer_config, self.assumptions, part.recompute)
+                is_routed = any(name.startswith("moe") for name in part.names)
+                variants = []
+                for ratio in ratios if is_routed else (1.0,):
+                    imbalance = self.assumptions.imbalance * ratio
+                    programs = (
+                        megatron.section_program(name, self._layer_config, options, imbalance)
+                        for name in part.names
+                    )
+                    variants.append(Segment(tuple(programs), bool(part.component)))
+                segments[-1].append(variants)
         group, first = round_size(config), warm_up(config, pp_rank, self.assumptions.overlap)
         forwards = min(config.training.micro_batches * len(kinds), first + TURNS * group * len(kinds))
         forwards -= forwards % (group * len(kinds))
@@ -199,7 +224,7 @@ class Stages:
         allocator = Allocator(capacity)
         run_steps(
             allocator,
-            [self._segments(kind, ratios) for kind in kinds],
+            segments,
             list(schedule(forwards, min(first, forwards), len(kinds), group)),
             model_state=[*permanent.values(), *pieces(main, layers)],
             states=pieces(states, 2 * layers),
@@ -272,45 +297,29 @@ class Stages:
 
     def _costs(self, kind: ChunkKind) -> list[SectionCost]:
         """The sections of a chunk in order; those that are recomputed together count as one."""
+        config, imbalance = self._layer_config, self.assumptions.imbalance
+        s = RankSizes(config)
         costs = []
         for part in self._parts(kind):
-            memories = [self._section(name, part.recompute).memory for name in part.names]
-            costs.append(recomputed(memories, part.component) if part.component else plain(memories[0]))
+            sections = []
+            for name in part.names:
+                if self.assumptions.framework == "megatron":
+                    options = megatron.options_of(config, self.assumptions, part.recompute)
+                    sections.append(megatron.section(name, config, options, imbalance))
+                elif name == "attention":
+                    sections.append(attention_section(s, self._kernel))
+                elif name == "mlp":
+                    sections.append(mlp_section(s))
+                elif name == "moe":
+                    sections.append(moe_section(replace(s, imbalance=imbalance)))
+                else:
+                    sections.append(embedding_section(s) if name == "embedding" else head_section(s))
+            memories = [section.memory for section in sections]
+            if part.component:
+                costs.append(recomputed(memories, part.component))
+            else:
+                costs.append(SectionCost(memories[0].kept, memories[0].forward, memories[0].backward))
         return costs
-
-    def _section(self, name: str, recompute: str) -> Section:
-        config, imbalance = self._layer_config, self.assumptions.imbalance
-        if self.assumptions.framework == "megatron":
-            options = megatron.options_of(config, self.assumptions, recompute)
-            return megatron.section(name, config, options, imbalance)
-        s = RankSizes(config)
-        match name:
-            case "attention":
-                return attention_section(s, self._kernel)
-            case "mlp":
-                return mlp_section(s)
-            case "moe":
-                return moe_section(replace(s, imbalance=imbalance))
-            case "embedding":
-                return embedding_section(s)
-        return head_section(s)
-
-    def _segments(self, kind: ChunkKind, ratios: Sequence[float]) -> list[list[Segment]]:
-        """Allocations of each part of a chunk in Megatron-core; a variant per ratio of its experts' rows."""
-        segments = []
-        for part in self._parts(kind):
-            options = megatron.options_of(self._layer_config, self.assumptions, part.recompute)
-            is_routed = any(name.startswith("moe") for name in part.names)
-            variants = []
-            for ratio in ratios if is_routed else (1.0,):
-                imbalance = self.assumptions.imbalance * ratio
-                programs = (
-                    megatron.section_program(name, self._layer_config, options, imbalance)
-                    for name in part.names
-                )
-                variants.append(Segment(tuple(programs), bool(part.component)))
-            segments.append(variants)
-        return segments
 
     def _buffers(self, numbers: Sequence[int]) -> Held:
         """Permanent memory besides the model state."""
@@ -321,22 +330,6 @@ class Stages:
             per_side = config.training.micro_batches if self.assumptions.stage_buffers == "all" else 1
             buffers[PIPELINE] = sides * per_side * self.sizes.T * self.sizes.row
         return buffers
-
-
-def _row_ratios(config: Config) -> list[float]:
-    """Rows of a rank's experts / their mean, as they vary between layers and micro-batches.
-
-    A token picks K of E experts at random, e of them on this rank: a hypergeometric number, summed over the
-    tokens of all ranks. Forced balance sends the same number to each expert.
-    """
-    s = RankSizes(config)
-    E, K, tokens = s.model.experts_count, s.model.top_k, s.T * s.P
-    if config.training.routing != "learned" or s.P == 1:
-        return [1.0]
-    share = s.e / E
-    deviation = sqrt(tokens * K * share * (1 - share) * (E - K) / (E - 1)) / (tokens * K * share)
-    normal = NormalDist(1, deviation)
-    return [normal.inv_cdf((number + 0.5) / VARIANTS) for number in range(VARIANTS)]
 
 
 class Static(NamedTuple):
@@ -451,11 +444,6 @@ class SectionCost(NamedTuple):
     kept: Held  # between forward and backward, their input included
     forward: tuple[Piece, ...]
     backward: tuple[Piece, ...]
-
-
-def plain(memory: SectionMemory) -> SectionCost:
-    """A section that saves what its backward needs."""
-    return SectionCost(memory.kept, memory.forward, memory.backward)
 
 
 def recomputed(memories: Sequence[SectionMemory], component: str = "activations.recomputed") -> SectionCost:

@@ -10,7 +10,7 @@ its inputs have arrived. A measured pipeline is simulated with its own times, to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,6 @@ from tracelens.planner.pipeline.simulate import (
     Layers,
     Played,
     Shares,
-    Times,
     TimesSource,
     best_partition,
     even_shares,
@@ -50,12 +49,13 @@ from tracelens.table import Column, Result, Schema, Skip, Table
 
 if TYPE_CHECKING:
     from tracelens.planner.memory import Kept
-    from tracelens.planner.pipeline.measured import MeasuredPipeline, PipelineMeasurement
+    from tracelens.planner.pipeline.measured import PipelineMeasurement
 
+# Larger simulations are refused: each pass is a step of a Python loop and a row of the table `spans`.
 _MOST_PASSES = 4_000_000
 _MOST_STAGES = 1024
+# Size of a simulation that runs for each of many partitions: a trade-off of time against accuracy.
 _QUICK_PASSES = 10_000
-"""Size of a simulation that runs many times."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,27 @@ def pipeline(setting: Setting, source: TimesSource, measured: PipelineMeasuremen
         raise TracelensError(f"name at least one schedule: {', '.join(SCHEDULES)}")
     if setting.layout and setting.best:
         raise TracelensError("give either a partition or --best-partition, not both")
-    cases = [_case(setting, source, name) for name in dict.fromkeys(setting.schedules)]
+    cases: list[Case] = []
+    for name in dict.fromkeys(setting.schedules):
+        if setting.stages > _MOST_STAGES:
+            raise TracelensError(f"{setting.stages:,} stages exceed the limit of {_MOST_STAGES:,}")
+        chunks = find_chunks(name, setting.chunks)
+        if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
+            raise TracelensError(
+                f"{passes:,} passes of {name} exceed the limit of {_MOST_PASSES:,}: use fewer micro-batches"
+            )
+        schedule = find_schedule(name, setting.stages, setting.microbatches, chunks, setting.group)
+        shares = _shares(setting, source, schedule)
+        times = source.chunks(schedule.stages, schedule.count, shares)
+        played = simulate(schedule, make_times(times, schedule.stages, schedule.microbatches, setting.costs))
+        chunk_bytes: tuple[int, ...] = ()  # activations of a micro-batch in each chunk
+        parts = shares or (1,) * schedule.count
+        if setting.activation_bytes >= 0:
+            total_bytes = setting.activation_bytes * schedule.stages
+            chunk_bytes = tuple(round(total_bytes * part / sum(parts)) for part in parts)
+        elif (kept := setting.kept) is not None:
+            chunk_bytes = tuple(sums(np.array(kept.layers), parts, kept.embedding, kept.head).tolist())
+        cases.append(Case(name, played, times, shares, chunk_bytes))
     skips = list(measured.skips) if measured else []
     if not cases[0].chunk_bytes:
         skips.append(
@@ -268,34 +288,6 @@ def pipeline(setting: Setting, source: TimesSource, measured: PipelineMeasuremen
     )
 
 
-def _case(setting: Setting, source: TimesSource, name: str) -> Case:
-    if setting.stages > _MOST_STAGES:
-        raise TracelensError(f"{setting.stages:,} stages exceed the limit of {_MOST_STAGES:,}")
-    chunks = find_chunks(name, setting.chunks)
-    if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
-        raise TracelensError(
-            f"{passes:,} passes of {name} exceed the limit of {_MOST_PASSES:,}: use fewer micro-batches"
-        )
-    schedule = find_schedule(name, setting.stages, setting.microbatches, chunks, setting.group)
-    shares = _shares(setting, source, schedule)
-    times = source.chunks(schedule.stages, schedule.count, shares)
-    played = simulate(schedule, make_times(times, schedule.stages, schedule.microbatches, setting.costs))
-    return Case(
-        name, played, times, shares, _sizes(setting, shares or (1,) * schedule.count, schedule.stages)
-    )
-
-
-def _sizes(setting: Setting, parts: Shares, stages: int) -> tuple[int, ...]:
-    """Activations of a micro-batch in each chunk; empty if unknown."""
-    if setting.activation_bytes >= 0:
-        total_bytes = setting.activation_bytes * stages
-        return tuple(round(total_bytes * part / sum(parts)) for part in parts)
-    if setting.kept is None:
-        return ()
-    kept = setting.kept
-    return tuple(sums(np.array(kept.layers), parts, kept.embedding, kept.head).tolist())
-
-
 def _shares(setting: Setting, source: TimesSource, schedule: Schedule) -> Shares:
     """Layers of each chunk; empty if unknown."""
     layout = setting.layout
@@ -318,19 +310,18 @@ def _shares(setting: Setting, source: TimesSource, schedule: Schedule) -> Shares
         return even
     if not isinstance(source, Layers):
         raise TracelensError("equal layers need no --best-partition: even shares are the best")
-    quick = _makespan(setting, source, _shortened(setting, schedule))
-    return best_partition(
-        source.times, schedule.positions, [even], quick, _makespan(setting, source, schedule)
-    )
-
-
-def _shortened(setting: Setting, schedule: Schedule) -> Schedule:
-    """The schedule with fewer micro-batches (whole turns), to simulate many partitions."""
-    turn = max(setting.group, setting.stages)
+    # Many partitions are simulated with fewer micro-batches, in whole turns.
+    short, turn = schedule, max(setting.group, setting.stages)
     count = max(2, _QUICK_PASSES // (2 * schedule.count * turn)) * turn
-    if schedule.name not in SCHEDULES or count >= schedule.microbatches:
-        return schedule
-    return make_schedule(schedule.name, schedule.stages, count, schedule.chunks, setting.group)
+    if schedule.name in SCHEDULES and count < schedule.microbatches:
+        short = make_schedule(schedule.name, schedule.stages, count, schedule.chunks, setting.group)
+    return best_partition(
+        source.times,
+        schedule.positions,
+        [even],
+        quick=_makespan(setting, source, short),
+        makespan=_makespan(setting, source, schedule),
+    )
 
 
 def _makespan(setting: Setting, source: TimesSource, schedule: Schedule) -> Callable[[Shares], int]:
@@ -346,7 +337,13 @@ def verify(measured: PipelineMeasurement) -> Table:
     """CHECK of all pipelines and steps."""
     rows = []
     for line in measured.lines:
-        for name, times in _ways(measured, line):
+        size = line.size
+        times_of = {EACH_PASS: line.times(), CHUNK_MEANS: line.mean_times()}
+        if measured.layers is not None:
+            count = size.stages * size.chunks
+            chunks = Layers(measured.layers).chunks(size.stages, count, measured.shares)
+            times_of[LAYER_MEANS] = make_times(chunks, size.stages, size.microbatches, measured.costs)
+        for name, times in times_of.items():
             simulated = simulate(line.schedule, times).makespan
             rows.append(
                 {
@@ -359,16 +356,6 @@ def verify(measured: PipelineMeasurement) -> Table:
                 }
             )
     return CHECK.from_rows(rows)
-
-
-def _ways(measured: PipelineMeasurement, line: MeasuredPipeline) -> Iterator[tuple[str, Times]]:
-    """Pass times by name of their kind."""
-    yield EACH_PASS, line.times()
-    yield CHUNK_MEANS, line.mean_times()
-    if measured.layers is not None:
-        size, count = line.size, line.size.stages * line.size.chunks
-        chunks = Layers(measured.layers).chunks(size.stages, count, measured.shares)
-        yield LAYER_MEANS, make_times(chunks, size.stages, size.microbatches, measured.costs)
 
 
 def fit(check: Table, times: str) -> str:
@@ -400,66 +387,64 @@ def held(case: Case, stage: int) -> Held:
 
 def summary(cases: Sequence[Case], rest_ns: int) -> Table:
     """SUMMARY of all cases."""
-    rows = [_summary(case, rest_ns) for case in cases]
-    first = rows[0]["makespan_ns"]
-    for row in rows:
-        row["speedup"] = first / row["makespan_ns"]
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        played, schedule = case.played, case.played.schedule
+        busy = sum(played.busy(stage) for stage in range(schedule.stages))
+        stage_ns = played.makespan * schedule.stages
+        windows = [
+            int(played.end[played.of(stage)].max() - played.start[played.of(stage)].min())
+            for stage in range(schedule.stages)
+        ]
+        peaks = [held(case, stage) for stage in range(schedule.stages)]
+        most = max(int(holding.chunks.max()) for holding in peaks)
+        rows.append(
+            {
+                "schedule": case.name,
+                "chunks": schedule.chunks,
+                "makespan_ns": played.makespan,
+                "speedup": cases[0].played.makespan / played.makespan,
+                "step_ns": played.makespan + rest_ns if rest_ns >= 0 else -1,
+                "bubble_fraction": (stage_ns - busy) / stage_ns,
+                "bubble_ideal_ratio": (stage_ns - busy) / max(busy, 1),
+                "longest_ns": max(windows),
+                "peak_chunks": most,
+                "peak_microbatches": most / schedule.chunks,
+                "peak_bytes": max(int(holding.bytes.max()) for holding in peaks) if case.chunk_bytes else -1,
+            }
+        )
     return SUMMARY.from_rows(rows)
-
-
-def _summary(case: Case, rest_ns: int) -> dict[str, Any]:
-    played, schedule = case.played, case.played.schedule
-    busy = sum(played.busy(stage) for stage in range(schedule.stages))
-    stage_ns = played.makespan * schedule.stages
-    windows = [
-        int(played.end[played.of(stage)].max() - played.start[played.of(stage)].min())
-        for stage in range(schedule.stages)
-    ]
-    peaks = [held(case, stage) for stage in range(schedule.stages)]
-    most = max(int(holding.chunks.max()) for holding in peaks)
-    return {
-        "schedule": case.name,
-        "chunks": schedule.chunks,
-        "makespan_ns": played.makespan,
-        "step_ns": played.makespan + rest_ns if rest_ns >= 0 else -1,
-        "bubble_fraction": (stage_ns - busy) / stage_ns,
-        "bubble_ideal_ratio": (stage_ns - busy) / max(busy, 1),
-        "longest_ns": max(windows),
-        "peak_chunks": most,
-        "peak_microbatches": most / schedule.chunks,
-        "peak_bytes": max(int(holding.bytes.max()) for holding in peaks) if case.chunk_bytes else -1,
-    }
 
 
 def stages(cases: Sequence[Case]) -> Table:
     """STAGES of all cases."""
-    return STAGES.from_rows(
-        [_stage(case, stage) for case in cases for stage in range(case.played.schedule.stages)]
-    )
-
-
-def _stage(case: Case, stage: int) -> dict[str, Any]:
-    played = case.played
-    of_stage = played.of(stage)
-    busy = played.busy(stage)
-    dur_ns = played.end - played.start
-    forward = int(dur_ns[of_stage & (played.phase == PHASES.index(FORWARD))].sum())
-    backward = int(dur_ns[of_stage & (played.phase != PHASES.index(FORWARD))].sum())
-    # Overlapped pairs share their time in proportion to forward and backward.
-    forward = round(busy * forward / max(forward + backward, 1))
-    holding = held(case, stage)
-    return {
-        "schedule": case.name,
-        "stage": stage,
-        "forward_ns": forward,
-        "backward_ns": busy - forward,
-        "idle_ns": played.makespan - busy,
-        "idle_fraction": (played.makespan - busy) / played.makespan,
-        "start_ns": int(played.start[of_stage].min()),
-        "end_ns": int(played.end[of_stage].max()),
-        "peak_chunks": int(holding.chunks.max()),
-        "peak_bytes": int(holding.bytes.max()) if case.chunk_bytes else -1,
-    }
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        played = case.played
+        for stage in range(played.schedule.stages):
+            of_stage = played.of(stage)
+            busy = played.busy(stage)
+            dur_ns = played.end - played.start
+            forward = int(dur_ns[of_stage & (played.phase == PHASES.index(FORWARD))].sum())
+            backward = int(dur_ns[of_stage & (played.phase != PHASES.index(FORWARD))].sum())
+            # Overlapped pairs share their time in proportion to forward and backward.
+            forward = round(busy * forward / max(forward + backward, 1))
+            holding = held(case, stage)
+            rows.append(
+                {
+                    "schedule": case.name,
+                    "stage": stage,
+                    "forward_ns": forward,
+                    "backward_ns": busy - forward,
+                    "idle_ns": played.makespan - busy,
+                    "idle_fraction": (played.makespan - busy) / played.makespan,
+                    "start_ns": int(played.start[of_stage].min()),
+                    "end_ns": int(played.end[of_stage].max()),
+                    "peak_chunks": int(holding.chunks.max()),
+                    "peak_bytes": int(holding.bytes.max()) if case.chunk_bytes else -1,
+                }
+            )
+    return STAGES.from_rows(rows)
 
 
 def partition(cases: Sequence[Case]) -> Table:

@@ -18,7 +18,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import Config, Layout
+from tracelens.planner.config import MOST_LAYERS, Config, Layout
 from tracelens.planner.memory import DEFAULT, Kept, Stages
 from tracelens.planner.pipeline.schedules import (
     BACKWARD,
@@ -41,11 +41,9 @@ _KIND = {FORWARD: 0, BACKWARD: 1, INPUT: 1, WEIGHT: 2}
 WEIGHT_SHARE = 0.5
 """Share of weight gradients in a backward: both gradients of a GEMM take equal FLOPs."""
 
-_MOST_LAYERS = 10_000
-
 _NEVER = np.iinfo(np.int64).max // 4
 _MOVES = 8
-"""Moves that are simulated, of which the best is made."""
+"""Moves that are simulated, of which the best is made: a trade-off between a search's time and its result."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,12 @@ class Uniform:
             cuts: Int = np.rint(ns * stages * (sizes / sizes.sum())).astype(np.int64)
             return cuts
 
-        stage_ns = self.forward, self.backward
-        return ChunkTimes(*map(cut, stage_ns), *(cut(ns * self.comm_share) for ns in stage_ns))
+        return ChunkTimes(
+            forward=cut(self.forward),
+            backward=cut(self.backward),
+            forward_comm=cut(self.forward * self.comm_share),
+            backward_comm=cut(self.backward * self.comm_share),
+        )
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,10 @@ class Layers:
     def chunks(self, stages: int, count: int, shares: Sequence[int]) -> ChunkTimes:
         times = self.times
         return ChunkTimes(
-            sums(times.forward, shares, times.embedding[0], times.head[0]),
-            sums(times.backward, shares, times.embedding[1], times.head[1]),
-            sums(times.forward_comm, shares, 0, 0),
-            sums(times.backward_comm, shares, 0, 0),
+            forward=sums(times.forward, shares, times.embedding[0], times.head[0]),
+            backward=sums(times.backward, shares, times.embedding[1], times.head[1]),
+            forward_comm=sums(times.forward_comm, shares, 0, 0),
+            backward_comm=sums(times.backward_comm, shares, 0, 0),
         )
 
 
@@ -202,7 +204,7 @@ class Fixed:
         """The times, neighboring chunks as one where that fits; TracelensError for other numbers."""
         together, rest = divmod(len(self.times.forward), count)
         if together > 1 and not rest:
-            return ChunkTimes(*(ns.reshape(count, together).sum(axis=1) for ns in self.times))
+            return ChunkTimes._make(ns.reshape(count, together).sum(axis=1) for ns in self.times)
         if count != len(self.times.forward):
             raise TracelensError(
                 f"the trace has times of {len(self.times.forward)} chunks, not {count}, and no annotations "
@@ -226,8 +228,8 @@ def even_shares(layers: int, stages: int, chunks: int, layout_text: str = "") ->
     Raises:
         TracelensError: `layout_text` has another number of chunks or layers.
     """
-    if layers > _MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
-        raise TracelensError(f"a model has 1 to {_MOST_LAYERS:,} layers, not {layers:,}")
+    if layers > MOST_LAYERS or (layout_text and not layout_text.strip("0, ")):
+        raise TracelensError(f"a model has 1 to {MOST_LAYERS:,} layers, not {layers:,}")
     # A single stage may have several chunks, which a Layout does not allow.
     pp, vpp = (stages, chunks) if stages > 1 else (chunks, 1)
     layout = Layout(ranks=pp, pp=pp, vpp=vpp, pp_layout=layout_text)
@@ -318,7 +320,18 @@ class _Player:
             while self.next_slot[stage] < len(order):
                 slot = order[self.next_slot[stage]]
                 slot_positions = tuple(positions[pass_.chunk] for pass_ in slot)
-                start = self._start(stage, slot, slot_positions)
+                start = self.free[stage]
+                for pass_, position in zip(slot, slot_positions, strict=True):
+                    need = self._need(pass_, position)
+                    if need is None:
+                        continue
+                    code, transit = need
+                    if self.ends[code] < 0:
+                        # The slot waits for a pass that has not run yet.
+                        self.waiting.setdefault(code, []).append(stage)
+                        start = -1
+                        break
+                    start = max(start, self.ends[code] + transit)
                 if start < 0:
                     break
                 end = start + self.duration(slot, slot_positions)
@@ -336,21 +349,9 @@ class _Player:
             raise TracelensError(f"schedule {schedule.name} deadlocks: {self._why()}")
         rows = [row for stage_spans in self.spans for row in stage_spans]
         table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-        return Played(schedule, *(np.ascontiguousarray(column) for column in table.T))
-
-    def _start(self, stage: int, slot: Slot, positions: tuple[int, ...]) -> int:
-        """When a stage can run a slot; -1 if that waits for a pass that has not run yet."""
-        start = self.free[stage]
-        for pass_, position in zip(slot, positions, strict=True):
-            need = self._need(pass_, position)
-            if need is None:
-                continue
-            code, transit = need
-            if self.ends[code] < 0:
-                self.waiting.setdefault(code, []).append(stage)
-                return -1
-            start = max(start, self.ends[code] + transit)
-        return start
+        names = ("stage", "chunk", "position", "microbatch", "phase", "start", "end")
+        columns = map(np.ascontiguousarray, table.T)
+        return Played(schedule, **dict(zip(names, columns, strict=True)))
 
     def _code(self, kind: int, position: int, microbatch: int) -> int:
         return (kind * self.count + position) * self.size + microbatch
@@ -509,8 +510,5 @@ def _moves(
 
 def _loads(shares: Shares, cost: Int, ends: tuple[int, int], positions: Sequence[Sequence[int]]) -> list[int]:
     """Time per micro-batch on each stage."""
-    total = np.concatenate(([0], np.cumsum(cost)))[np.concatenate(([0], np.cumsum(shares)))]
-    of_chunk = np.diff(total)
-    of_chunk[0] += ends[0]
-    of_chunk[-1] += ends[1]
+    of_chunk = sums(cost, shares, *ends)
     return [int(of_chunk[list(stage_chunks)].sum()) for stage_chunks in positions]

@@ -1,10 +1,6 @@
 """Throughput over the ranks that share the experts, and where the time of a step goes.
 
-    scaling(Request(config, eps=(8, 16, 32, 64), dispatches=("alltoall", "deepep")), device("mi300x"))
-
-- `scaling`: steps of the layouts; `dispatch`: bytes of one dispatch.
-- `published`: measurements to compare with.
-- `tables`: the result.
+scaling(Request(config, eps=(8, 16, 32, 64), dispatches=("alltoall", "deepep")), device("mi300x"))
 """
 
 from tracelens.planner.scaling.scaling import (

@@ -6,7 +6,7 @@ MI300X.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from tracelens.planner.distinct import check_routing, routed_imbalance
 from tracelens.planner.expected import layer_messages
 from tracelens.planner.step_time import ASSUMED, Estimate, Machine, OverlapName, Timer, assumed, timed_step
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, Table
+from tracelens.table import Column, Result, Schema, Skip
 
 DispatchName = Literal["alltoall", "dedup", "deepep"]
 DISPATCHES: tuple[DispatchName, ...] = ("alltoall", "dedup", "deepep")
@@ -186,39 +186,25 @@ def scaling(request: Request, device: Device) -> Result:
             runs.append(ScalingRun(dispatch, ep, timed_step(timer), dispatch_row(timer)))
     if not runs:
         raise TracelensError(f"no layout is valid: {skips[0].reason}")
-    return Result(
-        "scaling",
-        "Scaling of expert parallelism",
-        _tables(request, device, runs),
-        doc=purpose(scaling),
-        skips=tuple(skips),
-        meta=_meta(request, device, runs),
-        command="tracelens project scaling",
-    )
-
-
-def _meta(request: Request, device: Device, runs: list[ScalingRun]) -> dict[str, Any]:
-    layout, training = request.config.layout, request.config.training
-    return {
-        "device": device.name,
-        "gpus": layout.ranks,
-        **{name: getattr(layout, name) for name in ("pp", "vpp", "cp", "tp", "dp")},
-        "micro_batch": training.micro_batch,
-        "micro_batches": training.micro_batches,
-        "seq": training.seq,
-        "recomputed_layers": len(request.config.toggles.recompute_layer_ids),
-        "overlapped": [name for name in request.dispatches if name in request.overlapped],
-        "network": request.network,
-        "routing": "balanced" if request.expert_ids_TK is None else "recorded",
-        "tokens_per_step": runs[0].time.tokens,
-        "step_times": request.machine.step_times,
-    }
-
-
-def _tables(request: Request, device: Device, runs: list[ScalingRun]) -> dict[str, Table]:
+    rates: list[dict[str, Any]] = []
+    fewest: dict[str, float] = {}
+    first: dict[int, float] = {}
+    for run in runs:
+        rate = run.time.tokens_per_s
+        rates.append(
+            {
+                "dispatch": run.dispatch,
+                "ep": run.ep,
+                "step_ns": run.time.step_ns,
+                "tokens_per_s": rate,
+                "relative": rate / fewest.setdefault(run.dispatch, rate),
+                "speedup": rate / first.setdefault(run.ep, rate),
+                "mfu": run.time.mfu,
+            }
+        )
     keys = [{"dispatch": run.dispatch, "ep": run.ep} for run in runs]
     tables = {
-        "scaling": SCALING.from_rows(list(_scaling_rows(runs))),
+        "scaling": SCALING.from_rows(rates),
         "breakdown": BREAKDOWN.from_rows(
             [key | {"step_ns": run.time.step_ns} | run.fractions for key, run in zip(keys, runs, strict=True)]
         ),
@@ -226,29 +212,45 @@ def _tables(request: Request, device: Device, runs: list[ScalingRun]) -> dict[st
             [key | dict(run.exchange) for key, run in zip(keys, runs, strict=True)]
         ),
     }
-    if is_published(request.config, device.name):
-        rows = published_rows({(run.dispatch, run.ep): run.fractions for run in runs})
-        tables |= {"published": PUBLISHED.from_rows(rows)} if rows else {}
+    # The figure is of this model, device and number of GPUs.
+    if (request.config.model, request.config.layout.ranks, device.name) == (MODELS["moe_2t"], 1024, "mi300x"):
+        projected = {(run.dispatch, run.ep): run.fractions for run in runs}
+        rows: list[dict[str, Any]] = []
+        for run_key, percents in _MEASURED.items():
+            if run_key in projected:
+                published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
+                key = dict(zip(("dispatch", "ep"), run_key, strict=True))
+                rows.append({**key, "figures": "projected", **projected[run_key], "source": ""})
+                rows.append({**key, "figures": "published", **published, "source": SOURCE})
+        if rows:
+            tables["published"] = PUBLISHED.from_rows(rows)
     # Each dispatch has its own overlap, and with a recorded routing each number of ranks its imbalance.
     own = ("exchange_overlap",) if request.expert_ids_TK is None else ("exchange_overlap", "imbalance")
     assumptions = assumed(request.machine, [device], request.config.training.dtype, own)
-    return {**tables, "assumptions": assumptions}
-
-
-def _scaling_rows(runs: list[ScalingRun]) -> Iterator[dict[str, Any]]:
-    fewest: dict[str, float] = {}
-    first: dict[int, float] = {}
-    for run in runs:
-        rate = run.time.tokens_per_s
-        yield {
-            "dispatch": run.dispatch,
-            "ep": run.ep,
-            "step_ns": run.time.step_ns,
-            "tokens_per_s": rate,
-            "relative": rate / fewest.setdefault(run.dispatch, rate),
-            "speedup": rate / first.setdefault(run.ep, rate),
-            "mfu": run.time.mfu,
-        }
+    tables["assumptions"] = assumptions
+    layout, training = request.config.layout, request.config.training
+    return Result(
+        "scaling",
+        "Scaling of expert parallelism",
+        tables,
+        doc=purpose(scaling),
+        skips=tuple(skips),
+        meta={
+            "device": device.name,
+            "gpus": layout.ranks,
+            **{name: getattr(layout, name) for name in ("pp", "vpp", "cp", "tp", "dp")},
+            "micro_batch": training.micro_batch,
+            "micro_batches": training.micro_batches,
+            "seq": training.seq,
+            "recomputed_layers": len(request.config.toggles.recompute_layer_ids),
+            "overlapped": [name for name in request.dispatches if name in request.overlapped],
+            "network": request.network,
+            "routing": "balanced" if request.expert_ids_TK is None else "recorded",
+            "tokens_per_step": runs[0].time.tokens,
+            "step_times": request.machine.step_times,
+        },
+        command="tracelens project scaling",
+    )
 
 
 def dispatch_row(timer: Timer) -> dict[str, Any]:
@@ -283,24 +285,3 @@ def dispatch_row(timer: Timer) -> dict[str, Any]:
         "link_bytes": round(size * to_ranks * (near - 1) / per_node),
         "dur_ns": round(sum(map(timer.message, dispatches))),
     }
-
-
-def is_published(config: Config, device: str) -> bool:
-    """Whether the figure is of this model, device and number of GPUs."""
-    return (config.model, config.layout.ranks, device) == (MODELS["moe_2t"], 1024, "mi300x")
-
-
-def published_rows(projected: Mapping[tuple[str, int], Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Rows of the table `published`.
-
-    Args:
-        projected: dispatch and expert-parallel ranks to the share of each part in the projected step.
-    """
-    rows = []
-    for (dispatch, ep), percents in _MEASURED.items():
-        if (dispatch, ep) in projected:
-            published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
-            key = {"dispatch": dispatch, "ep": ep}
-            rows.append({**key, "figures": "projected", **projected[dispatch, ep], "source": ""})
-            rows.append({**key, "figures": "published", **published, "source": SOURCE})
-    return rows

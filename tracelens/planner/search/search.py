@@ -22,7 +22,7 @@ from tracelens.planner.memory import room as room_of
 from tracelens.planner.step_time import ASSUMED, Estimate, Machine, assumed, estimate
 from tracelens.planner.step_time import PARTS as STEP_PARTS
 from tracelens.registry import purpose
-from tracelens.table import Column, Result, Schema, Skip, Table
+from tracelens.table import Column, Result, Schema, Skip
 
 _COMPUTING = ("forward", "backward", "recompute")
 _COMMUNICATION = ("experts_exchange", "context_exchange", "tensor_exchange", "stage_exchange", "gradients")
@@ -233,17 +233,58 @@ def search(
         raise TracelensError("a search needs a device: give --device")
     sized, refusals = sized_layouts(question, spaces, [room(question, device) for device in devices])
     if not sized:
-        raise TracelensError(_nothing(refusals))
+        if not refusals:
+            raise TracelensError("no layout to try: widen the search")
+        most, *_ = _counted(("", refusal) for refusal in refusals)
+        raise TracelensError(
+            f"none of {len(refusals)} layouts is valid; {most['count']} as in {most['example']}"
+        )
     rankings = [ranked(question, device, sized) for device in devices]
     best = {
         ranking.device.name: describe(ranking.fitting[0].sized.candidate)
         for ranking in rankings
         if ranking.fitting
     }
+    shown = [(ranking, rank, timed) for ranking in rankings for rank, timed in ranking.shown[:top]]
+    # Every layout gets all parts that any layout has.
+    used = [part for part in STEP_PARTS if any(timed.time.parts[part] for *_, timed in shown)]
+    layouts: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for ranking, rank, timed in shown:
+        (candidate, size, _), time = timed
+        layout, training = candidate.config.layout, candidate.config.training
+        layouts.append(
+            {
+                "device": ranking.device.name,
+                "position": rank,
+                **{name: getattr(layout, name) for name in LAYOUT_SIZES},
+                "dp": layout.dp,
+                "micro_batch": training.micro_batch,
+                "micro_batches": training.micro_batches,
+                "recompute": candidate.recompute,
+                "step_ns": time.step_ns,
+                "tokens_per_s": time.tokens_per_s,
+                "mfu": time.mfu,
+                "bytes": size,
+                "free_bytes": ranking.room - size,
+                "compute_fraction": sum(time.parts[name] for name in _COMPUTING) / time.step_ns,
+                "comm_fraction": sum(time.parts[name] for name in _COMMUNICATION) / time.step_ns,
+                "bubble": time.parts["bubble"] / time.step_ns,
+            }
+        )
+        key = {"device": ranking.device.name, "position": rank, "layout": describe(candidate)}
+        parts += [key | {"part": part, "ns": round(time.parts[part])} for part in used]
+    refused = [("", refusal) for refusal in refusals]
+    refused += [(ranking.device.name, refusal) for ranking in rankings for refusal in ranking.refused]
     return Result(
         "search",
         "Layouts that fit, fastest first",
-        _tables(question, rankings, refusals, top),
+        {
+            "layouts": LAYOUTS.from_rows(layouts),
+            "parts": PARTS.from_rows(parts),
+            "refused": REFUSED.from_rows(_counted(refused)),
+            "assumptions": assumed(question.machine, devices, question.training.dtype),
+        },
         doc=purpose(search),
         skips=tuple(
             Skip(
@@ -270,55 +311,6 @@ def search(
     )
 
 
-def _tables(
-    question: Question, rankings: Sequence[Ranked], refusals: Sequence[Refusal], top: int
-) -> dict[str, Table]:
-    shown = [(ranking, rank, timed) for ranking in rankings for rank, timed in ranking.shown[:top]]
-    rows = [_row(ranking, rank, timed) for ranking, rank, timed in shown]
-    refused = [("", refusal) for refusal in refusals]
-    refused += [(ranking.device.name, refusal) for ranking in rankings for refusal in ranking.refused]
-    return {
-        "layouts": LAYOUTS.from_rows(rows),
-        "parts": PARTS.from_rows(list(_parts(shown))),
-        "refused": REFUSED.from_rows(_counted(refused)),
-        "assumptions": assumed(
-            question.machine, [ranking.device for ranking in rankings], question.training.dtype
-        ),
-    }
-
-
-def _row(ranked: Ranked, rank: int, timed: TimedLayout) -> dict[str, Any]:
-    (candidate, size, _), time = timed
-    layout, training = candidate.config.layout, candidate.config.training
-    return {
-        "device": ranked.device.name,
-        "position": rank,
-        **{name: getattr(layout, name) for name in LAYOUT_SIZES},
-        "dp": layout.dp,
-        "micro_batch": training.micro_batch,
-        "micro_batches": training.micro_batches,
-        "recompute": candidate.recompute,
-        "step_ns": time.step_ns,
-        "tokens_per_s": time.tokens_per_s,
-        "mfu": time.mfu,
-        "bytes": size,
-        "free_bytes": ranked.room - size,
-        "compute_fraction": sum(time.parts[name] for name in _COMPUTING) / time.step_ns,
-        "comm_fraction": sum(time.parts[name] for name in _COMMUNICATION) / time.step_ns,
-        "bubble": time.parts["bubble"] / time.step_ns,
-    }
-
-
-def _parts(shown: Sequence[tuple[Ranked, int, TimedLayout]]) -> Iterator[dict[str, Any]]:
-    """Rows of PARTS: for each layout all parts that any layout has."""
-    used = [part for part in STEP_PARTS if any(timed.time.parts[part] for *_, timed in shown)]
-    for ranking, rank, timed in shown:
-        layout = describe(timed.sized.candidate)
-        for part in used:
-            ns = round(timed.time.parts[part])
-            yield {"device": ranking.device.name, "position": rank, "layout": layout, "part": part, "ns": ns}
-
-
 def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
     """Rows of REFUSED, the most frequent first."""
     counts: dict[tuple[str, str], tuple[int, str]] = {}
@@ -330,13 +322,6 @@ def _counted(refused: Iterable[tuple[str, Refusal]]) -> list[dict[str, Any]]:
         for (device, reason), (count, example) in counts.items()
     ]
     return sorted(rows, key=lambda row: -row["count"])
-
-
-def _nothing(refusals: Sequence[Refusal]) -> str:
-    if not refusals:
-        return "no layout to try: widen the search"
-    most, *_ = _counted(("", refusal) for refusal in refusals)
-    return f"none of {len(refusals)} layouts is valid; {most['count']} as in {most['example']}"
 
 
 def describe(candidate: Candidate) -> str:
@@ -363,27 +348,24 @@ def sized_layouts(
         if key in seen:
             continue
         seen.add(key)
+        # AMD's guide does not cover recomputation.
+        covers_recompute = question.memory.framework != "amd-guide" or space.recompute
+        tried = space if covers_recompute else replace(space, recompute=(NONE,))
+        sizes: Sizes = []
         try:
-            sized.append(_sizes(question, config, space, rooms))
+            # The least recomputation that fits, for each of the rooms.
+            bound = at_least(config, question.memory)
+            for candidate in variants(config, tried):
+                if bound > max(rooms):
+                    sizes.append(Sized(candidate, bound, at_least=True))
+                    break
+                sizes.append(Sized(candidate, footprint(candidate.config, question.memory)))
+                if sizes[-1].size <= min(rooms):
+                    break
+            sized.append(sizes)
         except TracelensError as error:
             refusals.append(refusal(str(error), describe(Candidate(config, NONE))))
     return sized, refusals
-
-
-def _sizes(question: Question, config: Config, space: Space, rooms: Collection[int]) -> Sizes:
-    """A layout with the least recomputation that fits, for each of the rooms."""
-    sizes: Sizes = []
-    bound = at_least(config, question.memory)
-    if question.memory.framework == "amd-guide" and not space.recompute:
-        # The guide does not cover recomputation.
-        space = replace(space, recompute=(NONE,))
-    for candidate in variants(config, space):
-        if bound > max(rooms):
-            return [Sized(candidate, bound, at_least=True)]
-        sizes.append(Sized(candidate, footprint(candidate.config, question.memory)))
-        if sizes[-1].size <= min(rooms):
-            break
-    return sizes
 
 
 def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Ranked:
@@ -394,26 +376,22 @@ def ranked(question: Question, device: Device, sized: Collection[Sizes]) -> Rank
         if first_fit is not None:
             fitting.append(first_fit)
         else:
-            refused.append(Refusal("does not fit", _needs(min(sizes, key=_size))))
+            least = min(sizes, key=_size)
+            bound = "at least " if least.at_least else ""
+            needs = f"{describe(least.candidate)} needs {bound}{least.size / GIB:,.1f} GiB"
+            refused.append(Refusal("does not fit", needs))
     # At equal step time the smaller layout leaves more headroom.
     timed = sorted(
         _timed(question, device, fitting), key=lambda layout: (layout.time.step_ns, layout.sized.size)
     )
-    nearest = [] if timed else list(_timed(question, device, _nearest(question, sized)))
+    nearest = []
+    if not timed:
+        # The layouts that need least, with their full footprint.
+        smallest = (min(sizes, key=_size) for sizes in sized)
+        few = sorted(smallest, key=lambda layout: (layout.at_least, layout.size))[:NEAREST]
+        full = (Sized(c, footprint(c.config, question.memory)) for c, *_ in few)
+        nearest = list(_timed(question, device, sorted(full, key=_size)))
     return Ranked(device, device_room, timed, nearest, refused)
-
-
-def _needs(sized: Sized) -> str:
-    bound = "at least " if sized.at_least else ""
-    return f"{describe(sized.candidate)} needs {bound}{sized.size / GIB:,.1f} GiB"
-
-
-def _nearest(question: Question, sized: Iterable[Sizes]) -> list[Sized]:
-    """The layouts that need least, with their full footprint."""
-    least = (min(sizes, key=_size) for sizes in sized)
-    small = sorted(least, key=lambda layout: (layout.at_least, layout.size))[:NEAREST]
-    full = (Sized(c, footprint(c.config, question.memory)) for c, *_ in small)
-    return sorted(full, key=_size)
 
 
 def _timed(question: Question, device: Device, sized: Iterable[Sized]) -> Iterator[TimedLayout]:
@@ -434,14 +412,6 @@ def footprint(config: Config, assumptions: Assumptions) -> int:
     if assumptions.framework == "amd-guide":
         return guide_stage(config, assumptions).total
     stages = Stages(config, assumptions)
-    worst = max((stages.stage(pp_rank) for pp_rank in _first_of_each_kind(config)), key=attrgetter("total"))
-    if assumptions.framework != "megatron":
-        return worst.total
-    return worst.total + round(IDLE_SHARE * (worst.total - worst.moments["between"]))
-
-
-def _first_of_each_kind(config: Config) -> list[int]:
-    """The first pipeline stage of each kind of layers."""
     layout, dense = config.layout, config.model.dense_layers
     recomputed = frozenset(config.toggles.recompute_layer_ids)
     chunks = layout.chunks(config.model.layers)
@@ -452,7 +422,10 @@ def _first_of_each_kind(config: Config) -> list[int]:
             for chunk in chunks[pp_rank :: layout.pp]
         )
         first_of_kind.setdefault((held, pp_rank == 0, pp_rank == layout.pp - 1), pp_rank)
-    return list(first_of_kind.values())
+    worst = max((stages.stage(pp_rank) for pp_rank in first_of_kind.values()), key=attrgetter("total"))
+    if assumptions.framework != "megatron":
+        return worst.total
+    return worst.total + round(IDLE_SHARE * (worst.total - worst.moments["between"]))
 
 
 def candidates(
@@ -466,13 +439,22 @@ def candidates(
             continue
         stage = gpus // pp
         eps = space.ep or tuple(ep for ep in divisors(stage) if model.experts_count % ep == 0)
-        vpps = space.vpp or tuple(vpp for vpp in CHUNKS if _even(model, pp, vpp))
+        vpps = space.vpp or tuple(
+            vpp for vpp in CHUNKS if vpp == 1 or (pp > 1 and model.layers % (pp * vpp) == 0)
+        )
         sizes = product(eps if model.moe_layers else (1,), vpps, space.micro_batch or (training.micro_batch,))
         for ep, vpp, micro_batch in sizes:
             name = size_text({"pp": pp, "vpp": vpp, "cp": cp, "tp": tp, "ep": ep, "micro_batch": micro_batch})
             try:
                 layout = Layout(ranks=gpus, pp=pp, vpp=vpp, cp=cp, tp=tp, ep=ep)
-                batch = _batch(training, micro_batch, global_batch, layout.dp)
+                # Micro-batches that the global batch makes on each data-parallel rank.
+                count, rest = divmod(global_batch, layout.dp * micro_batch)
+                if rest:
+                    raise TracelensError(
+                        f"a global batch of {global_batch} sequences is not a multiple of dp x micro_batch = "
+                        f"{layout.dp} x {micro_batch}"
+                    )
+                batch = replace(training, micro_batch=micro_batch, micro_batches=count)
                 config = Config(model, layout, replace(toggles, recompute_layer_ids=()), batch)
             except TracelensError as error:
                 yield refusal(str(error), name)
@@ -496,24 +478,10 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
-def _even(model: Model, pp: int, vpp: int) -> bool:
-    """Whether all chunks have equally many layers."""
-    return vpp == 1 or (pp > 1 and model.layers % (pp * vpp) == 0)
-
-
-def _batch(training: Training, micro_batch: int, global_batch: int, dp: int) -> Training:
-    """The settings with the micro-batches that the global batch makes on each data-parallel rank."""
-    if global_batch % (dp * micro_batch):
-        raise TracelensError(
-            f"a global batch of {global_batch} sequences is not a multiple of dp x micro_batch = "
-            f"{dp} x {micro_batch}"
-        )
-    return replace(training, micro_batch=micro_batch, micro_batches=global_batch // (dp * micro_batch))
-
-
 def variants(config: Config, space: Space) -> Iterator[Candidate]:
     """A layout with increasing recomputation."""
-    layers = max(map(len, config.layout.chunks(config.model.layers)))
+    chunks = config.layout.chunks(config.model.layers)
+    layers = max(map(len, chunks))
     powers = [2**exponent for exponent in range((layers - 1).bit_length())]
     numbers = sorted({*range(1, min(layers - 1, EACH) + 1), *powers})
     amounts = space.recompute or (NONE, *map(str, numbers), FULL)
@@ -521,14 +489,10 @@ def variants(config: Config, space: Space) -> Iterator[Candidate]:
     # As many layers as the largest chunk has is the same as full.
     texts = {FULL if text != NONE and amount[text] >= layers else text for text in amounts}
     for text in sorted(texts, key=amount.__getitem__):
-        yield _recomputed(config, text)
-
-
-def _recomputed(config: Config, text: str) -> Candidate:
-    """The run with the first layers of each chunk recomputed."""
-    if text == NONE:
-        return Candidate(config, text)
-    chunks = config.layout.chunks(config.model.layers)
-    count = config.model.layers if text == FULL else int(text)
-    layers = tuple(layer for chunk in chunks for layer in chunk[:count])
-    return Candidate(replace(config, toggles=replace(config.toggles, recompute_layer_ids=layers)), text)
+        if text == NONE:
+            yield Candidate(config, text)
+            continue
+        # The first layers of each chunk are recomputed.
+        count = config.model.layers if text == FULL else int(text)
+        ids = tuple(layer for chunk in chunks for layer in chunk[:count])
+        yield Candidate(replace(config, toggles=replace(config.toggles, recompute_layer_ids=ids)), text)

@@ -19,6 +19,7 @@ loading and pauses are in neither, stragglers only as the stated spread `jitter`
 from tracelens.planner.step_time.machine import (
     ASSUMED,
     HELP,
+    LEAST_LINK_BYTES_PER_S,
     ROOFLINE,
     SOURCES,
     Assumption,
@@ -52,6 +53,7 @@ from tracelens.planner.step_time.step import (
 __all__ = [
     "ASSUMED",
     "HELP",
+    "LEAST_LINK_BYTES_PER_S",
     "PARTS",
     "ROOFLINE",
     "SOURCES",

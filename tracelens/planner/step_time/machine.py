@@ -13,10 +13,10 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import Literal, NamedTuple
 
-from tracelens.devices import Device, Rate, attention_rate, gemm_rate, launch_cost, memory_rate
+from tracelens.devices import Device, attention_rate, gemm_rate, launch_cost, memory_rate
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
-from tracelens.planner.block import AttentionPass, Gemm, Load, Traffic
+from tracelens.planner.block import AttentionPass, Load, Traffic
 from tracelens.planner.collectives import LinkRates
 from tracelens.planner.config import Config, at_least_one, one_of
 from tracelens.table import Column, Schema, Table
@@ -73,6 +73,8 @@ SOURCES = {
     "hide_p2p": "as in the reference workload",
 }
 
+LEAST_LINK_BYTES_PER_S = 1e6
+"""A lower rate was given in another unit, such as GB/s: links and NICs of GPUs are far faster."""
 _EXAMPLE_ROWS, _EXAMPLE = (256, 4096), (4096, 4096)
 
 
@@ -119,7 +121,7 @@ class Machine:
         for name in ("matrix_efficiency", "hbm_efficiency", "link_efficiency", "nic_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise TracelensError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}")
-        if not self.nic_bytes_per_s >= 1e6:
+        if not self.nic_bytes_per_s >= LEAST_LINK_BYTES_PER_S:
             raise TracelensError(
                 f"nic_bytes_per_s is {self.nic_bytes_per_s:g} bytes/s: use 50e9 for a 400 Gb/s link"
             )
@@ -170,7 +172,10 @@ class Machine:
             value = getattr(self, item.name)
             default = SOURCES[item.name] if value == item.default else "given"
             source = sources.get(item.name, default)
-            lines.append(Assumption(item.name, _text(value), HELP[item.name], source))
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            if isinstance(value, bool):
+                text = "yes" if value else "no"
+            lines.append(Assumption(item.name, text, HELP[item.name], source))
         return lines
 
     def figures(self, device: Device, dtype: str) -> list[Assumption]:
@@ -187,30 +192,24 @@ class Machine:
             rate = f"{self.matrix_rate(device, dtype):.4g}"
             lines.insert(0, Assumption("matrix_flops_per_s", rate, "GEMM rate, with its efficiency", source))
         else:
-            lines += _examples(device, short)
+            # A GEMM of few and of many rows, as examples of those by size.
+            for rows in _EXAMPLE_ROWS:
+                example = gemm_rate(device, rows, *_EXAMPLE, short)
+                if example is not None:
+                    lines.append(
+                        Assumption(
+                            name=f"gemm_{rows}_flops_per_s",
+                            value=f"{example.per_s:.4g}",
+                            meaning=f"of a GEMM of {rows:,} rows and {_EXAMPLE[0]} x {_EXAMPLE[1]} weights",
+                            source=example.source,
+                        )
+                    )
         if self.launches == "eager":
             cost, origin = launch_cost(device)
             value = f"{self.launch_ns or cost.forward_ns:.0f} and {self.launch_ns or cost.backward_ns:.0f}"
             meaning = "ns of the host per launch, forward and backward"
             lines.append(Assumption("launch", value, meaning, "as assumed" if self.launch_ns else origin))
         return lines
-
-
-def _examples(device: Device, dtype: str) -> list[Assumption]:
-    """Rates of a GEMM of few and of many rows, as examples of those by size."""
-    lines = []
-    for rows in _EXAMPLE_ROWS:
-        rate = gemm_rate(device, rows, *_EXAMPLE, dtype)
-        if rate is not None:
-            meaning = f"of a GEMM of {rows:,} rows and {_EXAMPLE[0]} x {_EXAMPLE[1]} weights"
-            lines.append(Assumption(f"gemm_{rows}_flops_per_s", f"{rate.per_s:.4g}", meaning, rate.source))
-    return lines
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 ROOFLINE = Machine(matrix="achievable", launches="none")
@@ -248,8 +247,22 @@ class KernelRates:
             return max(load.flops / self.flat(load.dtype), load.bytes / self.memory) * 1e9
         if not load.kernels:
             return max(load.flops / self.flat(load.dtype) * 1e9, self.moved(load.bytes))
-        kernels_ns = sum(self._kernel_ns(kernel, load.dtype) for kernel in load.kernels)
-        return max(kernels_ns, load.bytes / self.memory * 1e9)
+        dtype = load.dtype or self.dtype
+        kernel_ns: list[float] = []
+        for kernel in load.kernels:
+            if isinstance(kernel, Traffic):
+                kernel_ns.append(self.moved(kernel.bytes, kernel.pattern))
+                continue
+            if isinstance(kernel, AttentionPass):
+                sizes = (kernel.seq, kernel.query_dim, kernel.value_dim)
+                rate = attention_rate(self.device, *sizes, dtype, kernel.is_backward)
+            else:
+                matrices = kernel.matrices if self.grouped else 1
+                rows = max(kernel.m, 1)
+                rate = gemm_rate(self.device, rows, kernel.k, kernel.n, dtype, matrices, kernel.kind)
+            flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.matrix_efficiency
+            kernel_ns.append(kernel.flops / flops_per_s * 1e9)
+        return max(sum(kernel_ns), load.bytes / self.memory * 1e9)
 
     def flat(self, dtype: str = "") -> float:
         """FLOP/s of GEMMs of unknown shape, by default in the type of the activations."""
@@ -261,20 +274,6 @@ class KernelRates:
             return size_bytes / self.memory * 1e9
         rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_efficiency
         return size_bytes / rate * 1e9
-
-    def _kernel_ns(self, kernel: Gemm | AttentionPass | Traffic, dtype: str) -> float:
-        if isinstance(kernel, Traffic):
-            return self.moved(kernel.bytes, kernel.pattern)
-        rate = self._achieved(kernel, dtype or self.dtype)
-        flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.matrix_efficiency
-        return kernel.flops / flops_per_s * 1e9
-
-    def _achieved(self, kernel: Gemm | AttentionPass, dtype: str) -> Rate | None:
-        if isinstance(kernel, AttentionPass):
-            sizes = (kernel.seq, kernel.query_dim, kernel.value_dim)
-            return attention_rate(self.device, *sizes, dtype, kernel.is_backward)
-        matrices = kernel.matrices if self.grouped else 1
-        return gemm_rate(self.device, max(kernel.m, 1), kernel.k, kernel.n, dtype, matrices, kernel.kind)
 
 
 def assumed(machine: Machine, devices: Sequence[Device], dtype: str, without: Collection[str] = ()) -> Table:

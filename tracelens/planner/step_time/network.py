@@ -105,12 +105,9 @@ class Network:
             return 1
         if group == "pp":
             return ranks if self.layout.ranks <= self.node else 1
-        return _fewest(self._stride(group), ranks, self.node, self.layout.stage_ranks)
-
-    def _stride(self, group: str) -> int:
-        """Distance between consecutive ranks of a group."""
         layout = self.layout
-        return {"cp": layout.tp, "dp_cp": layout.tp, "edp": layout.experts_over}.get(group, 1)
+        strides = {"cp": layout.tp, "dp_cp": layout.tp, "edp": layout.experts_over}
+        return _fewest(strides.get(group, 1), ranks, self.node, layout.stage_ranks)
 
     def _rates(self, near: int) -> LinkRates:
         rates = self.machine.rates(self.device)
@@ -177,68 +174,14 @@ def read_network(name: str) -> ClusterNetwork:
     Raises:
         TracelensError: no such network or file, not TOML, or a key is unknown or has a wrong value.
     """
+    import tomllib  # takes a few ms
+
     is_file = name.endswith(".toml") or "/" in name
     path = Path(name) if is_file else _FOLDER / f"{name}.toml"
     if not is_file and name not in bundled_networks():
         raise UnknownName("network", name, bundled_networks())
-    content = _load(path)
-    for key in content:
-        if key not in _KEYS:
-            raise TracelensError(f"{path}: {UnknownName('key', key, _KEYS)}")
-    for key in _TEXTS:
-        if not isinstance(content.get(key, ""), str):
-            raise TracelensError(f"{path}: {key} must be text in quotes")
-    values = _values(path, content)
-    title = str(content.get("title", path.stem))
-    return ClusterNetwork(name, title, values, _sources(path, content))
-
-
-def _values(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Machine`, with the rates of NICs per GPU."""
-    defaults = {item.name: item.default for item in fields(Machine)}
-    values = {name: content[name] for name in _FIELDS if name in content}
-    node = content.get("node", defaults["node"])
-    nics = content.get("nics", node)
-    for name, value in {**values, "nics": nics}.items():
-        kind = type(defaults.get(name, 1))
-        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-            words = {int: "a whole number", float: "a number", str: "text in quotes"}[kind]
-            raise TracelensError(f"{path}: {name} must be {words}, not {value!r}")
-    if nics < 1 or node < 1:
-        raise TracelensError(f"{path}: node and nics must be at least 1")
-    for name in _PER_NIC:
-        if name in values:
-            values[name] = values[name] * nics / node
-    if nics != node and "nic_bytes_per_s" not in values:
-        raise TracelensError(f"{path}: nics needs nic_bytes_per_s, the rate of one NIC; add it")
     try:
-        Machine(**values)
-    except TracelensError as error:
-        raise TracelensError(f"{path}: {error}") from None
-    return values
-
-
-def _sources(path: Path, content: Mapping[str, Any]) -> dict[str, str]:
-    """Key to the text of its source."""
-    source_of, sources = content.get("source", {}), content.get("sources", {})
-    if not isinstance(source_of, dict) or not isinstance(sources, dict):
-        raise TracelensError(f"{path}: [source] and [sources.NAME] must be tables")
-    texts = {}
-    for key, name in source_of.items():
-        if key not in content:
-            raise TracelensError(f"{path}: [source] names {key}, which the file does not set")
-        entry = sources.get(name) if isinstance(name, str) else None
-        if not isinstance(entry, dict) or not isinstance(entry.get("title"), str):
-            raise TracelensError(f"{path}: the source of {key} needs [sources.{name}] with a title; add it")
-        texts[key] = ", ".join(str(entry[part]) for part in ("title", "date", "url") if part in entry)
-    return texts
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import tomllib  # takes a few ms
-
-    try:
-        return tomllib.loads(read_config_file(path).decode("utf-8"))
+        content: dict[str, Any] = tomllib.loads(read_config_file(path).decode("utf-8"))
     except FileNotFoundError:
         raise TracelensError(
             f"{path}: no such file; bundled networks: {', '.join(bundled_networks())}"
@@ -249,3 +192,43 @@ def _load(path: Path) -> dict[str, Any]:
         raise TracelensError(f"{path}: not a text file; a network file is TOML") from error
     except (ValueError, RecursionError) as error:
         raise TracelensError(f"{path}: not TOML: {error}") from error
+    for key in content:
+        if key not in _KEYS:
+            raise TracelensError(f"{path}: {UnknownName('key', key, _KEYS)}")
+    for key in _TEXTS:
+        if not isinstance(content.get(key, ""), str):
+            raise TracelensError(f"{path}: {key} must be text in quotes")
+    # Fields of `Machine`, with the rates of NICs per GPU.
+    defaults = {item.name: item.default for item in fields(Machine)}
+    values = {key: content[key] for key in _FIELDS if key in content}
+    node = content.get("node", defaults["node"])
+    nics = content.get("nics", node)
+    for key, value in {**values, "nics": nics}.items():
+        kind = type(defaults.get(key, 1))
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            words = {int: "a whole number", float: "a number", str: "text in quotes"}[kind]
+            raise TracelensError(f"{path}: {key} must be {words}, not {value!r}")
+    if nics < 1 or node < 1:
+        raise TracelensError(f"{path}: node and nics must be at least 1")
+    for key in _PER_NIC:
+        if key in values:
+            values[key] = values[key] * nics / node
+    if nics != node and "nic_bytes_per_s" not in values:
+        raise TracelensError(f"{path}: nics needs nic_bytes_per_s, the rate of one NIC; add it")
+    try:
+        Machine(**values)
+    except TracelensError as error:
+        raise TracelensError(f"{path}: {error}") from None
+    # Key to the text of its source.
+    source_of, sources = content.get("source", {}), content.get("sources", {})
+    if not isinstance(source_of, dict) or not isinstance(sources, dict):
+        raise TracelensError(f"{path}: [source] and [sources.NAME] must be tables")
+    texts = {}
+    for key, source in source_of.items():
+        if key not in content:
+            raise TracelensError(f"{path}: [source] names {key}, which the file does not set")
+        entry = sources.get(source) if isinstance(source, str) else None
+        if not isinstance(entry, dict) or not isinstance(entry.get("title"), str):
+            raise TracelensError(f"{path}: the source of {key} needs [sources.{source}] with a title; add it")
+        texts[key] = ", ".join(str(entry[part]) for part in ("title", "date", "url") if part in entry)
+    return ClusterNetwork(name, str(content.get("title", path.stem)), values, texts)

@@ -129,7 +129,26 @@ def timed_step(timer: Timer) -> Estimate:
         kinds_of_stage = (of_layer[chunk.start : chunk.stop] for chunk in chunks[stage :: layout.pp])
         counts = Counter(chain.from_iterable(kinds_of_stage))
         kinds.append(_StageKind(frozenset(counts.items()), stage == 0, stage == layout.pp - 1))
-    passes = {kind: _stage_parts(timer, kind) for kind in set(kinds)}
+    # Times of a stage of each kind in one micro-batch, by part.
+    passes: dict[_StageKind, dict[str, float]] = {}
+    for kind in set(kinds):
+        passes[kind] = stage_parts = dict.fromkeys(PARTS, 0.0)
+        layer_passes = [(timer.of_kind(layer_kind), times) for layer_kind, times in kind.layers]
+        if kind.is_first:
+            layer_passes.append((timer.embedding, 1))
+        if kind.is_last:
+            layer_passes.append((timer.head, 1))
+        for layer_pass, times in layer_passes:
+            stage_parts["forward"] += times * layer_pass.forward
+            stage_parts["backward"] += times * layer_pass.backward
+            stage_parts["recompute"] += times * layer_pass.recomputed
+            for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
+                for name, ns in comm.items():
+                    stage_parts[name if name == WAITING else f"{name}_exchange"] += times * ns
+        if layout.pp > 1 and not timer.machine.hide_p2p:
+            # Every chunk but the first receives activations, every chunk but the last gradients.
+            edges = 2 * layout.vpp - kind.is_first - kind.is_last
+            stage_parts["stage_exchange"] = edges * timer.stage_message()
     totals = {kind: sum(parts.values()) for kind, parts in passes.items()}
     slowest = max(kinds, key=totals.__getitem__)
     batches = training.micro_batches
@@ -142,7 +161,18 @@ def timed_step(timer: Timer) -> Estimate:
     waited = sum(map(alone.__getitem__, kinds)) - alone[slowest]
     parts["bubble"] = waited / layout.vpp
     parts |= _update_parts(timer, [kinds.index(kind) for kind in passes])
-    parts["launch"] = _launch_ns(timer, slowest, sum(parts.values()))
+    # The GPU of the slowest stage waits for launches.
+    host = LaunchTime(config, timer.device, timer.machine)
+    launches, again = ends_launches(config, slowest.is_first, slowest.is_last), Launches()
+    for layer_kind, times in slowest.layers:
+        layer = layer_launches(config, layer_kind.is_moe).times(times)
+        launches += layer
+        again += layer if layer_kind.is_recomputed else Launches()
+    has_moe = any(layer_kind.is_moe for layer_kind, _ in slowest.layers)
+    forward_wait = max(0.0, host.forward(launches) - timer.forward_ns(slowest.layers))
+    waits = batches * forward_wait if has_moe and host.has_syncs else 0.0
+    host_ns = batches * (host.both(launches) + host.forward(again)) + host.once
+    parts["launch"] = max(waits, host_ns - sum(parts.values()))
     peak = timer.device.peak("matrix", known_dtype(training.dtype))
     if peak is None:
         raise TracelensError(f"{timer.device.name} has no peak for {training.dtype}")
@@ -164,28 +194,6 @@ class _StageKind(NamedTuple):
     layers: frozenset[tuple[LayerKind, int]]
     is_first: bool
     is_last: bool
-
-
-def _stage_parts(timer: Timer, kind: _StageKind) -> dict[str, float]:
-    """Times of a stage of this kind in one micro-batch, by part."""
-    layout, parts = timer.config.layout, dict.fromkeys(PARTS, 0.0)
-    passes = [(timer.of_kind(layer_kind), times) for layer_kind, times in kind.layers]
-    if kind.is_first:
-        passes.append((timer.embedding, 1))
-    if kind.is_last:
-        passes.append((timer.head, 1))
-    for layer_pass, times in passes:
-        parts["forward"] += times * layer_pass.forward
-        parts["backward"] += times * layer_pass.backward
-        parts["recompute"] += times * layer_pass.recomputed
-        for comm in (layer_pass.forward_comm, layer_pass.backward_comm):
-            for name, ns in comm.items():
-                parts[name if name == WAITING else f"{name}_exchange"] += times * ns
-    if layout.pp > 1 and not timer.machine.hide_p2p:
-        # Every chunk but the first receives activations, every chunk but the last gradients.
-        edges = 2 * layout.vpp - kind.is_first - kind.is_last
-        parts["stage_exchange"] = edges * timer.stage_message()
-    return parts
 
 
 def _update_parts(timer: Timer, stages: Sequence[int]) -> dict[str, float]:
@@ -238,23 +246,6 @@ def _update_bytes(training: Training) -> int:
     return (1 + training.main_params) * training.element_bytes + 6 * FLOAT32
 
 
-def _launch_ns(timer: Timer, kind: _StageKind, gpu_ns: float) -> float:
-    """Time that the GPU of a stage waits for launches in a step."""
-    config, batches = timer.config, timer.config.training.micro_batches
-    host = LaunchTime(config, timer.device, timer.machine)
-    launches = ends_launches(config, kind.is_first, kind.is_last)
-    recomputed = Launches()
-    for layer_kind, times in kind.layers:
-        layer = layer_launches(config, layer_kind.is_moe).times(times)
-        launches += layer
-        recomputed += layer if layer_kind.is_recomputed else Launches()
-    has_moe = any(layer_kind.is_moe for layer_kind, _ in kind.layers)
-    forward_wait = max(0.0, host.forward(launches) - timer.forward_ns(kind.layers))
-    waits = batches * forward_wait if has_moe and host.has_syncs else 0.0
-    host_ns = batches * (host.both(launches) + host.forward(recomputed)) + host.once
-    return max(waits, host_ns - gpu_ns)
-
-
 class LayerTimes(NamedTuple):
     """Times of a micro-batch, ns."""
 
@@ -302,14 +293,14 @@ def layer_times(config: Config, device: Device, machine: Machine | None = None) 
         layer_pass.backward + layer_pass.recomputed + comm
         for layer_pass, comm in zip(layers, backward_comm, strict=True)
     ]
-    rounded = (
-        np.rint(np.array(ns)).astype(np.int64) for ns in (forward, backward, forward_comm, backward_comm)
+    return LayerTimes(
+        forward=np.rint(np.array(forward)).astype(np.int64),
+        backward=np.rint(np.array(backward)).astype(np.int64),
+        forward_comm=np.rint(np.array(forward_comm)).astype(np.int64),
+        backward_comm=np.rint(np.array(backward_comm)).astype(np.int64),
+        embedding=(round(timer.embedding.forward), round(timer.embedding.backward)),
+        head=(round(timer.head.forward), round(timer.head.backward)),
     )
-    ends = (
-        (round(layer_pass.forward), round(layer_pass.backward))
-        for layer_pass in (timer.embedding, timer.head)
-    )
-    return LayerTimes(*rounded, *ends)
 
 
 class LayerKind(NamedTuple):
@@ -349,8 +340,56 @@ class Timer:
         return LayerKind(self.share.is_moe(number), number in self._recomputed)
 
     def of_kind(self, kind: LayerKind) -> LayerPassTimes:
-        if kind not in self._known:
-            self._known[kind] = self._layer(kind)
+        """Times of each layer of this kind."""
+        if kind in self._known:
+            return self._known[kind]
+        ops, share = self.ops(kind.is_moe), self.share
+        number = next(layer for layer in range(self.config.model.layers) if self.kind(layer) == kind)
+        forward, backward = self._computation(ops)
+        recompute_ns, _ = self._computation(ops[: recomputed(ops)]) if kind.is_recomputed else (0.0, 0.0)
+        computation = forward, backward + recompute_ns
+        routed = self.routed if kind.is_moe and is_routed(share) else None
+        # Communication of forward and backward, with recompute, by kind (see GROUPS).
+        forward_comm: dict[str, float] = defaultdict(float)
+        backward_comm: dict[str, float] = defaultdict(float)
+        for message in layer_messages(share, number, 0, routed):
+            comm = forward_comm if message.phase == "forward" else backward_comm
+            is_dispatch = message.scope.removesuffix(".B").partition(".")[2] == "dispatch"
+            group, message_ns = message.exchange.group, self.message(message)
+            if group == "tp" and self.config.toggles.tp_overlap != "off":
+                # Chunked, or copied during the GEMM: only the first chunk is exposed.
+                message_ns /= CHUNKS
+            comm["dispatch" if is_dispatch else GROUPS[group]] += message_ns
+        exposed = forward_comm, backward_comm
+        # The shared expert can hide part of the dispatch.
+        shared = [op for op in ops if op.scope == "shared"]
+        hidden = self._computation(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
+        for comm, shared_ns in zip(exposed, hidden, strict=True):
+            dispatch = comm.pop("dispatch", 0.0)
+            if dispatch:
+                comm["experts"] += max(0.0, dispatch - shared_ns)
+        exchange = forward_comm.get("experts", 0.0), backward_comm.get("experts", 0.0)
+        overlapped = self.paired * hidden_ns(computation, exchange)
+        exposed_share = 1 - overlapped / max(sum(exchange), 1.0)
+        ranks = self.config.layout.experts_over
+        for comm, computation_ns in zip(exposed, computation, strict=True):
+            if "experts" in comm:
+                comm["experts"] *= exposed_share
+            if kind.is_moe:
+                # Expected wait for the slowest rank of the expert group after this much computation: arrivals
+                # are taken as independent and normal, with `jitter` as the coefficient of variation.
+                waits = ranks > 1
+                comm[WAITING] = (
+                    self.machine.jitter * expected_maximum(ranks) * computation_ns if waits else 0.0
+                )
+        self._known[kind] = LayerPassTimes(
+            forward=forward,
+            backward=backward,
+            recomputed=recompute_ns,
+            forward_comm=forward_comm,
+            backward_comm=backward_comm,
+            hidden=overlapped,
+        )
         return self._known[kind]
 
     def forward_ns(self, layers: Iterable[tuple[LayerKind, int]]) -> float:
@@ -360,12 +399,14 @@ class Timer:
 
     @cached_property
     def embedding(self) -> LayerPassTimes:
-        return LayerPassTimes(*self._computation(embedding_section(self.share.sizes).ops))
+        forward, backward = self._computation(embedding_section(self.share.sizes).ops)
+        return LayerPassTimes(forward=forward, backward=backward)
 
     @cached_property
     def head(self) -> LayerPassTimes:
         """Final norm, head and loss."""
-        return LayerPassTimes(*self._computation(head_section(self.share.sizes).ops))
+        forward, backward = self._computation(head_section(self.share.sizes).ops)
+        return LayerPassTimes(forward=forward, backward=backward)
 
     def stage_message(self) -> float:
         """Time of activations or gradients between neighboring stages."""
@@ -404,53 +445,6 @@ class Timer:
             return self.network.deepep_nanoseconds(tokens, self.share.row, self.spread, message.ranks)
         sent, received = round(exchange.sent * factor), round(exchange.received * factor)
         return self.network.nanoseconds(exchange.collective, exchange.group, message.ranks, sent, received)
-
-    def _layer(self, kind: LayerKind) -> LayerPassTimes:
-        ops, share = self.ops(kind.is_moe), self.share
-        number = next(layer for layer in range(self.config.model.layers) if self.kind(layer) == kind)
-        forward, backward = self._computation(ops)
-        recompute_ns, _ = self._computation(ops[: recomputed(ops)]) if kind.is_recomputed else (0.0, 0.0)
-        computation = forward, backward + recompute_ns
-        routed = self.routed if kind.is_moe and is_routed(share) else None
-        exposed = self._exposed(layer_messages(share, number, 0, routed), ops)
-        exchange = exposed[0].get("experts", 0.0), exposed[1].get("experts", 0.0)
-        overlapped = self.paired * hidden_ns(computation, exchange)
-        exposed_share = 1 - overlapped / max(sum(exchange), 1.0)
-        ranks = self.config.layout.experts_over
-        for comm, computation_ns in zip(exposed, computation, strict=True):
-            if "experts" in comm:
-                comm["experts"] *= exposed_share
-            if kind.is_moe:
-                # Expected wait for the slowest rank of the expert group after this much computation: arrivals
-                # are taken as independent and normal, with `jitter` as the coefficient of variation.
-                waits = ranks > 1
-                comm[WAITING] = (
-                    self.machine.jitter * expected_maximum(ranks) * computation_ns if waits else 0.0
-                )
-        return LayerPassTimes(forward, backward, recompute_ns, exposed[0], exposed[1], overlapped)
-
-    def _exposed(
-        self, messages: Iterable[StepMessage], ops: Sequence[Op]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Communication of a layer's forward and backward, with recompute, by kind (see GROUPS)."""
-        forward_comm: dict[str, float] = defaultdict(float)
-        backward_comm: dict[str, float] = defaultdict(float)
-        for message in messages:
-            comm = forward_comm if message.phase == "forward" else backward_comm
-            is_dispatch = message.scope.removesuffix(".B").partition(".")[2] == "dispatch"
-            group, message_ns = message.exchange.group, self.message(message)
-            if group == "tp" and self.config.toggles.tp_overlap != "off":
-                # Chunked, or copied during the GEMM: only the first chunk is exposed.
-                message_ns /= CHUNKS
-            comm["dispatch" if is_dispatch else GROUPS[group]] += message_ns
-        # The shared expert can hide part of the dispatch.
-        shared = [op for op in ops if op.scope == "shared"]
-        hidden = self._computation(shared) if self.config.toggles.overlap_shared else (0.0, 0.0)
-        for comm, shared_ns in zip((forward_comm, backward_comm), hidden, strict=True):
-            dispatch = comm.pop("dispatch", 0.0)
-            if dispatch:
-                comm["experts"] += max(0.0, dispatch - shared_ns)
-        return forward_comm, backward_comm
 
 
 def paired_share(config: Config) -> float:

@@ -17,10 +17,8 @@ from tracelens.analysis.comm import align_run
 from tracelens.analysis.pipeline import (
     FORWARD,
     MicrobatchPass,
-    Numbered,
     Passes,
     Shape,
-    Stage,
     lane_of,
     numbered,
     passes,
@@ -142,18 +140,15 @@ def measure(run: Run) -> PipelineMeasurement:
             f"the pipelines of ranks {lines[0].ranks} and {different[0].ranks} differ in stages, "
             "micro-batches or chunks"
         )
-    forward, backward = (
-        np.median([getattr(line, name).mean(axis=1) for line in lines], axis=0)
-        for name in ("forward", "backward")
-    )
+    forward = np.median([line.forward.mean(axis=1) for line in lines], axis=0)
+    backward = np.median([line.backward.mean(axis=1) for line in lines], axis=0)
     traced = [(trace, passed.spans) for trace, passed in zip(run.traces, ranks, strict=True) if passed.spans]
-    shares = [exposed(trace, spans) for trace, spans in traced]
-    comm_share = np.median(np.array(shares), axis=0)
+    comm_share = np.median(np.array([exposed(trace, spans) for trace, spans in traced]), axis=0)
     chunks = ChunkTimes(
-        *(
-            np.rint(ns).astype(np.int64)
-            for ns in (forward, backward, forward * comm_share[0], backward * comm_share[1])
-        )
+        forward=np.rint(forward).astype(np.int64),
+        backward=np.rint(backward).astype(np.int64),
+        forward_comm=np.rint(forward * comm_share[0]).astype(np.int64),
+        backward_comm=np.rint(backward * comm_share[1]).astype(np.int64),
     )
     walls = [layer_walls(trace, spans) for trace, spans in traced]
     layers = _layers(walls, comm_share)
@@ -163,26 +158,25 @@ def measure(run: Run) -> PipelineMeasurement:
                 "times of layers", "the trace has no annotations L0, L1, ...; only times of chunks are known"
             )
         )
+    shares: tuple[int, ...] = ()
+    if layers is not None:
+        chunk_of = {name: chunk for rank_walls in walls for name, chunk in rank_walls.chunk_of.items()}
+        shares = tuple(np.bincount(list(chunk_of.values()), minlength=size.stages * size.chunks).tolist())
+    gaps = np.median(np.array([line.costs.gap for line in lines]), axis=0)
     return PipelineMeasurement(
         lines=tuple(lines),
         size=size,
         chunks=chunks,
         layers=layers,
-        shares=_shares(walls, size) if layers is not None else (),
-        costs=_costs([line.costs for line in lines]),
+        shares=shares,
+        costs=Costs(
+            forward_transit=int(np.median([line.costs.forward_transit for line in lines])),
+            backward_transit=int(np.median([line.costs.backward_transit for line in lines])),
+            gap=tuple(int(ns) for ns in gaps),
+        ),
         rest_ns=int(np.median([line.rest_ns for line in lines])),
         skips=tuple(skips),
     )
-
-
-def _costs(costs: Sequence[Costs]) -> Costs:
-    """Medians over pipelines and steps."""
-    gaps = np.median(np.array([cost.gap for cost in costs]), axis=0)
-    forward, backward = (
-        int(np.median([getattr(cost, name) for cost in costs]))
-        for name in ("forward_transit", "backward_transit")
-    )
-    return Costs(forward, backward, tuple(int(ns) for ns in gaps))
 
 
 def _layers(walls: Sequence[LayerWalls], comm_share: Float) -> LayerTimes | None:
@@ -200,22 +194,16 @@ def _layers(walls: Sequence[LayerWalls], comm_share: Float) -> LayerTimes | None
     names = [f"L{number}" for number in range(count)]
     alike = [[part_ns[name_] for name_ in names if kinds[name_] == kinds[name]] for name in names]
     table = np.array([np.mean(samples, axis=0) for samples in alike])
-    forward, backward, *comm = np.rint(np.concatenate((table, table * comm_share), axis=1)).astype(np.int64).T
+    columns = np.rint(np.concatenate((table, table * comm_share), axis=1)).astype(np.int64).T
     embedding, head = (part_ns.get(name, np.zeros(2)).tolist() for name in ("embedding", "head"))
     return LayerTimes(
-        forward,
-        backward,
-        comm[0],
-        comm[1],
-        (round(embedding[0]), round(embedding[1])),
-        (round(head[0]), round(head[1])),
+        forward=columns[0],
+        backward=columns[1],
+        forward_comm=columns[2],
+        backward_comm=columns[3],
+        embedding=(round(embedding[0]), round(embedding[1])),
+        head=(round(head[0]), round(head[1])),
     )
-
-
-def _shares(walls: Sequence[LayerWalls], size: Shape) -> tuple[int, ...]:
-    chunk_of = [chunk for rank_walls in walls for chunk in rank_walls.chunk_of.items()]
-    counts = np.bincount([chunk for _, chunk in dict(chunk_of).items()], minlength=size.stages * size.chunks)
-    return tuple(counts.tolist())
 
 
 def measured_source(
@@ -250,17 +238,14 @@ def measured_source(
             "another partition needs times of layers, and the trace has no annotations L0, L1, ...: give the "
             "number of layers (--layers) to split the times of chunks evenly"
         )
-    return Layers(_spread(measured, layers)) if layers else Fixed(measured.chunks)
-
-
-def _spread(measured: PipelineMeasurement, layers: int) -> LayerTimes:
-    """Each chunk's time split evenly over its layers, embedding and head included."""
-    size = measured.size
+    if not layers:
+        return Fixed(measured.chunks)
+    # Each chunk's time split evenly over its layers, embedding and head included.
     shares = np.array(even_shares(layers, size.stages, size.chunks))
     forward, backward, forward_comm, backward_comm = (
         np.repeat(np.rint(ns / shares).astype(np.int64), shares) for ns in measured.chunks
     )
-    return LayerTimes(forward, backward, forward_comm, backward_comm)
+    return Layers(LayerTimes(forward, backward, forward_comm, backward_comm))
 
 
 def measured_costs(measured: PipelineMeasurement, stages: int) -> Costs:
@@ -278,13 +263,24 @@ def layer_walls(trace: Trace, spans: Sequence[MicrobatchPass]) -> LayerWalls:
     parts of a pass add up to it.
     """
     events, work = trace.arrays, gpu_work(trace)
-    names, codes, kinds = _parts(events.names)
-    is_part = events.where("annotation") & (codes[events.name] >= 0)
+    # Parts of the model, the part of each event name (-1 for none), and the annotations in each layer.
+    names: dict[str, int] = {}
+    inner: dict[str, set[str]] = {}
+    part_of_name = np.full(len(events.names), -1, dtype=np.int64)
+    for code, text in enumerate(events.names):
+        match = _PART.fullmatch(text)
+        if match is None:
+            continue
+        name = match["layer"] or match["embedding"] or "head"
+        part_of_name[code] = names.setdefault(name, len(names))
+        if match["layer"]:
+            inner.setdefault(name, set()).update({match["inner"]} - {None, "B"})
+    is_part = events.where("annotation") & (part_of_name[events.name] >= 0)
     around = nearest(events.parent, events.depth, is_part)
 
     def part_of(event: Int) -> Int:
         scope = lookup(around, event, -1)
-        return lookup(codes, lookup(events.name, scope, -1), -1)
+        return lookup(part_of_name, lookup(events.name, scope, -1), -1)
 
     part = part_of(work.forward)
     part = np.where(part >= 0, part, part_of(work.host_call))
@@ -314,26 +310,10 @@ def layer_walls(trace: Trace, spans: Sequence[MicrobatchPass]) -> LayerWalls:
     }
     virtual = np.array([span.virtual for span in spans], dtype=np.int64)
     chunk_of = {
-        name: int(virtual[part_ns[:, code].argmax()]) for code, name in enumerate(names) if name in kinds
+        name: int(virtual[part_ns[:, code].argmax()]) for code, name in enumerate(names) if name in inner
     }
-    kinds_present = {name: kind for name, kind in kinds.items() if name in ns}
-    return LayerWalls(ns, kinds_present, {name: chunk_of[name] for name in kinds_present})
-
-
-def _parts(texts: Sequence[str]) -> tuple[list[str], Int, dict[str, frozenset[str]]]:
-    """Parts of the model, the part of each event name (-1 for none), and the annotations in each layer."""
-    names: dict[str, int] = {}
-    inner: dict[str, set[str]] = {}
-    codes = np.full(len(texts), -1, dtype=np.int64)
-    for code, text in enumerate(texts):
-        match = _PART.fullmatch(text)
-        if match is None:
-            continue
-        name = match["layer"] or match["embedding"] or "head"
-        codes[code] = names.setdefault(name, len(names))
-        if match["layer"]:
-            inner.setdefault(name, set()).update({match["inner"]} - {None, "B"})
-    return list(names), codes, {name: frozenset(scopes) for name, scopes in inner.items()}
+    kinds = {name: frozenset(scopes) for name, scopes in inner.items() if name in ns}
+    return LayerWalls(ns, kinds, {name: chunk_of[name] for name in kinds})
 
 
 def exposed(trace: Trace, spans: Sequence[MicrobatchPass]) -> tuple[float, float]:
@@ -381,41 +361,35 @@ def lines_of(
                 continue
             if line.assumed:
                 skips.append(Skip(f"chunks and micro-batches in {subject}", line.assumed))
-            yield _line(label, ordered, line)
-
-
-def _line(label: str, stages: Sequence[Stage], numbered_line: Numbered) -> MeasuredPipeline:
-    lanes, size = numbered_line.lanes, numbered_line.size
-    count = size.stages * size.chunks
-    walls = {phase: np.zeros((count, size.microbatches), dtype=np.int64) for phase in (FORWARD, BACKWARD)}
-    for span in (span for lane in lanes for span in lane.spans):
-        walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
-    ordered = [sorted(lane.spans, key=lambda span: span.start) for lane in lanes]
-    begin = min(spans[0].start for spans in ordered)
-    end = max(span.end for spans in ordered for span in spans)
-    windows = [window_of(stage, label) for stage in stages]
-    rest = [high - low - (min(high, end) - max(low, begin)) for low, high in windows]
-    return MeasuredPipeline(
-        ranks=tuple(lane.rank for lane in lanes),
-        step=label,
-        size=size,
-        schedule=_recorded(size, ordered),
-        forward=walls[FORWARD],
-        backward=walls[BACKWARD],
-        phase_ns=end - begin,
-        rest_ns=int(np.median(rest)),
-        costs=_between(ordered, count),
-    )
-
-
-def _recorded(size: Shape, ordered: Sequence[Sequence[MicrobatchPass]]) -> Schedule:
-    """The recorded order as a schedule; split backwards count as one, at their first half."""
-    positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in ordered)
-    orders = []
-    for spans, stage_positions in zip(ordered, positions, strict=True):
-        passes_of = (Pass(span.phase, stage_positions.index(span.virtual), span.microbatch) for span in spans)
-        orders.append(singles(list(dict.fromkeys(passes_of))))
-    return Schedule("as recorded", positions, size.microbatches, tuple(orders))
+            size = line.size
+            walls = {
+                phase: np.zeros((size.stages * size.chunks, size.microbatches), dtype=np.int64)
+                for phase in (FORWARD, BACKWARD)
+            }
+            for span in (span for lane in line.lanes for span in lane.spans):
+                walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
+            passed = [sorted(lane.spans, key=lambda span: span.start) for lane in line.lanes]
+            begin = min(spans[0].start for spans in passed)
+            end = max(span.end for spans in passed for span in spans)
+            windows = [window_of(stage, label) for stage in ordered]
+            rest = [high - low - (min(high, end) - max(low, begin)) for low, high in windows]
+            # The recorded order as a schedule; split backwards count as one, at their first half.
+            positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in passed)
+            orders = []
+            for spans, chunks in zip(passed, positions, strict=True):
+                of_stage = (Pass(span.phase, chunks.index(span.virtual), span.microbatch) for span in spans)
+                orders.append(singles(list(dict.fromkeys(of_stage))))
+            yield MeasuredPipeline(
+                ranks=tuple(lane.rank for lane in line.lanes),
+                step=label,
+                size=size,
+                schedule=Schedule("as recorded", positions, size.microbatches, tuple(orders)),
+                forward=walls[FORWARD],
+                backward=walls[BACKWARD],
+                phase_ns=end - begin,
+                rest_ns=int(np.median(rest)),
+                costs=_between(passed, size.stages * size.chunks),
+            )
 
 
 def _between(ordered: Sequence[Sequence[MicrobatchPass]], count: int) -> Costs:
@@ -425,7 +399,14 @@ def _between(ordered: Sequence[Sequence[MicrobatchPass]], count: int) -> Costs:
     gaps: list[list[int]] = [[] for _ in ordered]
     for stage, spans in enumerate(ordered):
         for before, span in zip([None, *spans[:-1]], spans, strict=True):
-            sent_ns = ends.get(_source(span, count))
+            # The pass that this one needs the result of.
+            if span.phase == FORWARD:
+                source = FORWARD, span.virtual - 1, span.microbatch
+            elif span.virtual == count - 1:
+                source = FORWARD, span.virtual, span.microbatch
+            else:
+                source = BACKWARD, span.virtual + 1, span.microbatch
+            sent_ns = ends.get(source)
             if sent_ns is not None and (before is None or sent_ns > before.end):
                 # Clocks of two ranks agree to about a microsecond at best.
                 transit[span.phase].append(max(span.start - sent_ns, 0))
@@ -435,12 +416,3 @@ def _between(ordered: Sequence[Sequence[MicrobatchPass]], count: int) -> Costs:
     return Costs(
         forward, backward, tuple(int(np.mean(stage_gaps)) if stage_gaps else 0 for stage_gaps in gaps)
     )
-
-
-def _source(span: MicrobatchPass, count: int) -> tuple[str, int, int]:
-    """The pass that this one needs the result of."""
-    if span.phase == FORWARD:
-        return FORWARD, span.virtual - 1, span.microbatch
-    if span.virtual == count - 1:
-        return FORWARD, span.virtual, span.microbatch
-    return BACKWARD, span.virtual + 1, span.microbatch

@@ -202,7 +202,7 @@ def test_reports_show_no_passwords() -> None:
 def test_remote_files_count_as_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)  # no request is made
     monkeypatch.setenv("TRACELENS_JOBS", "2")
-    monkeypatch.setattr(children, "_start", lambda *_: object())
+    monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: object())
     assert len(children.Children([str(write(tmp_path / "small.json", DRAWING))]).processes) == 0
     assert len(children.Children(["s3://bucket/x.json"]).processes) == 1
 

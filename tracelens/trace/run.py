@@ -27,7 +27,7 @@ _NO_RANK_BEFORE = re.compile(
 )
 # Clocks of hosts may be wrong by a time zone or two.
 _TOGETHER_NS = 6 * 3600 * 10**9
-_YEAR_2001_NS = 10**18
+YEAR_2001_NS = 10**18
 """Timestamps beyond count from 1970; a clock that counts from the start of the machine never gets there."""
 
 _FEW_STEPS = 8  # labels that a message lists
@@ -171,8 +171,8 @@ def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]
     """Refuse traces recorded far apart, where their clocks can be compared."""
     times = []
     for meta, (first, last) in zip(metas, spans, strict=True):
-        base = 0 if first >= _YEAR_2001_NS else meta.epoch_ns
-        if first <= last and first + base >= _YEAR_2001_NS:
+        base = 0 if first >= YEAR_2001_NS else meta.epoch_ns
+        if first <= last and first + base >= YEAR_2001_NS:
             times.append((first + base, last + base, meta.path))
     if not times:
         return

@@ -300,7 +300,21 @@ def certain(codes: Codes) -> Int:
     half = BAND + abs(len(codes.row) - len(codes.column))
     if (len(codes.row) + 1) * min(len(codes.column) + 1, 2 * half + 1) > MOST_CELLS:
         return nothing
-    best = _Band(codes, half, _rates(codes, _Band(codes, half, Rates()).best())).best()
+    # A first pass counts the edits in the likeliest explanation, and the second judges by them.
+    best = _Band(codes, half, Rates()).best()
+    rows, columns = len(codes.row) + PRIOR, len(codes.column) + PRIOR
+    stray, inserted = ~best.same, best.node < 0
+    paired = np.flatnonzero(best.same)
+    other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
+    rates = Rates(
+        deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
+        inserted=(int(inserted.sum()) + 1) / columns,
+        renamed=(int((stray & ~inserted).sum()) + 1) / rows,
+        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
+        own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
+        regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
+    )
+    best = _Band(codes, half, rates).best()
     node = np.concatenate([[-1], np.where(best.same, best.node, -2), [len(codes.row)]])
     breaks = np.diff(node) != 1  # before each node, and behind the last
     edited = breaks[1:] | breaks[:-1]
@@ -346,7 +360,8 @@ class _Band:
             else:
                 through = line[begin + 1 : last + 1] + self._pairs(row, begin, last)
                 np.minimum(new[: last - begin], through, out=new[: last - begin])
-                tally.enter(slice(begin, last), row, here + through, self._is_same(row, begin, last))
+                price = self._codes.price[self._codes.row[row]][self._codes.column[begin:last]]
+                tally.enter(slice(begin, last), row, here + through, price != RENAMED)
                 line[end : self._low[row + 1] + self._width] = NEVER
             if row < self._rows - 1:
                 crossed = self._swapped(row, begin, min(end, self._columns - 1))
@@ -397,10 +412,6 @@ class _Band:
         price = np.where(price == RENAMED, self._rename[begin:end], price)
         return np.where(price == REGRIDDED, self._regrid[begin:end], price).astype(np.int32)
 
-    def _is_same(self, row: int, begin: int, end: int) -> Bool:
-        same: Bool = self._codes.price[self._codes.row[row]][self._codes.column[begin:end]] != RENAMED
-        return same
-
     def _swapped(self, row: int, begin: int, end: int) -> Int:
         """Those of the columns [begin, end) that are the row behind, and the row is the column behind."""
         own, following = (self._codes.price[code] for code in self._codes.row[row : row + 2])
@@ -436,22 +447,6 @@ class _Tally:
         is_gap = self._gap <= self._total
         margin = np.where(is_gap, 0, np.minimum(self._second, self._gap) - self._total)
         return _Best(np.where(is_gap, -1, self._node), self._same & ~is_gap, margin)
-
-
-def _rates(codes: Codes, best: _Best) -> Rates:
-    """Rates of the edits in the likeliest explanation."""
-    rows, columns = len(codes.row) + PRIOR, len(codes.column) + PRIOR
-    stray, inserted = ~best.same, best.node < 0
-    paired = np.flatnonzero(best.same)
-    other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
-    return Rates(
-        deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
-        inserted=(int(inserted.sum()) + 1) / columns,
-        renamed=(int((stray & ~inserted).sum()) + 1) / rows,
-        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
-        own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
-        regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
-    )
 
 
 def _price(chance: Float | float) -> Price:

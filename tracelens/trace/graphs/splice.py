@@ -73,10 +73,6 @@ class _Copies(NamedTuple):
     pattern: _Pattern
 
 
-_SIZES = ("in_bytes", "out_bytes")
-_SPLITS = ("in_split", "out_split")
-
-
 class Replayed(NamedTuple):
     """The attributed work of a replay."""
 
@@ -121,13 +117,33 @@ def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
 
 
 def _pattern(made: Attribution) -> _Pattern:
-    """The calls that are attributed and what stands around them."""
+    """The calls that are attributed and what stands around them.
+
+    Those are ops, modules, scopes and the user's innermost frame. Scopes and frames around the whole capture
+    are the capturing program's, not the replay's; modules are not.
+    """
     template = made.template
     events = template.trace.arrays
     paired = made.node >= 0
     node = made.node[paired]
     calls = template.call[node]
-    kept = (_kept(template) if made.has_frames else events.where("op")).copy()
+    kept = events.where("op")
+    if made.has_frames:
+        python = events.where("python")
+        module = python & events.named(lambda name: name.startswith(_MODULE))
+        user = python & events.named(lambda name: not _NOT_USER.search(name))
+        innermost = np.zeros(len(python), dtype=bool)
+        frames = nearest(events.parent, events.depth, user)[template.call]
+        innermost[frames[frames >= 0]] = True
+        scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
+        # Events around the call that began a capture, and around all calls of a twin.
+        enclosed = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
+        inside = np.zeros(len(python), dtype=np.int64)
+        ancestor = enclosed
+        while len(ancestor := ancestor[ancestor >= 0]):
+            np.add.at(inside, ancestor, 1)
+            ancestor = events.parent[ancestor]
+        kept |= module | ((scopes | innermost) & (inside != len(enclosed)))
     kept[calls] = True
     around = nearest(events.parent, events.depth, kept)
     parent = lookup(around, events.parent, -1)
@@ -135,8 +151,7 @@ def _pattern(made: Attribution) -> _Pattern:
     while len(level := np.unique(parent[level][parent[level] >= 0])):
         rows = np.union1d(rows, level)
     rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
-    position = np.full(len(events.start), -1, dtype=np.int64)
-    position[rows] = np.arange(len(rows))
+    position = events.places(rows)
     own_parent = lookup(position, parent[rows], -1)
     behind = np.arange(1, len(rows) + 1)
     for row in range(len(rows) - 1, -1, -1):
@@ -154,30 +169,6 @@ def _pattern(made: Attribution) -> _Pattern:
         forward=forward,
         position=position,
     )
-
-
-def _kept(template: Template) -> Bool:
-    """Events of the template's trace that are copied: ops, modules, scopes and the user's innermost frame.
-
-    Scopes and frames around the whole capture are the capturing program's, not the replay's; modules are not.
-    """
-    events = template.trace.arrays
-    python = events.where("python")
-    module = python & events.named(lambda name: name.startswith(_MODULE))
-    user = python & events.named(lambda name: not _NOT_USER.search(name))
-    innermost = np.zeros(len(python), dtype=bool)
-    frames = nearest(events.parent, events.depth, user)[template.call]
-    innermost[frames[frames >= 0]] = True
-    scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
-    # Events around the call that began a capture, and around all calls of a twin.
-    calls = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
-    inside = np.zeros(len(python), dtype=np.int64)
-    ancestor = calls
-    while len(ancestor := ancestor[ancestor >= 0]):
-        np.add.at(inside, ancestor, 1)
-        ancestor = events.parent[ancestor]
-    is_around: Bool = inside == len(calls)
-    return events.where("op") | module | ((scopes | innermost) & ~is_around)
 
 
 def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
@@ -232,9 +223,7 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
     for part, begin in zip(parts, first.tolist(), strict=False):
         template = part.made.template.trace
         ops = template.tables["ops"]
-        of_event = np.full(len(template.arrays.start), -1, dtype=np.int64)
-        of_event[ops.array("event_id")] = np.arange(len(ops))
-        row = of_event[part.pattern.event]
+        row = template.arrays.places(ops.array("event_id"))[part.pattern.event]
         numbers["event_id"].append(np.flatnonzero(row >= 0) + begin)
         row = row[row >= 0]
         for name in ("sequence", "forward_thread"):
@@ -255,8 +244,7 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
 def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
     """The links with the op and the call of each attributed node; what launched it stays the graph launch."""
     links = trace.tables["links"]
-    row = np.full(len(trace.tables["events"]), -1, dtype=np.int64)
-    row[links.array("kernel_id")] = np.arange(len(links))
+    row = trace.arrays.places(links.array("kernel_id"))
     data = {
         name: links.array(name).copy()
         for name in ("kernel_id", "launch_id", "op_id", "call_id", "forward_op_id")
@@ -287,7 +275,26 @@ def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
         replays: of its graphs.
     """
     own = trace.tables["collectives"]
-    copied = [_copied(replay, np.unique(own.array("kernel_id"))) for replay in replays]
+    recorded = np.unique(own.array("kernel_id"))
+    copied = []
+    for replay in replays:
+        records = replay.template.tables["collectives"]
+        # A collective of several kernels has its last one, as where it is recorded.
+        kernel = np.full(len(replay.event) + 1, -1, dtype=np.int64)
+        kernel[replay.op] = replay.work  # of work without an op behind the end
+        copy = lookup(replay.template.arrays.places(replay.event), records.array("event_id"), -1)
+        of_record = np.where(copy >= 0, kernel[copy], -1)
+        kept = (of_record >= 0) & ~np.isin(of_record, recorded)
+        columns = {
+            **records.take(kept).columns,
+            "event_id": copy[kept] + replay.first,
+            "kernel_id": of_record[kept],
+        }
+        if not replay.has_arguments:
+            columns |= {name: np.full(len(columns["event_id"]), -1) for name in ("in_bytes", "out_bytes")}
+            nothing = Coded.of([""] * len(columns["event_id"]))
+            columns |= {"in_split": nothing, "out_split": nothing}
+        copied.append(Table(COLLECTIVES, columns))
     if not any(map(len, copied)):
         return own
     table = COLLECTIVES.concat([part.columns for part in (own, *copied)])
@@ -297,21 +304,3 @@ def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
     for rows in rows_by_code(table.coded("group").codes.astype(np.int64)).values():
         order[rows] = np.arange(len(rows))
     return Table(COLLECTIVES, {**table.columns, "order": order})
-
-
-def _copied(replay: Replayed, recorded: Int) -> Table:
-    """The records of a replay; a collective of several kernels has its last one, as where it is recorded."""
-    records = replay.template.tables["collectives"]
-    position = np.full(len(replay.template.arrays.start), -1, dtype=np.int64)
-    position[replay.event] = np.arange(len(replay.event))
-    kernel = np.full(len(replay.event) + 1, -1, dtype=np.int64)
-    kernel[replay.op] = replay.work  # of work without an op behind the end
-    copy = lookup(position, records.array("event_id"), -1)
-    of_record = np.where(copy >= 0, kernel[copy], -1)
-    kept = (of_record >= 0) & ~np.isin(of_record, recorded)
-    rows = records.take(kept)
-    columns = {**rows.columns, "event_id": copy[kept] + replay.first, "kernel_id": of_record[kept]}
-    if not replay.has_arguments:
-        columns |= {name: np.full(len(rows), -1) for name in _SIZES}
-        columns |= {name: Coded.of([""] * len(rows)) for name in _SPLITS}
-    return Table(COLLECTIVES, columns)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from glob import escape, iglob
 from io import BufferedReader, RawIOBase
@@ -106,9 +106,29 @@ def _expand(path: str) -> list[str]:
         # The index of a ladder, say, lies beside the runs.
         only_side_files = all(os.path.basename(file) in SIDE_FILES for file in traces)
         runs = _runs_below(listing.folders) if only_side_files else {}
-        if runs or not traces:
-            raise ParseError(path, _no_trace(path, listing, runs))
-        return sorted(traces, key=_natural)
+        if traces and not runs:
+            return sorted(traces, key=_natural)
+        if not runs:
+            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
+            kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
+            held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+            what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
+            raise ParseError(path, f"{what}; {_LOOKED_FOR}{inner}")
+        first, *others = runs
+        if not others:
+            raise ParseError(path, f"holds no trace itself; pass {first}")
+        names = [os.path.relpath(run, path) for run in runs]
+        if len(names) > _SHOWN:
+            names = [*names[: _SHOWN - 1], f"... ({len(runs)})"]
+        advice = f"name one, or compare two: tracelens diff {first} {others[0]}"
+        if any(os.path.basename(file) == LADDER for file in listing.files):
+            advice = f"name one, or report on the ladder: tracelens workload ladder --from {path}"
+        from tracelens.trace import named_ranks
+
+        ranks = [rank for in_run in runs.values() for rank in named_ranks(in_run) if rank >= 0]
+        if len({*ranks}) == len(ranks):  # perhaps hosts of one job
+            advice += f"; if they are one job, pass '{os.path.join(path, '*')}'"
+        raise ParseError(path, f"holds {len(runs)} runs: {', '.join(names)}; {advice}")
     # Captures belong to the traces beside them, unless they are named.
     is_named = CAPTURES in path
     traces = [file for file in traces if is_named or os.path.basename(os.path.dirname(file)) != CAPTURES]
@@ -120,31 +140,6 @@ def _expand(path: str) -> list[str]:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
-
-
-def _no_trace(path: str, listing: Listing, runs: Mapping[str, list[str]]) -> str:
-    """Why a directory is no run, and what to pass instead."""
-    if not runs:
-        inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
-        kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
-        held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
-        what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
-        return f"{what}; {_LOOKED_FOR}{inner}"
-    first, *others = runs
-    if not others:
-        return f"holds no trace itself; pass {first}"
-    names = [os.path.relpath(run, path) for run in runs]
-    if len(names) > _SHOWN:
-        names = [*names[: _SHOWN - 1], f"... ({len(runs)})"]
-    advice = f"name one, or compare two: tracelens diff {first} {others[0]}"
-    if any(os.path.basename(file) == LADDER for file in listing.files):
-        advice = f"name one, or report on the ladder: tracelens workload ladder --from {path}"
-    from tracelens.trace import named_ranks
-
-    ranks = [rank for traces in runs.values() for rank in named_ranks(traces) if rank >= 0]
-    if len({*ranks}) == len(ranks):  # perhaps hosts of one job
-        advice += f"; if they are one job, pass '{os.path.join(path, '*')}'"
-    return f"holds {len(runs)} runs: {', '.join(names)}; {advice}"
 
 
 def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:

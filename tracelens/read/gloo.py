@@ -246,27 +246,22 @@ def communication(events: HostEvents, arguments: GlooArguments) -> Communication
     tied = {}
     for annotation in row[np.argsort(events.start[row], kind="stable")].tolist():
         waiting = waiting_ops.get(events.names[events.name[annotation]].removeprefix(MARK), [])
-        position = _calling_op(events, arguments, annotation, waiting)
-        tied[annotation] = waiting.pop(position) if position >= 0 else -1
+        begin, dims = events.start[annotation], arguments.dims(annotation, 0)
+        tied[annotation] = -1
+        for position, op_row in enumerate(waiting):
+            if events.start[op_row] > begin:
+                break
+            if events.thread[op_row] == events.thread[annotation]:
+                is_calling = begin <= events.end[op_row]
+            else:
+                op_dims = arguments.dims(op_row, OPS[events.names[events.name[op_row]]].input)
+                is_calling = not dims or not op_dims or dims[0] == op_dims[0]
+            if is_calling:
+                tied[annotation] = waiting.pop(position)
+                break
     op = np.array([tied[annotation] for annotation in row.tolist()], dtype=np.int64)
     aside = events.thread[row] != lookup(events.thread, op, -1)
     return Communication(row, op, aside & ~np.isin(events.thread[row], events.thread[ops]))
-
-
-def _calling_op(events: HostEvents, arguments: GlooArguments, annotation: int, waiting: Sequence[int]) -> int:
-    """Position in `waiting` of the op that started an annotation, -1 if there is none."""
-    begin, dims = events.start[annotation], arguments.dims(annotation, 0)
-    for position, op in enumerate(waiting):
-        if events.start[op] > begin:
-            break
-        if events.thread[op] == events.thread[annotation]:
-            if begin <= events.end[op]:
-                return position
-            continue
-        op_dims = arguments.dims(op, OPS[events.names[events.name[op]]].input)
-        if not dims or not op_dims or dims[0] == op_dims[0]:
-            return position
-    return -1
 
 
 def records(
@@ -312,11 +307,41 @@ def records(
         row = ran.get(op, op)
         group = of_thread.get(int(events.tid[row]), only)
         name, peer = events.names[events.name[op]], -1
-        if OPS[name].mark in ("send", "recv"):
+        kind = OPS[name]
+        if kind.mark in ("send", "recv"):
             group = pairs or unknown
             peer = pairs.ranks[partners[op]] if pairs and op in partners else -1
-        record = _record(name, op, row, arguments, group, texts.get(id(group.ranks), _NO_RANKS))
-        result.append(record._replace(event=int(source[op]), peer=peer))
+        counts = [_elements(arguments.dims(op, index)) for index in (kind.input, kind.output)]
+        if kind.mark == "barrier":
+            counts = [0, 0]
+        in_elements, out_elements = (
+            count * (len(group.ranks) or -1) if is_per_rank and count >= 0 else count
+            for count, is_per_rank in zip(counts, (kind.input_per_rank, kind.output_per_rank), strict=True)
+        )
+        splits = ["", ""]
+        if name == "c10d::alltoall_base_":
+            recorded = (arguments.value(op, 4), arguments.value(op, 3))
+            splits = [text if decoded(text) else "" for text in recorded]
+        elif name == "c10d::alltoall_":
+            shapes = (arguments.dims(op, 1), arguments.dims(op, 0))
+            splits = [json.dumps([element_count(shape) for shape in part]) for part in shapes]
+        likely_sizes = sorted(_sizes(kind, arguments, op))
+        result.append(
+            CollectiveRow(
+                event=int(source[op]),
+                collective="all_to_allv" if any(splits) else kind.name,
+                group=_text(group.name),
+                description=_text(group.description),
+                ranks=texts.get(id(group.ranks), _NO_RANKS),
+                size=len(group.ranks) or (likely_sizes[0] if len(likely_sizes) == 1 else -1),
+                dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
+                in_elements=integer(max(in_elements, -1)),
+                out_elements=integer(max(out_elements, -1)),
+                in_split=_text(splits[0]),
+                out_split=_text(splits[1]),
+                peer=peer,
+            )
+        )
     return result
 
 
@@ -335,39 +360,6 @@ def _sizes(kind: GlooKind, arguments: GlooArguments, op: int) -> set[int]:
 def _elements(dims: Sequence[Sequence[int]]) -> int:
     counts = [element_count(shape) for shape in dims]
     return sum(counts) if counts and min(counts) >= 0 else -1
-
-
-def _record(
-    name: str, op: int, row: int, arguments: GlooArguments, group: Group, ranks: bytes
-) -> CollectiveRow:
-    kind, size = OPS[name], len(group.ranks)
-    in_elements, out_elements = (_elements(arguments.dims(op, index)) for index in (kind.input, kind.output))
-    if kind.mark == "barrier":
-        in_elements = out_elements = 0
-    each = size or -1
-    in_elements = in_elements * each if kind.input_per_rank and in_elements >= 0 else in_elements
-    out_elements = out_elements * each if kind.output_per_rank and out_elements >= 0 else out_elements
-    splits = ["", ""]
-    if name == "c10d::alltoall_base_":
-        splits = [text if decoded(text) else "" for text in (arguments.value(op, 4), arguments.value(op, 3))]
-    elif name == "c10d::alltoall_":
-        splits = [
-            json.dumps([element_count(shape) for shape in arguments.dims(op, index)]) for index in (1, 0)
-        ]
-    likely_sizes = sorted(_sizes(kind, arguments, op))
-    return CollectiveRow(
-        event=-1,
-        collective="all_to_allv" if any(splits) else kind.name,
-        group=_text(group.name),
-        description=_text(group.description),
-        ranks=ranks,
-        size=size or (likely_sizes[0] if len(likely_sizes) == 1 else -1),
-        dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
-        in_elements=integer(max(in_elements, -1)),
-        out_elements=integer(max(out_elements, -1)),
-        in_split=_text(splits[0]),
-        out_split=_text(splits[1]),
-    )
 
 
 def _text(value: str) -> bytes:
@@ -400,7 +392,23 @@ def thread_groups(sizes: Mapping[int, set[int]], groups: Sequence[Group], unknow
         groups: from `header_groups`.
         unknown: stands for a group that cannot be told.
     """
-    runs = _runs(sorted(sizes), sizes)
+    # Neighbouring threads in as few groups as possible, those with the closest ids together. Of the first n
+    # threads: groups, distance, size of the last.
+    threads = sorted(sizes)
+    best = [(0, 0, 0)]
+    for index, thread in enumerate(threads):
+        count, apart, _ = best[index]
+        ways = [(count + 1, apart, 1)]
+        if index and len(sizes[thread] | sizes[threads[index - 1]]) <= 1:
+            count, apart, _ = best[index - 1]
+            ways.append((count + 1, apart + thread - threads[index - 1], 2))
+        best.append(min(ways, key=lambda way: way[:2]))
+    runs: list[list[int]] = []
+    stop = len(threads)
+    while stop:
+        runs.append(threads[stop - best[stop][2] : stop])
+        stop -= best[stop][2]
+    runs.reverse()
     run_sizes = [set().union(*(sizes[thread] for thread in run)) for run in runs]
 
     def fits(run: int, group: int) -> bool:
@@ -464,27 +472,6 @@ def peer_group(
     possible = [group for group in possible if prefer(group.description)] or possible
     partners_in = {tuple(group.ranks[partner] for partner in partners) for group in possible}
     return possible[0] if len(partners_in) == 1 else None
-
-
-def _runs(threads: Sequence[int], sizes: Mapping[int, set[int]]) -> list[list[int]]:
-    """Neighbouring threads in as few groups as possible, those with the closest ids together."""
-    best: list[tuple[int, int, int]] = [
-        (0, 0, 0)
-    ]  # of the first n threads: groups, distance, size of the last
-    for index, thread in enumerate(threads):
-        count, apart, _ = best[index]
-        options = [(count + 1, apart, 1)]
-        if index and len(sizes[thread] | sizes[threads[index - 1]]) <= 1:
-            count, apart, _ = best[index - 1]
-            options.append((count + 1, apart + thread - threads[index - 1], 2))
-        best.append(min(options, key=lambda option: option[:2]))
-    runs: list[list[int]] = []
-    end = len(threads)
-    while end:
-        begin = end - best[end][2]
-        runs.append(list(threads[begin:end]))
-        end = begin
-    return runs[::-1]
 
 
 def _assigned(runs: int, groups: int, fits: Callable[[int, int], bool]) -> list[int]:

@@ -173,11 +173,17 @@ def open_source(path: str) -> list[Source]:
         ParseError: missing, unreadable, empty or undecodable as a whole.
         MissingExtra: a URL, and fsspec is not installed.
     """
-    from tracelens.read.files import shown_url
+    from pathlib import Path
+
+    from tracelens.read.files import is_url, open_url, shown_url
 
     name = shown_url(path)
     try:
-        stream = _open(path)
+        stream: IO[bytes]
+        if path == "-":
+            stream = sys.stdin.buffer
+        else:
+            stream = open_url(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115
     except FileNotFoundError:
         raise ParseError(name, "no such file or directory") from None
     except IsADirectoryError:
@@ -192,7 +198,19 @@ def open_source(path: str) -> list[Source]:
         if not head:
             raise ParseError(name, "the file is empty; record or copy it again")
         if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
-            sources = _members(stream if stream.seekable() else _piped_archive(head, stream, name), name)
+            archive = stream
+            if not stream.seekable():
+                # Its table of contents stands at its end; a pipe has to be read to the end for it.
+                most = limits().piped_archive_bytes
+                data = stream.read(most + 1)
+                if len(data) > most:
+                    problem = (
+                        f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+                    )
+                    advice = f"save it to a file, or {limits().exceeded('piped_archive_bytes')}"
+                    raise ParseError(name, f"{problem}; {advice}")
+                archive = BytesIO(head + data)
+            sources = _members(archive, name)
         else:
             sources = [Source(name, compression(head), _closing(stream, unpacked(stream, head, Meter(name))))]
     except OSError as error:
@@ -206,26 +224,6 @@ def open_source(path: str) -> list[Source]:
 def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
     with stream:
         yield from blocks
-
-
-def _open(path: str) -> IO[bytes]:
-    from pathlib import Path
-
-    from tracelens.read.files import is_url, open_url
-
-    if path == "-":
-        return sys.stdin.buffer
-    return open_url(path) if is_url(path) else Path(path).open("rb")
-
-
-def _piped_archive(head: bytes, stream: IO[bytes], path: str) -> BytesIO:
-    """An archive's table of contents stands at its end; a pipe has to be read to the end for it."""
-    most = limits().piped_archive_bytes
-    data = stream.read(most + 1)
-    if len(data) > most:
-        problem = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
-        raise ParseError(path, f"{problem}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
-    return BytesIO(head + data)
 
 
 def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:

@@ -252,11 +252,18 @@ def list_url(url: str, suffixes: tuple[str, ...]) -> Listing | None:
             return None
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be listed ({_reason(error)})") from None
-
-    def urls(kind: str) -> list[str]:
-        return [_url_of(system, entry["name"], path, url) for entry in entries if entry["type"] == kind]
-
-    return Listing(pattern, urls("file"), urls("directory"))
+    # Names are given in the form in which the user gave that of `path`.
+    links = url.split("::")
+    own = next((index for index, link in enumerate(links) if path and link.endswith(path)), -1)
+    urls: dict[str, list[str]] = {"file": [], "directory": []}
+    for entry in entries:
+        name = entry["name"]
+        if not is_url(name) and own >= 0:
+            name = "::".join([*links[:own], links[own].removesuffix(path) + name, *links[own + 1 :]])
+        elif not is_url(name):
+            name = str(system.unstrip_protocol(name))
+        urls.setdefault(entry["type"], []).append(name)
+    return Listing(pattern, urls["file"], urls["directory"])
 
 
 def open_url(url: str) -> IO[bytes]:
@@ -335,18 +342,6 @@ def _connect(url: str) -> tuple[Any, str]:
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be opened ({_reason(error)})") from None
     return system, path
-
-
-def _url_of(system: Any, name: str, path: str, url: str) -> str:
-    """The URL of a found name, in the form in which the user gave that of `path`."""
-    if is_url(name):
-        return name
-    links = url.split("::")
-    for index, link in enumerate(links):
-        if path and link.endswith(path):
-            links[index] = link.removesuffix(path) + name
-            return "::".join(links)
-    return str(system.unstrip_protocol(name))
 
 
 def _failures() -> tuple[type[BaseException], ...]:

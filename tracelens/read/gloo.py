@@ -39,36 +39,6 @@ RECORD = "record_param_comms"
 """The op inside of one that starts communication, with the profiler's record of it, where there is one."""
 
 
-class HostSide:
-    """The work of the host."""
-
-    def __init__(self, events: HostEvents, stack: Stack, arguments: GlooArguments, source: Int) -> None:
-        self._events, self._arguments, self._source = events, arguments, source
-        self._talk = talk = communication(events, arguments)
-        within, called = np.zeros(len(source), dtype=bool), np.zeros(len(source), dtype=bool)
-        within[talk.row[talk.aside]] = True
-        # The record inside of each op, the op itself where it has none.
-        record_code = [code for code, text in enumerate(events.names) if text == RECORD]
-        inside = np.flatnonzero(events.is_op & np.isin(events.name, record_code))
-        record_of = np.arange(len(events.start))
-        record_of[stack.parent[inside]] = inside
-        recorded = lookup(record_of, talk.op, -1)
-        called[np.concatenate((talk.op[talk.op >= 0], recorded[recorded >= 0]))] = True
-        ops = host_work(stack, list(events.names), within, called)
-        work, op = np.concatenate((ops, talk.row)), np.concatenate((ops, recorded))
-        order = np.argsort(work)
-        # columns of the links table, without the forward ops
-        self.link = {
-            "kernel_id": work[order],
-            "launch_id": np.full(len(work), -1, dtype=np.int64),
-            "op_id": op[order],
-        }
-
-    def collectives(self, info: Mapping[str, Any]) -> list[CollectiveRow]:
-        """The collectives that ran through gloo; `info` is the header's distributedInfo."""
-        return records(self._events, self._arguments, self._talk, self._source, info)
-
-
 MARK = "gloo:"
 
 
@@ -178,8 +148,13 @@ class GlooArguments:
 
 
 def host_side(
-    table: Encoded, rows: EventRows, kind: Int, location: tuple[Int, Int, Int], calls: Calls
-) -> HostSide | None:
+    table: Encoded,
+    rows: EventRows,
+    kind: Int,
+    location: tuple[Int, Int, Int],
+    calls: Calls,
+    info: Mapping[str, Any],
+) -> tuple[dict[str, Int], list[CollectiveRow]] | None:
     """The work of the host in a CPU-only trace, None for any other.
 
     Args:
@@ -188,6 +163,11 @@ def host_side(
         kind: code into EVENT_KINDS of each.
         location: number of the thread, thread id and end of each.
         calls: the same events as calls.
+        info: the header's distributedInfo.
+
+    Returns:
+        (columns of the links table without the forward ops, collectives: those that the profiler recorded,
+        else those that ran through gloo).
     """
     if not calls.is_op.any() or np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_SIGNS]).any():
         return None
@@ -208,25 +188,36 @@ def host_side(
         start=calls.start,
         end=end,
     )
-    stack = Stack(calls.is_op, rows.table.name, calls.parent, calls.depth)
-    return HostSide(events, stack, GlooArguments(_texts(table, rows, events)), rows.source)
-
-
-def _texts(table: Encoded, rows: EventRows, events: HostEvents) -> dict[int, tuple[str, str, str]]:
-    """Dims, types and values of what has to do with communication."""
-    is_collective = np.array(
-        ["c10d::" in name or name.startswith("gloo:") for name in table.names], dtype=bool
-    )
-    op_row = np.full(len(table.columns.phase), -1, dtype=np.int64)
-    op_row[table.ops.event] = np.arange(len(table.ops.event))
-    rows_wanted = np.flatnonzero(is_collective[events.name])
-    rows_wanted = rows_wanted[op_row[rows.source[rows_wanted]] >= 0]
-    blobs = table.ops.blob[op_row[rows.source[rows_wanted]]]
+    # Dims, types and values of what has to do with communication.
+    talks = np.array(["c10d::" in name or name.startswith(MARK) for name in table.names], dtype=bool)
+    blob_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    blob_of[table.ops.event] = table.ops.blob
     texts = {}
-    for row, blob in zip(rows_wanted.tolist(), blobs.tolist(), strict=True):
-        dims, types, _, values = table.blobs[blob].decode("utf-8", "replace").split(SEPARATOR.decode())
-        texts[row] = (dims, types, values)
-    return texts
+    for row in np.flatnonzero(talks[events.name]).tolist():
+        if (blob := int(blob_of[rows.source[row]])) >= 0:
+            dims, types, _, values = table.blobs[blob].decode("utf-8", "replace").split(SEPARATOR.decode())
+            texts[row] = (dims, types, values)
+    arguments = GlooArguments(texts)
+    talk = communication(events, arguments)
+    within, called = np.zeros(len(rows.source), dtype=bool), np.zeros(len(rows.source), dtype=bool)
+    within[talk.row[talk.aside]] = True
+    # The record inside of each op, the op itself where it has none.
+    record_code = [code for code, text in enumerate(events.names) if text == RECORD]
+    inside = np.flatnonzero(events.is_op & np.isin(events.name, record_code))
+    record_of = np.arange(len(events.start))
+    record_of[calls.parent[inside]] = inside
+    recorded = lookup(record_of, talk.op, -1)
+    called[np.concatenate((talk.op[talk.op >= 0], recorded[recorded >= 0]))] = True
+    stack = Stack(calls.is_op, rows.table.name, calls.parent, calls.depth)
+    ops = host_work(stack, list(events.names), within, called)
+    work, op = np.concatenate((ops, talk.row)), np.concatenate((ops, recorded))
+    order = np.argsort(work)
+    link = {
+        "kernel_id": work[order],
+        "launch_id": np.full(len(work), -1, dtype=np.int64),
+        "op_id": op[order],
+    }
+    return link, table.collectives or records(events, arguments, talk, rows.source, info)
 
 
 def communication(events: HostEvents, arguments: GlooArguments) -> Communication:

@@ -116,13 +116,6 @@ class _Best(NamedTuple):
     margin: Int  # by how much all others cost more
 
 
-class Merged(NamedTuple):
-    """Positions of a replay's nodes in the order of the program."""
-
-    order: Int  # all positions
-    unsure: Bool  # of each position, whether another stream could stand in its place
-
-
 def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
     """Align a replay with a template.
 
@@ -454,7 +447,7 @@ def _price(chance: Float | float) -> Price:
     return price
 
 
-def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merged:
+def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> tuple[Int, Bool]:
     """Follow a template through the streams.
 
     Args:
@@ -462,6 +455,10 @@ def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merge
         stream: of each node of the replay, in order of start.
         start: of each, ns.
         end: of each, ns.
+
+    Returns:
+        (positions of the replay's nodes in the order of the program; of each position, whether another stream
+        could stand in its place).
     """
     queues = [np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()]
     head = [0] * len(queues)
@@ -500,8 +497,8 @@ def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merge
     tied = {int(run_of[position]) for tie in ties for position in tie}
     program = np.array(order, dtype=np.int64)
     if np.abs(program - np.arange(len(program))).mean() > MOST_DISORDER * len(program):
-        return Merged(program, np.ones(len(program), dtype=bool))
-    return Merged(program, np.isin(run_of, list(tied)))
+        return program, np.ones(len(program), dtype=bool)
+    return program, np.isin(run_of, list(tied))
 
 
 def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:

@@ -55,6 +55,7 @@ MOST_ENDS = 32
 LEAST_VOTES = 0.9
 """Of the equal nodes of the stretch that has most, the share that others must have to be compared as well."""
 LEAST_SLACK_NODES = 8
+"""Nodes by which a stretch may be longer than a short replay, where not all nodes are equal."""
 EVIDENCE = 3
 """By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
 LEAST_HITS = 0.1
@@ -308,35 +309,6 @@ def _begins(nodes: Int, pattern: Int) -> Int:
     for position, code in enumerate(pattern.tolist()):
         equal += nodes[position : position + len(equal)] == code
     return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
-
-
-def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
-    """Stretches with most nodes equal in equal distance, with some slack where not all are.
-
-    Args:
-        own: nodes of the replay.
-        other: nodes of the eager run.
-        content: op and arguments of these; of stretches that agree in them the first counts.
-    """
-    votes = np.zeros(len(other) + len(own), dtype=np.int64)
-    order = np.argsort(other, kind="stable")
-    low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
-    for position, (begin, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        votes[order[begin:end] - position + len(own)] += 1
-    best = votes.max(initial=0)
-    if best < LEAST_COVERED * len(own) / 2:
-        return []
-    starts: list[int] = []
-    for offset in np.argsort(-votes, kind="stable")[: 20 * MOST_STRETCHES].tolist():
-        if votes[offset] < LEAST_VOTES * best or len(starts) == MOST_STRETCHES:
-            break
-        start = offset - len(own)
-        if all(abs(start - other_start) > len(own) // 2 for other_start in starts):
-            starts.append(start)
-    by_content = {content[max(start, 0) : start + len(own)].tobytes(): start for start in reversed(starts)}
-    starts = sorted(by_content.values())
-    slack = 0 if best == len(own) else max(int(SLACK * len(own)), LEAST_SLACK_NODES)
-    return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
 
 
 def _followed(fits: Sequence[Fit], stride: int) -> list[Order | None]:

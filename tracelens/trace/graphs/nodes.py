@@ -250,9 +250,16 @@ def _assembled(
     events = trace.arrays
     op = trace.once(innermost_op)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
-    size = size_around(trace, begin) if begin >= 0 else UNKNOWN
+    # The size is in the innermost label of a capture around the call that began it.
+    sizes = [size for size in map(captured_size, _annotations(trace, begin)) if size != UNKNOWN]
     return Template(
-        trace=trace, source=source, call=calls, op=op, nodes=Nodes(*nodes, op_names), first=begin, size=size
+        trace=trace,
+        source=source,
+        call=calls,
+        op=op,
+        nodes=Nodes(*nodes, op_names),
+        first=begin,
+        size=sizes[0] if sizes else UNKNOWN,
     )
 
 
@@ -336,13 +343,6 @@ def batch_around(trace: Trace, row: int) -> Batch:
         if (batch := step_batch(label)).size >= 0:
             return batch
     return Batch(-1)
-
-
-def size_around(trace: Trace, row: int) -> Size:
-    """The size in the innermost label of a capture around an event."""
-    return next(
-        (size for label in _annotations(trace, row) if (size := captured_size(label)) != UNKNOWN), UNKNOWN
-    )
 
 
 def _annotations(trace: Trace, row: int) -> Iterable[str]:

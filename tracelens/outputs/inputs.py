@@ -140,12 +140,9 @@ def _check_input(output: Output, path: str, expanded: TraceFiles) -> None:
 
 
 def takes(path: str, output: str, files: Iterable[str] = ()) -> bool:
-    """Whether reading `path` would read a file `output` too, once it is there.
+    """Whether reading `path` (a local file, directory or pattern) would read `output` too, once it is there.
 
-    Args:
-        path: a local file, directory or pattern.
-        output: a file, there or not.
-        files: what reading `path` reads now.
+    `files` are those that reading `path` reads now.
     """
     # A link in the directory is read as what it is named.
     parent = os.path.realpath(os.path.dirname(output) or ".")

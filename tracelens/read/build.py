@@ -310,13 +310,7 @@ def _linked(
 ) -> tuple[dict[str, Int], Bool]:
     """Columns of the links table, without forward ops, and which events an arrow leads to.
 
-    Args:
-        table: as decoded.
-        dialect: names the arrows.
-        gpu_mask: events that are GPU work.
-        calls: the events.
-        ids: process and thread of each code.
-        location: process, thread and start of each event.
+    `ids` are process and thread of each code, `location` is process, thread and start of each event.
     """
     columns, (pids, tids) = table.columns, ids
     flow_codes = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
@@ -414,13 +408,7 @@ def unread_device_events(
 ) -> tuple[str, ...]:
     """What is not read of the devices, for people: one sentence a category.
 
-    Args:
-        path: the input as the user named it.
-        table: as decoded.
-        rows: its events.
-        kind: code into EVENT_KINDS of each.
-        kinds: the known categories.
-        accelerators: how categories of accelerators begin.
+    `kinds` are the known categories; those of accelerators begin as `accelerators` says.
 
     Raises:
         ParseError: nothing else in the trace is GPU work.
@@ -459,15 +447,9 @@ def collectives_table(
 ) -> Table:
     """The collectives table: what the profiler recorded about each, joined to its kernel.
 
-    Args:
-        records: as decoded, `event` being the position in the file.
-        source: position in the file of each row of the events table.
-        link: columns of the links table.
-        events: the events table.
-        repaired: counts what had to be corrected.
-
     A CPU record and the kernel that repeats its metadata become one row. Sends and receives that were
-    batched share one kernel, launched when the batch ends.
+    batched share one kernel, launched when the batch ends. `source` is the position in the file of each row
+    of the events table; `repaired` counts what had to be corrected.
     """
     start = events.array("ts_ns")
     kernels, ops = (link[name].tolist() if records else [] for name in ("kernel_id", "op_id"))

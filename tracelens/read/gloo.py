@@ -113,10 +113,9 @@ OPS: Mapping[str, GlooKind] = {
 
 
 class GlooArguments:
-    """The recorded arguments of events: decoded when asked for.
+    """The recorded arguments of events, decoded when asked for.
 
-    Args:
-        texts: of an event row, the JSON texts of dims, types and values.
+    `texts` are of an event row the JSON texts of dims, types and values.
     """
 
     def __init__(self, texts: Mapping[int, tuple[str, str, str]]) -> None:
@@ -163,7 +162,7 @@ def host_side(
         kind: code into EVENT_KINDS of each.
         location: number of the thread, thread id and end of each.
         calls: the same events as calls.
-        info: the header's distributedInfo.
+        info: the header's distributedInfo, with THREADS_KEY where the recorder wrote it.
 
     Returns:
         (columns of the links table without the forward ops, collectives: those that the profiler recorded,
@@ -260,12 +259,7 @@ def records(
 ) -> list[CollectiveRow]:
     """What the profiler would have recorded about each collective.
 
-    Args:
-        events: of the trace.
-        arguments: of its ops and annotations.
-        talk: from `communication`.
-        source: position in the file of each row.
-        info: the header's distributedInfo, with THREADS_KEY where the recorder wrote it.
+    `source` is the position in the file of each row.
     """
     groups = header_groups(info)
     unknown = Group(f"not recorded (rank {integer(info.get('rank'))})", "", ())
@@ -448,11 +442,8 @@ def peer_group(
 ) -> Group | None:
     """The group of a rank's sends and receives, None where it cannot be told.
 
-    Args:
-        rank: of the trace.
-        partners: whom it sends to and receives from, by their indices in the group.
-        groups: from `header_groups`.
-        prefer: whether a group of this description is for sends and receives.
+    `partners` are the indices in the group of those whom it sends to and receives from; `prefer` says whether
+    a group of this description is for sends and receives.
     """
     possible = [
         group

@@ -90,11 +90,7 @@ def program(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reported_losses(keys: Mapping[str, object]) -> tuple[str, ...]:
-    """The lines of the profiler's log that tell of lost records, without duplicates: Kineto writes it there.
-
-    Args:
-        keys: of the trace, before and after its events.
-    """
+    """The lines of the profiler's log, which Kineto writes there, that tell of lost records; each once."""
     losses: dict[str, None] = {}
     for name in _LOGS:
         log = keys.get(name)

@@ -227,13 +227,7 @@ def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
-    """The decompressed content of a stream whose first bytes have been read already.
-
-    Args:
-        stream: behind its first bytes.
-        head: these.
-        meter: holds it to the limits.
-    """
+    """The decompressed content of a stream whose first bytes, `head`, have been read already."""
     kind = compression(head)
     # Compressed reads are small so that one inflated block stays near BLOCK.
     size = max({"gzip": BLOCK // 8, "zstd": _SOME_BLOCKS}.get(kind, BLOCK), HEAD + 1)
@@ -299,11 +293,7 @@ def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -
 
 
 def _members(stream: IO[bytes], path: str) -> list[Source]:
-    """The traces in an archive.
-
-    Args:
-        stream: the archive, at its start or not; closed unless it is stdin, remote or in memory.
-        path: as the user named it, "-" for stdin.
+    """The traces in an archive; the stream is closed unless it is stdin, remote or in memory.
 
     Raises:
         ParseError: damaged, or without any file.

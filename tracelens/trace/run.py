@@ -69,15 +69,7 @@ class Run:
 
 
 def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:
-    """Order traces by rank.
-
-    Args:
-        traces: of one job.
-        partial: as for `check_ranks`.
-
-    Raises:
-        ParseError: as `check_ranks`.
-    """
+    """Order traces of one job by rank; `partial` and errors are those of `check_ranks`."""
     unranked, spans = list(traces), []
     for trace in unranked:
         start, dur = (trace.tables["events"].array(name) for name in ("ts_ns", "dur_ns"))

@@ -72,13 +72,7 @@ def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
 
 
 def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
-    """Decode a chunk event by event; what cannot be mended is dropped with its byte offset.
-
-    Args:
-        text: the chunk.
-        offset: byte of the input where its first event starts.
-        last: whether it is the last one of the trace.
-    """
+    """As `decode`, event by event; what cannot be mended is dropped with its byte offset."""
     return _Salvage(text, offset, last).run()
 
 

@@ -336,12 +336,7 @@ _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 
 def not_json(text: bytes | bytearray, path: str) -> str:
-    """What is wrong with a file that is not JSON, and what to do.
-
-    Args:
-        text: its first bytes, with the blanks before them.
-        path: its name.
-    """
+    """What is wrong with a file that is not JSON, and what to do; `text` is its first bytes."""
     first = text.lstrip()
     kinds = [kind for magic, *kind in _BINARY if first.startswith(magic)]
     if path.lower().endswith(_NSIGHT):
@@ -354,11 +349,7 @@ def not_json(text: bytes | bytearray, path: str) -> str:
 
 
 def no_events(text: bytes | bytearray) -> str:
-    """What is wrong with JSON that has no list of events, and what to do.
-
-    Args:
-        text: all that was read of it.
-    """
+    """What is wrong with JSON that has no list of events, and what to do; `text` is all that was read."""
     if match := _SCHEMA.match(text):
         kind = match[1].decode()
         return _OF_OURS.get(kind, f"is a {kind} file of tracelens; {_ITSELF}")

@@ -101,10 +101,7 @@ def skip(source: str, pos: int) -> int:
 def value_end(source: Text, pos: int, effort: Effort | None = None) -> int:
     """Where the JSON value at `pos` ends; -1 if none starts there or it is broken.
 
-    Args:
-        source: the text.
-        pos: where the value begins.
-        effort: is charged for what is walked over in vain.
+    `effort` is charged for what is walked over in vain.
     """
     return _value(source, pos, effort)[1]
 
@@ -132,14 +129,8 @@ def _value(source: Text, pos: int, effort: Effort | None) -> tuple[Any, int]:
 def ends_events(source: Text, pos: int, stop: int, last: bool, effort: Effort) -> bool:
     """Whether the bracket at `pos` may close the event list: only keys of the outer object follow.
 
-    The same text inside a nested list goes on with a second closing bracket or with another event.
-
-    Args:
-        source: the text.
-        pos: of the bracket.
-        stop: where the text ends.
-        last: whether the input ends there as well; otherwise the keys must go on behind `stop`.
-        effort: is charged for the text behind the bracket.
+    The same text inside a nested list goes on with a second closing bracket or with another event. `last`:
+    the input ends at `stop`; otherwise the keys must go on there. `effort` is charged for the text behind.
     """
     follows = _BEHIND_EVENTS.match(source, pos + 1, stop)
     if follows is None:

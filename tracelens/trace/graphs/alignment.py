@@ -448,13 +448,7 @@ def _price(chance: Float | float) -> Price:
 
 
 def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> tuple[Int, Bool]:
-    """Follow a template through the streams.
-
-    Args:
-        weight: of each pair (template node, node of the replay), see Weights.
-        stream: of each node of the replay, in order of start.
-        start: of each, ns.
-        end: of each, ns.
+    """Follow a template through the streams: nodes of the replay come in order of start, times are ns.
 
     Returns:
         (positions of the replay's nodes in the order of the program; of each position, whether another stream
@@ -502,12 +496,9 @@ def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> tuple
 
 
 def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
-    """The pairs of an alignment by order alone where equal calls have equal kernels; None where too few have.
+    """Pairs by order alone of a template without names, where equal calls have equal kernels.
 
-    Args:
-        template: without names.
-        graph: a replay.
-        by_order: their alignment.
+    None where too few have.
     """
     texts = op_texts(template.trace, template.op)
     named = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
@@ -518,16 +509,10 @@ def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignm
 
 
 def inferred(template: Nodes, op: Int, contents: Sequence[Content], replay: Nodes) -> Nodes | None:
-    """The template with the kernel names that most calls of the same op have in the replay.
+    """The template, which has no names, with those that most calls of the same op have in the replay.
 
     None where the two are no one graph: they differ in the number or kinds of nodes, in too many kernels, or
-    GEMMs do not run GEMM kernels.
-
-    Args:
-        template: without names.
-        op: event row of the op of each node, -1 for none.
-        contents: of that op.
-        replay: a replay's nodes.
+    GEMMs do not run GEMM kernels. `op` and `contents` are of each node: the event row of its op, -1 for none.
     """
     if len(template) < LEAST_UNNAMED or not np.array_equal(template.kind, replay.kind):
         return None

@@ -261,13 +261,7 @@ def _links(trace: Trace, parts: Sequence[tuple[Attribution, _Pattern]], first: I
 
 
 def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
-    """The collectives of the trace and of its replays, each with its kernel, in order.
-
-    Args:
-        trace: with the graph launches.
-        start: of all events, the copies among them, ns.
-        replays: of its graphs.
-    """
+    """The collectives of the trace and of its replays, each with its kernel, in order of `start` (ns)."""
     own = trace.tables["collectives"]
     recorded = np.unique(own.array("kernel_id"))
     copied = []

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 import zipfile
@@ -24,7 +25,7 @@ from tests.builders import events, write
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.read import TraceFiles, is_url, open_source, parse
 from tracelens.read.files import shown_url
-from tracelens.workers import children
+from tracelens.workers import Children
 
 DRAWING = events("s7 k | === ==")
 
@@ -202,9 +203,9 @@ def test_reports_show_no_passwords() -> None:
 def test_remote_files_count_as_large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)  # no request is made
     monkeypatch.setenv("TRACELENS_JOBS", "2")
-    monkeypatch.setattr(children, "_start", lambda *_: object())
-    assert len(children.Children([str(write(tmp_path / "small.json", DRAWING))]).processes) == 0
-    assert len(children.Children(["s3://bucket/x.json"]).processes) == 1
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: object())
+    assert len(Children([str(write(tmp_path / "small.json", DRAWING))]).processes) == 0
+    assert len(Children(["s3://bucket/x.json"]).processes) == 1
 
 
 def packed(suffix: str, content: bytes) -> bytes:

@@ -72,13 +72,7 @@ def test_every_class_but_the_last_resort_is_listed() -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Rules and results are cached for the process: forget them around a test that changes the rules."""
-    caches = (
-        classify._classes,
-        classify._compiled,
-        classify._winners,
-        classify._kernel_class,
-        classify._wrappers,
-    )
+    caches = (classify._classes, classify._compiled, classify._winners, classify.matching_classes)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.trace import Union, clip, exclusive, exclusive_pieces, interval_of, intervals, shares, union
+from tracelens.trace import Union, clip, exclusive, exclusive_pieces, interval_of, shares, union
 from tracelens.trace.intervals import subtract
 
 Pairs = list[tuple[int, int]]
@@ -185,7 +185,7 @@ def test_shares_by_hand() -> None:
     assert got == {(0, 0): 5, (1, 0): 1, (1, 1): 4, (2, 0): 0, (2, 1): 2}
 
 
-@pytest.mark.parametrize("function", [intervals.union, intervals.exclusive])
+@pytest.mark.parametrize("function", [union, exclusive])
 def test_nothing(function: object) -> None:
     empty = np.empty(0, dtype=np.int64)
     if function is union:

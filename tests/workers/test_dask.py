@@ -74,7 +74,7 @@ def test_a_file_that_kills_its_workers(
         tracelens.report_files(ranks, dask=address)
 
 
-def _die(task: object) -> bytes | str:
+def _die(task: object) -> bytes:
     """What the kernel does to a worker without memory left."""
     os._exit(1)
 

@@ -21,12 +21,10 @@ import orjson
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import TracelensError
 from tracelens.outputs import Output, cannot_write, check_outputs, whole_file
-from tracelens.trace import GPU_KINDS, Events, Run, Trace, describe, gpu_work, steps_of
+from tracelens.trace import GPU_KINDS, YEAR_2001_NS, Events, Run, Trace, describe, gpu_work, steps_of
 
 _FARTHEST_NS = 1 << 61
 """Clocks that are 73 years apart have not been set."""
-_YEAR_2001_NS = 10**18
-
 
 deflate: Any = zlib
 with suppress(ImportError):  # Several times as fast as zlib, with the same interface.
@@ -155,7 +153,18 @@ def fuse(
         starts += [int(drawn.min())] if len(drawn) else []
         if starts:
             plans.append(_Plan(trace, drawn_tracks, clock, min(starts) + clock))
-    base = _base(plans)
+    if not plans:
+        raise TracelensError(
+            "nothing to draw: no rank of the run has events of this kind; leave out --no-cpu"
+        )
+    first = min(plans, key=lambda plan: plan.earliest_ns)
+    last = max(plans, key=lambda plan: plan.earliest_ns)
+    if last.earliest_ns - first.earliest_ns > _FARTHEST_NS:
+        raise TracelensError(
+            f"{last.trace.meta.path}: begins over 70 years after {first.trace.meta.path}: these clocks have "
+            "nothing in common; pass the ranks of one run"
+        )
+    base = first.earliest_ns
     writer = Writer()
 
     def batches() -> Iterator[list[str]]:
@@ -179,24 +188,8 @@ def fuse(
 
 def _epoch(trace: Trace) -> int:
     """The base of a trace's times; some traces give one though their times count from 1970 already."""
-    first = int(trace.arrays.start.min(initial=_YEAR_2001_NS))
-    return 0 if first >= _YEAR_2001_NS else trace.meta.epoch_ns
-
-
-def _base(plans: Sequence[_Plan]) -> int:
-    """The earliest moment of all ranks."""
-    if not plans:
-        raise TracelensError(
-            "nothing to draw: no rank of the run has events of this kind; leave out --no-cpu"
-        )
-    first = min(plans, key=lambda plan: plan.earliest_ns)
-    last = max(plans, key=lambda plan: plan.earliest_ns)
-    if last.earliest_ns - first.earliest_ns > _FARTHEST_NS:
-        raise TracelensError(
-            f"{last.trace.meta.path}: begins over 70 years after {first.trace.meta.path}: these clocks have "
-            "nothing in common; pass the ranks of one run"
-        )
-    return first.earliest_ns
+    first = int(trace.arrays.start.min(initial=YEAR_2001_NS))
+    return 0 if first >= YEAR_2001_NS else trace.meta.epoch_ns
 
 
 def steps_track(trace: Trace) -> Track:
@@ -254,7 +247,13 @@ def lay_out(trace: Trace, cpu: bool = True) -> RowLayout:
     event = event[order]
     start, end = events.start[event], end[event]
     row, rows = _rows(trace, events, event, on_gpu[event])
-    row, rows = _spread(row, rows, start, end)
+    # Rows on which slices cross each other get as many lanes as it takes.
+    order = np.lexsort((np.arange(len(row)), row))
+    for crossed in has_crossings(row[order], start[order], end[order]).tolist():
+        on_row = np.flatnonzero(row == crossed)
+        lane = lanes(start[on_row], end[on_row], nested=True)
+        row[on_row[lane > 0]] = len(rows) + lane[lane > 0] - 1
+        rows += [rows[crossed]._replace(lane=number) for number in range(1, int(lane.max()) + 1)]
     shown = sorted(range(len(rows)), key=lambda index: rows[index])
     return RowLayout(event, np.argsort(shown)[row], start, end, [rows[index] for index in shown])
 
@@ -289,17 +288,6 @@ def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, 
             name = f"{name}, process {host}" if several_hosts and host >= 0 else name
             row_list.append(ViewerRow(False, 0, (int(host < 0), host, int(host != thread), thread), name))
     return row, row_list
-
-
-def _spread(row: Int, rows: list[ViewerRow], start: Int, end: Int) -> tuple[Int, list[ViewerRow]]:
-    """Give rows on which slices cross each other as many lanes as it takes."""
-    order = np.lexsort((np.arange(len(row)), row))
-    for crossed in has_crossings(row[order], start[order], end[order]).tolist():
-        on_row = np.flatnonzero(row == crossed)
-        lane = lanes(start[on_row], end[on_row], nested=True)
-        row[on_row[lane > 0]] = len(rows) + lane[lane > 0] - 1
-        rows += [rows[crossed]._replace(lane=number) for number in range(1, int(lane.max()) + 1)]
-    return row, rows
 
 
 def cut_overruns(start: Int, end: Int, parent: Int) -> Int:
@@ -392,25 +380,10 @@ class Writer:
         rank = trace.meta.rank
         if rank < _BLOCKS:  # of higher ranks the ids only follow on, for viewers keep 31 bits of them
             self._next_id = max((rank + 1) * _ID_BLOCK, self._next_id)
-        yield self._tracks(rank, tracks, shift_ns)
-        names, row_ids = self._rows(trace, layout)
-        yield names
-        hosts = any(not row.on_gpu for row in layout.rows)
-        arrows = find_arrows(trace, self._next_flow, hosts)
-        self._next_flow = arrows.free
-        yield from _slices(trace, layout, row_ids, arguments(trace, arrows), shift_ns)
-        yield from _flows(trace, layout, row_ids, arrows, shift_ns)
-
-    def _new_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
-
-    def _tracks(self, rank: int, tracks: Sequence[Track], shift_ns: int) -> list[str]:
-        """The rank's first process: a row for each track."""
-        if not tracks:
-            return []
-        pid = self._new_id()
-        events = process(pid, f"rank {rank}: overview")
+        events: list[str] = []
+        if tracks:  # the rank's first process: a row for each
+            pid = self._new_id()
+            events += process(pid, f"rank {rank}: overview")
         for track in tracks:
             tid = self._new_id()
             events += thread(pid, tid, track.name)
@@ -422,7 +395,60 @@ class Writer:
                     f'{{"ph":"X","cat":"track","name":{quote(piece.label)},"pid":{pid},"tid":{tid},'
                     f'"ts":{ts},"dur":{dur}{args_text}}}'
                 )
-        return events
+        yield events
+        metadata, row_ids = self._rows(trace, layout)
+        yield metadata
+        hosts = any(not row.on_gpu for row in layout.rows)
+        arrows = find_arrows(trace, self._next_flow, hosts)
+        self._next_flow = arrows.free
+        args = arguments(trace, arrows)
+        # A complete event for each event of the layout.
+        table = trace.tables["events"]
+        name, category = table.columns["name"], table.columns["category"]
+        names = [quote(text) for text in name.values]
+        categories = [f'"cat":{quote(text)},' if text else "" for text in category.values]
+        recorded = table.array("dur_ns")[layout.event]
+        duration = layout.end - layout.start
+        cut = np.flatnonzero(duration != recorded)
+        for low in range(0, len(layout.event), _AT_ONCE):
+            part = slice(low, low + _AT_ONCE)
+            event = layout.event[part]
+            args_texts = [args[row] for row in event.tolist()]
+            for index in cut[(cut >= low) & (cut < low + _AT_ONCE)].tolist():
+                args_texts[index - low] += f',"recorded dur_ns":{recorded[index]}'
+            yield [
+                f'{{"ph":"X",{categories[cat]}"name":{names[text]},{row_ids[row]},"ts":{ts},"dur":{dur}'
+                + (f',"args":{{{arg[1:]}}}}}' if arg else "}")
+                for cat, text, row, ts, dur, arg in zip(
+                    category.codes[event].tolist(),
+                    name.codes[event].tolist(),
+                    layout.row[part].tolist(),
+                    microseconds(layout.start[part] + shift_ns),
+                    microseconds(duration[part]),
+                    args_texts,
+                    strict=True,
+                )
+            ]
+        # Both ends of each arrow; they bind to the event that runs there then.
+        row_of = np.full(len(trace.arrays.start), -1, dtype=np.int64)
+        row_of[layout.event] = layout.row
+        start = trace.arrays.start + shift_ns
+        for low in range(0, len(arrows.flow), _AT_ONCE):
+            part = slice(low, low + _AT_ONCE)
+            numbers = arrows.flow[part].tolist()
+            events = []
+            for phase, ends in (('"s"', arrows.launch[part]), ('"f","bp":"e"', arrows.kernel[part])):
+                events += [
+                    f'{{"ph":{phase},"id":{number},{row_ids[row]},"ts":{ts},"cat":"ac2g","name":"ac2g"}}'
+                    for number, row, ts in zip(
+                        numbers, row_of[ends].tolist(), microseconds(start[ends]), strict=True
+                    )
+                ]
+            yield events
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
 
     def _rows(self, trace: Trace, layout: RowLayout) -> tuple[list[str], list[str]]:
         """(Metadata, the place of each row as members of an event)."""
@@ -441,59 +467,6 @@ class Writer:
             meta += thread(pid, tid, numbered(row.name, row.lane))
             row_ids.append(f'"pid":{pid},"tid":{tid}')
         return meta, row_ids
-
-
-def _slices(
-    trace: Trace, layout: RowLayout, row_ids: Sequence[str], args: Sequence[str], shift_ns: int
-) -> Iterator[list[str]]:
-    """A complete event for each event of the layout."""
-    table = trace.tables["events"]
-    name, category = table.columns["name"], table.columns["category"]
-    names = [quote(text) for text in name.values]
-    categories = [f'"cat":{quote(text)},' if text else "" for text in category.values]
-    recorded = table.array("dur_ns")[layout.event]
-    duration = layout.end - layout.start
-    cut = np.flatnonzero(duration != recorded)
-    for low in range(0, len(layout.event), _AT_ONCE):
-        part = slice(low, low + _AT_ONCE)
-        event = layout.event[part]
-        args_texts = [args[row] for row in event.tolist()]
-        for index in cut[(cut >= low) & (cut < low + _AT_ONCE)].tolist():
-            args_texts[index - low] += f',"recorded dur_ns":{recorded[index]}'
-        yield [
-            f'{{"ph":"X",{categories[cat]}"name":{names[text]},{row_ids[row]},"ts":{ts},"dur":{dur}'
-            + (f',"args":{{{arg[1:]}}}}}' if arg else "}")
-            for cat, text, row, ts, dur, arg in zip(
-                category.codes[event].tolist(),
-                name.codes[event].tolist(),
-                layout.row[part].tolist(),
-                microseconds(layout.start[part] + shift_ns),
-                microseconds(duration[part]),
-                args_texts,
-                strict=True,
-            )
-        ]
-
-
-def _flows(
-    trace: Trace, layout: RowLayout, row_ids: Sequence[str], arrows: Arrows, shift_ns: int
-) -> Iterator[list[str]]:
-    """Both ends of each arrow; they bind to the event that runs there then."""
-    row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    row[layout.event] = layout.row
-    start = trace.arrays.start + shift_ns
-    for low in range(0, len(arrows.flow), _AT_ONCE):
-        part = slice(low, low + _AT_ONCE)
-        numbers = arrows.flow[part].tolist()
-        events = []
-        for phase, ends in (('"s"', arrows.launch[part]), ('"f","bp":"e"', arrows.kernel[part])):
-            events += [
-                f'{{"ph":{phase},"id":{number},{row_ids[row_index]},"ts":{ts},"cat":"ac2g","name":"ac2g"}}'
-                for number, row_index, ts in zip(
-                    numbers, row[ends].tolist(), microseconds(start[ends]), strict=True
-                )
-            ]
-        yield events
 
 
 def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
@@ -523,61 +496,57 @@ def find_arrows(trace: Trace, first: int, cpu: bool = True) -> Arrows:
 
 def arguments(trace: Trace, arrows: Arrows) -> list[str]:
     """The arguments of each event, each with a leading comma: `,"bytes":64`."""
-    events = trace.arrays
+    events, table, links = trace.arrays, trace.tables["events"], trace.tables["links"]
     args = [""] * len(events.start)
-    _ops(trace, args)
-    _launches(trace, events, arrows, args)
-    _work(trace, events, arrows, args)
-    _collectives(trace, args)
-    return args
-
-
-def _ops(trace: Trace, args: list[str]) -> None:
-    """Shapes and element types of the arguments of ops."""
+    # Shapes and element types of the arguments of ops.
     ops = trace.tables["ops"]
     shapes, dtypes = ops.columns["shapes"], ops.columns["dtypes"]
     pair = shapes.codes.astype(np.int64) * max(len(dtypes.values), 1) + dtypes.codes
     _, where, code = np.unique(pair, return_index=True, return_inverse=True)
-    texts = []
-    for shape, dtype in zip(ops.texts("shapes", where), ops.texts("dtypes", where), strict=True):
-        text = describe(shape, dtype)
-        texts.append(f',"shapes":{quote(text)}' if text else "")
+    described = map(describe, ops.texts("shapes", where), ops.texts("dtypes", where))
+    texts = [f',"shapes":{quote(text)}' if text else "" for text in described]
     for event, pair_code in zip(ops.array("event_id").tolist(), code.tolist(), strict=True):
         args[event] = texts[pair_code]
-
-
-def _launches(trace: Trace, events: Events, arrows: Arrows, args: list[str]) -> None:
-    recorded = trace.tables["events"].array("correlation_id")
+    recorded = table.array("correlation_id")
     rows = np.flatnonzero(events.where("launch", "sync") & ((recorded > 0) | (arrows.correlation > 0)))
     for event, number, recorded_number in zip(
         rows.tolist(), arrows.correlation[rows].tolist(), recorded[rows].tolist(), strict=True
     ):
         args[event] = _joined(number, recorded_number)
-
-
-def _work(trace: Trace, events: Events, arrows: Arrows, args: list[str]) -> None:
-    """Correlation, bytes, blocks and launching op of GPU work."""
-    if trace.meta.cpu_only:
-        return
-    table, links = trace.tables["events"], trace.tables["links"]
-    rows, op = links.array("kernel_id"), links.array("op_id")
-    names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
-    op_name = lookup(events.name, op, -1)
-    for event, number, recorded_number, size, blocks, code in zip(
-        rows.tolist(),
-        arrows.correlation[rows].tolist(),
-        table.array("correlation_id")[rows].tolist(),
-        table.array("bytes")[rows].tolist(),
-        table.array("blocks")[rows].tolist(),
-        op_name.tolist(),
-        strict=True,
-    ):
-        args[event] = (
-            _joined(number, recorded_number)
-            + (f',"bytes":{size}' if size >= 0 else "")
-            + (f',"blocks":{blocks}' if blocks >= 0 else "")
-            + (f',"op":{names[code]}' if code >= 0 else "")
-        )
+    # Correlation, bytes, blocks and launching op of GPU work.
+    if not trace.meta.cpu_only:
+        rows, op = links.array("kernel_id"), links.array("op_id")
+        op_names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
+        for event, number, recorded_number, size, blocks, code in zip(
+            rows.tolist(),
+            arrows.correlation[rows].tolist(),
+            recorded[rows].tolist(),
+            table.array("bytes")[rows].tolist(),
+            table.array("blocks")[rows].tolist(),
+            lookup(events.name, op, -1).tolist(),
+            strict=True,
+        ):
+            args[event] = (
+                _joined(number, recorded_number)
+                + (f',"bytes":{size}' if size >= 0 else "")
+                + (f',"blocks":{blocks}' if blocks >= 0 else "")
+                + (f',"op":{op_names[code]}' if code >= 0 else "")
+            )
+    # Message sizes and groups, on the kernel, or on the host's record if the trace lacks the kernel.
+    records = trace.tables["collectives"]
+    record, kernel = records.array("event_id"), records.array("kernel_id")
+    shown_at = np.where(kernel >= 0, kernel, record).tolist()
+    for column in records.schema.columns:
+        if column.name not in _SHOWN:
+            continue
+        if column.dtype == "int64":
+            values = [str(value) if value >= 0 else "" for value in records.array(column.name).tolist()]
+        else:
+            values = [quote(text) if text not in ("", "[]") else "" for text in records.texts(column.name)]
+        for event, value in zip(shown_at, values, strict=True):
+            if value:
+                args[event] += f',"{_SHOWN[column.name]}":{value}'
+    return args
 
 
 def _joined(number: int, recorded_number: int) -> str:
@@ -602,24 +571,6 @@ _SHOWN = {
 }
 """Columns of the collectives table and their labels. With the profiler's names, a reader would count the
 parts of all ranks as collectives of one."""
-
-
-def _collectives(trace: Trace, args: list[str]) -> None:
-    """Message sizes and groups, on the kernel, or on the host's record if the trace lacks the kernel."""
-    table = trace.tables["collectives"]
-    record, kernel = table.array("event_id"), table.array("kernel_id")
-    shown_at = np.where(kernel >= 0, kernel, record).tolist()
-    for column in table.schema.columns:
-        if column.name not in _SHOWN:
-            continue
-        label = _SHOWN[column.name]
-        if column.dtype == "int64":
-            values = [str(value) if value >= 0 else "" for value in table.array(column.name).tolist()]
-        else:
-            values = [quote(text) if text not in ("", "[]") else "" for text in table.texts(column.name)]
-        for event, value in zip(shown_at, values, strict=True):
-            if value:
-                args[event] += f',"{label}":{value}'
 
 
 def quote(text: str) -> str:
@@ -685,11 +636,14 @@ def write_events(
     Raises:
         TracelensError: it cannot be written; the system's reason is given.
     """
-    blocks = _blocks(header, batches, tail)
+    is_packed = os.fspath(path).lower().endswith(".gz")
+    packer = deflate.compressobj(_LEVEL, zlib.DEFLATED, _GZIP) if is_packed else None
     try:
         with whole_file(path, parents=True) as file:
-            for block in _packed(blocks) if os.fspath(path).lower().endswith(".gz") else blocks:
-                file.write(block)
+            for block in _blocks(header, batches, tail):
+                file.write(packer.compress(block) if packer else block)
+            if packer:
+                file.write(packer.flush())
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -705,10 +659,3 @@ def _blocks(
             separator = ",\n"
     keys = orjson.dumps(tail())
     yield b"\n]" + (b"," + keys.removeprefix(b"{") if len(keys) > len("{}") else b"}") + b"\n"
-
-
-def _packed(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    packer = deflate.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
-    for block in blocks:
-        yield packer.compress(block)
-    yield packer.flush()

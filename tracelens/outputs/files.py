@@ -65,13 +65,20 @@ def whole_file(path: StrPath, *, parents: bool = False) -> Iterator[IO[bytes]]:
     Missing folders above it are made with `parents`. Raises OSError if it cannot be written.
     """
     if is_stream(path):
-        with open(_stream(path), "wb") as file:
+        match = _DESCRIPTOR.fullmatch(os.fspath(path))
+        # Opened by name, a file that standard output was sent to would be written from its start again.
+        number = (_STANDARD.get(match[1]) or int(match[2] or 0)) if match else None
+        with open(os.open(path, os.O_WRONLY) if number is None else os.dup(number), "wb") as file:
             yield file
         return
     existing = status(path)
     target = os.path.realpath(path)
     if existing is not None:
-        _may_be_replaced(path, existing)
+        if stat.S_ISDIR(existing.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # A rename asks for the folder's permissions only.
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     temporary = temporary_beside(target)
     with ExitStack() as undo:
         if parents:
@@ -79,7 +86,10 @@ def whole_file(path: StrPath, *, parents: bool = False) -> Iterator[IO[bytes]]:
         undo.callback(remove_file, temporary)
         with create(temporary) as file:
             if existing is not None:
-                _keep_permissions(file, existing)
+                with suppress(OSError):  # only root may give files away
+                    os.fchown(file.fileno(), existing.st_uid, existing.st_gid)
+                with suppress(OSError):  # some file systems have no permissions
+                    os.fchmod(file.fileno(), stat.S_IMODE(existing.st_mode))
             yield file
         os.replace(temporary, target)
         undo.pop_all()
@@ -146,32 +156,9 @@ def is_stream(path: StrPath) -> bool:
     return info is not None and not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode))
 
 
-def _stream(path: StrPath) -> int:
-    match = _DESCRIPTOR.fullmatch(os.fspath(path))
-    if match is None:
-        return os.open(path, os.O_WRONLY)
-    # Opened by name, a file that standard output was sent to would be written from its start again.
-    return os.dup(_STANDARD.get(match[1]) or int(match[2] or 0))
-
-
 def cannot_write(path: StrPath, error: OSError) -> TracelensError:
     """The error for a user."""
     return TracelensError(f"cannot write {os.fspath(path)}: {error.strerror or error}")
-
-
-def _may_be_replaced(path: StrPath, existing: os.stat_result) -> None:
-    if stat.S_ISDIR(existing.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    # A rename asks for the folder's permissions only.
-    if not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _keep_permissions(file: IO[bytes], existing: os.stat_result) -> None:
-    with suppress(OSError):  # only root may give files away
-        os.fchown(file.fileno(), existing.st_uid, existing.st_gid)
-    with suppress(OSError):  # some file systems have no permissions
-        os.fchmod(file.fileno(), stat.S_IMODE(existing.st_mode))
 
 
 def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind) -> None:
@@ -186,9 +173,36 @@ def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind)
     target = os.path.realpath(path)
     try:
         if os.path.isdir(target):
-            _refill(target, contents, kind, path)
-        else:
-            _make(target, contents, kind)
+            files, leftovers = _ours(target, kind, path)
+            temporary = temporary_beside(os.path.join(target, kind.index))
+            new, old = (os.path.join(temporary, part) for part in _PARTS)
+            with ExitStack() as last:
+                last.callback(shutil.rmtree, temporary, ignore_errors=True)
+                for folder in (temporary, new, old):
+                    os.mkdir(folder)
+                _fill(new, contents, kind)
+                # The index goes first and comes last: without it, the folder is not taken for a whole one.
+                moves = [(name, target, old) for name in reversed(_index_last(files, kind))]
+                moves += [(name, new, target) for name in _index_last(contents, kind)]
+                with ExitStack() as undo:  # all of them, or none
+                    for name, before, behind in moves:
+                        paths = os.path.join(before, name), os.path.join(behind, name)
+                        undo.callback(_move_back, *paths)
+                        os.rename(*paths)
+                    undo.pop_all()
+                for name in leftovers:
+                    shutil.rmtree(os.path.join(target, name), ignore_errors=True)
+            return
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        temporary = temporary_beside(target)
+        with ExitStack() as undo:
+            undo.callback(remove_folders, make_folders(os.path.dirname(target)))
+            undo.callback(shutil.rmtree, temporary, ignore_errors=True)
+            os.mkdir(temporary)
+            _fill(temporary, contents, kind)
+            os.rename(temporary, target)
+            undo.pop_all()
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -205,45 +219,6 @@ def check_folder(path: StrPath, kind: FolderKind) -> None:
             _ours(target, kind, path)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def _make(target: str, contents: Mapping[str, bytes], kind: FolderKind) -> None:
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    temporary = temporary_beside(target)
-    with ExitStack() as undo:
-        undo.callback(remove_folders, make_folders(os.path.dirname(target)))
-        undo.callback(shutil.rmtree, temporary, ignore_errors=True)
-        os.mkdir(temporary)
-        _fill(temporary, contents, kind)
-        os.rename(temporary, target)
-        undo.pop_all()
-
-
-def _refill(target: str, contents: Mapping[str, bytes], kind: FolderKind, path: StrPath) -> None:
-    files, leftovers = _ours(target, kind, path)
-    temporary = temporary_beside(os.path.join(target, kind.index))
-    new, old = (os.path.join(temporary, part) for part in _PARTS)
-    with ExitStack() as last:
-        last.callback(shutil.rmtree, temporary, ignore_errors=True)
-        for folder in (temporary, new, old):
-            os.mkdir(folder)
-        _fill(new, contents, kind)
-        # The index goes first and comes last: without it, the folder is not taken for a whole one.
-        outgoing = [(name, target, old) for name in reversed(_index_last(files, kind))]
-        _move([*outgoing, *((name, new, target) for name in _index_last(contents, kind))])
-        for name in leftovers:
-            shutil.rmtree(os.path.join(target, name), ignore_errors=True)
-
-
-def _move(moves: list[tuple[str, str, str]]) -> None:
-    """Move all files, each (name, from folder, to folder), or none."""
-    with ExitStack() as undo:
-        for name, source, target in moves:
-            paths = os.path.join(source, name), os.path.join(target, name)
-            undo.callback(_move_back, *paths)
-            os.rename(*paths)
-        undo.pop_all()
 
 
 def _move_back(source: str, target: str) -> None:

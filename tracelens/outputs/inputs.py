@@ -56,13 +56,25 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str], traces: Trac
     paths = list(inputs) if outputs else []
     expanded = TraceFiles() if traces is None else traces
     for output in outputs:
-        _check_name(output.path)
+        if output.path in ("", "-"):
+            raise TracelensError(
+                f"{output.path!r} is not an output; name a file (/dev/stdout writes to standard output)"
+            )
+        if is_url(output.path):
+            raise TracelensError(f"{output.path}: outputs are local files; write here and copy it there")
         for path in paths:
             _check_input(output, path, expanded)
         _check_writable(output)
     for index, output in enumerate(outputs):
         for earlier in outputs[:index]:
-            _check_pair(output, earlier)
+            if output.is_same(earlier.path) and not _is_stream(output.path):
+                raise TracelensError(f"{output.path} and {earlier.path} are the same output; choose two")
+            for outer, inner in ((output, earlier), (earlier, output)):
+                if outer.holds(inner.path):
+                    raise TracelensError(
+                        f"{inner.path}: is inside the output {outer.path}, which is replaced entirely; "
+                        "write it somewhere else"
+                    )
 
 
 def same(first: str, second: str) -> bool:
@@ -75,16 +87,6 @@ def same(first: str, second: str) -> bool:
         return False
 
 
-def _check_name(path: str) -> None:
-    """Refuse what is no path of this machine."""
-    if path in ("", "-"):
-        raise TracelensError(
-            f"{path!r} is not an output; name a file (/dev/stdout writes to standard output)"
-        )
-    if is_url(path):
-        raise TracelensError(f"{path}: outputs are local files; write here and copy it there")
-
-
 def _check_writable(output: Output) -> None:
     """Say now what the system would say after the work."""
     path = output.path
@@ -92,7 +94,12 @@ def _check_writable(output: Output) -> None:
         if is_stream(path):
             return
         if status(path) is None:
-            _check_parent(os.path.dirname(os.path.realpath(path)))
+            folder = os.path.dirname(os.path.realpath(path))
+            while not os.path.lexists(folder):
+                folder = os.path.dirname(folder)
+            code = errno.EACCES if os.path.isdir(folder) else errno.ENOTDIR
+            if code == errno.ENOTDIR or not os.access(folder, os.W_OK | os.X_OK):
+                raise OSError(code, os.strerror(code))
         elif os.path.isdir(path) != bool(output.file):
             code = errno.ENOTDIR if output.file else errno.EISDIR
             raise OSError(code, os.strerror(code))
@@ -102,17 +109,22 @@ def _check_writable(output: Output) -> None:
         raise cannot_write(path, error) from None
 
 
-def _check_parent(folder: str) -> None:
-    while not os.path.lexists(folder):
-        folder = os.path.dirname(folder)
-    code = errno.EACCES if os.path.isdir(folder) else errno.ENOTDIR
-    if code == errno.ENOTDIR or not os.access(folder, os.W_OK | os.X_OK):
-        raise OSError(code, os.strerror(code))
-
-
 def _check_input(output: Output, path: str, expanded: TraceFiles) -> None:
-    for local in _local(path):
-        files = _files(local, expanded)
+    """Refuse an output that is one of the files that an input means, holds one, or would become one."""
+    if path == "-":
+        local_paths = [_STDIN] if os.path.isfile(_STDIN) else []
+    else:
+        # simplecache::file:///traces/rank0.json, zip://rank0.json::traces.zip
+        links = [local_path(link) for link in (path.split("::") if is_url(path) else [path])]
+        local_paths = [link for link in links if link and not is_url(link)]
+    for local in local_paths:
+        files: list[str] = []
+        archive, bang, _ = local.partition("!")
+        if bang and not os.path.lexists(local) and os.path.isfile(archive):
+            files = [archive]  # the input is a member of it
+        else:
+            with suppress(TracelensError):  # reading it will say so
+                files = [file for file in expanded.of(local) if os.path.exists(file)]
         for file in filter(os.path.lexists, (*files, local)):
             if output.is_same(file) and not _is_stream(file):
                 raise TracelensError(f"{output.path}: is the input {_named(file, path)}; write another file")
@@ -127,24 +139,10 @@ def _check_input(output: Output, path: str, expanded: TraceFiles) -> None:
             )
 
 
-def _check_pair(output: Output, earlier: Output) -> None:
-    if output.is_same(earlier.path) and not _is_stream(output.path):
-        raise TracelensError(f"{output.path} and {earlier.path} are the same output; choose two")
-    for outer, inner in ((output, earlier), (earlier, output)):
-        if outer.holds(inner.path):
-            raise TracelensError(
-                f"{inner.path}: is inside the output {outer.path}, which is replaced entirely; "
-                "write it somewhere else"
-            )
-
-
 def takes(path: str, output: str, files: Iterable[str] = ()) -> bool:
-    """Whether reading `path` would read a file `output` too, once it is there.
+    """Whether reading `path` (a local file, directory or pattern) would read `output` too, once it is there.
 
-    Args:
-        path: a local file, directory or pattern.
-        output: a file, there or not.
-        files: what reading `path` reads now.
+    `files` are those that reading `path` reads now.
     """
     # A link in the directory is read as what it is named.
     parent = os.path.realpath(os.path.dirname(output) or ".")
@@ -155,9 +153,13 @@ def takes(path: str, output: str, files: Iterable[str] = ()) -> bool:
                 return True
         elif MAGIC.search(path) and not os.path.lexists(path):
             # Beside files that are named like traces, a pattern means no others.
-            counts = named_like_a_trace(name) or not any(map(named_like_a_trace, files))
-            if counts and (_matches(path, target) or _has_neighbour(path, target, files)):
-                return True
+            if named_like_a_trace(name) or not any(map(named_like_a_trace, files)):
+                # The pattern may lead through links: then it matches files beside this one.
+                fits_beside = _part_matches(os.path.basename(path), name) and any(
+                    same(os.path.dirname(file) or ".", folder) for file in files
+                )
+                if fits_beside or _matches(path, target):
+                    return True
             if named_like_a_trace(name) and _matches(path, folder):  # the files of folders count too
                 return True
     return False
@@ -185,14 +187,6 @@ def _part_matches(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
 
 
-def _has_neighbour(pattern: str, path: str, files: Iterable[str]) -> bool:
-    """Whether a pattern, which may lead through links, matches beside a path that would fit too."""
-    folder, name = os.path.split(path)
-    return _part_matches(os.path.basename(pattern), name) and any(
-        same(os.path.dirname(file) or ".", folder) for file in files
-    )
-
-
 def _is_inside(path: str, folder: str) -> bool:
     path, folder = os.path.realpath(path), os.path.realpath(folder)
     return path != folder and os.path.commonpath([path, folder]) == folder
@@ -203,25 +197,6 @@ def _is_stream(path: str) -> bool:
     with suppress(OSError):
         return path != _STDIN and is_stream(path)
     return False
-
-
-def _local(path: str) -> list[str]:
-    """The local files and directories that an input means."""
-    if path == "-":
-        return [_STDIN] if os.path.isfile(_STDIN) else []
-    # simplecache::file:///traces/rank0.json, zip://rank0.json::traces.zip
-    links = [local_path(link) for link in path.split("::")] if is_url(path) else [local_path(path)]
-    return [link for link in links if link and not is_url(link)]
-
-
-def _files(path: str, expanded: TraceFiles) -> list[str]:
-    """The files that reading a local path reads."""
-    archive, bang, _ = path.partition("!")
-    if bang and not os.path.lexists(path) and os.path.isfile(archive):
-        return [archive]  # a member of it
-    with suppress(TracelensError):  # reading it will say so
-        return [file for file in expanded.of(path) if os.path.exists(file)]
-    return []
 
 
 def _named(file: str, path: str) -> str:

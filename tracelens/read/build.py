@@ -91,13 +91,6 @@ class EventRows(NamedTuple):
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
 
 
-class Pairs(NamedTuple):
-    """Rows of the begin events that found their end, and the time between the two."""
-
-    begin: Int
-    dur_ns: Int
-
-
 Location = tuple[Int, Int, Int]
 
 POINT_TO_POINT = ("send", "recv")
@@ -150,8 +143,9 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     )
     link, linked = _linked(table, dialect, gpu, calls, (pids, tids), (pid, tid, start))
     ops = _ops(table, rows, kind)
-    cpu_only = host_side(table, rows, kind, (thread, tid, end), calls)
-    link = cpu_only.link if cpu_only else link
+    keys = splitter.header | splitter.tail
+    host = host_side(table, rows, kind, (thread, tid, end), calls, distributed(keys))
+    link, records = host or (link, table.collectives)
     link["call_id"] = np.full(len(link["op_id"]), -1, dtype=np.int64)
     # What ops inside a backward node run belongs to that node's forward op.
     op_rows = ops.array("event_id")
@@ -186,10 +180,6 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     names_kernel = np.array([bool(name) for name in table.kernels], dtype=bool)[rows.table.kernel]
     naming = np.flatnonzero(calls.is_launch & names_kernel)
     kernels = Coded.merged(rows.table.kernel[naming], table.kernels)
-    keys = splitter.header | splitter.tail
-    records = table.collectives
-    if cpu_only and not records:
-        records = cpu_only.collectives(distributed(keys))
     tables = {
         "events": events,
         "ops": ops,
@@ -199,13 +189,13 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     }
     rank, world_size, notes = ranks_of_header(distributed(keys))
     pace, unreadable = pace_of(path, keys.get("tracelens"), rank)
-    host = keys.get("host_name")
+    host_name = keys.get("host_name")
     meta = TraceMeta(
         path=path,
         format=dialect.name,
         rank=rank,
         world_size=world_size,
-        host=host if isinstance(host, str) else "",
+        host=host_name if isinstance(host_name, str) else "",
         devices=device_names(keys),
         epoch_ns=max(integer(keys.get("baseTimeNanoseconds"), LAST_NS), 0),
         read=len(table.columns.phase) + len(table.drops) + table.unused.total(),
@@ -215,7 +205,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         repaired=dict(rows.repaired),
         problems=(*splitter.problems, *notes, *unread, *unreadable),
         losses=reported_losses(keys),
-        cpu_only=cpu_only is not None,
+        cpu_only=host is not None,
         threads=threads,
         pace=pace,
         software=software_of(keys),
@@ -246,26 +236,26 @@ def _select(table: Encoded) -> EventRows:
     dur = np.where(instant, 0, dur)
     lacking = complete & timed & (dur == MISSING)
     row = (complete & timed & ~lacking) | (instant & timed)
-    paired, unpaired = pair_begin_end(table, columns)
+    begin, begin_dur_ns, unpaired = pair_begin_end(table, columns)
     _count(dropped, "start time out of range", (complete | instant) & outside)
     _count(dropped, "no start time", (complete | instant) & ~timed & ~outside)
     _count(dropped, "complete event without duration", lacking)
     _count(dropped, "begin or end without its partner", unpaired)
     dropped.update(table.unused)
-    row[paired.begin] = True
+    row[begin] = True
     dur = dur.copy()
-    dur[paired.begin] = paired.dur_ns
+    dur[begin] = begin_dur_ns
     source = np.flatnonzero(row)
     endless = source[~summable(dur[source])]
     row[endless] = False
-    dropped["duration out of range"] += len(endless) + int((~row[paired.begin]).sum())
+    dropped["duration out of range"] += len(endless) + int((~row[begin]).sum())
     source = np.flatnonzero(row)
     negative = dur[source] < 0
     _count(repaired, "negative duration set to 0", negative)
     no_name = np.array([not name for name in table.names], dtype=bool)
     _count(repaired, "no name", no_name[columns.name[source]])
     picked = Columns(*(column[source] for column in columns))._replace(dur_ns=np.maximum(dur[source], 0))
-    kept = int(row.sum() + used.sum() + row[paired.begin].sum())
+    kept = int(row.sum() + used.sum() + row[begin].sum())
     return EventRows(picked, source, +dropped, first_drop, repaired, kept)
 
 
@@ -320,13 +310,7 @@ def _linked(
 ) -> tuple[dict[str, Int], Bool]:
     """Columns of the links table, without forward ops, and which events an arrow leads to.
 
-    Args:
-        table: as decoded.
-        dialect: names the arrows.
-        gpu_mask: events that are GPU work.
-        calls: the events.
-        ids: process and thread of each code.
-        location: process, thread and start of each event.
+    `ids` are process and thread of each code, `location` is process, thread and start of each event.
     """
     columns, (pids, tids) = table.columns, ids
     flow_codes = [code for code, name in enumerate(table.categories) if name in dialect.launch_flows]
@@ -382,21 +366,17 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     )
 
 
-def pair_begin_end(table: Encoded, columns: Columns) -> tuple[Pairs, Bool]:
+def pair_begin_end(table: Encoded, columns: Columns) -> tuple[Int, Int, Bool]:
     """Pair them in order of time; an end closes the last open begin of its thread (B/E) or id (b/e).
 
-    Args:
-        table: as decoded.
-        columns: its columns, with the times that can be used.
-
     Returns:
-        (pairs, mask of begin and end events that found no partner).
+        (rows of the begin events that found their end, ns between the two, mask of those that found none).
     """
     codes = {code: name for code, name in enumerate(table.phases) if name in (*_OPEN, *_CLOSE)}
     alone = np.isin(columns.phase, list(codes))
     empty = np.empty(0, dtype=np.int64)
     if not alone.any():
-        return Pairs(empty, empty), alone
+        return empty, empty, alone
     rows = np.flatnonzero(alone & (columns.ts_ns != MISSING))
     rows = rows[np.argsort(columns.ts_ns[rows], kind="stable")]
     waiting: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -415,7 +395,7 @@ def pair_begin_end(table: Encoded, columns: Columns) -> tuple[Pairs, Bool]:
     begin, end = np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64)
     alone[begin] = False
     alone[end] = False
-    return Pairs(begin, columns.ts_ns[end] - columns.ts_ns[begin]), alone
+    return begin, columns.ts_ns[end] - columns.ts_ns[begin], alone
 
 
 def unread_device_events(
@@ -428,13 +408,7 @@ def unread_device_events(
 ) -> tuple[str, ...]:
     """What is not read of the devices, for people: one sentence a category.
 
-    Args:
-        path: the input as the user named it.
-        table: as decoded.
-        rows: its events.
-        kind: code into EVENT_KINDS of each.
-        kinds: the known categories.
-        accelerators: how categories of accelerators begin.
+    `kinds` are the known categories; those of accelerators begin as `accelerators` says.
 
     Raises:
         ParseError: nothing else in the trace is GPU work.
@@ -473,15 +447,9 @@ def collectives_table(
 ) -> Table:
     """The collectives table: what the profiler recorded about each, joined to its kernel.
 
-    Args:
-        records: as decoded, `event` being the position in the file.
-        source: position in the file of each row of the events table.
-        link: columns of the links table.
-        events: the events table.
-        repaired: counts what had to be corrected.
-
     A CPU record and the kernel that repeats its metadata become one row. Sends and receives that were
-    batched share one kernel, launched when the batch ends.
+    batched share one kernel, launched when the batch ends. `source` is the position in the file of each row
+    of the events table; `repaired` counts what had to be corrected.
     """
     start = events.array("ts_ns")
     kernels, ops = (link[name].tolist() if records else [] for name in ("kernel_id", "op_id"))

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from glob import escape, iglob
 from io import BufferedReader, RawIOBase
@@ -106,9 +106,29 @@ def _expand(path: str) -> list[str]:
         # The index of a ladder, say, lies beside the runs.
         only_side_files = all(os.path.basename(file) in SIDE_FILES for file in traces)
         runs = _runs_below(listing.folders) if only_side_files else {}
-        if runs or not traces:
-            raise ParseError(path, _no_trace(path, listing, runs))
-        return sorted(traces, key=_natural)
+        if traces and not runs:
+            return sorted(traces, key=_natural)
+        if not runs:
+            inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
+            kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
+            held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+            what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
+            raise ParseError(path, f"{what}; {_LOOKED_FOR}{inner}")
+        first, *others = runs
+        if not others:
+            raise ParseError(path, f"holds no trace itself; pass {first}")
+        names = [os.path.relpath(run, path) for run in runs]
+        if len(names) > _SHOWN:
+            names = [*names[: _SHOWN - 1], f"... ({len(runs)})"]
+        advice = f"name one, or compare two: tracelens diff {first} {others[0]}"
+        if any(os.path.basename(file) == LADDER for file in listing.files):
+            advice = f"name one, or report on the ladder: tracelens workload ladder --from {path}"
+        from tracelens.trace import named_ranks
+
+        ranks = [rank for in_run in runs.values() for rank in named_ranks(in_run) if rank >= 0]
+        if len({*ranks}) == len(ranks):  # perhaps hosts of one job
+            advice += f"; if they are one job, pass '{os.path.join(path, '*')}'"
+        raise ParseError(path, f"holds {len(runs)} runs: {', '.join(names)}; {advice}")
     # Captures belong to the traces beside them, unless they are named.
     is_named = CAPTURES in path
     traces = [file for file in traces if is_named or os.path.basename(os.path.dirname(file)) != CAPTURES]
@@ -120,31 +140,6 @@ def _expand(path: str) -> list[str]:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
-
-
-def _no_trace(path: str, listing: Listing, runs: Mapping[str, list[str]]) -> str:
-    """Why a directory is no run, and what to pass instead."""
-    if not runs:
-        inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
-        kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
-        held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
-        what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
-        return f"{what}; {_LOOKED_FOR}{inner}"
-    first, *others = runs
-    if not others:
-        return f"holds no trace itself; pass {first}"
-    names = [os.path.relpath(run, path) for run in runs]
-    if len(names) > _SHOWN:
-        names = [*names[: _SHOWN - 1], f"... ({len(runs)})"]
-    advice = f"name one, or compare two: tracelens diff {first} {others[0]}"
-    if any(os.path.basename(file) == LADDER for file in listing.files):
-        advice = f"name one, or report on the ladder: tracelens workload ladder --from {path}"
-    from tracelens.trace import named_ranks
-
-    ranks = [rank for traces in runs.values() for rank in named_ranks(traces) if rank >= 0]
-    if len({*ranks}) == len(ranks):  # perhaps hosts of one job
-        advice += f"; if they are one job, pass '{os.path.join(path, '*')}'"
-    return f"holds {len(runs)} runs: {', '.join(names)}; {advice}"
 
 
 def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:
@@ -257,11 +252,18 @@ def list_url(url: str, suffixes: tuple[str, ...]) -> Listing | None:
             return None
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be listed ({_reason(error)})") from None
-
-    def urls(kind: str) -> list[str]:
-        return [_url_of(system, entry["name"], path, url) for entry in entries if entry["type"] == kind]
-
-    return Listing(pattern, urls("file"), urls("directory"))
+    # Names are given in the form in which the user gave that of `path`.
+    links = url.split("::")
+    own = next((index for index, link in enumerate(links) if path and link.endswith(path)), -1)
+    urls: dict[str, list[str]] = {"file": [], "directory": []}
+    for entry in entries:
+        name = entry["name"]
+        if not is_url(name) and own >= 0:
+            name = "::".join([*links[:own], links[own].removesuffix(path) + name, *links[own + 1 :]])
+        elif not is_url(name):
+            name = str(system.unstrip_protocol(name))
+        urls.setdefault(entry["type"], []).append(name)
+    return Listing(pattern, urls["file"], urls["directory"])
 
 
 def open_url(url: str) -> IO[bytes]:
@@ -340,18 +342,6 @@ def _connect(url: str) -> tuple[Any, str]:
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be opened ({_reason(error)})") from None
     return system, path
-
-
-def _url_of(system: Any, name: str, path: str, url: str) -> str:
-    """The URL of a found name, in the form in which the user gave that of `path`."""
-    if is_url(name):
-        return name
-    links = url.split("::")
-    for index, link in enumerate(links):
-        if path and link.endswith(path):
-            links[index] = link.removesuffix(path) + name
-            return "::".join(links)
-    return str(system.unstrip_protocol(name))
 
 
 def _failures() -> tuple[type[BaseException], ...]:

@@ -39,36 +39,6 @@ RECORD = "record_param_comms"
 """The op inside of one that starts communication, with the profiler's record of it, where there is one."""
 
 
-class HostSide:
-    """The work of the host."""
-
-    def __init__(self, events: HostEvents, stack: Stack, arguments: GlooArguments, source: Int) -> None:
-        self._events, self._arguments, self._source = events, arguments, source
-        self._talk = talk = communication(events, arguments)
-        within, called = np.zeros(len(source), dtype=bool), np.zeros(len(source), dtype=bool)
-        within[talk.row[talk.aside]] = True
-        # The record inside of each op, the op itself where it has none.
-        record_code = [code for code, text in enumerate(events.names) if text == RECORD]
-        inside = np.flatnonzero(events.is_op & np.isin(events.name, record_code))
-        record_of = np.arange(len(events.start))
-        record_of[stack.parent[inside]] = inside
-        recorded = lookup(record_of, talk.op, -1)
-        called[np.concatenate((talk.op[talk.op >= 0], recorded[recorded >= 0]))] = True
-        ops = host_work(stack, list(events.names), within, called)
-        work, op = np.concatenate((ops, talk.row)), np.concatenate((ops, recorded))
-        order = np.argsort(work)
-        # columns of the links table, without the forward ops
-        self.link = {
-            "kernel_id": work[order],
-            "launch_id": np.full(len(work), -1, dtype=np.int64),
-            "op_id": op[order],
-        }
-
-    def collectives(self, info: Mapping[str, Any]) -> list[CollectiveRow]:
-        """The collectives that ran through gloo; `info` is the header's distributedInfo."""
-        return records(self._events, self._arguments, self._talk, self._source, info)
-
-
 MARK = "gloo:"
 
 
@@ -143,10 +113,9 @@ OPS: Mapping[str, GlooKind] = {
 
 
 class GlooArguments:
-    """The recorded arguments of events: decoded when asked for.
+    """The recorded arguments of events, decoded when asked for.
 
-    Args:
-        texts: of an event row, the JSON texts of dims, types and values.
+    `texts` are of an event row the JSON texts of dims, types and values.
     """
 
     def __init__(self, texts: Mapping[int, tuple[str, str, str]]) -> None:
@@ -178,8 +147,13 @@ class GlooArguments:
 
 
 def host_side(
-    table: Encoded, rows: EventRows, kind: Int, location: tuple[Int, Int, Int], calls: Calls
-) -> HostSide | None:
+    table: Encoded,
+    rows: EventRows,
+    kind: Int,
+    location: tuple[Int, Int, Int],
+    calls: Calls,
+    info: Mapping[str, Any],
+) -> tuple[dict[str, Int], list[CollectiveRow]] | None:
     """The work of the host in a CPU-only trace, None for any other.
 
     Args:
@@ -188,6 +162,11 @@ def host_side(
         kind: code into EVENT_KINDS of each.
         location: number of the thread, thread id and end of each.
         calls: the same events as calls.
+        info: the header's distributedInfo, with THREADS_KEY where the recorder wrote it.
+
+    Returns:
+        (columns of the links table without the forward ops, collectives: those that the profiler recorded,
+        else those that ran through gloo).
     """
     if not calls.is_op.any() or np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_SIGNS]).any():
         return None
@@ -208,25 +187,36 @@ def host_side(
         start=calls.start,
         end=end,
     )
-    stack = Stack(calls.is_op, rows.table.name, calls.parent, calls.depth)
-    return HostSide(events, stack, GlooArguments(_texts(table, rows, events)), rows.source)
-
-
-def _texts(table: Encoded, rows: EventRows, events: HostEvents) -> dict[int, tuple[str, str, str]]:
-    """Dims, types and values of what has to do with communication."""
-    is_collective = np.array(
-        ["c10d::" in name or name.startswith("gloo:") for name in table.names], dtype=bool
-    )
-    op_row = np.full(len(table.columns.phase), -1, dtype=np.int64)
-    op_row[table.ops.event] = np.arange(len(table.ops.event))
-    rows_wanted = np.flatnonzero(is_collective[events.name])
-    rows_wanted = rows_wanted[op_row[rows.source[rows_wanted]] >= 0]
-    blobs = table.ops.blob[op_row[rows.source[rows_wanted]]]
+    # Dims, types and values of what has to do with communication.
+    talks = np.array(["c10d::" in name or name.startswith(MARK) for name in table.names], dtype=bool)
+    blob_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    blob_of[table.ops.event] = table.ops.blob
     texts = {}
-    for row, blob in zip(rows_wanted.tolist(), blobs.tolist(), strict=True):
-        dims, types, _, values = table.blobs[blob].decode("utf-8", "replace").split(SEPARATOR.decode())
-        texts[row] = (dims, types, values)
-    return texts
+    for row in np.flatnonzero(talks[events.name]).tolist():
+        if (blob := int(blob_of[rows.source[row]])) >= 0:
+            dims, types, _, values = table.blobs[blob].decode("utf-8", "replace").split(SEPARATOR.decode())
+            texts[row] = (dims, types, values)
+    arguments = GlooArguments(texts)
+    talk = communication(events, arguments)
+    within, called = np.zeros(len(rows.source), dtype=bool), np.zeros(len(rows.source), dtype=bool)
+    within[talk.row[talk.aside]] = True
+    # The record inside of each op, the op itself where it has none.
+    record_code = [code for code, text in enumerate(events.names) if text == RECORD]
+    inside = np.flatnonzero(events.is_op & np.isin(events.name, record_code))
+    record_of = np.arange(len(events.start))
+    record_of[calls.parent[inside]] = inside
+    recorded = lookup(record_of, talk.op, -1)
+    called[np.concatenate((talk.op[talk.op >= 0], recorded[recorded >= 0]))] = True
+    stack = Stack(calls.is_op, rows.table.name, calls.parent, calls.depth)
+    ops = host_work(stack, list(events.names), within, called)
+    work, op = np.concatenate((ops, talk.row)), np.concatenate((ops, recorded))
+    order = np.argsort(work)
+    link = {
+        "kernel_id": work[order],
+        "launch_id": np.full(len(work), -1, dtype=np.int64),
+        "op_id": op[order],
+    }
+    return link, table.collectives or records(events, arguments, talk, rows.source, info)
 
 
 def communication(events: HostEvents, arguments: GlooArguments) -> Communication:
@@ -246,27 +236,22 @@ def communication(events: HostEvents, arguments: GlooArguments) -> Communication
     tied = {}
     for annotation in row[np.argsort(events.start[row], kind="stable")].tolist():
         waiting = waiting_ops.get(events.names[events.name[annotation]].removeprefix(MARK), [])
-        position = _calling_op(events, arguments, annotation, waiting)
-        tied[annotation] = waiting.pop(position) if position >= 0 else -1
+        begin, dims = events.start[annotation], arguments.dims(annotation, 0)
+        tied[annotation] = -1
+        for position, op_row in enumerate(waiting):
+            if events.start[op_row] > begin:
+                break
+            if events.thread[op_row] == events.thread[annotation]:
+                is_calling = begin <= events.end[op_row]
+            else:
+                op_dims = arguments.dims(op_row, OPS[events.names[events.name[op_row]]].input)
+                is_calling = not dims or not op_dims or dims[0] == op_dims[0]
+            if is_calling:
+                tied[annotation] = waiting.pop(position)
+                break
     op = np.array([tied[annotation] for annotation in row.tolist()], dtype=np.int64)
     aside = events.thread[row] != lookup(events.thread, op, -1)
     return Communication(row, op, aside & ~np.isin(events.thread[row], events.thread[ops]))
-
-
-def _calling_op(events: HostEvents, arguments: GlooArguments, annotation: int, waiting: Sequence[int]) -> int:
-    """Position in `waiting` of the op that started an annotation, -1 if there is none."""
-    begin, dims = events.start[annotation], arguments.dims(annotation, 0)
-    for position, op in enumerate(waiting):
-        if events.start[op] > begin:
-            break
-        if events.thread[op] == events.thread[annotation]:
-            if begin <= events.end[op]:
-                return position
-            continue
-        op_dims = arguments.dims(op, OPS[events.names[events.name[op]]].input)
-        if not dims or not op_dims or dims[0] == op_dims[0]:
-            return position
-    return -1
 
 
 def records(
@@ -274,12 +259,7 @@ def records(
 ) -> list[CollectiveRow]:
     """What the profiler would have recorded about each collective.
 
-    Args:
-        events: of the trace.
-        arguments: of its ops and annotations.
-        talk: from `communication`.
-        source: position in the file of each row.
-        info: the header's distributedInfo, with THREADS_KEY where the recorder wrote it.
+    `source` is the position in the file of each row.
     """
     groups = header_groups(info)
     unknown = Group(f"not recorded (rank {integer(info.get('rank'))})", "", ())
@@ -312,11 +292,41 @@ def records(
         row = ran.get(op, op)
         group = of_thread.get(int(events.tid[row]), only)
         name, peer = events.names[events.name[op]], -1
-        if OPS[name].mark in ("send", "recv"):
+        kind = OPS[name]
+        if kind.mark in ("send", "recv"):
             group = pairs or unknown
             peer = pairs.ranks[partners[op]] if pairs and op in partners else -1
-        record = _record(name, op, row, arguments, group, texts.get(id(group.ranks), _NO_RANKS))
-        result.append(record._replace(event=int(source[op]), peer=peer))
+        counts = [_elements(arguments.dims(op, index)) for index in (kind.input, kind.output)]
+        if kind.mark == "barrier":
+            counts = [0, 0]
+        in_elements, out_elements = (
+            count * (len(group.ranks) or -1) if is_per_rank and count >= 0 else count
+            for count, is_per_rank in zip(counts, (kind.input_per_rank, kind.output_per_rank), strict=True)
+        )
+        splits = ["", ""]
+        if name == "c10d::alltoall_base_":
+            recorded = (arguments.value(op, 4), arguments.value(op, 3))
+            splits = [text if decoded(text) else "" for text in recorded]
+        elif name == "c10d::alltoall_":
+            shapes = (arguments.dims(op, 1), arguments.dims(op, 0))
+            splits = [json.dumps([element_count(shape) for shape in part]) for part in shapes]
+        likely_sizes = sorted(_sizes(kind, arguments, op))
+        result.append(
+            CollectiveRow(
+                event=int(source[op]),
+                collective="all_to_allv" if any(splits) else kind.name,
+                group=_text(group.name),
+                description=_text(group.description),
+                ranks=texts.get(id(group.ranks), _NO_RANKS),
+                size=len(group.ranks) or (likely_sizes[0] if len(likely_sizes) == 1 else -1),
+                dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
+                in_elements=integer(max(in_elements, -1)),
+                out_elements=integer(max(out_elements, -1)),
+                in_split=_text(splits[0]),
+                out_split=_text(splits[1]),
+                peer=peer,
+            )
+        )
     return result
 
 
@@ -335,39 +345,6 @@ def _sizes(kind: GlooKind, arguments: GlooArguments, op: int) -> set[int]:
 def _elements(dims: Sequence[Sequence[int]]) -> int:
     counts = [element_count(shape) for shape in dims]
     return sum(counts) if counts and min(counts) >= 0 else -1
-
-
-def _record(
-    name: str, op: int, row: int, arguments: GlooArguments, group: Group, ranks: bytes
-) -> CollectiveRow:
-    kind, size = OPS[name], len(group.ranks)
-    in_elements, out_elements = (_elements(arguments.dims(op, index)) for index in (kind.input, kind.output))
-    if kind.mark == "barrier":
-        in_elements = out_elements = 0
-    each = size or -1
-    in_elements = in_elements * each if kind.input_per_rank and in_elements >= 0 else in_elements
-    out_elements = out_elements * each if kind.output_per_rank and out_elements >= 0 else out_elements
-    splits = ["", ""]
-    if name == "c10d::alltoall_base_":
-        splits = [text if decoded(text) else "" for text in (arguments.value(op, 4), arguments.value(op, 3))]
-    elif name == "c10d::alltoall_":
-        splits = [
-            json.dumps([element_count(shape) for shape in arguments.dims(op, index)]) for index in (1, 0)
-        ]
-    likely_sizes = sorted(_sizes(kind, arguments, op))
-    return CollectiveRow(
-        event=-1,
-        collective="all_to_allv" if any(splits) else kind.name,
-        group=_text(group.name),
-        description=_text(group.description),
-        ranks=ranks,
-        size=size or (likely_sizes[0] if len(likely_sizes) == 1 else -1),
-        dtype=_text(arguments.dtype(row) or arguments.dtype(op)),
-        in_elements=integer(max(in_elements, -1)),
-        out_elements=integer(max(out_elements, -1)),
-        in_split=_text(splits[0]),
-        out_split=_text(splits[1]),
-    )
 
 
 def _text(value: str) -> bytes:
@@ -400,7 +377,23 @@ def thread_groups(sizes: Mapping[int, set[int]], groups: Sequence[Group], unknow
         groups: from `header_groups`.
         unknown: stands for a group that cannot be told.
     """
-    runs = _runs(sorted(sizes), sizes)
+    # Neighbouring threads in as few groups as possible, those with the closest ids together. Of the first n
+    # threads: groups, distance, size of the last.
+    threads = sorted(sizes)
+    best = [(0, 0, 0)]
+    for index, thread in enumerate(threads):
+        count, apart, _ = best[index]
+        ways = [(count + 1, apart, 1)]
+        if index and len(sizes[thread] | sizes[threads[index - 1]]) <= 1:
+            count, apart, _ = best[index - 1]
+            ways.append((count + 1, apart + thread - threads[index - 1], 2))
+        best.append(min(ways, key=lambda way: way[:2]))
+    runs: list[list[int]] = []
+    stop = len(threads)
+    while stop:
+        runs.append(threads[stop - best[stop][2] : stop])
+        stop -= best[stop][2]
+    runs.reverse()
     run_sizes = [set().union(*(sizes[thread] for thread in run)) for run in runs]
 
     def fits(run: int, group: int) -> bool:
@@ -449,11 +442,8 @@ def peer_group(
 ) -> Group | None:
     """The group of a rank's sends and receives, None where it cannot be told.
 
-    Args:
-        rank: of the trace.
-        partners: whom it sends to and receives from, by their indices in the group.
-        groups: from `header_groups`.
-        prefer: whether a group of this description is for sends and receives.
+    `partners` are the indices in the group of those whom it sends to and receives from; `prefer` says whether
+    a group of this description is for sends and receives.
     """
     possible = [
         group
@@ -464,27 +454,6 @@ def peer_group(
     possible = [group for group in possible if prefer(group.description)] or possible
     partners_in = {tuple(group.ranks[partner] for partner in partners) for group in possible}
     return possible[0] if len(partners_in) == 1 else None
-
-
-def _runs(threads: Sequence[int], sizes: Mapping[int, set[int]]) -> list[list[int]]:
-    """Neighbouring threads in as few groups as possible, those with the closest ids together."""
-    best: list[tuple[int, int, int]] = [
-        (0, 0, 0)
-    ]  # of the first n threads: groups, distance, size of the last
-    for index, thread in enumerate(threads):
-        count, apart, _ = best[index]
-        options = [(count + 1, apart, 1)]
-        if index and len(sizes[thread] | sizes[threads[index - 1]]) <= 1:
-            count, apart, _ = best[index - 1]
-            options.append((count + 1, apart + thread - threads[index - 1], 2))
-        best.append(min(options, key=lambda option: option[:2]))
-    runs: list[list[int]] = []
-    end = len(threads)
-    while end:
-        begin = end - best[end][2]
-        runs.append(list(threads[begin:end]))
-        end = begin
-    return runs[::-1]
 
 
 def _assigned(runs: int, groups: int, fits: Callable[[int, int], bool]) -> list[int]:

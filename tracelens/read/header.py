@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -89,11 +90,7 @@ def program(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reported_losses(keys: Mapping[str, object]) -> tuple[str, ...]:
-    """The lines of the profiler's log that tell of lost records, without duplicates: Kineto writes it there.
-
-    Args:
-        keys: of the trace, before and after its events.
-    """
+    """The lines of the profiler's log, which Kineto writes there, that tell of lost records; each once."""
     losses: dict[str, None] = {}
     for name in _LOGS:
         log = keys.get(name)
@@ -144,9 +141,19 @@ def pace_of(path: str, recorder: Any, rank: int) -> tuple[tuple[PacePart, ...], 
         pace = msgspec.convert(header, _Pace)
     except msgspec.ValidationError as error:
         return (), (f"step times without the profiler are not readable ({error})",)
-    beside = _beside(path, rank) if pace.recording else None
-    if beside is not None and beside.recording == pace.recording:  # not of one that this trace has replaced
-        pace = beside
+    if pace.recording and path != "-" and "!" not in path and rank >= 0:
+        # What the file beside the trace adds is written when the loop has ended.
+        file = os.path.join(os.path.dirname(path), SIDECAR if rank == 0 else f"rank{rank}.pace.json")
+        with suppress(ParseError, msgspec.DecodeError):
+            data = b"".join(open_source(file)[0].blocks())
+            beside = (
+                msgspec.json.decode(data, type=_Sidecar).pace
+                if rank == 0
+                else msgspec.json.decode(data, type=_Pace)
+            )
+            # Not of a recording that this trace has replaced.
+            if beside is not None and beside.recording == pace.recording:
+                pace = beside
     parts = []
     for name, part in (("before", pace.before), ("after", pace.after)):
         if part is not None and part.steps[0] < part.steps[1]:
@@ -156,21 +163,6 @@ def pace_of(path: str, recorder: Any, rank: int) -> tuple[tuple[PacePart, ...], 
                 PacePart(name, first, stop - first, dur_ns=part.dur_ns, tokens=tokens, samples=samples)
             )
     return tuple(parts), ()
-
-
-def _beside(path: str, rank: int) -> _Pace | None:
-    """What the file beside a trace adds, which is written when the loop has ended."""
-    if path == "-" or "!" in path or rank < 0:
-        return None
-    file = os.path.join(os.path.dirname(path), SIDECAR if rank == 0 else f"rank{rank}.pace.json")
-    try:
-        (source, *_) = open_source(file)
-        data = b"".join(source.blocks())
-        if rank == 0:
-            return msgspec.json.decode(data, type=_Sidecar).pace
-        return msgspec.json.decode(data, type=_Pace)
-    except (ParseError, msgspec.DecodeError):
-        return None
 
 
 def ranks_of_header(info: Mapping[str, Any]) -> tuple[int, int, list[str]]:

@@ -151,23 +151,6 @@ def _of_rank(files: Sequence[str], rank: int) -> list[str]:
     return [file for file in files if rank < 0 or ranks.get(file, rank) == rank]
 
 
-def _twins(twin: str, rank: int, read: Callable[[str], list[Trace]]) -> list[Trace]:
-    """The twin of a rank: the only trace that there is, else the one of the same rank.
-
-    Raises:
-        ParseError: there are several, none of this rank.
-    """
-    files = TraceFiles([twin]).all()
-    if len(files) == 1:
-        return read(files[0])
-    traces = [trace for file in _of_rank(files, rank) for trace in read(file)]
-    if rank >= 0:
-        traces = [trace for trace in traces if trace.meta.rank == rank]
-    if not traces:
-        raise ParseError(twin, f"no trace of rank {rank} among the {len(files)} of this twin")
-    return traces
-
-
 def captured_sizes(files: Sequence[str]) -> dict[str, list[Size]]:
     """Batch sizes of the captures in each file, by execution_details.json beside them or by its name.
 
@@ -215,7 +198,16 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         return trace
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
-    twins = _twins(sources.twin, trace.meta.rank, read) if sources.twin else []
+    twins: list[Trace] = []
+    if sources.twin:  # the only trace that there is, else the one of the same rank
+        twin_files, rank = TraceFiles([sources.twin]).all(), trace.meta.rank
+        of_rank = twin_files if len(twin_files) == 1 else _of_rank(twin_files, rank)
+        twins = [twin for file in of_rank for twin in read(file)]
+        if len(twin_files) > 1 and rank >= 0:
+            twins = [twin for twin in twins if twin.meta.rank == rank]
+        if len(twin_files) > 1 and not twins:
+            problem = f"no trace of rank {rank} among the {len(twin_files)} of this twin"
+            raise ParseError(sources.twin, problem)
     sizes = captured_sizes(files)
     listed = [size for of_file in sizes.values() for size in of_file]
     # Engines capture dozens of sizes, and a trace replays a few of them: those that the labels of its steps

@@ -173,11 +173,17 @@ def open_source(path: str) -> list[Source]:
         ParseError: missing, unreadable, empty or undecodable as a whole.
         MissingExtra: a URL, and fsspec is not installed.
     """
-    from tracelens.read.files import shown_url
+    from pathlib import Path
+
+    from tracelens.read.files import is_url, open_url, shown_url
 
     name = shown_url(path)
     try:
-        stream = _open(path)
+        stream: IO[bytes]
+        if path == "-":
+            stream = sys.stdin.buffer
+        else:
+            stream = open_url(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115
     except FileNotFoundError:
         raise ParseError(name, "no such file or directory") from None
     except IsADirectoryError:
@@ -192,7 +198,19 @@ def open_source(path: str) -> list[Source]:
         if not head:
             raise ParseError(name, "the file is empty; record or copy it again")
         if head[:2] == b"PK" and head[2:] in (b"\x03\x04", b"\x05\x06"):
-            sources = _members(stream if stream.seekable() else _piped_archive(head, stream, name), name)
+            archive = stream
+            if not stream.seekable():
+                # Its table of contents stands at its end; a pipe has to be read to the end for it.
+                most = limits().piped_archive_bytes
+                data = stream.read(most + 1)
+                if len(data) > most:
+                    problem = (
+                        f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
+                    )
+                    advice = f"save it to a file, or {limits().exceeded('piped_archive_bytes')}"
+                    raise ParseError(name, f"{problem}; {advice}")
+                archive = BytesIO(head + data)
+            sources = _members(archive, name)
         else:
             sources = [Source(name, compression(head), _closing(stream, unpacked(stream, head, Meter(name))))]
     except OSError as error:
@@ -208,34 +226,8 @@ def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield from blocks
 
 
-def _open(path: str) -> IO[bytes]:
-    from pathlib import Path
-
-    from tracelens.read.files import is_url, open_url
-
-    if path == "-":
-        return sys.stdin.buffer
-    return open_url(path) if is_url(path) else Path(path).open("rb")
-
-
-def _piped_archive(head: bytes, stream: IO[bytes], path: str) -> BytesIO:
-    """An archive's table of contents stands at its end; a pipe has to be read to the end for it."""
-    most = limits().piped_archive_bytes
-    data = stream.read(most + 1)
-    if len(data) > most:
-        problem = f"a zip archive from a pipe is kept in memory, and this one has over {most:,} bytes"
-        raise ParseError(path, f"{problem}; save it to a file, or {limits().exceeded('piped_archive_bytes')}")
-    return BytesIO(head + data)
-
-
 def unpacked(stream: IO[bytes], head: bytes, meter: Meter) -> Iterator[bytes]:
-    """The decompressed content of a stream whose first bytes have been read already.
-
-    Args:
-        stream: behind its first bytes.
-        head: these.
-        meter: holds it to the limits.
-    """
+    """The decompressed content of a stream whose first bytes, `head`, have been read already."""
     kind = compression(head)
     # Compressed reads are small so that one inflated block stays near BLOCK.
     size = max({"gzip": BLOCK // 8, "zstd": _SOME_BLOCKS}.get(kind, BLOCK), HEAD + 1)
@@ -301,11 +293,7 @@ def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -
 
 
 def _members(stream: IO[bytes], path: str) -> list[Source]:
-    """The traces in an archive.
-
-    Args:
-        stream: the archive, at its start or not; closed unless it is stdin, remote or in memory.
-        path: as the user named it, "-" for stdin.
+    """The traces in an archive; the stream is closed unless it is stdin, remote or in memory.
 
     Raises:
         ParseError: damaged, or without any file.

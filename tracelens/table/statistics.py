@@ -120,9 +120,7 @@ def ancestor_sums(parent: Int, values: Int) -> Int:
 def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
     """Places of rows in an order in which each parent is followed by its subtree, and sizes of the subtrees.
 
-    Args:
-        parent: row of the parent or -1.
-        weight: siblings are in order of it; ties keep the order of rows.
+    Siblings are in order of `weight`; ties keep the order of rows.
     """
     size = subtree_sums(parent, depths(parent), np.ones(len(parent), dtype=np.int64))
     order = np.lexsort((weight, parent))
@@ -135,13 +133,7 @@ def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
 
 
 def outermost(parent: Int, rows: Int, group: Int) -> Bool:
-    """Which rows have no other row of their group around them.
-
-    Args:
-        parent: row of the parent or -1.
-        rows: each once in a group.
-        group: of each of these, non-negative.
-    """
+    """Which rows, each once in a group (non-negative), have no other row of their group around them."""
     position, size = preorder(parent, np.zeros(len(parent), dtype=np.int64))
     # Lifted by group: how far the rows of a group that began before reach.
     begin = position[rows] + group * (len(parent) + 1)
@@ -210,12 +202,7 @@ def levels(leaves: Leaves) -> list[Level]:
 
 
 def depth_first(parent: Int, weight: Int) -> Int:
-    """Order of rows in which each parent is followed by its subtree, siblings heaviest first.
-
-    Args:
-        parent: row of the parent or -1.
-        weight: ties keep the order of rows.
-    """
+    """Order of rows in which each parent is followed by its subtree, siblings heaviest first, then by row."""
     count = len(parent)
     order = np.empty(count, dtype=np.int64)
     position, _ = preorder(parent, -weight)

@@ -31,6 +31,7 @@ from tracelens.trace.links import (
 )
 from tracelens.trace.run import (
     WHOLE,
+    YEAR_2001_NS,
     Run,
     Steps,
     check_ranks,
@@ -89,6 +90,7 @@ __all__ = [
     "STEP_MARK",
     "WHOLE",
     "WORK_KINDS",
+    "YEAR_2001_NS",
     "Calls",
     "Events",
     "Flows",

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.trace.classify import OPAQUE, classify_kernels, classify_op, kind_of
-from tracelens.trace.classify import WORK_KINDS as WORK_KINDS
-from tracelens.trace.classify import classes as kernel_classes
+from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, classify_kernels, classify_op, kind_of
 from tracelens.trace.intervals import Union, clip, union
 
 if TYPE_CHECKING:
-    from tracelens.trace.trace import Events, Trace
+    from tracelens.trace.trace import Trace
 
 Scope = Literal["all", "linked"]
 """`all`: every GPU event; `linked`: only those with an arrow from a launch call (links.is_linked)."""
@@ -120,7 +118,23 @@ def build(trace: Trace) -> Work:
     is_kernel = events.where("kernel")[gpu] | cpu_only
     op, node = link("op_id"), link("call_id")
     blocks = trace.tables["events"].array("blocks")
-    category, categories = _categories(events, gpu, op, is_kernel, cpu_only)
+    # The class of each: copies and memsets by kind, kernels by name, opaque ones by their op.
+    used = np.unique(events.name[gpu[is_kernel]])
+    names = [events.names[code] for code in used]
+    class_names = [classify_op(name) or "other" for name in names] if cpu_only else classify_kernels(names)
+    by_name = dict(zip(used.tolist(), class_names, strict=True))
+    categories = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in classes())})
+    code_of = {name: index for index, name in enumerate(categories)}
+    class_of_name = np.full(len(events.names), code_of["copy"], dtype=np.int64)
+    for name_code, class_name in by_name.items():
+        class_of_name[name_code] = code_of[class_name]
+    category = class_of_name[events.name[gpu]]
+    category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code_of["fill"], code_of["copy"])
+    opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code_of[name] for name in OPAQUE]))
+    op_names = events.name[op[opaque]]
+    for op_name in np.unique(op_names):
+        if known := classify_op(events.names[op_name]):
+            category[opaque[op_names == op_name]] = code_of[known]
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)
     return Work(
         event=gpu,
@@ -142,24 +156,3 @@ def build(trace: Trace) -> Work:
         names=events.names,
         cpu_only=cpu_only,
     )
-
-
-def _categories(events: Events, gpu: Int, op: Int, is_kernel: Bool, cpu_only: bool) -> tuple[Int, list[str]]:
-    """Class of each GPU event: copies and memsets by kind, kernels by name, opaque ones by their op."""
-    used = np.unique(events.name[gpu[is_kernel]])
-    names = [events.names[code] for code in used]
-    class_names = [classify_op(name) or "other" for name in names] if cpu_only else classify_kernels(names)
-    by_name = dict(zip(used.tolist(), class_names, strict=True))
-    classes = sorted({"copy", "fill", *by_name.values(), *(entry.name for entry in kernel_classes())})
-    code = {name: index for index, name in enumerate(classes)}
-    class_of_name = np.full(len(events.names), code["copy"], dtype=np.int64)
-    for name, class_name in by_name.items():
-        class_of_name[name] = code[class_name]
-    category = class_of_name[events.name[gpu]]
-    category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code["fill"], code["copy"])
-    opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code[name] for name in OPAQUE]))
-    op_names = events.name[op[opaque]]
-    for name in np.unique(op_names):
-        if class_name := classify_op(events.names[name]):
-            category[opaque[op_names == name]] = code[class_name]
-    return category, classes

@@ -54,6 +54,7 @@ class KernelClass:
 HostRole = Literal["", "bookkeeping", "composite", "copying"]
 """Where the host's ops are the work: `bookkeeping` is none, `composite` has it done by the ops inside,
 `copying` is what other ops do on the way to theirs; see kernels.toml."""
+_HOST_ROLES: tuple[HostRole, ...] = ("bookkeeping", "composite", "copying")
 
 _Table = Literal["names", "functors", "ops"]
 _Rule = tuple[int, str, re.Pattern[str]]
@@ -79,7 +80,8 @@ def classify_kernels(names: Sequence[str]) -> list[str]:
     Event categories come first: a caller gives gpu_memcpy events `copy` and gpu_memset events `fill`
     without asking here.
     """
-    return [_kernel_class(name) for name in names]
+    found = map(matching_classes, names)
+    return [matches[0] if len(matches) == 1 else "fused" if matches else "other" for matches in found]
 
 
 def classify_op(name: str) -> str | None:
@@ -97,7 +99,7 @@ def collectives() -> tuple[str, ...]:
 def collective_of(name: str) -> str:
     """The collective that a kernel, an op or a message's record is by its name; "" where it does not say."""
     function, _ = _function_name(name)
-    fitting = [kind for kind, grammar in _collectives() if grammar.search(function)]
+    fitting = [kind for kind, grammar in _grammars("collectives").items() if grammar.search(function)]
     return fitting[0] if len(fitting) == 1 else ""
 
 
@@ -110,13 +112,15 @@ def level_of(class_name: str) -> int:
 
 def host_role(name: str) -> HostRole:
     """What kind of work an op of this name is where the host's ops are the work; "" for the usual kind."""
-    return next((role for role, grammar in _host_roles() if grammar.search(name)), "")
+    grammars = _grammars("host")
+    return next((role for role in _HOST_ROLES if grammars[role].search(name)), "")
 
 
+@cache
 def matching_classes(name: str) -> tuple[str, ...]:
     """The classes of the winning level for a kernel name; more than one is a tie, none is `other`."""
     function, arguments = _function_name(name)
-    if arguments and function.rpartition("::")[2] in _wrappers():
+    if arguments and function.rpartition("::")[2] in _file()["wrappers"]:
         winners = _winners("functors", arguments)
         if winners:
             return winners
@@ -126,14 +130,6 @@ def matching_classes(name: str) -> tuple[str, ...]:
 def matching_op_classes(name: str) -> tuple[str, ...]:
     """The classes of the winning level for an op name; more than one is a tie, none is unknown."""
     return _winners("ops", _plain_op(name))
-
-
-@cache
-def _kernel_class(name: str) -> str:
-    matches = matching_classes(name)
-    if len(matches) > 1:
-        return "fused"
-    return matches[0] if matches else "other"
 
 
 def _plain_op(name: str) -> str:
@@ -193,19 +189,8 @@ def _classes() -> dict[str, KernelClass]:
 
 
 @cache
-def _wrappers() -> frozenset[str]:
-    return frozenset(_file()["wrappers"])
-
-
-@cache
-def _host_roles() -> list[tuple[HostRole, re.Pattern[str]]]:
-    roles: tuple[HostRole, ...] = ("bookkeeping", "composite", "copying")
-    return [(role, re.compile("|".join(_file()["host"][role]))) for role in roles]
-
-
-@cache
-def _collectives() -> list[tuple[str, re.Pattern[str]]]:
-    return [(kind, re.compile("|".join(names))) for kind, names in _file()["collectives"].items()]
+def _grammars(section: Literal["collectives", "host"]) -> dict[str, re.Pattern[str]]:
+    return {kind: re.compile("|".join(names)) for kind, names in _file()[section].items()}
 
 
 @cache

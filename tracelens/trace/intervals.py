@@ -198,16 +198,7 @@ def both(a: Union, b: Union) -> Union:
 
 
 def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
-    """The parts of intervals that lie in a set.
-
-    Args:
-        start: ns.
-        end: ns, not before `start`.
-        inside: the set.
-
-    Returns:
-        (row, start, end) of each part, in order of the rows.
-    """
+    """The parts of intervals (ns) that lie in a set: (row, start, end) of each, in order of the rows."""
     first = np.searchsorted(inside.end, start, side="right")
     last = np.searchsorted(inside.start, end, side="left")
     row, piece = ranges(first, np.maximum(last - first, 0))

@@ -104,11 +104,7 @@ def find_launches(gpu: Int, calls: Calls) -> Int:
 def launches_by_flow(gpu: Int, gpu_key: NDArray[np.void], launch_key: NDArray[np.void], flows: Flows) -> Int:
     """Launch call of GPU rows that have no correlation id, through the flow arrow drawn to them.
 
-    Args:
-        gpu: rows to look up.
-        gpu_key: thread and time of those rows.
-        launch_key: thread and time of every event (only launches need to be right).
-        flows: the arrows.
+    The keys are thread and time: of these rows, and of every event (only launches need to be right).
     """
     launch = np.full(len(gpu), -1, dtype=np.int64)
     flow_of = dict(zip(flows.end_key.tolist(), flows.end_id.tolist(), strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import ParseError, TracelensError
 from tracelens.table import codes, shortened, sums
-from tracelens.trace.activities import WORK_KINDS, Work
+from tracelens.trace.classify import WORK_KINDS
 from tracelens.trace.trace import STEP_MARK, Trace, TraceMeta, TraceWindow, matching, rows_by_code
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -27,7 +27,7 @@ _NO_RANK_BEFORE = re.compile(
 )
 # Clocks of hosts may be wrong by a time zone or two.
 _TOGETHER_NS = 6 * 3600 * 10**9
-_YEAR_2001_NS = 10**18
+YEAR_2001_NS = 10**18
 """Timestamps beyond count from 1970; a clock that counts from the start of the machine never gets there."""
 
 _FEW_STEPS = 8  # labels that a message lists
@@ -69,15 +69,7 @@ class Run:
 
 
 def make_run(traces: Iterable[Trace], *, partial: bool = False) -> Run:
-    """Order traces by rank.
-
-    Args:
-        traces: of one job.
-        partial: as for `check_ranks`.
-
-    Raises:
-        ParseError: as `check_ranks`.
-    """
+    """Order traces of one job by rank; `partial` and errors are those of `check_ranks`."""
     unranked, spans = list(traces), []
     for trace in unranked:
         start, dur = (trace.tables["events"].array(name) for name in ("ts_ns", "dur_ns"))
@@ -113,7 +105,21 @@ def check_ranks(
             if meta.world_size != sized[0].world_size:
                 text = f"has world size {meta.world_size}, but {sized[0].path} has {sized[0].world_size}"
                 raise ParseError(meta.path, f"{text}; pass the traces of one job")
-        _check_same_time(metas, spans)
+        # Traces recorded far apart are refused, where their clocks can be compared.
+        times = []
+        for meta, (first, last) in zip(metas, spans, strict=True):
+            base = 0 if first >= YEAR_2001_NS else meta.epoch_ns
+            if first <= last and first + base >= YEAR_2001_NS:
+                times.append((first + base, last + base, meta.path))
+        if times:
+            _, end, early = min(times, key=lambda time: time[1])
+            start, _, late = max(times, key=lambda time: time[0])
+            if start - end > _TOGETHER_NS:
+                hours = (start - end) // (3600 * 10**9)
+                apart = f"{hours} hours" if hours < 48 else f"{hours // 24} days"
+                text = f"begins {apart} after {early} ends"
+                compare = f"or compare two: tracelens diff {early} {late}"
+                raise ParseError(late, f"{text}; pass the traces of one recording, {compare}")
     ranks = [meta.rank if meta.rank >= 0 else _named(meta.path) for meta in metas]
     if ranks == [-1]:
         return [0]
@@ -125,8 +131,18 @@ def check_ranks(
         ranks = numbers
     if len(metas) > 1:
         _check_duplicates(metas, ranks)
-        if not partial:
-            _check_gaps(metas, ranks)
+    order = sorted(zip(ranks, (meta.path for meta in metas), strict=True))
+    gaps = [(below, above) for below, above in pairwise(order) if above[0] - below[0] > 1]
+    if gaps and not partial:
+        (low, low_path), (high, high_path) = gaps[0]
+        between = _numbers(low + 1, high - 1)
+        more = _few([_numbers(below + 1, above - 1) for (below, _), (above, _) in gaps[1:]])
+        missing = sum(above - below - 1 for (below, _), (above, _) in gaps)
+        text = f"is rank {high} and {low_path} is rank {low}, but {between} between them"
+        text += f" {'are' if high - low > 2 else 'is'} missing"
+        text += f", and further up {more}" if more else ""
+        advice = f"pass {'them' if missing > 1 else 'it'} too, or --partial (partial=True) to go without"
+        raise ParseError(high_path, f"{text}; {advice}")
     return ranks
 
 
@@ -167,25 +183,6 @@ def _by_difference(paths: Sequence[str]) -> list[int] | None:
     return numbers if is_rank else None
 
 
-def _check_same_time(metas: Sequence[TraceMeta], spans: Sequence[tuple[int, int]]) -> None:
-    """Refuse traces recorded far apart, where their clocks can be compared."""
-    times = []
-    for meta, (first, last) in zip(metas, spans, strict=True):
-        base = 0 if first >= _YEAR_2001_NS else meta.epoch_ns
-        if first <= last and first + base >= _YEAR_2001_NS:
-            times.append((first + base, last + base, meta.path))
-    if not times:
-        return
-    _, end, early = min(times, key=lambda time: time[1])
-    start, _, late = max(times, key=lambda time: time[0])
-    if start - end > _TOGETHER_NS:
-        hours = (start - end) // (3600 * 10**9)
-        apart = f"{hours} hours" if hours < 48 else f"{hours // 24} days"
-        text = f"begins {apart} after {early} ends"
-        compare = f"or compare two: tracelens diff {early} {late}"
-        raise ParseError(late, f"{text}; pass the traces of one recording, {compare}")
-
-
 def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
     claims: dict[int, list[TraceMeta]] = {}
     for rank, meta in zip(ranks, metas, strict=True):
@@ -205,22 +202,6 @@ def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
             source = "" if last.rank >= 0 else " by its name"
             compare = f"or compare two: tracelens diff {first.path} {duplicates[0].path}"
             raise ParseError(last.path, f"is rank {rank}{source}, and {text}; pass one of them, {compare}")
-
-
-def _check_gaps(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:
-    order = sorted(zip(ranks, (meta.path for meta in metas), strict=True))
-    gaps = [(below, above) for below, above in pairwise(order) if above[0] - below[0] > 1]
-    if not gaps:
-        return
-    (low, low_path), (high, high_path) = gaps[0]
-    first = _numbers(low + 1, high - 1)
-    more = _few([_numbers(below + 1, above - 1) for (below, _), (above, _) in gaps[1:]])
-    missing = sum(above - below - 1 for (below, _), (above, _) in gaps)
-    text = f"is rank {high} and {low_path} is rank {low}, but {first} between them"
-    text += f" {'are' if high - low > 2 else 'is'} missing"
-    text += f", and further up {more}" if more else ""
-    advice = f"pass {'them' if missing > 1 else 'it'} too, or --partial (partial=True) to go without"
-    raise ParseError(high_path, f"{text}; {advice}")
 
 
 def _numbers(low: int, high: int) -> str:
@@ -311,9 +292,36 @@ def _windows(trace: Trace) -> Steps:
     count = len(rows)
     labels = [events.names[code] for code in events.name[rows]]
     marks = np.append(events.start[rows], events.end[rows[-1]])
+    # Work of a stream runs in the order of its launches. So work whose launch is not recorded, although that
+    # of work before it on its stream is, was launched before the next piece, and at the latest when it
+    # started; behind the last piece, with it. What comes before all work with a launch on its stream was
+    # queued before the recording began. Of a stream without launches only the time is known.
+    is_linked = work.launch_call >= 0
+    launched_ns = lookup(events.start, work.launch_call, work.start)
+    for pieces in rows_by_code(work.lane).values() if is_linked.any() and not is_linked.all() else ():
+        linked, loose = np.flatnonzero(is_linked[pieces]), np.flatnonzero(~is_linked[pieces])
+        if len(linked) and len(loose):
+            following = np.append(launched_ns[pieces[linked]], _NEVER)
+            latest = np.minimum(work.start[pieces[loose]], following[np.searchsorted(linked, loose)])
+            queued = np.minimum(latest, int(marks[0]) - 1)
+            launched_ns[pieces[loose]] = np.where(loose < linked[0], queued, latest)
     # Number of the step that launched each piece: 0 for what comes before the first, count + 1 after all.
-    launched = np.searchsorted(marks, _launched(trace, int(marks[0])), side="right")
-    closes = _closing(work, launched, count)
+    launched = np.searchsorted(marks, launched_ns, side="right")
+    # Each piece closes the step that launched it. Work that is still running when the main stream has
+    # finished the step after, such as a kernel that stays on the GPU for good, ends a later step: the first
+    # that is not over by then. Copies on other streams, as of a checkpoint or of the next batch, run beside
+    # the steps and end the last one only. The main stream runs most computation, else most of all.
+    group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
+    computes = work.kind == WORK_KINDS.index("computation")
+    counted = computes if computes.any() else np.ones_like(computes)
+    is_main: Bool = group == np.argmax(sums(group, counted.astype(np.int64), len(streams)))
+    until = np.append(_finished(launched[is_main], work.end[is_main], count)[1:], _NEVER)
+    until[count:] = _NEVER
+    has_next = np.isin(np.arange(1, count + 3), launched[is_main])
+    outlasts = (work.end > until[launched]) & has_next[launched]
+    closes = np.where(outlasts, np.searchsorted(until, work.end), launched)
+    beside = ~is_main & ~np.isin(work.kind, [WORK_KINDS.index(kind) for kind in ("computation", "comm")])
+    closes = np.where(beside, np.maximum(closes, count), closes)
     edges = np.maximum(marks, _finished(closes, work.end, count)[:-1])
     before, after = int(begin < edges[0]), int(finish > edges[-1])
     labels = [BEFORE] * before + labels + [AFTER] * after
@@ -323,50 +331,6 @@ def _windows(trace: Trace) -> Steps:
     marks = np.array([host_first] * before + marks.tolist() + [host_last] * after)
     of_work, closes = (np.clip(step - 1 + before, 0, len(labels) - 1) for step in (launched, closes))
     return Steps(labels, edges, marks, of_work, closes, True)
-
-
-def _launched(trace: Trace, begin: int) -> Int:
-    """When the host launched each piece of work, ns.
-
-    Work of a stream runs in the order of its launches. So work whose launch is not recorded, although that of
-    work before it on its stream is, was launched before the next piece, and at the latest when it started;
-    behind the last piece, with it. What comes before all work with a launch on its stream was queued before
-    the recording began: before `begin`. Of a stream without launches only the time is known.
-    """
-    work, starts = trace.work, trace.arrays.start
-    is_linked = work.launch_call >= 0
-    launched = lookup(starts, work.launch_call, work.start)
-    if is_linked.all() or not is_linked.any():
-        return launched
-    for rows in rows_by_code(work.lane).values():
-        linked, loose = np.flatnonzero(is_linked[rows]), np.flatnonzero(~is_linked[rows])
-        if not len(linked) or not len(loose):
-            continue
-        following = np.append(launched[rows[linked]], _NEVER)
-        latest = np.minimum(work.start[rows[loose]], following[np.searchsorted(linked, loose)])
-        launched[rows[loose]] = np.where(loose < linked[0], np.minimum(latest, begin - 1), latest)
-    return launched
-
-
-def _closing(work: Work, launched: Int, count: int) -> Int:
-    """The step that each piece of work closes: that which launched it.
-
-    Work that is still running when the main stream has finished the step after, such as a kernel that stays
-    on the GPU for good, ends a later step: the first that is not over by then. Copies on other streams, as of
-    a checkpoint or of the next batch, run beside the steps and end the last one only.
-    """
-    # The main stream runs most computation, else most of all.
-    group, (streams, _) = codes(work.stream.astype(np.int64), work.device.astype(np.int64))
-    computes = work.kind == WORK_KINDS.index("computation")
-    pieces = computes if computes.any() else np.ones_like(computes)
-    is_main: Bool = group == np.argmax(sums(group, pieces.astype(np.int64), len(streams)))
-    until = np.append(_finished(launched[is_main], work.end[is_main], count)[1:], _NEVER)
-    until[count:] = _NEVER
-    has_next = np.isin(np.arange(1, count + 3), launched[is_main])
-    outlasts = (work.end > until[launched]) & has_next[launched]
-    beside = ~is_main & ~np.isin(work.kind, [WORK_KINDS.index(kind) for kind in ("computation", "comm")])
-    closes = np.where(outlasts, np.searchsorted(until, work.end), launched)
-    return np.where(beside, np.maximum(closes, count), closes)
 
 
 def _finished(step: Int, end: Int, count: int) -> Int:
@@ -386,17 +350,17 @@ def select_step(run: Run, step: str) -> Run:
     Raises:
         TracelensError: a rank has no such step; the message lists the ones it has.
     """
-    return Run(tuple(replace(trace, window=_window(trace, step)) for trace in run.traces))
-
-
-def _window(trace: Trace, step: str) -> TraceWindow:
-    steps = steps_of(trace)
-    for label, edges, marks in zip(steps.labels, pairwise(steps.edges), pairwise(steps.marks), strict=True):
-        if label in (step, f"ProfilerStep#{step}"):
-            return TraceWindow(label, *map(int, (*edges, *marks)))
-    path = trace.meta.path
-    if not steps.marked:
-        raise TracelensError(f"{path}: no step {step!r}: the trace has no step marks; leave --step out")
-    *others, last = steps.labels
-    known = ", ".join([*steps.labels] if len(others) < _FEW_STEPS else [*others[:_FEW_STEPS], "...", last])
-    raise TracelensError(f"{path}: no step {step!r} (has: {known})")
+    traces = []
+    for trace in run.traces:
+        steps, path = steps_of(trace), trace.meta.path
+        windows = zip(steps.labels, pairwise(steps.edges), pairwise(steps.marks), strict=True)
+        fitting = [window for window in windows if window[0] in (step, f"ProfilerStep#{step}")]
+        if not fitting and not steps.marked:
+            raise TracelensError(f"{path}: no step {step!r}: the trace has no step marks; leave --step out")
+        if not fitting:
+            *others, last = steps.labels
+            few = [*others[:_FEW_STEPS], "...", last] if len(others) >= _FEW_STEPS else steps.labels
+            raise TracelensError(f"{path}: no step {step!r} (has: {', '.join(few)})")
+        label, edges, marks = fitting[0]
+        traces.append(replace(trace, window=TraceWindow(label, *map(int, (*edges, *marks)))))
+    return Run(tuple(traces))

@@ -30,8 +30,8 @@ _SERVE = "from tracelens.workers.tasks import serve; serve()"
 _CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
 _WORTH_BYTES = 400_000
 """Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
-
 _PIPE_BYTES = 1 << 20
+"""One chunk fits into the pipe, so handing it over is one call that does not wait."""
 
 
 class Children:
@@ -44,9 +44,28 @@ class Children:
     """
 
     def __init__(self, files: Sequence[str], serve: str = DECODE, most: int = 64) -> None:
-        count = min(jobs() - 1, most) if sys.executable and _size(files) >= _WORTH_BYTES else 0
+        size = 0  # on disk
+        for file in files:
+            if file == "-" or is_url(file):  # count as large
+                size += _WORTH_BYTES
+            else:
+                with suppress(OSError):  # opening it says why
+                    size += os.stat(file).st_size
+        count = min(jobs() - 1, most) if sys.executable and size >= _WORTH_BYTES else 0
+        root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
         # running children, which take their work from stdin and answer on stdout
-        self.processes = [_start(serve) for _ in range(count)]
+        self.processes = [
+            # -S -E: a child gets this process's search path as arguments and needs no start-up of its own.
+            subprocess.Popen(
+                [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pipesize=_PIPE_BYTES,
+                process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+            for _ in range(count)
+        ]
 
     def __enter__(self) -> Children:
         return self
@@ -93,30 +112,3 @@ def start(files: Sequence[str], dask: str | None = None) -> Iterator[Executor]:
         from tracelens.workers.tasks import Local
 
         yield Local(children.processes)
-
-
-def _start(serve: str) -> subprocess.Popen[bytes]:
-    # -S -E: the child gets this process's search path as arguments and needs no start-up of its own.
-    # One chunk fits into the pipe, so handing it over is one call that does not wait.
-    root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
-    return subprocess.Popen(
-        [sys.executable, "-S", "-E", "-c", code, root, *(path or os.getcwd() for path in sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        pipesize=_PIPE_BYTES,
-        process_group=0,  # Ctrl-C is the parent's to answer; it ends its children without a traceback
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    )
-
-
-def _size(files: Sequence[str]) -> int:
-    """Bytes on disk; stdin and URLs count as large, what cannot be read as nothing (opening it says why)."""
-    total = 0
-    for file in files:
-        if file == "-" or is_url(file):
-            return _WORTH_BYTES
-        try:
-            total += os.stat(file).st_size
-        except OSError:
-            continue
-    return total

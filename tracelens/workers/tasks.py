@@ -99,9 +99,18 @@ def analyze_files(
     from tracelens.trace import check_ranks, named_ranks
 
     required = with_required([ANALYZERS.get(name) for name in names])
-    limits = os.environ.get(VARIABLE, "")
-    options_of_all = (tuple(names), step, tuple(options.items()), limits, graphs)
-    tasks = [Task(file, rank, *options_of_all) for file, rank in zip(files, named_ranks(files), strict=True)]
+    tasks = [
+        Task(
+            path=file,
+            rank=rank,
+            analyzers=tuple(names),
+            step=step,
+            options=tuple(options.items()),
+            limits=os.environ.get(VARIABLE, ""),
+            graphs=graphs,
+        )
+        for file, rank in zip(files, named_ranks(files), strict=True)
+    ]
     portions: list[Portion] = []
     for portion in execute(tasks):
         portions.append(portion)
@@ -148,13 +157,21 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
     return portions
 
 
-def attempt(task: Task) -> list[Portion] | TracelensError:
+def attempt(task: Task) -> Answer:
     """The portions of a file, or what is wrong with it, be it a bug."""
     try:
         portions = guard(f"reading {task.path}", carry_out, task)
     except TracelensError as error:
         return error
     return TracelensError(portions) if isinstance(portions, Failure) else portions
+
+
+def _answer(task: Task) -> bytes:
+    """The same for another process, pickled: Dask need not guess the size of bytes."""
+    answer = attempt(task)
+    # Errors have constructors of their own, which pickle does not know; their text is what counts.
+    reply = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
+    return pickle.dumps(reply, protocol=5)
 
 
 class Local:
@@ -223,10 +240,7 @@ def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> No
             task = pickle.load(source)
         except EOFError:
             return
-        answer = attempt(task)
-        # Errors have constructors of their own, which pickle does not know; their text is what counts.
-        reply = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
-        pickle.dump(reply, target, protocol=5)
+        target.write(_answer(task))
         target.flush()
 
 
@@ -238,7 +252,7 @@ def cluster(address: str) -> Iterator[Executor]:
         TracelensError: distributed is not installed, nobody answers, or the cluster has no worker.
     """
     try:
-        from distributed import Client
+        from distributed import CancelledError, Client, KilledWorker
     except ModuleNotFoundError as error:
         raise MissingExtra("--dask", "dask") from error
     try:
@@ -258,44 +272,27 @@ def cluster(address: str) -> Iterator[Executor]:
                 elif time.monotonic() - alive > _WORKERS_S:
                     raise TracelensError(f"{address}: the cluster has had no worker for {_WORKERS_S:g} s")
                 for future in done:
-                    yield from _portions(future, pending.pop(future).path)
+                    path = pending.pop(future).path
+                    try:
+                        answer: Answer = pickle.loads(future.result())
+                    except KilledWorker:
+                        raise TracelensError(
+                            f"{path}: every Dask worker that read this file died, most likely out of memory; "
+                            "give workers more memory or fewer threads"
+                        ) from None
+                    except (CancelledError, OSError) as error:
+                        problem = f"lost on the Dask cluster ({type(error).__name__}: {error})"
+                        raise TracelensError(f"{path}: {problem}") from None
+                    except (AttributeError, ImportError, TypeError) as error:  # what a worker cannot unpickle
+                        raise TracelensError(
+                            f"{path}: the Dask workers cannot run this version of tracelens ({error}); "
+                            "install the same one there"
+                        ) from None
+                    future.release()
+                    if isinstance(answer, TracelensError):
+                        raise answer
+                    yield from answer
                 if not done:
                     time.sleep(_LOOK_S)
 
         yield execute
-
-
-def _portions(future: Any, path: str) -> list[Portion]:
-    """What came of the task for a file.
-
-    Raises:
-        TracelensError: the file cannot be read, or no worker could.
-    """
-    from distributed import CancelledError, KilledWorker
-
-    try:
-        answer = future.result()
-    except KilledWorker:
-        raise TracelensError(
-            f"{path}: every Dask worker that read this file died, most likely out of memory; give workers "
-            "more memory or fewer threads"
-        ) from None
-    except (CancelledError, OSError) as error:
-        raise TracelensError(f"{path}: lost on the Dask cluster ({type(error).__name__}: {error})") from None
-    except (AttributeError, ImportError, TypeError) as error:  # what a worker cannot unpickle
-        raise TracelensError(
-            f"{path}: the Dask workers cannot run this version of tracelens ({error}); install the same one "
-            "there"
-        ) from None
-    future.release()
-    if isinstance(answer, str):
-        raise TracelensError(answer)
-    portions: list[Portion] = pickle.loads(answer)
-    return portions
-
-
-def _answer(task: Task) -> bytes | str:
-    """The portions of a file, or what is wrong with it: errors do not travel, their text does."""
-    answer = attempt(task)
-    # As bytes, whose size Dask need not guess.
-    return str(answer) if isinstance(answer, TracelensError) else pickle.dumps(answer, protocol=5)

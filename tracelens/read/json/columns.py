@@ -18,7 +18,6 @@ from tracelens.read.json.events import (
     NO_TEXT,
     Decoded,
     Drop,
-    Event,
     blocks,
     identity,
     integer,
@@ -159,7 +158,16 @@ class Part:
             else:
                 non_ops.append(row)
         columns = self._columns(decoded, args, (ops, non_ops, bare))
-        self.blocks[index] = (columns, self._ops([args[row] for row in ops], np.array(ops, dtype=np.int64)))
+        op_args: list[Any] = [args[row] for row in ops]
+        blobs, join = self.dictionaries["blob"], SEPARATOR.join
+        texts = [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in op_args]
+        op_rows = OpRows(
+            event=np.array(ops, dtype=np.int64),
+            blob=np.array(texts, dtype=np.int32),
+            sequence=self._numbers([arg.sequence for arg in op_args]),
+            forward_thread=self._numbers([arg.forward_thread for arg in op_args]),
+        )
+        self.blocks[index] = (columns, op_rows)
         collectives = [
             CollectiveRow(
                 event=row,
@@ -181,7 +189,18 @@ class Part:
         ]
         if collectives:
             self.collectives[index] = collectives
-        self._rare(index, events, columns.phase)
+        # Metadata and async events are few, and their ids and labels are free text.
+        codes = self.dictionaries["phase"]
+        for row in np.flatnonzero(columns.phase == codes.get("M", -1)).tolist():
+            event = events[row]
+            if event.args is not None:
+                label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
+                self.metadata.setdefault(index, []).append(
+                    (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
+                )
+        if async_codes := [code for name, code in codes.items() if name in _ASYNC_PHASES]:
+            rows = np.flatnonzero(np.isin(columns.phase, async_codes)).tolist()
+            self.async_ids[index] = {row: str(events[row].id) for row in rows}
 
     def _columns(
         self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
@@ -235,31 +254,6 @@ class Part:
 
     def _code(self, key: str, values: Sequence[Hashable]) -> NDArray[Any]:
         return np.fromiter(map(self.dictionaries[key].__getitem__, values), np.int32, len(values))
-
-    def _ops(self, args: list[Any], rows: Int) -> OpRows:
-        blobs, join = self.dictionaries["blob"], SEPARATOR.join
-        texts = [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in args]
-        return OpRows(
-            event=rows,
-            blob=np.array(texts, dtype=np.int32),
-            sequence=self._numbers([arg.sequence for arg in args]),
-            forward_thread=self._numbers([arg.forward_thread for arg in args]),
-        )
-
-    def _rare(self, index: int, events: list[Event], phase: NDArray[Any]) -> None:
-        """Metadata and async events: few, and their ids and labels are free text."""
-        codes = self.dictionaries["phase"]
-        for row in np.flatnonzero(phase == codes.get("M", -1)).tolist():
-            event = events[row]
-            if event.args is not None:
-                label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
-                self.metadata.setdefault(index, []).append(
-                    (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
-                )
-        phase_codes = [code for name, code in codes.items() if name in _ASYNC_PHASES]
-        if phase_codes:
-            rows = np.flatnonzero(np.isin(phase, phase_codes)).tolist()
-            self.async_ids[index] = {row: str(events[row].id) for row in rows}
 
 
 def merge(parts: list[Part]) -> Encoded:

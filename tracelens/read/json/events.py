@@ -295,13 +295,9 @@ def decode_one(text: bytes) -> list[ExactEvent]:
     try:
         return EXACT.decode(b"[" + text + b"]")
     except msgspec.ValidationError:
-        return _loose(text)
+        pass
     except BAD_JSON:
         return []
-
-
-def _loose(text: bytes) -> list[ExactEvent]:
-    """Valid JSON whose fields have unexpected types: keep the fields that fit."""
 
     def parse_int(digits: str) -> int | _Literal:
         """An integer; as a float where it is so long that `int` refuses it."""

@@ -53,7 +53,30 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
             parts.append(helper_part)
             unsettled += more
         feed.check()
-        _settle(sorted(unsettled + feed.rest), parts, splitter)
+        # Chunks that may have been cut inside an event: neighbors are joined again first.
+        chunks = sorted(unsettled + feed.rest)
+        indices = [chunk.index for chunk in chunks] + [index for one in parts for index in one.blocks]
+        last = max(indices, default=0)
+        while chunks:
+            run = [chunks.pop(0)]
+            while chunks and chunks[0].index == run[-1].index + 1:
+                run.append(chunks.pop(0))
+            # One array of the events of neighboring chunks; events keep their distance from the first one.
+            joined = bytearray(run[0].text[:-1])
+            for chunk in run[1:]:
+                joined += b",".ljust(chunk.offset - run[0].offset - len(joined) + 1) + chunk.text[1:-1]
+            text = bytes(joined + b"]")
+            decoded = decode(text, run[0].offset, run[-1].index == last)
+            part.add(run[0].index, decoded)
+            if decoded.end >= 0:
+                # What looked like events behind the end of the list: the keys there may hold lists as well.
+                last, end = run[-1].index, run[0].offset + decoded.end
+                for each in parts:
+                    each.blocks = {index: block for index, block in each.blocks.items() if index <= last}
+                    each.unused = {index: counts for index, counts in each.unused.items() if index <= last}
+                    each.drops = [drop for drop in each.drops if drop.offset < end]
+                splitter.close(text[decoded.end : -1])
+                break
         part.drops += splitter.drops
         return merge(parts)
 
@@ -130,33 +153,6 @@ class _Helper:
 def _send(stream: IO[bytes], chunk: Chunk) -> None:
     stream.write(FRAME.pack(chunk.index, chunk.offset, len(chunk.text)))
     stream.write(chunk.text)
-
-
-def _settle(chunks: list[Chunk], parts: list[Part], splitter: Splitter) -> None:
-    """Decode chunks that may have been cut inside an event: neighbors are joined again first."""
-    last = max(
-        (*(chunk.index for chunk in chunks), *(index for part in parts for index in part.blocks)), default=0
-    )
-    while chunks:
-        run = [chunks.pop(0)]
-        while chunks and chunks[0].index == run[-1].index + 1:
-            run.append(chunks.pop(0))
-        # One array of the events of neighboring chunks; events keep their distance from the first one.
-        joined = bytearray(run[0].text[:-1])
-        for chunk in run[1:]:
-            joined += b",".ljust(chunk.offset - run[0].offset - len(joined) + 1) + chunk.text[1:-1]
-        text = bytes(joined + b"]")
-        decoded = decode(text, run[0].offset, run[-1].index == last)
-        parts[0].add(run[0].index, decoded)
-        if decoded.end >= 0:
-            # What looked like events behind the end of the list: the keys there may hold lists as well.
-            last_index, end = run[-1].index, run[0].offset + decoded.end
-            for part in parts:
-                part.blocks = {index: block for index, block in part.blocks.items() if index <= last_index}
-                part.unused = {index: counts for index, counts in part.unused.items() if index <= last_index}
-                part.drops = [drop for drop in part.drops if drop.offset < end]
-            splitter.close(text[decoded.end : -1])
-            return
 
 
 @contextmanager

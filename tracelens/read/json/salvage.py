@@ -30,7 +30,6 @@ from tracelens.read.json.events import (
     is_unfinished,
 )
 from tracelens.read.json.text import (
-    BLANK,
     WORDS,
     Effort,
     ListDepth,
@@ -73,13 +72,7 @@ def decode(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
 
 
 def salvage(text: bytes, offset: int = 0, last: bool = False) -> Decoded:
-    """Decode a chunk event by event; what cannot be mended is dropped with its byte offset.
-
-    Args:
-        text: the chunk.
-        offset: byte of the input where its first event starts.
-        last: whether it is the last one of the trace.
-    """
+    """As `decode`, event by event; what cannot be mended is dropped with its byte offset."""
     return _Salvage(text, offset, last).run()
 
 
@@ -109,14 +102,26 @@ class _Salvage:
         self.border = re.compile(rf"\}}(?=\s*+,\s*+{behind})".encode("latin-1"))
 
     def run(self) -> Decoded:
-        pos = skip(self.source, 1, BLANK + ",")
+        pos = skip(self.source, 1)
         while pos < self.stop and self.effort:
             if self.source[pos] == "]":
                 if ends_events(self.source, pos, self.stop, self.last, self.effort):
                     return self._decoded(pos + 1)
                 self.uncertain = True
             end = self._run(pos) if pos >= self.singly_to else pos
-            pos = skip(self.source, end if end > pos else self._single(pos), BLANK + ",")
+            if end <= pos:  # take or drop the element there
+                end = value_end(self.source, pos, self.effort)
+                if pos < end <= self.stop:
+                    count = self._take(self.text[pos:end])
+                    if not count:
+                        count = self._take(repair_text(self.text[pos:end]))
+                        self.mended += count
+                else:
+                    end, count = self._mend(pos)
+                    self.mended += count
+                if not count:
+                    self._drop(pos, end)
+            pos = skip(self.source, end)
         # What is left when the effort is spent: what decodes between the heads of events.
         starts = [match.start() for match in self.head.finditer(self.source, pos + 1, self.stop)]
         for start, end in zip([pos, *starts], [*starts, self.stop], strict=True):
@@ -137,8 +142,15 @@ class _Salvage:
             array = b"[" + self.text[pos:end] + b"]"
             broken = error_offset(array, error)
             self.run_size = _SMALLEST_RUN
-            if not isinstance(error, msgspec.ValidationError) and self._mend_run(array, broken):
-                return end
+            is_syntax = not isinstance(error, msgspec.ValidationError)
+            is_worth_mending = self.mending_failed <= _WORTH_TRYING + self.mending_helped
+            if is_syntax and is_worth_mending and not follows_string(array, broken):
+                mended, count = mend_tokens(array)
+                if count > 0 and self._add(mended[1:-1]):
+                    self.mending_helped += 1
+                    self.mended += count
+                    return end
+                self.mending_failed += 1
             return self._intact(pos, end, pos + broken - 1)
         if end == pos:
             self.run_size, self.singly_to = _SMALLEST_RUN, pos + self.run_size
@@ -156,17 +168,6 @@ class _Salvage:
             size *= 4
         return pos
 
-    def _mend_run(self, array: bytes, broken: int) -> bool:
-        """Take a run mended, where that has proved to be worth trying."""
-        if self.mending_failed > _WORTH_TRYING + self.mending_helped or follows_string(array, broken):
-            return False
-        mended, count = mend_tokens(array)
-        helped = count > 0 and self._add(mended[1:-1])
-        self.mending_helped += helped
-        self.mending_failed += not helped
-        self.mended += count if helped else 0
-        return helped
-
     def _intact(self, pos: int, stop: int, broken: int) -> int:
         """Take the events before a broken one; where they end.
 
@@ -180,7 +181,7 @@ class _Salvage:
         if end == pos:
             self.singly_to = min(pos + _CLOSE, stop)
         elif end < stop and self._add(self.text[pos:end]):
-            self.singly_to = skip(self.source, end, BLANK + ",") + 1
+            self.singly_to = skip(self.source, end) + 1
         else:
             ends = [border.end() for border in self.border.finditer(self.text, pos, stop)]
             valid = bisect_left(ends, True, key=lambda end: not fits(self.text[pos:end]))
@@ -193,21 +194,6 @@ class _Salvage:
             return self.batch.add(text) > 0
         except BAD_JSON:
             return False
-
-    def _single(self, pos: int) -> int:
-        """Take or drop the element at `pos`; where it ends."""
-        end = value_end(self.source, pos, self.effort)
-        if pos < end <= self.stop:
-            count = self._take(self.text[pos:end])
-            if not count:
-                count = self._take(repair_text(self.text[pos:end]))
-                self.mended += count
-        else:
-            end, count = self._mend(pos)
-            self.mended += count
-        if not count:
-            self._drop(pos, end)
-        return end
 
     def _take(self, text: bytes) -> int:
         """Take the event that a text is; returns how many that were."""
@@ -234,7 +220,20 @@ class _Salvage:
         for edge in self.edge.finditer(self.source, pos + 1, self.stop):
             if not self.effort:
                 return edge.start(), 0
-            is_end = self._is_end(edge, pos, lists)
+            position = edge.end() - 1
+            if self.source[position] == "]":
+                # One that is broken behind its last brace can be told only where all of the text is there.
+                is_end = (
+                    (self.last or edge.lastindex == 2)
+                    and not lists.inside_at(position)
+                    and ends_events(self.source, position, self.stop, self.last, self.effort)
+                )
+            elif edge.lastindex is None:  # a head: of an event, unless it is a value
+                before = self.source[max(pos, position - _TAIL) : position].rstrip()
+                is_end = not before.endswith((":", "["))
+            else:
+                is_end = self.head.match(self.source, position) is not None
+                is_end = is_end or is_event(self.source, position, self.effort)
             if not is_end and edge.lastindex != 1:
                 continue
             end = edge.start() + (edge.lastindex is not None)
@@ -245,20 +244,6 @@ class _Salvage:
             if is_end or tries == _MAX_TRIES:
                 return end, 0
         return self.stop, self._take(repair_text(self.text[pos : self.stop]))
-
-    def _is_end(self, edge: re.Match[str], pos: int, lists: ListDepth) -> bool:
-        position = edge.end() - 1
-        if self.source[position] == "]":
-            # One that is broken behind its last brace can be told only where all of the text is there.
-            if not (self.last or edge.lastindex == 2) or lists.inside_at(position):
-                return False
-            return ends_events(self.source, position, self.stop, self.last, self.effort)
-        if edge.lastindex is None:  # a head: of an event, unless it is a value
-            before = self.source[max(pos, position - _TAIL) : position].rstrip()
-            return not before.endswith((":", "["))
-        return self.head.match(self.source, position) is not None or is_event(
-            self.source, position, self.effort
-        )
 
 
 _ESCAPE = re.compile(

@@ -19,7 +19,6 @@ from tracelens.limits import limits
 from tracelens.read import source as sources
 from tracelens.read.json.events import Drop
 from tracelens.read.json.text import (
-    BLANK,
     Effort,
     Text,
     ends_events,
@@ -173,11 +172,7 @@ class Splitter:
             return bytes(text[1:])
         if text[:1] != b"{":
             raise ParseError(self.source.path, not_json(head, self.source.path), 0)
-        end = self._find_events(text)
-        return bytes(text[end:])
-
-    def _find_events(self, text: bytearray) -> int:
-        """Read on until the outermost "traceEvents" list begins in `text`, and take the keys before it."""
+        # Read on until the outermost "traceEvents" list begins, and take the keys before it.
         searched, first = 0, -1
         measured, depth = 0, 0
         while True:
@@ -194,7 +189,7 @@ class Splitter:
                     else:
                         header.pop("traceEvents", None)
                         self.header = header
-                    return searched
+                    return bytes(text[searched:])
                 first = searched if first < 0 else first
             searched = max(searched, len(text) - _LONGEST_KEY)
             if not (block := self._more()):
@@ -203,7 +198,7 @@ class Splitter:
             self._check_header(len(text))
         if first >= 0:
             self._problems.append(_HEADER_LOST)
-            return first
+            return bytes(text[first:])
         why = f" ({self.source.damage})" if self.source.damage else ""
         raise ParseError(self.source.path, f"{no_events(text)}{why}")
 
@@ -234,7 +229,7 @@ def array_end(text: bytes) -> tuple[int, int]:
         match = _ARRAY_END.match(source, pos)
         if match and ends_events(source, match.end() - 1, len(source), True, effort):
             return pos, match.end()
-        start = skip(source, pos, BLANK + ",")
+        start = skip(source, pos)
         pos = value_end(source, start)
         if pos < 0:
             return -1, -1
@@ -266,7 +261,7 @@ def _separator(head: bytearray) -> bytes:
     Learnt by walking from event to event, so that objects inside of events have no say.
     """
     source = Text(head[:_LEARNT_FROM_BYTES].decode("latin-1"))
-    start = skip(source, 0, BLANK + ",")
+    start = skip(source, 0)
     if value_end(source, start) < 0:
         braces = islice(_BRACE.finditer(source, start), _SAMPLE_EVENTS)
         start = next((brace.start() for brace in braces if is_event(source, brace.start())), -1)
@@ -341,12 +336,7 @@ _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 
 def not_json(text: bytes | bytearray, path: str) -> str:
-    """What is wrong with a file that is not JSON, and what to do.
-
-    Args:
-        text: its first bytes, with the blanks before them.
-        path: its name.
-    """
+    """What is wrong with a file that is not JSON, and what to do; `text` is its first bytes."""
     first = text.lstrip()
     kinds = [kind for magic, *kind in _BINARY if first.startswith(magic)]
     if path.lower().endswith(_NSIGHT):
@@ -359,11 +349,7 @@ def not_json(text: bytes | bytearray, path: str) -> str:
 
 
 def no_events(text: bytes | bytearray) -> str:
-    """What is wrong with JSON that has no list of events, and what to do.
-
-    Args:
-        text: all that was read of it.
-    """
+    """What is wrong with JSON that has no list of events, and what to do; `text` is all that was read."""
     if match := _SCHEMA.match(text):
         kind = match[1].decode()
         return _OF_OURS.get(kind, f"is a {kind} file of tracelens; {_ITSELF}")

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
 from typing import Any
 
-BLANK = " \t\r\n"
+_BETWEEN = re.compile(r"[ \t\r\n,]*+")
 
 # Numbers are not looked at: `int` refuses those of more than 4,300 digits.
 _scan = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
@@ -93,26 +92,16 @@ class ListDepth:
         return self._depth > 0
 
 
-def skip(source: str, pos: int, characters: str) -> int:
-    """The first position from `pos` on that holds none of `characters`."""
-    if pos < len(source) and source[pos] not in characters:
-        return pos
-    match = _any_of(characters).match(source, pos)
+def skip(source: str, pos: int) -> int:
+    """The first position from `pos` on that holds neither a blank nor a comma."""
+    match = _BETWEEN.match(source, pos)
     return match.end() if match else pos
-
-
-@cache
-def _any_of(characters: str) -> re.Pattern[str]:
-    return re.compile(f"[{re.escape(characters)}]*+")
 
 
 def value_end(source: Text, pos: int, effort: Effort | None = None) -> int:
     """Where the JSON value at `pos` ends; -1 if none starts there or it is broken.
 
-    Args:
-        source: the text.
-        pos: where the value begins.
-        effort: is charged for what is walked over in vain.
+    `effort` is charged for what is walked over in vain.
     """
     return _value(source, pos, effort)[1]
 
@@ -140,14 +129,8 @@ def _value(source: Text, pos: int, effort: Effort | None) -> tuple[Any, int]:
 def ends_events(source: Text, pos: int, stop: int, last: bool, effort: Effort) -> bool:
     """Whether the bracket at `pos` may close the event list: only keys of the outer object follow.
 
-    The same text inside a nested list goes on with a second closing bracket or with another event.
-
-    Args:
-        source: the text.
-        pos: of the bracket.
-        stop: where the text ends.
-        last: whether the input ends there as well; otherwise the keys must go on behind `stop`.
-        effort: is charged for the text behind the bracket.
+    The same text inside a nested list goes on with a second closing bracket or with another event. `last`:
+    the input ends at `stop`; otherwise the keys must go on there. `effort` is charged for the text behind.
     """
     follows = _BEHIND_EVENTS.match(source, pos + 1, stop)
     if follows is None:
@@ -156,7 +139,7 @@ def ends_events(source: Text, pos: int, stop: int, last: bool, effort: Effort) -
     while effort:
         is_rest = start + size >= stop
         members = "{" + source[start : min(start + size, stop)]
-        members = members.rstrip(BLANK + "\0") if is_rest else members
+        members = members.rstrip(" \t\r\n\0") if is_rest else members
         answer = _is_rest_of_object(Text(members), is_rest, last, effort)
         if answer is not None:
             return answer and source.find('"ph"', start + size, stop) < 0
@@ -240,8 +223,15 @@ def repair_text(text: bytes) -> bytes:
         token = match.group()
         pos = match.end()
         if token == '"':
-            body, pos = _string(source, match.start(), before == ":")
-            out.append(body)
+            if intact := _INTACT.match(source, match.start()):
+                out.append(_whole_pairs(intact.group()))
+                pos = intact.end()
+            elif closing := (_CLOSING_VALUE if before == ":" else _CLOSING_ANY).search(source, pos):
+                out.append(f'"{_escape(source[pos : closing.start()])}"')
+                pos = closing.end()
+            else:  # an open string stays as it is
+                out.append(source[match.start() :])
+                pos = len(source)
         elif token == ":":
             out.append(": null")
         elif token != ",":
@@ -249,16 +239,6 @@ def repair_text(text: bytes) -> bytes:
         before = token[0] if token in ",:" else "v"
     out.append(source[pos:])
     return "".join(out).encode()
-
-
-def _string(source: str, pos: int, is_value: bool) -> tuple[str, int]:
-    """The string that starts at `pos`, mended, and where it ends; an open one is returned as it is."""
-    if intact := _INTACT.match(source, pos):
-        return _whole_pairs(intact.group()), intact.end()
-    closing = (_CLOSING_VALUE if is_value else _CLOSING_ANY).search(source, pos + 1)
-    if closing is None:
-        return source[pos:], len(source)
-    return f'"{_escape(source[pos + 1 : closing.start()])}"', closing.end()
 
 
 def _whole_pairs(text: str) -> str:

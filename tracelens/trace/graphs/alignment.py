@@ -116,13 +116,6 @@ class _Best(NamedTuple):
     margin: Int  # by how much all others cost more
 
 
-class Merged(NamedTuple):
-    """Positions of a replay's nodes in the order of the program."""
-
-    order: Int  # all positions
-    unsure: Bool  # of each position, whether another stream could stand in its place
-
-
 def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
     """Align a replay with a template.
 
@@ -300,7 +293,21 @@ def certain(codes: Codes) -> Int:
     half = BAND + abs(len(codes.row) - len(codes.column))
     if (len(codes.row) + 1) * min(len(codes.column) + 1, 2 * half + 1) > MOST_CELLS:
         return nothing
-    best = _Band(codes, half, _rates(codes, _Band(codes, half, Rates()).best())).best()
+    # A first pass counts the edits in the likeliest explanation, and the second judges by them.
+    best = _Band(codes, half, Rates()).best()
+    rows, columns = len(codes.row) + PRIOR, len(codes.column) + PRIOR
+    stray, inserted = ~best.same, best.node < 0
+    paired = np.flatnonzero(best.same)
+    other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
+    rates = Rates(
+        deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
+        inserted=(int(inserted.sum()) + 1) / columns,
+        renamed=(int((stray & ~inserted).sum()) + 1) / rows,
+        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
+        own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
+        regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
+    )
+    best = _Band(codes, half, rates).best()
     node = np.concatenate([[-1], np.where(best.same, best.node, -2), [len(codes.row)]])
     breaks = np.diff(node) != 1  # before each node, and behind the last
     edited = breaks[1:] | breaks[:-1]
@@ -346,7 +353,8 @@ class _Band:
             else:
                 through = line[begin + 1 : last + 1] + self._pairs(row, begin, last)
                 np.minimum(new[: last - begin], through, out=new[: last - begin])
-                tally.enter(slice(begin, last), row, here + through, self._is_same(row, begin, last))
+                price = self._codes.price[self._codes.row[row]][self._codes.column[begin:last]]
+                tally.enter(slice(begin, last), row, here + through, price != RENAMED)
                 line[end : self._low[row + 1] + self._width] = NEVER
             if row < self._rows - 1:
                 crossed = self._swapped(row, begin, min(end, self._columns - 1))
@@ -397,10 +405,6 @@ class _Band:
         price = np.where(price == RENAMED, self._rename[begin:end], price)
         return np.where(price == REGRIDDED, self._regrid[begin:end], price).astype(np.int32)
 
-    def _is_same(self, row: int, begin: int, end: int) -> Bool:
-        same: Bool = self._codes.price[self._codes.row[row]][self._codes.column[begin:end]] != RENAMED
-        return same
-
     def _swapped(self, row: int, begin: int, end: int) -> Int:
         """Those of the columns [begin, end) that are the row behind, and the row is the column behind."""
         own, following = (self._codes.price[code] for code in self._codes.row[row : row + 2])
@@ -438,35 +442,17 @@ class _Tally:
         return _Best(np.where(is_gap, -1, self._node), self._same & ~is_gap, margin)
 
 
-def _rates(codes: Codes, best: _Best) -> Rates:
-    """Rates of the edits in the likeliest explanation."""
-    rows, columns = len(codes.row) + PRIOR, len(codes.column) + PRIOR
-    stray, inserted = ~best.same, best.node < 0
-    paired = np.flatnonzero(best.same)
-    other_grid = codes.price[codes.row[best.node[paired]], codes.column[paired]] == REGRIDDED
-    return Rates(
-        deleted=(max(len(codes.row) - int((~inserted).sum()), 0) + 1) / rows,
-        inserted=(int(inserted.sum()) + 1) / columns,
-        renamed=(int((stray & ~inserted).sum()) + 1) / rows,
-        swapped=(int((best.same[1:] & best.same[:-1] & (np.diff(best.node) == -1)).sum()) + 1) / rows,
-        own=(int((codes.share[codes.column[stray]] > 0).sum()) + 1) / (int(stray.sum()) + 2),
-        regridded=(int(other_grid.sum()) + 1) / (len(paired) + PRIOR),
-    )
-
-
 def _price(chance: Float | float) -> Price:
     price: Price = np.rint(-NAT * np.log(chance)).astype(np.int32)
     return price
 
 
-def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merged:
-    """Follow a template through the streams.
+def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> tuple[Int, Bool]:
+    """Follow a template through the streams: nodes of the replay come in order of start, times are ns.
 
-    Args:
-        weight: of each pair (template node, node of the replay), see Weights.
-        stream: of each node of the replay, in order of start.
-        start: of each, ns.
-        end: of each, ns.
+    Returns:
+        (positions of the replay's nodes in the order of the program; of each position, whether another stream
+        could stand in its place).
     """
     queues = [np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()]
     head = [0] * len(queues)
@@ -505,17 +491,14 @@ def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> Merge
     tied = {int(run_of[position]) for tie in ties for position in tie}
     program = np.array(order, dtype=np.int64)
     if np.abs(program - np.arange(len(program))).mean() > MOST_DISORDER * len(program):
-        return Merged(program, np.ones(len(program), dtype=bool))
-    return Merged(program, np.isin(run_of, list(tied)))
+        return program, np.ones(len(program), dtype=bool)
+    return program, np.isin(run_of, list(tied))
 
 
 def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignment | None:
-    """The pairs of an alignment by order alone where equal calls have equal kernels; None where too few have.
+    """Pairs by order alone of a template without names, where equal calls have equal kernels.
 
-    Args:
-        template: without names.
-        graph: a replay.
-        by_order: their alignment.
+    None where too few have.
     """
     texts = op_texts(template.trace, template.op)
     named = inferred(template.nodes, template.op, texts, graph.nodes) if by_order.is_whole else None
@@ -526,16 +509,10 @@ def consistent(template: Template, graph: Replay, by_order: Alignment) -> Alignm
 
 
 def inferred(template: Nodes, op: Int, contents: Sequence[Content], replay: Nodes) -> Nodes | None:
-    """The template with the kernel names that most calls of the same op have in the replay.
+    """The template, which has no names, with those that most calls of the same op have in the replay.
 
     None where the two are no one graph: they differ in the number or kinds of nodes, in too many kernels, or
-    GEMMs do not run GEMM kernels.
-
-    Args:
-        template: without names.
-        op: event row of the op of each node, -1 for none.
-        contents: of that op.
-        replay: a replay's nodes.
+    GEMMs do not run GEMM kernels. `op` and `contents` are of each node: the event row of its op, -1 for none.
     """
     if len(template) < LEAST_UNNAMED or not np.array_equal(template.kind, replay.kind):
         return None

@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, takewhile
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +55,7 @@ MOST_ENDS = 32
 LEAST_VOTES = 0.9
 """Of the equal nodes of the stretch that has most, the share that others must have to be compared as well."""
 LEAST_SLACK_NODES = 8
+"""Nodes by which a stretch may be longer than a short replay, where not all nodes are equal."""
 EVIDENCE = 3
 """By so many nodes whose grid is a product of its op's dimensions one batch size must lead another."""
 LEAST_HITS = 0.1
@@ -139,13 +142,18 @@ def attributed(
             of_nodes[key] = templates.fit(graph)
         fits.append(of_nodes[key])
     known = [(graph, fit) for graph, fit in zip(graphs, fits, strict=True) if fit is not None]
-    in_order = _in_order([fit for _, fit in known])
+    # Pieces that are alike are replayed in the order in which they were captured: their fits are narrowed by
+    # it, where the neighbours that are told apart, one or both, say the same.
+    fits_known = [fit for _, fit in known]
+    ahead, behind = _followed(fits_known, 1), _followed(fits_known[::-1], -1)[::-1]
     decided = []
-    for (graph, _), fit in zip(known, in_order, strict=True):
-        match = fit.matches[0]
-        node, is_sole = match.alignment.node, len(fit.matches) == 1
+    for (graph, fit), *neighbours in zip(known, ahead, behind, strict=True):
+        orders = {order for order in neighbours if order is not None}
+        matches = (fit.only(*orders) if len(orders) == 1 else fit).matches
+        match, is_sole = matches[0], len(matches) == 1
+        node = match.alignment.node
         if not is_sole:  # what holds is what the matches agree in
-            texts = [contents(other) for other in fit.matches]
+            texts = [contents(other) for other in matches]
             same_op = [len({op for op, _ in row}) == 1 for row in zip(*texts, strict=True)]
             node = np.where(same_op, node, -1)
         arguments = Arguments.RECORDED if fit.is_sized else Arguments.INFERRED
@@ -176,8 +184,15 @@ class Templates:
         return self.listed | {template.size for graphs in self.captured for template in graphs} - {UNKNOWN}
 
     @cached_property
-    def _named(self) -> dict[int, list[tuple[int, Template]]]:
-        return {}
+    def _named(self) -> list[tuple[Order, Template]]:
+        """Captures, and behind those of a trace the ones without names with the names of an eager run."""
+        listed: list[tuple[Order, Template]] = []
+        for number, graphs in enumerate(self.captured):
+            listed += [((number, order), graph) for order, graph in enumerate(graphs)]
+            for order, graph in enumerate(graphs):
+                guess = None if any(graph.nodes.name) else named(graph, self.unlaunched)
+                listed += [((number, order), guess)] if guess is not None else []
+        return listed
 
     @cached_property
     def known(self) -> Known:
@@ -187,69 +202,47 @@ class Templates:
 
     def fit(self, graph: Replay) -> Fit | None:
         """The templates that fit a replay best, several where nothing tells them apart."""
-        candidates = [
-            match
-            for number, graphs in enumerate(self.captured)
-            for match in self._of_captures(number, graphs, graph)
-        ]
-        sized = [self._is_labelled_size(match, graph) for match in candidates]
-        whole = [match.alignment.is_whole for match in candidates]
-        if not any(fits and size is not False for fits, size in zip(whole, sized, strict=True)):
-            for stretch in self.unlaunched:
-                windows = [stretch.window(*part) for part in _stretches(stretch, graph)]
-                candidates += [Match(part, align(part.nodes, graph, self.known)) for part in windows]
-        candidates = self._of_size([match for match in candidates if match.covered >= LEAST_COVERED], graph)
-        if not candidates:
-            return None
-        best = max(_quality(match) for match in candidates)
-        matches = [match for match in candidates if _quality(match) >= best - 1e-9]
-        matches = of_grid(graph, matches)
-        first, *others = [contents(match) for match in matches]
-        is_one_size = all(other == first for other in others)
-        labelled = [self._is_labelled_size(match, graph) for match in matches]
-        is_right_size = [
-            is_sized(match, graph) if by_label is None else by_label
-            for match, by_label in zip(matches, labelled, strict=True)
-        ]
-        return Fit(matches, is_one_size, all(is_right_size))
-
-    def _is_labelled_size(self, match: Match, graph: Replay) -> bool | None:
-        """Whether labels say that a capture is of the replay's batch size; None where they do not tell."""
-        return graph.batch.fits(match.template.size, self.sizes) if match.order is not None else None
-
-    def _of_size(self, matches: list[Match], graph: Replay) -> list[Match]:
-        """Of the templates that cover most those of the replay's size: by labels, else by grids."""
-        most = max((match.covered for match in matches), default=0.0)
-        full = [match for match in matches if match.covered >= most - SIZED_COVERED]
-        labelled = [match for match in full if self._is_labelled_size(match, graph)]
-        if labelled:
-            return labelled
-        others = [match for match in matches if self._is_labelled_size(match, graph) is False]
-        sized = [match for match in full if match not in others and is_sized(match, graph)]
-        return sized if others and sized else matches
-
-    def _of_captures(self, number: int, graphs: Sequence[Template], graph: Replay) -> list[Match]:
+        candidates: list[Match] = []
         made: dict[tuple[object, ...], Alignment] = {}
-        matches = []
-        for order, template in self._with_names(graphs):
+        for order, template in self._named:
             nodes = template.nodes
             key = (nodes.kind.tobytes(), tuple(nodes.name), nodes.blocks.tobytes(), tuple(nodes.op))
             if key not in made:
                 made[key] = align(nodes, graph, self.known)
             alignment = made[key] if any(nodes.name) else consistent(template, graph, made[key])
             if alignment is not None:
-                matches.append(Match(template, alignment, (number, order)))
-        return matches
+                candidates.append(Match(template, alignment, order))
+        sized = [self._is_labelled_size(match, graph) for match in candidates]
+        whole = [match.alignment.is_whole for match in candidates]
+        if not any(fits and size is not False for fits, size in zip(whole, sized, strict=True)):
+            for stretch in self.unlaunched:
+                windows = [stretch.window(*part) for part in _stretches(stretch, graph)]
+                candidates += [Match(part, align(part.nodes, graph, self.known)) for part in windows]
+        candidates = [match for match in candidates if match.covered >= LEAST_COVERED]
+        if not candidates:
+            return None
+        # Of the templates that cover most those of the replay's size: by labels, else by grids.
+        most = max(match.covered for match in candidates)
+        full = [match for match in candidates if match.covered >= most - SIZED_COVERED]
+        if by_label := [match for match in full if self._is_labelled_size(match, graph)]:
+            candidates = by_label
+        else:
+            others = [match for match in candidates if self._is_labelled_size(match, graph) is False]
+            by_grid = [match for match in full if match not in others and is_sized(match, graph)]
+            candidates = by_grid if others and by_grid else candidates
+        best = max(_quality(match) for match in candidates)
+        matches = [match for match in candidates if _quality(match) >= best - 1e-9]
+        matches = of_grid(graph, matches)
+        first, *more = [contents(match) for match in matches]
+        is_right_size = [
+            is_sized(match, graph) if says is None else says
+            for match, says in ((match, self._is_labelled_size(match, graph)) for match in matches)
+        ]
+        return Fit(matches, all(texts == first for texts in more), all(is_right_size))
 
-    def _with_names(self, graphs: Sequence[Template]) -> list[tuple[int, Template]]:
-        """Captures with their numbers; those without names also with the names of an eager run."""
-        if id(graphs) not in self._named:
-            listed = [*enumerate(graphs)]
-            unnamed = [(order, graph) for order, graph in listed if not any(graph.nodes.name)]
-            guesses = [(order, named(graph, self.unlaunched)) for order, graph in unnamed]
-            listed += [(order, graph) for order, graph in guesses if graph is not None]
-            self._named[id(graphs)] = listed
-        return self._named[id(graphs)]
+    def _is_labelled_size(self, match: Match, graph: Replay) -> bool | None:
+        """Whether labels say that a capture is of the replay's batch size; None where they do not tell."""
+        return graph.batch.fits(match.template.size, self.sizes) if match.order is not None else None
 
 
 def _quality(match: Match) -> float:
@@ -268,51 +261,26 @@ def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:
 
     own, other = codes(replay), codes(nodes)
     if len(np.unique(graph.stream)) > 1:
-        return _between_ends(own, other, graph.stream)
-    texts: dict[Content, int] = {}
-    contents_of = op_texts(stretch.trace, stretch.op)
-    content = np.array([texts.setdefault(text, len(texts)) for text in contents_of], dtype=np.int64)
-    return _on_diagonals(own, other, content)
-
-
-def _between_ends(own: Int, other: Int, stream: Int) -> list[tuple[int, int]]:
-    """Stretches that begin and end as a replay on several streams does outside of its forks."""
-    changes = np.flatnonzero(np.diff(stream))
-    first = min(int(changes[0]) + 1, MOST_ENDS)
-    last = min(len(own) - 1 - int(changes[-1]), MOST_ENDS)
-    if first + last < LEAST_UNNAMED:
-        return []
-    starts, ends = _begins(other, own[:first]), _begins(other, own[len(own) - last :]) + last
-    stretches = []
-    for start in starts.tolist():
-        lengths = ends - start
-        fitting = lengths[np.abs(lengths - len(own)) <= SLACK * len(own)]
-        if len(fitting):
-            stretches.append((start, start + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
-    return stretches[:MOST_STRETCHES]
-
-
-def _begins(nodes: Int, pattern: Int) -> Int:
-    """Where most nodes of a pattern stand in its order: a branch may run before the program launched it."""
-    equal = np.zeros(max(len(nodes) - len(pattern) + 1, 0), dtype=np.int64)
-    for position, code in enumerate(pattern.tolist()):
-        equal += nodes[position : position + len(equal)] == code
-    return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
-
-
-def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
-    """Stretches with most nodes equal in equal distance, with some slack where not all are.
-
-    Args:
-        own: nodes of the replay.
-        other: nodes of the eager run.
-        content: op and arguments of these; of stretches that agree in them the first counts.
-    """
+        # Those that begin and end as a replay on several streams does outside of its forks.
+        changes = np.flatnonzero(np.diff(graph.stream))
+        first = min(int(changes[0]) + 1, MOST_ENDS)
+        last = min(len(own) - 1 - int(changes[-1]), MOST_ENDS)
+        if first + last < LEAST_UNNAMED:
+            return []
+        begins, ends = _begins(other, own[:first]), _begins(other, own[len(own) - last :]) + last
+        stretches = []
+        for begin in begins.tolist():
+            lengths = ends - begin
+            fitting = lengths[np.abs(lengths - len(own)) <= SLACK * len(own)]
+            if len(fitting):
+                stretches.append((begin, begin + int(fitting[np.argmin(np.abs(fitting - len(own)))])))
+        return stretches[:MOST_STRETCHES]
+    # Those with most nodes equal in equal distance, with some slack where not all are.
     votes = np.zeros(len(other) + len(own), dtype=np.int64)
     order = np.argsort(other, kind="stable")
     low, high = (np.searchsorted(other[order], own, side=side) for side in ("left", "right"))
-    for position, (begin, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        votes[order[begin:end] - position + len(own)] += 1
+    for position, (start, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        votes[order[start:end] - position + len(own)] += 1
     best = votes.max(initial=0)
     if best < LEAST_COVERED * len(own) / 2:
         return []
@@ -323,24 +291,24 @@ def _on_diagonals(own: Int, other: Int, content: Int) -> list[tuple[int, int]]:
         start = offset - len(own)
         if all(abs(start - other_start) > len(own) // 2 for other_start in starts):
             starts.append(start)
+    # Of stretches that agree in ops and arguments the first counts.
+    texts: dict[Content, int] = {}
+    contents_of = op_texts(stretch.trace, stretch.op)
+    content = np.array([texts.setdefault(text, len(texts)) for text in contents_of], dtype=np.int64)
     by_content = {content[max(start, 0) : start + len(own)].tobytes(): start for start in reversed(starts)}
-    starts = sorted(by_content.values())
     slack = 0 if best == len(own) else max(int(SLACK * len(own)), LEAST_SLACK_NODES)
-    return [(max(start - slack, 0), min(start + len(own) + slack, len(other))) for start in starts]
+    return [
+        (max(start - slack, 0), min(start + len(own) + slack, len(other)))
+        for start in sorted(by_content.values())
+    ]
 
 
-def _in_order(fits: Sequence[Fit]) -> list[Fit]:
-    """Fits narrowed by order: pieces that are alike are replayed in the order in which they were captured.
-
-    Only where the neighbours that are told apart, one or both, say the same.
-    """
-    ahead = _followed(fits, 1)
-    behind = _followed(fits[::-1], -1)[::-1]
-    narrowed = []
-    for fit, *neighbours in zip(fits, ahead, behind, strict=True):
-        orders = {order for order in neighbours if order is not None}
-        narrowed.append(fit.only(*orders) if len(orders) == 1 else fit)
-    return narrowed
+def _begins(nodes: Int, pattern: Int) -> Int:
+    """Where most nodes of a pattern stand in its order: a branch may run before the program launched it."""
+    equal = np.zeros(max(len(nodes) - len(pattern) + 1, 0), dtype=np.int64)
+    for position, code in enumerate(pattern.tolist()):
+        equal += nodes[position : position + len(equal)] == code
+    return np.flatnonzero((equal == equal.max(initial=0)) & (equal > len(pattern) / 2))
 
 
 def _followed(fits: Sequence[Fit], stride: int) -> list[Order | None]:
@@ -371,23 +339,6 @@ def of_grid(graph: Replay, matches: list[Match]) -> list[Match]:
     return leading if all(count == best or count <= best - EVIDENCE for count in hits) else matches
 
 
-def _products(arguments: tuple[str, ...]) -> frozenset[int]:
-    """Products of the first dimensions of an op's tensors, above 1."""
-    try:
-        shapes = json.loads(arguments[0]) if arguments and arguments[0] else []
-    except ValueError:
-        return frozenset()
-    products = set()
-    for shape in shapes if isinstance(shapes, list) else []:
-        product = 1
-        for size in shape if isinstance(shape, list) else []:
-            if not isinstance(size, int):
-                break
-            product *= size
-            products.add(product)
-    return frozenset(products - {1, 0})
-
-
 def is_sized(match: Match, graph: Replay) -> bool:
     """Whether a template is of the replay's batch size, as far as grids or names can tell.
 
@@ -411,9 +362,19 @@ def is_sized(match: Match, graph: Replay) -> bool:
 
 
 def _hits(match: Match, graph: Replay) -> int:
-    """Nodes whose grid is a product of the first dimensions of a tensor of their op."""
-    products = (_products(arguments) for _, arguments in contents(match))
-    return sum(count in of for count, of in zip(graph.nodes.blocks.tolist(), products, strict=True))
+    """Nodes whose grid is a product, above 1, of the first dimensions of a tensor of their op."""
+    hits = 0
+    for count, (_, arguments) in zip(graph.nodes.blocks.tolist(), contents(match), strict=True):
+        try:
+            shapes = json.loads(arguments[0]) if arguments and arguments[0] else []
+        except ValueError:
+            continue
+        products: set[int] = set()
+        for shape in shapes if isinstance(shapes, list) else []:
+            sizes = takewhile(lambda size: isinstance(size, int), shape if isinstance(shape, list) else [])
+            products.update(accumulate(sizes, mul))
+        hits += count in products - {0, 1}
+    return hits
 
 
 def with_twin(run: Run, other: Run) -> Run:

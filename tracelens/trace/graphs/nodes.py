@@ -178,24 +178,20 @@ def replays(trace: Trace) -> list[Replay]:
 
 def ran(trace: Trace, work: Int) -> Nodes:
     """Nodes of GPU work."""
-    kind, names = trace.once(_kinds)[work], trace.once(_plain_names)
-    codes = trace.arrays.name[work].tolist()
+    kinds, names = trace.once(_kinds_and_names)
+    kind, codes = kinds[work], trace.arrays.name[work].tolist()
     texts = [names[code] if of == KERNEL else "" for code, of in zip(codes, kind.tolist(), strict=True)]
     blocks = np.where(kind == KERNEL, trace.tables["events"].array("blocks")[work], -1)
     return Nodes(kind, texts, blocks, [""] * len(work))
 
 
-def _kinds(trace: Trace) -> Int:
-    """What each event is, if it is GPU work."""
+def _kinds_and_names(trace: Trace) -> tuple[Int, list[str]]:
+    """What each event is, if it is GPU work; and all names without decoration."""
     events = trace.arrays
     kind = np.where(events.where("memcpy"), COPY, np.where(events.where("memset"), FILL, KERNEL))
     kind[events.named(_COPY_KERNEL.search)] = COPY
     kind[events.named(_FILL_KERNEL.search)] = FILL
-    return kind
-
-
-def _plain_names(trace: Trace) -> list[str]:
-    return [plain_name(name) for name in trace.arrays.names]
+    return kind, [plain_name(name) for name in events.names]
 
 
 def captures(trace: Trace) -> list[Template]:
@@ -224,8 +220,7 @@ def captures(trace: Trace) -> list[Template]:
     calls, kind = calls[recorded], kind[recorded]
     start = events.start[calls]
     launches = trace.tables["launches"]
-    launches_row = np.full(len(events.start), -1, dtype=np.int64)
-    launches_row[launches.array("event_id")] = np.arange(len(launches))
+    launches_row = events.places(launches.array("event_id"))
     kernels = launches.coded("kernel")
     graphs = []
     for begin in begins[np.argsort(events.start[begins], kind="stable")].tolist():
@@ -255,9 +250,16 @@ def _assembled(
     events = trace.arrays
     op = trace.once(innermost_op)[calls]
     op_names = ["" if code < 0 else events.names[code] for code in lookup(events.name, op, -1).tolist()]
-    size = size_around(trace, begin) if begin >= 0 else UNKNOWN
+    # The size is in the innermost label of a capture around the call that began it.
+    sizes = [size for size in map(captured_size, _annotations(trace, begin)) if size != UNKNOWN]
     return Template(
-        trace=trace, source=source, call=calls, op=op, nodes=Nodes(*nodes, op_names), first=begin, size=size
+        trace=trace,
+        source=source,
+        call=calls,
+        op=op,
+        nodes=Nodes(*nodes, op_names),
+        first=begin,
+        size=sizes[0] if sizes else UNKNOWN,
     )
 
 
@@ -276,10 +278,7 @@ def op_texts(trace: Trace, ops: Int) -> list[Content]:
 
 def _ops_row(trace: Trace) -> Int:
     """For each event its row in the ops table, -1 for none."""
-    row = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-    ops = trace.tables["ops"].array("event_id")
-    row[ops] = np.arange(len(ops))
-    return row
+    return trace.arrays.places(trace.tables["ops"].array("event_id"))
 
 
 def named(template: Template, stretches: Sequence[Template]) -> Template | None:
@@ -346,21 +345,11 @@ def batch_around(trace: Trace, row: int) -> Batch:
     return Batch(-1)
 
 
-def size_around(trace: Trace, row: int) -> Size:
-    """The size in the innermost label of a capture around an event."""
-    return next(
-        (size for label in _annotations(trace, row) if (size := captured_size(label)) != UNKNOWN), UNKNOWN
-    )
-
-
 def _annotations(trace: Trace, row: int) -> Iterable[str]:
     """Names of the annotations around an event, innermost first."""
-    events, is_label = trace.arrays, trace.once(_is_label)
+    events = trace.arrays
+    label_kinds = [code for code, kind in enumerate(events.kinds) if kind in ("annotation", "slice")]
     while row >= 0:
-        if is_label[row]:
+        if events.kind[row] in label_kinds:
             yield events.names[events.name[row]]
         row = int(events.parent[row])
-
-
-def _is_label(trace: Trace) -> Bool:
-    return trace.arrays.where("annotation", "slice")

@@ -66,17 +66,6 @@ class _Pattern(NamedTuple):
     position: Int  # of each event of the template's trace, its position among the copies, -1 for none
 
 
-class _Copies(NamedTuple):
-    """The copies for one replay."""
-
-    made: Attribution
-    pattern: _Pattern
-
-
-_SIZES = ("in_bytes", "out_bytes")
-_SPLITS = ("in_split", "out_split")
-
-
 class Replayed(NamedTuple):
     """The attributed work of a replay."""
 
@@ -91,43 +80,63 @@ class Replayed(NamedTuple):
 def spliced(trace: Trace, attributions: Sequence[Attribution]) -> Trace:
     """The trace with its replays' host events copied under the graph launches, and its GPU work linked."""
     patterns: dict[tuple[int, bytes, bool], _Pattern] = {}
-    parts = []
+    parts: list[tuple[Attribution, _Pattern]] = []
     for made in attributions:
         key = (id(made.template), made.node.tobytes(), made.has_frames)
         if key not in patterns:
             patterns[key] = _pattern(made)
         if len(patterns[key].event):
-            parts.append(_Copies(made, patterns[key]))
+            parts.append((made, patterns[key]))
     if not parts:
         return trace
     tables = dict(trace.tables)
-    first = len(trace.tables["events"]) + np.cumsum([0, *(len(part.pattern.event) for part in parts)])
+    first = len(trace.tables["events"]) + np.cumsum([0, *(len(pattern.event) for _, pattern in parts)])
     tables["events"] = _events(trace, parts, first)
     tables["ops"] = _ops(trace, parts, first)
     tables["links"] = _links(trace, parts, first)
     replayed = [
         Replayed(
-            part.made.template.trace,
-            part.pattern.event,
-            begin,
-            part.pattern.op,
-            part.made.work[part.pattern.paired],
-            part.made.arguments is Arguments.RECORDED,
+            template=made.template.trace,
+            event=pattern.event,
+            first=begin,
+            op=pattern.op,
+            work=made.work[pattern.paired],
+            has_arguments=made.arguments is Arguments.RECORDED,
         )
-        for part, begin in zip(parts, first.tolist(), strict=False)
+        for (made, pattern), begin in zip(parts, first.tolist(), strict=False)
     ]
     tables["collectives"] = collectives(trace, tables["events"].array("ts_ns"), replayed)
     return Trace(trace.meta, tables, trace.window)
 
 
 def _pattern(made: Attribution) -> _Pattern:
-    """The calls that are attributed and what stands around them."""
+    """The calls that are attributed and what stands around them.
+
+    Those are ops, modules, scopes and the user's innermost frame. Scopes and frames around the whole capture
+    are the capturing program's, not the replay's; modules are not.
+    """
     template = made.template
     events = template.trace.arrays
     paired = made.node >= 0
     node = made.node[paired]
     calls = template.call[node]
-    kept = (_kept(template) if made.has_frames else events.where("op")).copy()
+    kept = events.where("op")
+    if made.has_frames:
+        python = events.where("python")
+        module = python & events.named(lambda name: name.startswith(_MODULE))
+        user = python & events.named(lambda name: not _NOT_USER.search(name))
+        innermost = np.zeros(len(python), dtype=bool)
+        frames = nearest(events.parent, events.depth, user)[template.call]
+        innermost[frames[frames >= 0]] = True
+        scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
+        # Events around the call that began a capture, and around all calls of a twin.
+        enclosed = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
+        inside = np.zeros(len(python), dtype=np.int64)
+        ancestor = enclosed
+        while len(ancestor := ancestor[ancestor >= 0]):
+            np.add.at(inside, ancestor, 1)
+            ancestor = events.parent[ancestor]
+        kept |= module | ((scopes | innermost) & (inside != len(enclosed)))
     kept[calls] = True
     around = nearest(events.parent, events.depth, kept)
     parent = lookup(around, events.parent, -1)
@@ -135,8 +144,7 @@ def _pattern(made: Attribution) -> _Pattern:
     while len(level := np.unique(parent[level][parent[level] >= 0])):
         rows = np.union1d(rows, level)
     rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
-    position = np.full(len(events.start), -1, dtype=np.int64)
-    position[rows] = np.arange(len(rows))
+    position = events.places(rows)
     own_parent = lookup(position, parent[rows], -1)
     behind = np.arange(1, len(rows) + 1)
     for row in range(len(rows) - 1, -1, -1):
@@ -156,31 +164,7 @@ def _pattern(made: Attribution) -> _Pattern:
     )
 
 
-def _kept(template: Template) -> Bool:
-    """Events of the template's trace that are copied: ops, modules, scopes and the user's innermost frame.
-
-    Scopes and frames around the whole capture are the capturing program's, not the replay's; modules are not.
-    """
-    events = template.trace.arrays
-    python = events.where("python")
-    module = python & events.named(lambda name: name.startswith(_MODULE))
-    user = python & events.named(lambda name: not _NOT_USER.search(name))
-    innermost = np.zeros(len(python), dtype=bool)
-    frames = nearest(events.parent, events.depth, user)[template.call]
-    innermost[frames[frames >= 0]] = True
-    scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
-    # Events around the call that began a capture, and around all calls of a twin.
-    calls = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
-    inside = np.zeros(len(python), dtype=np.int64)
-    ancestor = calls
-    while len(ancestor := ancestor[ancestor >= 0]):
-        np.add.at(inside, ancestor, 1)
-        ancestor = events.parent[ancestor]
-    is_around: Bool = inside == len(calls)
-    return events.where("op") | module | ((scopes | innermost) & ~is_around)
-
-
-def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
+def _events(trace: Trace, parts: Sequence[tuple[Attribution, _Pattern]], first: Int) -> Table:
     """The events with the copies behind them.
 
     Copies begin with the launch call in their order, a nanosecond apart, and last as long as those inside:
@@ -189,8 +173,8 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
     own, old = trace.tables["events"], trace.arrays
     columns = {name: [own.array(name)] for name in own.columns if isinstance(own.columns[name], np.ndarray)}
     texts: dict[str, list[Coded]] = {name: [own.coded(name)] for name in own.columns if name not in columns}
-    for part, begin in zip(parts, first.tolist(), strict=False):
-        call, source, pattern = part.made.call, part.made.template.trace.tables["events"], part.pattern
+    for (made, pattern), begin in zip(parts, first.tolist(), strict=False):
+        call, source = made.call, made.template.trace.tables["events"]
         rows, size = pattern.event, len(pattern.event)
         parent = np.where(pattern.parent >= 0, pattern.parent + begin, call)
         values = {
@@ -200,7 +184,7 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
             "pid": np.full(size, old.pid[call]),
             "tid": np.full(size, old.tid[call]),
             "blocks": source.array("blocks")[rows]
-            if part.made.arguments is Arguments.RECORDED
+            if made.arguments is Arguments.RECORDED
             else np.full(size, -1),
             "parent_id": parent,
             "linked": np.zeros(size, dtype=bool),
@@ -216,25 +200,23 @@ def _events(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         texts["kind"].append(Coded(kinds, EVENT_KINDS))
         for name in ("category", "name"):
             texts[name].append(Coded.used(source.coded(name).codes[rows], source.coded(name).values))
-        label = EVENT_SOURCES.index(part.made.template.source)
+        label = EVENT_SOURCES.index(made.template.source)
         texts["source"].append(Coded(np.full(size, label), EVENT_SOURCES))
     data = {name: np.concatenate(column) for name, column in columns.items()}
     data["depth"] = depths(data["parent_id"])
     return EVENTS.table(data | {name: Coded.concat(column) for name, column in texts.items()})
 
 
-def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
+def _ops(trace: Trace, parts: Sequence[tuple[Attribution, _Pattern]], first: Int) -> Table:
     """Arguments of the copied ops; where the template is of another batch size only as text."""
     own = trace.tables["ops"]
     numbers = {name: [own.array(name)] for name in ("event_id", "sequence", "forward_thread")}
     texts = {name: [own.coded(name)] for name in ("shapes", "dtypes", "strides", "values")}
     inferred = [own.coded("inferred")]
-    for part, begin in zip(parts, first.tolist(), strict=False):
-        template = part.made.template.trace
+    for (made, pattern), begin in zip(parts, first.tolist(), strict=False):
+        template = made.template.trace
         ops = template.tables["ops"]
-        of_event = np.full(len(template.arrays.start), -1, dtype=np.int64)
-        of_event[ops.array("event_id")] = np.arange(len(ops))
-        row = of_event[part.pattern.event]
+        row = template.arrays.places(ops.array("event_id"))[pattern.event]
         numbers["event_id"].append(np.flatnonzero(row >= 0) + begin)
         row = row[row >= 0]
         for name in ("sequence", "forward_thread"):
@@ -242,9 +224,9 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
         for name, columns in texts.items():
             column = ops.coded(name)
             taken = Coded.used(column.codes[row], column.values)
-            columns.append(taken if part.made.arguments is Arguments.RECORDED else Coded.of([""] * len(row)))
+            columns.append(taken if made.arguments is Arguments.RECORDED else Coded.of([""] * len(row)))
         described = [""] * len(row)
-        if part.made.arguments is Arguments.INFERRED:
+        if made.arguments is Arguments.INFERRED:
             described = list(map(describe, ops.texts("shapes", row), ops.texts("dtypes", row)))
         inferred.append(Coded.of(described))
     data = {name: np.concatenate(columns) for name, columns in numbers.items()}
@@ -252,42 +234,55 @@ def _ops(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
     return OPS.table(data | {name: Coded.concat(columns) for name, columns in texts.items()})
 
 
-def _links(trace: Trace, parts: Sequence[_Copies], first: Int) -> Table:
+def _links(trace: Trace, parts: Sequence[tuple[Attribution, _Pattern]], first: Int) -> Table:
     """The links with the op and the call of each attributed node; what launched it stays the graph launch."""
     links = trace.tables["links"]
-    row = np.full(len(trace.tables["events"]), -1, dtype=np.int64)
-    row[links.array("kernel_id")] = np.arange(len(links))
+    row = trace.arrays.places(links.array("kernel_id"))
     data = {
         name: links.array(name).copy()
         for name in ("kernel_id", "launch_id", "op_id", "call_id", "forward_op_id")
     }
-    for number, (part, begin) in enumerate(zip(parts, first.tolist(), strict=False)):
-        pattern, work = part.pattern, row[part.made.work[part.pattern.paired]]
+    for number, ((made, pattern), begin) in enumerate(zip(parts, first.tolist(), strict=False)):
+        work = row[made.work[pattern.paired]]
         data["call_id"][work] = pattern.call + begin
         data["op_id"][work] = np.where(pattern.op >= 0, pattern.op + begin, -1)
         # Forward op behind each node: its copy under the last graph launch before that has one.
-        wanted, template = pattern.forward, part.made.template.trace
+        wanted, template = pattern.forward, made.template.trace
         forward = np.full(len(wanted), -1, dtype=np.int64)
         for earlier in range(number, -1, -1):
             if not ((wanted >= 0) & (forward < 0)).any():
                 break
-            if parts[earlier].made.template.trace is template:
-                position = lookup(parts[earlier].pattern.position, wanted, -1)
+            other, copied = parts[earlier]
+            if other.template.trace is template:
+                position = lookup(copied.position, wanted, -1)
                 forward = np.where((forward < 0) & (position >= 0), position + first[earlier], forward)
         data["forward_op_id"][work] = forward
     return LINKS.table(data)
 
 
 def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
-    """The collectives of the trace and of its replays, each with its kernel, in order.
-
-    Args:
-        trace: with the graph launches.
-        start: of all events, the copies among them, ns.
-        replays: of its graphs.
-    """
+    """The collectives of the trace and of its replays, each with its kernel, in order of `start` (ns)."""
     own = trace.tables["collectives"]
-    copied = [_copied(replay, np.unique(own.array("kernel_id"))) for replay in replays]
+    recorded = np.unique(own.array("kernel_id"))
+    copied = []
+    for replay in replays:
+        records = replay.template.tables["collectives"]
+        # A collective of several kernels has its last one, as where it is recorded.
+        kernel = np.full(len(replay.event) + 1, -1, dtype=np.int64)
+        kernel[replay.op] = replay.work  # of work without an op behind the end
+        copy = lookup(replay.template.arrays.places(replay.event), records.array("event_id"), -1)
+        of_record = np.where(copy >= 0, kernel[copy], -1)
+        kept = (of_record >= 0) & ~np.isin(of_record, recorded)
+        columns = {
+            **records.take(kept).columns,
+            "event_id": copy[kept] + replay.first,
+            "kernel_id": of_record[kept],
+        }
+        if not replay.has_arguments:
+            columns |= {name: np.full(len(columns["event_id"]), -1) for name in ("in_bytes", "out_bytes")}
+            nothing = Coded.of([""] * len(columns["event_id"]))
+            columns |= {"in_split": nothing, "out_split": nothing}
+        copied.append(Table(COLLECTIVES, columns))
     if not any(map(len, copied)):
         return own
     table = COLLECTIVES.concat([part.columns for part in (own, *copied)])
@@ -297,21 +292,3 @@ def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
     for rows in rows_by_code(table.coded("group").codes.astype(np.int64)).values():
         order[rows] = np.arange(len(rows))
     return Table(COLLECTIVES, {**table.columns, "order": order})
-
-
-def _copied(replay: Replayed, recorded: Int) -> Table:
-    """The records of a replay; a collective of several kernels has its last one, as where it is recorded."""
-    records = replay.template.tables["collectives"]
-    position = np.full(len(replay.template.arrays.start), -1, dtype=np.int64)
-    position[replay.event] = np.arange(len(replay.event))
-    kernel = np.full(len(replay.event) + 1, -1, dtype=np.int64)
-    kernel[replay.op] = replay.work  # of work without an op behind the end
-    copy = lookup(position, records.array("event_id"), -1)
-    of_record = np.where(copy >= 0, kernel[copy], -1)
-    kept = (of_record >= 0) & ~np.isin(of_record, recorded)
-    rows = records.take(kept)
-    columns = {**rows.columns, "event_id": copy[kept] + replay.first, "kernel_id": of_record[kept]}
-    if not replay.has_arguments:
-        columns |= {name: np.full(len(rows), -1) for name in _SIZES}
-        columns |= {name: Coded.of([""] * len(rows)) for name in _SPLITS}
-    return Table(COLLECTIVES, columns)

@@ -11,10 +11,17 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from tracelens.calibrate.timing import Call, FailedMeasurement, Stopwatch, first_line
+from tracelens.calibrate.timing import (
+    HOST_REPETITIONS,
+    HOST_WARM_UP,
+    Call,
+    FailedMeasurement,
+    Stopwatch,
+    first_line,
+)
 from tracelens.devices import Bandwidth
 
-_WARM_UP, _REPETITIONS, _MESSAGES = 3, 9, 5
+_MESSAGES = 5  # of a measurement
 
 
 def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]:
@@ -99,7 +106,7 @@ def link_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth | 
                 sent = torch.ones(size // 4, device=watch.device)
                 received = torch.empty_like(sent)
                 seconds = []
-                for _ in range(_WARM_UP + _REPETITIONS):
+                for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
                     dist.barrier()
                     watch.wait()
                     begin = time.perf_counter()
@@ -115,7 +122,7 @@ def link_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth | 
                                 work.wait()
                     watch.wait()
                     seconds.append((time.perf_counter() - begin) / _MESSAGES)
-                slowest = torch.tensor(median(seconds[_WARM_UP:]), device=watch.device)
+                slowest = torch.tensor(median(seconds[HOST_WARM_UP:]), device=watch.device)
                 dist.all_reduce(slowest, dist.ReduceOp.MAX)
                 rates.append(size * share / float(slowest))
         except RuntimeError as error:

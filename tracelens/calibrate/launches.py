@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tracelens.calibrate.timing import Stopwatch
+from tracelens.calibrate.timing import HOST_REPETITIONS, HOST_WARM_UP, Stopwatch
 from tracelens.devices import LaunchCost
 
-_WARM_UP, _REPETITIONS = 3, 9
 _WIDTH, _HEADS, _TOKENS = 64, 4, 32
 
 
@@ -78,7 +77,7 @@ def launch_cost(watch: Stopwatch, ops: int) -> LaunchCost:
     x_TD = torch.randn(_TOKENS, _WIDTH, device=watch.device, dtype=dtype)
     d_TD = torch.ones_like(x_TD)
     forward_s, backward_s = [], []
-    for _ in range(_WARM_UP + _REPETITIONS):
+    for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
         watch.wait()
         begin = time.perf_counter()
         y_TD = model(x_TD)
@@ -95,8 +94,8 @@ def launch_cost(watch: Stopwatch, ops: int) -> LaunchCost:
     return LaunchCost(
         kernel_ns=kernel_s * 1e9 / ops,
         op_ns=op_s * 1e9 / ops,
-        forward_ns=median(forward_s[_WARM_UP:]) * 1e9 / forward_kernels,
-        backward_ns=median(backward_s[_WARM_UP:]) * 1e9 / backward_kernels,
+        forward_ns=median(forward_s[HOST_WARM_UP:]) * 1e9 / forward_kernels,
+        backward_ns=median(backward_s[HOST_WARM_UP:]) * 1e9 / backward_kernels,
     )
 
 
@@ -115,11 +114,11 @@ def _kernels(watch: Stopwatch, run: Callable[[], object]) -> int:
 def _seconds(watch: Stopwatch, run: Callable[[], object], to_the_end: bool) -> float:
     """Until the host is done, or the device."""
     seconds = []
-    for _ in range(_WARM_UP + _REPETITIONS):
+    for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
         watch.wait()
         begin = time.perf_counter()
         run()
         if to_the_end:
             watch.wait()
         seconds.append(time.perf_counter() - begin)
-    return median(seconds[_WARM_UP:])
+    return median(seconds[HOST_WARM_UP:])

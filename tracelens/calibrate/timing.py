@@ -17,6 +17,9 @@ import torch
 
 Call = Callable[[], object]
 
+HOST_WARM_UP, HOST_REPETITIONS = 3, 9
+"""Measurements by the host's clock: so many that do not count, then so many of which the median is taken."""
+
 _MOST_BUFFERS = 64
 _LEAST_CALLS = 12
 _REPETITIONS = 5

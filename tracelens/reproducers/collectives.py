@@ -306,25 +306,20 @@ def message(batch: CollectiveBatch) -> CollectiveMessage:
         raise Unreplayable(f"element type {record.dtype[:40]!r} is not supported for messages")
     if dtype == "bool":
         dtype = "uint8"  # a truth value is a byte to libraries
+    width, records = element_bytes(dtype), [participant.record for participant in batch.participants]
+    sizes = {(own.sent, own.received) for own in records}
+    is_split = name.endswith("v") or any(own.sent_to or own.received_from for own in records)
+    elements: int | Matrix
     if kind == SEND_RECV:
-        return _nonempty(CollectiveMessage(name, kind, ranks, dtype, _sends(batch, element_bytes(dtype))))
-    sizes = {(participant.record.sent, participant.record.received) for participant in batch.participants}
-    split = any(
-        participant.record.sent_to or participant.record.received_from for participant in batch.participants
-    )
-    if name.endswith("v") or split or (kind == "all_to_all" and len(sizes) > 1):
-        return _nonempty(
-            CollectiveMessage(name, "all_to_allv", ranks, dtype, _matrix(batch, element_bytes(dtype)))
-        )
-    return _nonempty(
-        CollectiveMessage(name, kind, ranks, dtype, _piece(kind, ranks, sizes, element_bytes(dtype)))
-    )
-
-
-def _nonempty(candidate: CollectiveMessage) -> CollectiveMessage:
-    if candidate.bytes <= 0:
+        elements = _sends(batch, width)
+    elif is_split or (kind == "all_to_all" and len(sizes) > 1):
+        kind, elements = "all_to_allv", _matrix(batch, width)
+    else:
+        elements = _piece(kind, ranks, sizes, width)
+    moved = CollectiveMessage(name, kind, ranks, dtype, elements)
+    if moved.bytes <= 0:
         raise Unreplayable("moves no data")
-    return candidate
+    return moved
 
 
 def _piece(kind: str, ranks: int, sizes: set[tuple[int, int]], width: int) -> int:

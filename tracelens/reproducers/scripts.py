@@ -40,17 +40,18 @@ from tracelens.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Sums are added in another order, and single precision may run as TF32.
+# Least tolerated error of a result: sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
 _BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
 _LIST_TYPE = "Element types in tensor lists are not recorded; they follow from the kernel."
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
-_NAME = 80
-_LAUNCH_NS = 100
+_NAME = 80  # characters of a file's name that are the op's
+_LAUNCH_NS = 100  # calls with a least time below this are nothing but the start of a kernel
 _RECENT = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
-_CACHES, _LARGE = 1 << 29, 8 << 30
+_CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
+_LARGE = 8 << 30  # bytes of a set that is alone
 
 
 class Kit(NamedTuple):
@@ -224,11 +225,13 @@ class SourceText(NamedTuple):
     """Python source made of data."""
 
     text: str  # as it stands in a script
-    outline: str = DATA  # the same without the data, see outline.py: one expression, if nothing else is said
+    outline: str = (
+        DATA  # the same without the data, see `is_outline`: one expression, if nothing else is said
+    )
 
 
 Choice = bool | Kit | CollectiveKind | frozenset[str]
-"""What a template's structure depends on; never text of a trace. A set is one of outline.MAKERS."""
+"""What a template's structure depends on; never text of a trace. A set is one of MAKERS."""
 
 UNFAITHFUL = "its script was not written: "
 """How the reason begins where a script would be more than its template and data."""
@@ -268,7 +271,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     cost = case.cost if unscaled else None
     filled = fill(op, arguments)
     inputs = tensors(filled)
-    # Sets of arguments that together are beyond the caches of any GPU, 256 MB; not so many if large.
+    # Sets of arguments that take turns: together they are beyond any cache.
     size = sum(tensor.numel * element_bytes(tensor.dtype) for tensor in inputs)
     copies = 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
     # Tolerated error: some roundings of the coarsest input type, 0 where there are only integers.
@@ -479,7 +482,7 @@ def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
     Args:
         template: name.
         choices: what its structure depends on.
-        data: what it is filled with: numbers, texts, lists, which become literals, or Source.
+        data: what it is filled with: numbers, texts, lists, which become literals, or SourceText.
 
     Raises:
         Unreplayable: the script is not its template with other data.

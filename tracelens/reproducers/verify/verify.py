@@ -33,9 +33,12 @@ from tracelens.table import Column, Result, Schema
 
 TIMEOUT_S = 180.0  # for one script
 RANKS = 8  # processes that a collective starts at most where it runs on the CPU
-TOLERANCE = 0.1  # allowed relative deviation from the traced time
+
+# What a time is judged by.
+TOLERANCE = 0.1  # of the traced time; a trade-off: less calls clocks and noise a difference, more hides one
 NOISY = 1.5  # times whose p90 is so many times their p10 vary more than a tolerance can hold
 BETWEEN_US = 3.0  # what may lie between two kernels in a row; here it counts, in a trace it does not
+
 STAND_IN = "stand-in for "
 """How a result names an op for which this device has no kernel; what was timed instead says nothing of it."""
 BROKEN = ("wrong", "failed", "timeout")

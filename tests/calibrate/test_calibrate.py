@@ -15,11 +15,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tracelens.calibrate import calibrate  # noqa: E402
-from tracelens.calibrate.gemms import GemmBench  # noqa: E402
+from tracelens.calibrate.gemms import gemm_curves  # noqa: E402
 from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes  # noqa: E402
 from tracelens.calibrate.timing import Stopwatch  # noqa: E402
 from tracelens.cli import run  # noqa: E402
-from tracelens.devices import read_device  # noqa: E402
+from tracelens.devices import GemmCurve, read_device  # noqa: E402
 from tracelens.devices.spec import is_grid  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 
@@ -78,10 +78,11 @@ def test_sizes_are_grids_that_a_device_file_takes() -> None:
 
 def test_rates_are_flops_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stopwatch, "seconds", lambda *_args, **_more: 1e-6)
-    bench = GemmBench(CPU)
-    curve, *_ = bench.plain(PlainSizes("bf16", (32,), (64,), (16, 32)))
+    curve, *_ = gemm_curves(CPU, PlainSizes("bf16", (32,), (64,), (16, 32)))
+    assert isinstance(curve, GemmCurve)
     assert curve.flops_per_s == pytest.approx((2 * 16 * 32 * 64 / 1e-6, 2 * 32 * 32 * 64 / 1e-6))
-    grouped, *_ = bench.grouped(GroupedSizes("bf16", (32,), (64,), (4,), (16,)))
+    grouped, *_ = gemm_curves(CPU, GroupedSizes("bf16", (32,), (64,), (4,), (16,)))
+    assert isinstance(grouped, GemmCurve)
     assert grouped.flops_per_s == pytest.approx((4 * 2 * 16 * 32 * 64 / 1e-6,))
 
 
@@ -90,9 +91,8 @@ def test_what_the_device_cannot_do_leaves_no_hole(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("not on this device\nwith details")
 
     monkeypatch.setattr(torch, "_scaled_mm", broken)
-    bench = GemmBench(CPU)
-    assert bench.plain(PlainSizes("fp8", (32,), (64,), (16, 32))) == []
-    assert bench.failures == [("GEMM fp8 output", "not on this device")]
+    curves = gemm_curves(CPU, PlainSizes("fp8", (32,), (64,), (16, 32)))
+    assert curves == [("GEMM fp8 output", "not on this device")]
 
 
 def test_a_bug_in_a_part_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

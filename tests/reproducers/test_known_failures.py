@@ -16,7 +16,7 @@ import pytest
 from tests.reproducers.calls import Called, called, case_of, described, script_of, space_of
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify.verify import verify
+from tracelens.reproducers.verify import verify
 
 torch = pytest.importorskip("torch")
 

@@ -14,8 +14,7 @@ import pytest
 from tests.reproducers.calls import CATALOG, RANDOM, case_of, described, script_of, space_of
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify import failed
-from tracelens.reproducers.verify.verify import verify
+from tracelens.reproducers.verify import failed, verify
 
 torch = pytest.importorskip("torch")
 

@@ -22,8 +22,7 @@ from tracelens.reproducers import folder as folders
 from tracelens.reproducers.calls import cases
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import script as made_of
-from tracelens.reproducers.verify import failed
-from tracelens.reproducers.verify.verify import verify
+from tracelens.reproducers.verify import failed, verify
 from tracelens.table import Report, Result
 from tracelens.trace import gpu_work
 

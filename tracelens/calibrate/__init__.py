@@ -4,7 +4,7 @@ It needs torch with a GPU, CUDA or ROCm; nothing else is called. It is imported 
 
 - `sizes`: what is measured.
 - `timing`: a stopwatch for kernels.
-- `gemms`, `attention`, `memory`, `launches`, `links`: one subject each.
+- `gemms` (and attention), `bandwidth` (memory and links), `launches`: one subject each.
 - `calibrate`: all of it, as a `Device`.
 """
 

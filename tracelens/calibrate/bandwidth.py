@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from tracelens.calibrate.gemms import FailedMeasurement
-from tracelens.calibrate.timing import Call, Stopwatch
+from tracelens.calibrate.timing import (
+    HOST_REPETITIONS,
+    HOST_WARM_UP,
+    Call,
+    FailedMeasurement,
+    Stopwatch,
+    first_line,
+)
 from tracelens.devices import Bandwidth
 
-_WARM_UP, _REPETITIONS, _MESSAGES = 3, 9, 5
-
-_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
+_MESSAGES = 5  # of a measurement
 
 
 def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]:
@@ -29,13 +33,35 @@ def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]
     - scatter: rows added to rows in random order, as outputs of experts are combined: reads, and as many
       additions in memory.
     """
-    kinds: dict[str, tuple[Callable[[Stopwatch, int], list[Call]], int]] = {
-        "copy": (_copies, 2), "triad": (_triads, 3), "concat": (_concats, 2), "scatter": (_scatters, 2),
-    }  # fmt: skip
+    ones = partial(torch.ones, dtype=torch.bfloat16, device=watch.device)
     curves = []
-    for name, (calls, times) in kinds.items():
-        rates = tuple(times * size / watch.seconds(calls(watch, size), name) for size in sizes)
-        curves.append(Bandwidth(name, tuple(times * size for size in sizes), rates))
+    for name, times in (("copy", 2), ("triad", 3), ("concat", 2), ("scatter", 2)):
+        rates = []
+        for size in sizes:
+            calls: list[Call] = []
+            for _ in range(watch.buffers(times * size)):
+                if name == "copy":
+                    calls.append(partial(ones(size // 2).copy_, ones(size // 2)))
+                elif name == "triad":
+                    calls.append(
+                        partial(torch.add, ones(size // 2), ones(size // 2), alpha=2, out=ones(size // 2))
+                    )
+                elif name == "concat":
+                    # Of a head's 192 numbers 128 are a part of a wider tensor, and 64 are the same for all
+                    # heads of a token.
+                    heads = 16
+                    tokens = max(1, size // (2 * heads * 192))
+                    parts = [ones(tokens, heads, 256)[..., :128], ones(tokens, 1, 64).expand(-1, heads, -1)]
+                    calls.append(partial(torch.cat, parts, dim=-1, out=ones(tokens, heads, 192)))
+                else:  # four rows to each row of the result
+                    width = 2048
+                    rows = max(4, size // (2 * width))
+                    out = torch.zeros(rows // 4, width, dtype=torch.bfloat16, device=watch.device)
+                    index = torch.randperm(rows, device=watch.device) % (rows // 4)
+                    calls.append(partial(out.index_add_, 0, index, ones(rows, width)))
+            rates.append(times * size / watch.seconds(calls, name))
+            del calls  # frees its buffers before the next are made
+        curves.append(Bandwidth(name, tuple(times * size for size in sizes), tuple(rates)))
     return curves
 
 
@@ -56,116 +82,51 @@ def transfer_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidt
     ]
 
 
-def _copies(watch: Stopwatch, size: int) -> list[Call]:
-    calls: list[Call] = []
-    for _ in range(watch.buffers(2 * size)):
-        a, b = (torch.ones(size // 2, dtype=torch.bfloat16, device=watch.device) for _ in range(2))
-        calls.append(partial(a.copy_, b))
-    return calls
-
-
-def _triads(watch: Stopwatch, size: int) -> list[Call]:
-    calls: list[Call] = []
-    for _ in range(watch.buffers(3 * size)):
-        a, b, c = (torch.ones(size // 2, dtype=torch.bfloat16, device=watch.device) for _ in range(3))
-        calls.append(partial(torch.add, b, c, alpha=2, out=a))
-    return calls
-
-
-def _concats(watch: Stopwatch, size: int, heads: int = 16) -> list[Call]:
-    """Of heads of 192 numbers: 128 are a part of a wider tensor, 64 are the same for all heads of a token."""
-    tokens = max(1, size // (2 * heads * 192))
-    calls: list[Call] = []
-    for _ in range(watch.buffers(2 * size)):
-        keys_and_values = torch.ones(tokens, heads, 256, dtype=torch.bfloat16, device=watch.device)
-        rotary = torch.ones(tokens, 1, 64, dtype=torch.bfloat16, device=watch.device).expand(-1, heads, -1)
-        out = torch.ones(tokens, heads, 192, dtype=torch.bfloat16, device=watch.device)
-        calls.append(partial(torch.cat, [keys_and_values[..., :128], rotary], dim=-1, out=out))
-    return calls
-
-
-def _scatters(watch: Stopwatch, size: int, width: int = 2048) -> list[Call]:
-    """Of four rows to each row of the result."""
-    rows = max(4, size // (2 * width))
-    calls: list[Call] = []
-    for _ in range(watch.buffers(2 * size)):
-        source = torch.ones(rows, width, dtype=torch.bfloat16, device=watch.device)
-        out = torch.zeros(rows // 4, width, dtype=torch.bfloat16, device=watch.device)
-        index = torch.randperm(rows, device=watch.device) % (rows // 4)
-        calls.append(partial(out.index_add_, 0, index, source))
-    return calls
-
-
 def ranks() -> tuple[int, int, int]:
     """Number of this rank, of all ranks, and of those on this node, as torchrun sets them."""
-    return tuple(int(os.environ.get(name, value)) for name, value in _VARIABLES)  # type: ignore[return-value]
+    variables = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
+    rank, count, on_node = (int(os.environ.get(name, value)) for name, value in variables)
+    return rank, count, on_node
 
 
-def link_bandwidths(
-    watch: Stopwatch, sizes: Sequence[int]
-) -> tuple[list[Bandwidth], list[FailedMeasurement]]:
+def link_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth | FailedMeasurement]:
     """Of all-reduce, all-to-all and messages to the next rank; needs an initialized process group.
 
     Rates are of bytes that have to leave a GPU: a rank of n keeps 1/n of an all-to-all, and an all-reduce
-    sends each byte 2 (n-1)/n times.
+    sends each byte 2 (n-1)/n times. Messages go to the rank half of the ranks away, so that on several nodes
+    it is on another one. Times are those of the slowest rank.
     """
-    _, count, on_node = ranks()
+    rank, count, on_node = ranks()
     sent_share = (count - 1) / count
-    kinds: dict[str, tuple[Callable[[torch.Tensor], Callable[[], object]], float]] = {
-        "all_reduce": (_all_reduce, 2 * sent_share),
-        "all_to_all": (_all_to_all, sent_share),
-        "send_recv": (_send_recv, 1.0),
-    }
-    curves, failures = [], []
-    for name, (make, share) in kinds.items():
+    results: list[Bandwidth | FailedMeasurement] = []
+    for name, share in (("all_reduce", 2 * sent_share), ("all_to_all", sent_share), ("send_recv", 1.0)):
         rates = []
         try:
             for size in sizes:
-                buffer = torch.ones(size // 4, device=watch.device)
-                rates.append(size * share / _seconds(watch, make(buffer)))
+                sent = torch.ones(size // 4, device=watch.device)
+                received = torch.empty_like(sent)
+                seconds = []
+                for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
+                    dist.barrier()
+                    watch.wait()
+                    begin = time.perf_counter()
+                    for _ in range(_MESSAGES):
+                        if name == "all_reduce":
+                            dist.all_reduce(sent)
+                        elif name == "all_to_all":
+                            dist.all_to_all_single(received, sent)
+                        else:
+                            send = dist.P2POp(dist.isend, sent, (rank + count // 2) % count)
+                            receive = dist.P2POp(dist.irecv, received, (rank - count // 2) % count)
+                            for work in dist.batch_isend_irecv([send, receive]):
+                                work.wait()
+                    watch.wait()
+                    seconds.append((time.perf_counter() - begin) / _MESSAGES)
+                slowest = torch.tensor(median(seconds[HOST_WARM_UP:]), device=watch.device)
+                dist.all_reduce(slowest, dist.ReduceOp.MAX)
+                rates.append(size * share / float(slowest))
         except RuntimeError as error:
-            failures.append(FailedMeasurement(name, str(error).strip().partition("\n")[0]))
+            results.append(FailedMeasurement(name, first_line(error)))
             continue
-        curves.append(Bandwidth(name, tuple(sizes), tuple(rates), count, min(count, on_node)))
-    return curves, failures
-
-
-def _all_reduce(buffer: torch.Tensor) -> Callable[[], object]:
-    return lambda: dist.all_reduce(buffer)
-
-
-def _all_to_all(buffer: torch.Tensor) -> Callable[[], object]:
-    received = torch.empty_like(buffer)
-    return lambda: dist.all_to_all_single(received, buffer)
-
-
-def _send_recv(buffer: torch.Tensor) -> Callable[[], object]:
-    """To the rank half of the ranks away, so that on several nodes it is on another one."""
-    rank, count, _ = ranks()
-    received = torch.empty_like(buffer)
-
-    def call() -> None:
-        ops = [
-            dist.P2POp(dist.isend, buffer, (rank + count // 2) % count),
-            dist.P2POp(dist.irecv, received, (rank - count // 2) % count),
-        ]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-
-    return call
-
-
-def _seconds(watch: Stopwatch, call: Callable[[], object]) -> float:
-    """Median time of a message on the slowest rank."""
-    seconds = []
-    for _ in range(_WARM_UP + _REPETITIONS):
-        dist.barrier()
-        watch.wait()
-        begin = time.perf_counter()
-        for _ in range(_MESSAGES):
-            call()
-        watch.wait()
-        seconds.append((time.perf_counter() - begin) / _MESSAGES)
-    slowest = torch.tensor(median(seconds[_WARM_UP:]), device=watch.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
+        results.append(Bandwidth(name, tuple(sizes), tuple(rates), count, min(count, on_node)))
+    return results

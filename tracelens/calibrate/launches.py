@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +16,9 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from tracelens.calibrate.timing import Stopwatch
+from tracelens.calibrate.timing import HOST_REPETITIONS, HOST_WARM_UP, Stopwatch
 from tracelens.devices import LaunchCost
 
-_WARM_UP, _REPETITIONS = 3, 9
 _WIDTH, _HEADS, _TOKENS = 64, 4, 32
 
 
@@ -57,15 +55,6 @@ class LaunchBlock(nn.Module):
         return x_TD + self.down(F.silu(gate) * up)
 
 
-class _Times(NamedTuple):
-    """Seconds on the host, and kernels, of a forward and a backward."""
-
-    forward_s: float
-    backward_s: float
-    forward_kernels: int
-    backward_kernels: int
-
-
 def launch_cost(watch: Stopwatch, ops: int) -> LaunchCost:
     """Per kernel; `ops` are launched in a row."""
     x = torch.ones(_WIDTH, _WIDTH, device=watch.device)
@@ -81,23 +70,14 @@ def launch_cost(watch: Stopwatch, ops: int) -> LaunchCost:
     with torch.no_grad():
         op_s = _seconds(watch, eager, to_the_end=False)
         kernel_s = _seconds(watch, in_place, to_the_end=True)
-    block = _block(watch, max(1, ops // 40))
-    return LaunchCost(
-        kernel_ns=kernel_s * 1e9 / ops,
-        op_ns=op_s * 1e9 / ops,
-        forward_ns=block.forward_s * 1e9 / block.forward_kernels,
-        backward_ns=block.backward_s * 1e9 / block.backward_kernels,
-    )
 
-
-def _block(watch: Stopwatch, layers: int) -> _Times:
-    """Of some layers of a model in training, whose gradients accumulate."""
+    # Some layers of a model in training, whose gradients accumulate.
     dtype = torch.bfloat16
-    model = nn.Sequential(*(LaunchBlock(watch.device, dtype) for _ in range(layers)))
+    model = nn.Sequential(*(LaunchBlock(watch.device, dtype) for _ in range(max(1, ops // 40))))
     x_TD = torch.randn(_TOKENS, _WIDTH, device=watch.device, dtype=dtype)
     d_TD = torch.ones_like(x_TD)
     forward_s, backward_s = [], []
-    for _ in range(_WARM_UP + _REPETITIONS):
+    for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
         watch.wait()
         begin = time.perf_counter()
         y_TD = model(x_TD)
@@ -107,11 +87,16 @@ def _block(watch: Stopwatch, layers: int) -> _Times:
         y_TD.backward(d_TD)
         backward_s.append(time.perf_counter() - restart)
         forward_s.append(middle - begin)
-    times = (median(forward_s[_WARM_UP:]), median(backward_s[_WARM_UP:]))
     # Counted last: a profiler that ran once may slow launches down.
     outputs: list[Tensor] = []
     forward_kernels = _kernels(watch, lambda: outputs.append(model(x_TD)))
-    return _Times(*times, forward_kernels, _kernels(watch, lambda: outputs[-1].backward(d_TD)))
+    backward_kernels = _kernels(watch, lambda: outputs[-1].backward(d_TD))
+    return LaunchCost(
+        kernel_ns=kernel_s * 1e9 / ops,
+        op_ns=op_s * 1e9 / ops,
+        forward_ns=median(forward_s[HOST_WARM_UP:]) * 1e9 / forward_kernels,
+        backward_ns=median(backward_s[HOST_WARM_UP:]) * 1e9 / backward_kernels,
+    )
 
 
 def _kernels(watch: Stopwatch, run: Callable[[], object]) -> int:
@@ -129,11 +114,11 @@ def _kernels(watch: Stopwatch, run: Callable[[], object]) -> int:
 def _seconds(watch: Stopwatch, run: Callable[[], object], to_the_end: bool) -> float:
     """Until the host is done, or the device."""
     seconds = []
-    for _ in range(_WARM_UP + _REPETITIONS):
+    for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
         watch.wait()
         begin = time.perf_counter()
         run()
         if to_the_end:
             watch.wait()
         seconds.append(time.perf_counter() - begin)
-    return median(seconds[_WARM_UP:])
+    return median(seconds[HOST_WARM_UP:])

@@ -11,16 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 Call = Callable[[], object]
 
+HOST_WARM_UP, HOST_REPETITIONS = 3, 9
+"""Measurements by the host's clock: so many that do not count, then so many of which the median is taken."""
+
 _MOST_BUFFERS = 64
 _LEAST_CALLS = 12
 _REPETITIONS = 5
-_LEAST_SECONDS = 4e-3
-"""Of one repetition."""
+_LEAST_SECONDS = 4e-3  # of one repetition
+
+
+class FailedMeasurement(NamedTuple):
+    """A measurement that the device or this torch cannot do."""
+
+    name: str
+    reason: str
 
 
 @dataclass
@@ -45,7 +55,13 @@ class Stopwatch:
             call()
         self.wait()
         if self.device.type != "cuda":
-            return self._on_cpu(calls)
+            seconds = []
+            for _ in range(1 if self.is_quick else 3):
+                begin = time.perf_counter()
+                for call in calls:
+                    call()
+                seconds.append((time.perf_counter() - begin) / len(calls))
+            return max(median(seconds), 1e-9)
 
         def one_round() -> None:
             for call in calls:
@@ -58,34 +74,26 @@ class Stopwatch:
             for _ in range(rounds):
                 one_round()
 
-        replay = self._captured(eager, name) if capture else None
-        return self._by_events(replay or eager) / (rounds * len(calls))
+        run: Call = eager
+        if capture:
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph):
+                    eager()
+                run = graph.replay
+            except RuntimeError as error:
+                self.wait()
+                self.eager[name] = first_line(error)
+        # Repeated until each measurement is long enough.
+        first = self._events(run, 1)
+        times = ceil(_LEAST_SECONDS / max(first, 1e-6)) if first < _LEAST_SECONDS else 1
+        repetitions = 1 if self.is_quick else _REPETITIONS if first < 0.05 else 2
+        return median(self._events(run, times) for _ in range(repetitions)) / (rounds * len(calls))
 
     def wait(self) -> None:
         """Until the device has done everything."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def _captured(self, run: Call, name: str) -> Call | None:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                run()
-        except RuntimeError as error:
-            self.wait()
-            self.eager[name] = str(error).strip().partition("\n")[0]
-            return None
-        replay: Call = graph.replay
-        return replay
-
-    def _by_events(self, run: Call) -> float:
-        """Median seconds of `run`, repeated until each measurement is long enough."""
-        times = 1
-        first = self._events(run, 1)
-        if first < _LEAST_SECONDS:
-            times = ceil(_LEAST_SECONDS / max(first, 1e-6))
-        repetitions = 1 if self.is_quick else _REPETITIONS if first < 0.05 else 2
-        return median(self._events(run, times) for _ in range(repetitions))
 
     def _events(self, run: Call, times: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -96,11 +104,7 @@ class Stopwatch:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / times
 
-    def _on_cpu(self, calls: Sequence[Call]) -> float:
-        seconds = []
-        for _ in range(1 if self.is_quick else 3):
-            begin = time.perf_counter()
-            for call in calls:
-                call()
-            seconds.append((time.perf_counter() - begin) / len(calls))
-        return max(median(seconds), 1e-9)
+
+def first_line(error: Exception) -> str:
+    """The reason that a message begins with: torch goes on with hints."""
+    return str(error).strip().partition("\n")[0]

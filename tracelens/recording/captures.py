@@ -45,11 +45,7 @@ class _Depth(threading.local):
 
 
 class Captures:
-    """Profiles captures and eager twins while the recorder waits, from now on until removed.
-
-    Attributes:
-        count: graphs whose captures are recorded.
-    """
+    """Profiles captures and eager twins while the recorder waits, from now on until removed."""
 
     def __init__(
         self,
@@ -68,7 +64,7 @@ class Captures:
             note: called with what goes wrong.
             hooks: the recorder's, on modules.
         """
-        self.count = 0
+        self.count = 0  # graphs whose captures are recorded
         self._part, self._make, self._phase, self._note, self._hooks = part, profiler, phase, note, hooks
         self._tail = b""
         self._profiler: Any = None  # while a session is under way
@@ -128,28 +124,22 @@ class Captures:
         self._depth.value += 1
         if self._depth.value > 1 or not self._lock.acquire(blocking=False):
             return
-        self._profiler, self._thread = self._started(), threading.get_ident()
-        self._is_whole, self._graphs = True, 0
+        self._thread, self._is_whole, self._graphs = threading.get_ident(), True, 0
+        if not (self._is_removed or _autograd_profiler._is_profiler_enabled):
+            if self._phase() == "wait":
+                try:
+                    profiler = self._make()
+                    profiler.start()
+                    self._profiler = profiler
+                except _FAILURES as error:
+                    self._note(f"the capture of a graph was not recorded: {error}")
+            else:
+                self._note(
+                    "graphs captured in the profiler's warm-up steps are not recorded, and their replays "
+                    "stay unattributed: pass a larger wait"
+                )
         if self._profiler is None:
             self._lock.release()
-
-    def _started(self) -> Any:
-        """A profiler that runs, None where there is none to run."""
-        if self._is_removed or _autograd_profiler._is_profiler_enabled:
-            return None
-        if self._phase() != "wait":
-            self._note(
-                "graphs captured in the profiler's warm-up steps are not recorded, and their replays stay "
-                "unattributed: pass a larger wait"
-            )
-            return None
-        try:
-            profiler = self._make()
-            profiler.start()
-        except _FAILURES as error:
-            self._note(f"the capture of a graph was not recorded: {error}")
-            return None
-        return profiler
 
     def _end(self, is_whole: bool) -> None:
         self._depth.value -= 1

@@ -16,18 +16,13 @@ import torch
 
 from tracelens.recording.window import RecordingWindow
 
-_COUNTS = ("tokens", "samples")
-
 
 class PaceTimer:
-    """Times the parts of a loop as it runs.
-
-    Attributes:
-        parts: of each part that is done, by name: `steps` (its first one and the one after its last),
-            `dur_ns` of all of them, `tokens` and `samples` of all of them (None unless each step told).
-    """
+    """Times the parts of a loop as it runs."""
 
     def __init__(self, window: RecordingWindow, most: int) -> None:
+        # Of each part that is done, by name: `steps` (its first one and the one after its last), `dur_ns` of
+        # all of them, `tokens` and `samples` of all of them (None unless each step told).
         self.parts: dict[str, dict[str, Any]] = {}
         self._ahead = window.timed(most)
         self._open: _TimedPart | None = None
@@ -72,7 +67,14 @@ class _TimedPart:
     def __init__(self, name: str, first: int) -> None:
         self.name, self.first = name, first
         self._counts: list[dict[str, Any]] = []
-        self._gpus = _used_gpus()
+        # The GPUs on which this process has work; asking starts none.
+        self._gpus: list[int] = []
+        if torch.cuda.is_initialized():
+            has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+            if has_context is None:
+                self._gpus = [torch.cuda.current_device()]
+            else:
+                self._gpus = [gpu for gpu in range(torch.cuda.device_count()) if has_context(gpu)]
         _synchronize(self._gpus)
         self._begin_ns = self._last_ns = time.perf_counter_ns()
         self._begin, self._last = (
@@ -98,41 +100,27 @@ class _TimedPart:
         try:
             _synchronize(self._gpus)
             end_ns = time.perf_counter_ns() if complete else self._last_ns
-            elapsed_ms = [begin.elapsed_time(last) for begin, last in self._events()]
+            events = zip(self._begin, self._last, strict=True)
+            elapsed_ms = [begin.elapsed_time(last) for begin, last in events]
         except RuntimeError:
             return None
+        totals: dict[str, int | None] = {}
+        for name in ("tokens", "samples"):
+            try:
+                totals[name] = sum(int(counts[name]) for counts in self._counts)
+            except (KeyError, TypeError, ValueError, RuntimeError):  # unknown, or no number
+                totals[name] = None
         return {
             "steps": [self.first, self.first + len(self._counts)],
             "dur_ns": max([end_ns - self._begin_ns, *(round(ms * 1e6) for ms in elapsed_ms)]),
-            **{name: _total(counts.get(name) for counts in self._counts) for name in _COUNTS},
+            **totals,
         }
-
-    def _events(self) -> Iterable[tuple[Any, Any]]:
-        return zip(self._begin, self._last, strict=True)
 
     def _mark(self, events: list[Any]) -> None:
         for gpu, event in zip(self._gpus, events, strict=True):
             event.record(torch.cuda.current_stream(gpu))
 
 
-def _used_gpus() -> list[int]:
-    """The GPUs on which this process has work; asking starts none."""
-    if not torch.cuda.is_initialized():
-        return []
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    if has_context is None:
-        return [torch.cuda.current_device()]
-    return [gpu for gpu in range(torch.cuda.device_count()) if has_context(gpu)]
-
-
 def _synchronize(gpus: Iterable[int]) -> None:
     for gpu in gpus:
         torch.cuda.synchronize(gpu)
-
-
-def _total(counts: Iterable[Any]) -> int | None:
-    """Sum of numbers or of tensors with one, None where one of them is neither or is not there."""
-    try:
-        return sum(int(count) for count in counts)
-    except (TypeError, ValueError, RuntimeError):
-        return None

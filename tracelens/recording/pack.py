@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import Any
 
 from isal import igzip
 
@@ -149,42 +149,52 @@ def pack(
     """
     marks = frozenset() if unfinished is None else frozenset({b"ProfilerStep#%d" % unfinished})
     seen: Survey | None = None
+    # How many steps, and whether with frames: all of it first, then less and less.
+    attempts = [(len(steps), frames), *([(len(steps), False)] if frames else [])]
+    while count := attempts[-1][0] * 2 // 3:
+        attempts.append((count, False))
     with whole_file(out) as file:
-        for count, with_frames in _attempts(len(steps), frames):
+        for count, with_frames in attempts:
             kept, cut = steps[:count], TraceCut(_FRAMES if frames and not with_frames else frozenset(), marks)
             if kept != steps:
                 seen = seen or survey(raw)
                 cut = seen.cut(kept.stop, cut.categories)
-            unchanged = paths and cut == TraceCut()
-            text = _chunks(raw) if unchanged else _rewritten(raw, cut, None if paths else out.name)
             packed = Packed(steps=kept, frames=with_frames)
-            keys = _keys(metadata or {}, packed.left_out(steps, frames))
-            size = _compress(text, file, max_bytes, keys)
-            if size is not None:
-                return replace(packed, bytes=size)
+            keys = dict(metadata or {})
+            if left_out := packed.left_out(steps, frames):
+                keys["tracelens_cut"] = {
+                    "left_out": left_out,
+                    "because": "the file would be larger than max_bytes",
+                }
+            first_keys = "".join(f"\n  {json.dumps(key)}: {json.dumps(keys[key])}," for key in keys)
+            text = _text(raw, cut, None if paths else out.name)
+            header = next(text)
+            brace = header.index(b"{") + 1
+            file.seek(0)  # behind an earlier attempt
+            file.truncate()
+            zipped: Any = igzip.IGzipFile  # which has no types
+            # No name and no time in the header: the same trace gives the same bytes.
+            with zipped(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0) as compressed:
+                compressed.write(header[:brace] + first_keys.encode() + header[brace:])
+                for chunk in text:
+                    compressed.write(chunk)
+                    if max_bytes is not None and file.tell() > max_bytes:
+                        break
+            if max_bytes is None or file.tell() <= max_bytes:
+                return replace(packed, bytes=file.tell())
         raise TooLarge(
             f"{out.name} was not written: one step without Python frames is larger than "
             f"max_bytes={max_bytes:,}; allow more, or record a smaller step"
         )
 
 
-def _attempts(steps: int, frames: bool) -> Iterator[tuple[int, bool]]:
-    """How many steps, and whether with frames: all of it first, then less and less."""
-    yield steps, frames
-    if frames:
-        yield steps, False
-    while steps := steps * 2 // 3:
-        yield steps, False
-
-
-def _chunks(raw: Path) -> Iterator[bytes]:
-    with raw.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
-
-
-def _rewritten(raw: Path, cut: TraceCut, scrubbed: str | None) -> Iterator[bytes]:
+def _text(raw: Path, cut: TraceCut, scrubbed: str | None) -> Iterator[bytes]:
     """Text of the trace without what is cut, its paths shortened if it gets a name for that."""
+    if cut == TraceCut() and not scrubbed:
+        with raw.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                yield chunk
+        return
 
     def shown(text: bytes) -> bytes:
         return scrub(text.decode(), scrubbed).encode() if scrubbed else text
@@ -201,31 +211,6 @@ def _rewritten(raw: Path, cut: TraceCut, scrubbed: str | None) -> Iterator[bytes
             batch, size = [], 0
         last = part
     yield shown(b"".join([*batch, b"\n", last]))
-
-
-def _compress(text: Iterator[bytes], file: IO[bytes], most: int | None, keys: bytes) -> int | None:
-    """Size of what is written to an open file, or None where it would be larger than `most` bytes."""
-    header = next(text)
-    brace = header.index(b"{") + 1
-    zipped: Any = igzip.IGzipFile  # which has no types
-    file.seek(0)  # behind an earlier attempt
-    file.truncate()
-    # No name and no time in the header: the same trace gives the same bytes.
-    with zipped(filename="", fileobj=file, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
-        packed.write(header[:brace] + keys + header[brace:])
-        for chunk in text:
-            packed.write(chunk)
-            if most is not None and file.tell() > most:
-                return None
-    size = file.tell()
-    return None if most is not None and size > most else size
-
-
-def _keys(metadata: Mapping[str, Any], left_out: list[str]) -> bytes:
-    """The first keys of the trace's JSON object; what was left out, if anything was, among them."""
-    note = {"left_out": left_out, "because": "the file would be larger than max_bytes"}
-    keys = {**metadata, **({"tracelens_cut": note} if left_out else {})}
-    return b"".join(f"\n  {json.dumps(key)}: {json.dumps(value)},".encode() for key, value in keys.items())
 
 
 def split(path: Path) -> Iterator[bytes]:

@@ -20,28 +20,21 @@ from tracelens.filenames import CAPTURES
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
 from tracelens.recording.pace import PaceTimer
-from tracelens.recording.pack import Packed, pack, scrub
+from tracelens.recording.pack import pack, scrub
 from tracelens.recording.scopes import Hooks, choose, recording
 from tracelens.recording.sidecar import JobRank, RecordOptions, content, find_job_rank, metadata
 from tracelens.recording.window import RecordingWarning, RecordingWindow
 
 
 class Recorder:
-    """Records the steps of a window of a training loop; made by `tracelens.record`.
-
-    Attributes:
-        window: which steps.
-        job_rank: rank and world size, known inside the `with`.
-        path: the trace of this rank once it is written, else None.
-        notes: what did not go as requested, each also a RecordingWarning.
-        facts: what the program found out while it ran; goes into run.json under this name.
-    """
+    """Records the steps of a window of a training loop; made by `tracelens.record`."""
 
     def __init__(self, folder: Path, window: RecordingWindow, options: RecordOptions) -> None:
         self.folder, self.window, self.options = folder, window, options
-        self.job_rank = JobRank()
-        self.path: Path | None = None
-        self.notes: list[str] = []
+        self.job_rank = JobRank()  # known inside the `with`
+        self.path: Path | None = None  # the trace of this rank once it is written
+        self.notes: list[str] = []  # what did not go as requested, each also a RecordingWarning
+        # what the program found out while it ran; goes into run.json under this name
         self.facts: dict[str, Any] = {}
         self._finished = 0  # steps of the loop
         self._notes_shown = 0
@@ -71,7 +64,17 @@ class Recorder:
         if self.options.model is not None:
             self._modules = choose(self.options.model, self.options.names)
         if records or self.job_rank.rank == 0:
-            self._make_folder()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                # A job that was killed while it wrote has left gigabytes.
+                for path in self.folder.glob(f".rank{self.job_rank.rank}.{'[0-9a-f]' * 16}*.json.part"):
+                    path.unlink(missing_ok=True)
+                self.raw.touch(exist_ok=False)
+                self.raw.unlink()
+            except OSError as error:
+                raise TracelensError(
+                    f"{self.folder}: cannot write a trace here ({error.strerror}); pass another folder"
+                ) from None
         self._state = "running"
         if records:
             self._start()
@@ -124,31 +127,15 @@ class Recorder:
             self._stop()
             self._pace.abandon()  # the part before the window: no trace goes with it
             self._write()
-        elif self._timed_to_the_end(error) or self.facts:
-            self._beside()
+        else:
+            if error is not None:
+                self._pace.abandon()  # a device that has failed may never be done
+            if self._pace.close() or self.facts:
+                self._beside()
         self._state = "closed"
         # The loop's own exception must not be replaced where warnings are errors.
         with contextlib.suppress(*([RecordingWarning] if error else [])):
             self._tell()
-
-    def _timed_to_the_end(self, error: BaseException | None) -> bool:
-        """End the part after the window with the loop; whether it is timed."""
-        if error is not None:
-            self._pace.abandon()  # a device that has failed may never be done
-        return self._pace.close()
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # A job that was killed while it wrote has left gigabytes.
-            for path in self.folder.glob(f".rank{self.job_rank.rank}.{'[0-9a-f]' * 16}*.json.part"):
-                path.unlink(missing_ok=True)
-            self.raw.touch(exist_ok=False)
-            self.raw.unlink()
-        except OSError as error:
-            raise TracelensError(
-                f"{self.folder}: cannot write a trace here ({error.strerror}); pass another folder"
-            ) from None
 
     def _start(self) -> None:
         """Start torch's profiler, which waits for its steps by itself."""
@@ -196,12 +183,45 @@ class Recorder:
 
     def _write(self) -> None:
         """Write the trace and the sidecar. What goes wrong is noted: it must not end the training."""
-        window, steps = self.window, self.window.recorded(self._finished)
+        window, options, finished = self.window, self.options, self._finished
+        steps = window.recorded(finished)
         if len(steps) < window.steps:
-            self.notes.append(_cut_short(window, self._finished, len(steps)))
+            ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
+            self.notes.append(
+                f"{ended}: {len(steps)} of {window.steps} steps recorded, from step {window.first} on"
+                if steps
+                else f"{ended}: nothing recorded, the window is steps {window.first} to {window.end - 1}; "
+                f"run {window.end} steps, or pass a smaller wait ({window.wait}), warmup ({window.warmup}) "
+                f"or steps ({window.steps})"
+            )
         try:
-            if steps and self.job_rank.records(self.options.ranks):
-                steps = self._pack(steps).steps
+            if steps and self.job_rank.records(options.ranks):
+                name = f"rank{self.job_rank.rank}.json.gz"
+                frames = options.stack or options.memory
+                packed = pack(
+                    self.raw,
+                    self.folder / name,
+                    steps,
+                    frames=frames,
+                    unfinished=None if len(steps) == window.steps else finished,
+                    max_bytes=options.max_bytes,
+                    paths=not options.scrub,
+                    metadata=self._metadata(),
+                )
+                self.path = self.folder / name
+                if self._captures is not None:
+                    self._captures.pack(
+                        self.folder / CAPTURES / name,
+                        frames=options.stack,
+                        max_bytes=options.max_bytes,
+                        paths=not options.scrub,
+                    )
+                if lost := packed.left_out(steps, frames):
+                    self.notes.append(
+                        f"{self.path}: left out {' and '.join(lost)} to stay under "
+                        f"max_bytes={options.max_bytes:,}"
+                    )
+                steps = packed.steps
             self._recorded = steps
         except (OSError, TracelensError) as error:
             self.notes.append(f"rank {self.job_rank.rank}: {error}")
@@ -211,34 +231,6 @@ class Recorder:
                 self._captures.clean_up()
         if steps:
             self._beside()
-
-    def _pack(self, steps: range) -> Packed:
-        options, name = self.options, f"rank{self.job_rank.rank}.json.gz"
-        frames = options.stack or options.memory
-        packed = pack(
-            self.raw,
-            self.folder / name,
-            steps,
-            frames=frames,
-            unfinished=None if len(steps) == self.window.steps else self._finished,
-            max_bytes=options.max_bytes,
-            paths=not options.scrub,
-            metadata=self._metadata(),
-        )
-        self.path = self.folder / name
-        if self._captures is not None:
-            self._captures.pack(
-                self.folder / CAPTURES / name,
-                frames=options.stack,
-                max_bytes=options.max_bytes,
-                paths=not options.scrub,
-            )
-        lost = packed.left_out(steps, frames)
-        if lost:
-            self.notes.append(
-                f"{self.path}: left out {' and '.join(lost)} to stay under max_bytes={options.max_bytes:,}"
-            )
-        return packed
 
     def _metadata(self) -> dict[str, Any]:
         return metadata(self.job_rank, self.window, self.options, self._timed())
@@ -299,15 +291,3 @@ class Collections:
         elif phase == "stop" and self._scope is not None:
             self._scope.__exit__(None, None, None)
             self._scope = None
-
-
-def _cut_short(window: RecordingWindow, finished: int, steps: int) -> str:
-    """Note on a loop that ended too early: what was recorded, and what to do."""
-    ended = f"the loop ended after {finished} {'step' if finished == 1 else 'steps'}"
-    if steps:
-        return f"{ended}: {steps} of {window.steps} steps recorded, from step {window.first} on"
-    return (
-        f"{ended}: nothing recorded, the window is steps {window.first} to {window.end - 1}; "
-        f"run {window.end} steps, or pass a smaller wait ({window.wait}), warmup ({window.warmup}) or steps "
-        f"({window.steps})"
-    )

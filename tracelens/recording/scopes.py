@@ -353,22 +353,19 @@ def choose(model: Any, names: Names | None = None) -> dict[str, Any]:
 
 
 def _scope(model: Any, name: str, module: Any, names: Names | None) -> str | bool | None:
+    """Whether a module gets a scope, or the scope's name."""
     if callable(names):
         return names(name, module)
-    if names is None:
-        return _is_known_part(model, name)
-    try:
-        return re.search(names, name) is not None
-    except re.error as error:
-        raise TracelensError(f"names is not a regular expression ({error}): {names!r}") from None
-
-
-def _is_known_part(model: Any, name: str) -> bool:
+    if names is not None:
+        try:
+            return re.search(names, name) is not None
+        except re.error as error:
+            raise TracelensError(f"names is not a regular expression ({error}): {names!r}") from None
     *parents, last = name.split(".")
     if not any(parent in _BLOCKS for parent in parents) or _INSIDE_EXPERTS.search(name):
         return False
     if last.isdecimal():
         return parents[-1] in _BLOCKS
     # "gate" is the router where there are experts beside it, and a matrix of a gated MLP where not.
-    router = last == "gate" and hasattr(model.get_submodule(".".join(parents)), "experts")
-    return router or _PARTS.fullmatch(last) is not None
+    is_router = last == "gate" and hasattr(model.get_submodule(".".join(parents)), "experts")
+    return is_router or _PARTS.fullmatch(last) is not None

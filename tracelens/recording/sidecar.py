@@ -162,8 +162,14 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
         OSError: it cannot be written.
     """
     path = folder / NAME
-    for name in _files(path) - set((content.get("files") or {}).values()):
-        (folder / name).unlink(missing_ok=True)
+    try:
+        older = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        older = None
+    if isinstance(older, dict) and isinstance(older.get("files"), dict):
+        names = {name for name in older["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}
+        for name in names - set((content.get("files") or {}).values()):
+            (folder / name).unlink(missing_ok=True)
     with whole_file(path) as file:
         file.write(json.dumps(plain({"schema": SCHEMA, **content}), indent=2).encode() + b"\n")
     return path
@@ -180,17 +186,6 @@ def write_pace(folder: Path, rank: int, pace: Mapping[str, Any] | None) -> Path:
     with whole_file(path) as file:
         file.write(json.dumps({"schema": PACE_SCHEMA, "rank": rank, **(pace or {})}).encode() + b"\n")
     return path
-
-
-def _files(path: Path) -> set[str]:
-    """Names of the traces that a sidecar tells of; none where there is no sidecar, or no readable one."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return set()
-    if not isinstance(document, dict) or not isinstance(document.get("files"), dict):
-        return set()
-    return {name for name in document["files"].values() if isinstance(name, str) and TRACE.fullmatch(name)}
 
 
 def gloo_threads(tasks: Path = Path("/proc/self/task")) -> list[int]:

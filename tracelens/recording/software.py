@@ -35,14 +35,6 @@ def software_versions() -> dict[str, str]:
     return versions
 
 
-def activities() -> list[Any]:
-    """What to record: the host, and the accelerator where there is one."""
-    kinds = [ProfilerActivity.CPU]
-    if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():
-        kinds.append(ProfilerActivity.CUDA)
-    return kinds
-
-
 def has_option(name: str) -> bool:
     """Whether this torch's experimental profiler options include one of this name."""
     # The class is native and has no signature to ask; its docstring is the signature.
@@ -51,24 +43,21 @@ def has_option(name: str) -> bool:
 
 def profiler_options(stack: bool, memory: bool = False) -> dict[str, Any]:
     """Arguments of torch's profiler: shapes, and as asked for Python frames with modules, and allocations."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available() and ProfilerActivity.CUDA in supported_activities():
+        activities.append(ProfilerActivity.CUDA)
+    # What torch calls experimental, where this torch has it: garbage collections, which it records only with
+    # Python frames, and threads that were started before the profiler and not by autograd. Recording those
+    # loses the events of `memory`, which the user chose and so goes first.
+    options = {"record_python_gc_info": stack, "profile_all_threads": not memory}
+    experimental = {name: True for name, on in options.items() if on and has_option(name)}
     return {
-        "activities": activities(),
+        "activities": activities,
         "record_shapes": True,
         "profile_memory": memory,
         "with_stack": stack,
         "with_modules": stack,
         # There is but one cycle. Without it some versions warn of what several would do.
         "acc_events": True,
-        "experimental_config": experimental_config(stack, memory),
+        "experimental_config": _ExperimentalConfig(**experimental),
     }
-
-
-def experimental_config(stack: bool, memory: bool = False) -> Any:
-    """What torch calls experimental, where this torch has it.
-
-    - Garbage collections, which torch records only together with Python frames.
-    - Threads that were started before the profiler and not by autograd. Recording those loses the events of
-      `memory`, which the user chose and so goes first.
-    """
-    options = {"record_python_gc_info": stack, "profile_all_threads": not memory}
-    return _ExperimentalConfig(**{name: True for name, on in options.items() if on and has_option(name)})

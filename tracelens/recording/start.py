@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.recording.pack import MAX_BYTES
+from tracelens.recording.sidecar import RecordOptions
 from tracelens.recording.window import PACE_STEPS, RecordingWindow, whole_number
 
 if TYPE_CHECKING:
@@ -72,24 +71,26 @@ def record(
     """
     window = RecordingWindow(wait, warmup, steps)
     whole_number("pace_steps", pace_steps, least=0)
-    _check(max_bytes, names, model)
-    torch_part = _torch_part()
-    choices = (stack, memory, ranks, model, names, config, mesh, max_bytes, scrub, pace_steps)
-    recorder: Recorder = torch_part.Recorder(Path(folder), window, torch_part.RecordOptions(*choices))
-    return recorder
-
-
-def _check(max_bytes: object, names: object, model: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 1):
         raise TracelensError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
     if names is not None and model is None:
         raise TracelensError("names selects modules of a model: pass model too")
-
-
-def _torch_part() -> ModuleType:
     try:
-        return import_module("tracelens.recording.recorder")
+        from tracelens.recording.recorder import Recorder
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "torch":
             raise
         raise MissingExtra("tracelens.record", "workload") from error
+    options = RecordOptions(
+        stack=stack,
+        memory=memory,
+        ranks=ranks,
+        model=model,
+        names=names,
+        config=config,
+        mesh=mesh,
+        max_bytes=max_bytes,
+        scrub=scrub,
+        pace_steps=pace_steps,
+    )
+    return Recorder(Path(folder), window, options)

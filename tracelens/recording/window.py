@@ -12,7 +12,6 @@ Phase = Literal["wait", "warmup", "record", "done"]
 WARMUP = 2
 """Steps with the profiler running and nothing kept: the first pays for the tracing library's start."""
 
-
 PACE_STEPS = 20
 """Most steps that are timed without the profiler, before the window and after it."""
 
@@ -26,15 +25,10 @@ class RecordingWarning(UserWarning):
 
 @dataclass(frozen=True)
 class RecordingWindow:
-    """`wait` steps without the profiler, `warmup` with nothing kept, then `steps` that are recorded.
+    """`wait` steps without the profiler, `warmup` with nothing kept, then `steps` that are recorded."""
 
-    Attributes:
-        wait: steps before the profiler starts: kernels are loaded and tuned, communicators set up, the
-            allocator has its blocks, the optimizer its state.
-        warmup: steps with the profiler running and nothing kept.
-        steps: steps recorded.
-    """
-
+    # Meanwhile kernels are loaded and tuned, communicators set up, the allocator gets its blocks, the
+    # optimizer its state.
     wait: int = 5
     warmup: int = WARMUP
     steps: int = 3

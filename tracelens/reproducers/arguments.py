@@ -33,9 +33,8 @@ _LIST = "TensorList"
 _VALUES = ("Scalar", "ScalarList", "GenericList", "", "None")
 INDICES_UNKNOWN = "the profiler does not record index tensor lists (Tensor?[])"
 EVEN_GROUPS = "group sizes live on the GPU and are not in the trace: even sizes assumed"
-SMALL = (
-    64  # sizes up to this are not scaled: heads, experts, kernels and groups, which have to fit each other
-)
+# Sizes up to this are not scaled: heads, experts, kernels and groups, which have to fit each other.
+SMALL = 64
 # The sizes of an image depend on each other through strides and padding; its batch does not.
 _IMAGE = re.compile(r"conv|pool|upsample|group_norm|pixel|grid_sampl|unfold|im2col")
 INDEXED = ("aten::index", "aten::_unsafe_index")
@@ -90,7 +89,14 @@ def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists
                 [_tensor_argument(of_lists, sizes, _element(step, item)) for item, sizes in enumerate(dim)]
             )
         elif name in _VALUES:
-            arguments.append(_value(_element(texts, index), index))
+            text = str(_element(texts, index)).strip()
+            if text in ("", "None"):
+                arguments.append(None)
+            elif text.startswith("[") and text.endswith("]"):
+                words = [word.strip() for word in text[1:-1].split(",") if word.strip()]
+                arguments.append([_number(word, index) for word in words])
+            else:
+                arguments.append(_number(text, index))
         else:
             dtype = torch_dtype(str(name))
             if not dtype:
@@ -136,15 +142,6 @@ def _sizes(value: Any) -> tuple[int, ...]:
     raise Unreplayable(f"a recorded shape is not a list of sizes: {str(value)[:40]}")
 
 
-def _value(text: Any, index: int) -> Argument:
-    words = str(text).strip()
-    if words in ("", "None"):
-        return None
-    if words.startswith("[") and words.endswith("]"):
-        return [_number(word.strip(), index) for word in words[1:-1].split(",") if word.strip()]
-    return _number(words, index)
-
-
 def _number(word: str, index: int) -> bool | int | float:
     if word in ("True", "False"):
         return word == "True"
@@ -187,20 +184,15 @@ def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
         name = name if name.startswith("__") else name.removesuffix("_")  # the mark of the in-place variant
         if name in _RULES:
             _RULES[name](filled)
-        if name in _GROUPED:
-            _group_ends(filled, _GROUPED[name])
+        ends = _GROUPED.get(name)
+        if ends is not None and ends < len(filled) and isinstance(filled[ends], TensorArgument):
+            # It holds where each group's rows end; layouts: costs/gemm.py.
+            first, second = _tensor_at(filled, 0).shape, _tensor_at(filled, 1).shape
+            if not {len(first), len(second)} <= {2, 3}:
+                raise Unreplayable("a grouped GEMM takes tensors of two or three dimensions")
+            rows = second[-1] if len(first) == 3 else first[-2 if len(second) == 3 else -1]
+            _set(filled, ends, "ends", _even(rows, _tensor_at(filled, ends).numel))
     return filled
-
-
-def _group_ends(arguments: list[Argument], position: int) -> None:
-    """Argument `position` holds where each group's rows end; layouts: costs/gemm.py."""
-    if len(arguments) <= position or not isinstance(arguments[position], TensorArgument):
-        return
-    first, second, ends = (_tensor_at(arguments, operand) for operand in (0, 1, position))
-    if not {len(first.shape), len(second.shape)} <= {2, 3}:
-        raise Unreplayable("a grouped GEMM takes tensors of two or three dimensions")
-    rows = second.shape[-1] if len(first.shape) == 3 else first.shape[-2 if len(second.shape) == 3 else -1]
-    arguments[position] = ends.made("ends", _even(rows, ends.numel))
 
 
 def _tensor_at(arguments: Sequence[Argument], position: int) -> TensorArgument:

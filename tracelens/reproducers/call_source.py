@@ -82,10 +82,34 @@ def source(calls: Sequence[PassLine], indent: int) -> SourceText:
         merged += lines
     forms = [form((line.stage, line.op), line.arguments) for line in merged]
     statements: list[SourceText] = []
-    position = 0
+    position, margin = 0, " " * indent
     for loop in loops(forms):
         statements += _block(merged[position : loop.first], indent)
-        statements += _rounds(merged, forms, loop, indent)
+        # Its head, with names for the sizes that differ, and the calls of a round.
+        names: dict[tuple[int, ...], str] = {}
+        body = []
+        for index, column in enumerate(columns(forms, loop), start=loop.first):
+            numbers: list[int] = []
+            for values in column:
+                if len(set(values)) > 1:
+                    name = names.setdefault(values, SIZES[min(len(names), MOST_SIZES - 1)])
+                    numbers.append(_Size(values[0], name))
+                else:
+                    numbers.append(values[0])
+            line, in_order = merged[index], iter(numbers)
+            arguments = line.arguments and [with_numbers(argument, in_order) for argument in line.arguments]
+            mean_us = fmean(round_line.us for round_line in merged[index : loop.behind : loop.period])
+            body.append(line._replace(us=mean_us, arguments=arguments))
+        head, outline = f"{margin}for _ in range({loop.rounds}):", f"{margin}for _ in range({DATA}):"
+        if names:
+            begin = f"for {', '.join(names.values())} in "
+            rounds: list[Any] = list(zip(*names, strict=True)) if len(names) > 1 else list(next(iter(names)))
+            wrapper = textwrap.TextWrapper(
+                WIDTH, initial_indent=margin, subsequent_indent=f"{margin}        "
+            )
+            head = "\n".join(wrapper.wrap(f"{begin}{literal(rounds)}:"))
+            outline = f"{margin}{begin}{DATA}:"
+        statements += [SourceText(head, outline), *_block(body, indent + 4)]
         position = loop.behind
     statements += _block(merged[position:], indent)
     text, outline = (
@@ -131,35 +155,6 @@ def _code(argument: Argument) -> str:
     else:
         text = code(argument)
     return text if len(text) > WIDTH // 2 else text.replace(" ", "\0")
-
-
-def _rounds(
-    calls: Sequence[PassLine], forms: Sequence[CallForm], loop: CallLoop, indent: int
-) -> list[SourceText]:
-    """A loop: its head, with names for the sizes that differ, and the calls of a round."""
-    names: dict[tuple[int, ...], str] = {}
-
-    def size(values: tuple[int, ...]) -> int:
-        if len(set(values)) == 1:
-            return values[0]
-        return _Size(values[0], names.setdefault(values, SIZES[min(len(names), MOST_SIZES - 1)]))
-
-    body = []
-    for index, column in enumerate(columns(forms, loop), start=loop.first):
-        line, numbers = calls[index], map(size, column)
-        arguments = line.arguments and [with_numbers(argument, numbers) for argument in line.arguments]
-        mean_us = fmean(round_line.us for round_line in calls[index : loop.behind : loop.period])
-        body.append(line._replace(us=mean_us, arguments=arguments))
-    margin = " " * indent
-    head = f"{margin}for _ in range({loop.rounds}):"
-    outline = f"{margin}for _ in range({DATA}):"
-    if names:
-        values: list[Any] = list(zip(*names, strict=True)) if len(names) > 1 else list(next(iter(names)))
-        begin = f"for {', '.join(names.values())} in "
-        wrapper = textwrap.TextWrapper(WIDTH, initial_indent=margin, subsequent_indent=f"{margin}        ")
-        head = "\n".join(wrapper.wrap(f"{begin}{literal(values)}:"))
-        outline = f"{margin}{begin}{DATA}:"
-    return [SourceText(head, outline), *_block(body, indent + 4)]
 
 
 def flows(argument: Argument) -> bool:

@@ -178,10 +178,31 @@ def account(trace: Trace, work: Work) -> Account:
     unique = np.where(call >= 0, call, len(events.start) + np.arange(len(call)))
     group, _ = codes(unique)
     ns = work.end - exclusive(work.start, work.end, group)
-    refused, reasons = _refused(trace, work, call)
-    kinds = [OP_SCRIPT, COLLECTIVE, *_HOW, *(reason for reason in reasons if reason not in _HOW)]
-    code_of = {kind: code for code, kind in enumerate(kinds)}
-    kind = np.array([code_of[reason] for reason in [OP_SCRIPT, *reasons]], dtype=np.int64)[refused + 1]
+
+    # Of work with an op to call: a script, or what its arguments lack.
+    ops, table = trace.once(OpCalls), trace.tables["ops"]
+    rows = np.flatnonzero(call >= 0)
+    texts = [table.columns[name] for name in RECORDED]
+    recorded_codes = [text.codes[ops.row[call[rows]]].astype(np.int64) for text in texts]
+    grid = [values[rows] for values in grids(trace, work, call)]
+    same_call, keys = codes(events.name[call[rows]], *grid, *recorded_codes)
+    code_of = {kind: code for code, kind in enumerate((OP_SCRIPT, COLLECTIVE, *_HOW))}
+    kind_of_call = np.zeros(len(keys[0]), dtype=np.int64)
+    for index, (op_code, kernel, blocks, *recorded) in enumerate(
+        zip(*(key.tolist() for key in keys), strict=True)
+    ):
+        shapes, dtypes, strides, values = (
+            text.values[code] for text, code in zip(texts, recorded, strict=True)
+        )
+        try:
+            arguments = read_arguments(shapes, dtypes, strides, values, of_lists="float32")
+            op = events.names[op_code]
+            fill(op, complete(op, arguments, events.names[kernel], blocks))
+        except Unreplayable as error:
+            kind_of_call[index] = code_of.setdefault(str(error), len(code_of))
+    kind = np.zeros(len(call), dtype=np.int64)
+    kind[rows] = kind_of_call[same_call]
+
     # Of work without an op to call the first reason that is true of it.
     op_name = lookup(events.name, work.op, -1)
     registered, generated = matching(events.names, _REGISTERED), matching(events.names, _INDUCTOR)
@@ -199,9 +220,8 @@ def account(trace: Trace, work: Work) -> Account:
     for mask, reason in reasons_without_op:
         kind[unaccounted & mask] = code_of[reason]
         unaccounted &= ~mask
-    op = np.where(call >= 0, call, work.op)
-    name = lookup(events.name, op, -1)
-    return Account(ns, kind, kinds, name, events.names)
+    name = lookup(events.name, np.where(call >= 0, call, work.op), -1)
+    return Account(ns, kind, list(code_of), name, events.names)
 
 
 def unreplayed(trace: Trace, work: Work) -> list[Skip]:
@@ -244,35 +264,6 @@ def _by_graph(trace: Trace, work: Work) -> Bool:
     graph = matching(trace.arrays.names, _GRAPH)
     mask: Bool = (work.node < 0) & (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
     return mask
-
-
-def _refused(trace: Trace, work: Work, call: Int) -> tuple[Int, list[str]]:
-    """Why calls are nothing that can be called again: code of each piece's reason, -1 for none."""
-    ops, table, events = trace.once(OpCalls), trace.tables["ops"], trace.arrays
-    reason_of = np.full(len(call), -1, dtype=np.int64)
-    callable_rows = np.flatnonzero(call >= 0)
-    row = ops.row[call[callable_rows]]
-    texts = [table.columns[name] for name in RECORDED]
-    grid = [values[callable_rows] for values in grids(trace, work, call)]
-    group, keys = codes(
-        events.name[call[callable_rows]], *grid, *(text.codes[row].astype(np.int64) for text in texts)
-    )
-    reasons: dict[str, int] = {}
-    of_group = np.full(len(keys[0]), -1, dtype=np.int64)
-    for group_index, (name, kernel, blocks, *recorded) in enumerate(
-        zip(*(key.tolist() for key in keys), strict=True)
-    ):
-        shapes, dtypes, strides, values = (
-            text.values[code] for text, code in zip(texts, recorded, strict=True)
-        )
-        try:
-            arguments = read_arguments(shapes, dtypes, strides, values, of_lists="float32")
-            op = events.names[name]
-            fill(op, complete(op, arguments, events.names[kernel], blocks))
-        except Unreplayable as error:
-            of_group[group_index] = reasons.setdefault(str(error), len(reasons))
-    reason_of[callable_rows] = of_group[group]
-    return reason_of, list(reasons)
 
 
 # ====================

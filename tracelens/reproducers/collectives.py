@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, median_low
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ from tracelens.reproducers.scripts import (
     timed,
 )
 from tracelens.table import Skip
-from tracelens.trace import Run, Scope, Trace, Union
+from tracelens.trace import Run, Scope, Union
 
 _WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
 _CUT = "The group has {} ranks; messages are cut to the first {}: no traced time to compare with."
@@ -147,7 +147,15 @@ def collectives(
     aligned = align_run(run, scope)
     all_batches, skips = batches(aligned)
     if during is not None:
-        all_batches = [batch for batch in all_batches if _runs(batch, during, aligned)]
+        running = []  # on any of its ranks
+        for batch in all_batches:
+            for member in batch.participants:
+                when = during.get(member.rank)
+                own = np.array([[member.start], [member.end]]) - aligned.shift[member.rank]
+                if when is not None and len(when.start) and int(when.covered(*own)[0]) > 0:
+                    running.append(batch)
+                    break
+        all_batches = running
     devices = sorted({name for trace in run.traces for name in trace.meta.devices.values()})
     by_message: dict[CollectiveMessage, list[CollectiveBatch]] = {}
     refused: Counter[tuple[str, str]] = Counter()
@@ -168,23 +176,11 @@ def collectives(
         else:
             refused[full.name, f"no messages among the first {ranks} ranks of its group"] += len(same_message)
     skips += [Skip(f"{count} {subject}", reason) for (subject, reason), count in refused.items()]
-    if not all_batches and not skips and any(_on_cpu(trace) for trace in run.traces):
-        skips.append(Skip("all collectives", _NO_KERNEL))
+    if not all_batches and not skips:
+        names = [name for trace in run.traces for name in trace.arrays.names]
+        if any(name.startswith("c10d::") for name in names):
+            skips.append(Skip("all collectives", _NO_KERNEL))
     return sorted(scripts, key=lambda script: -script.total_us), skips
-
-
-def _runs(batch: CollectiveBatch, during: Mapping[int, Union], aligned: AlignedRun) -> bool:
-    """Whether a collective runs on any of its ranks then."""
-    for member in batch.participants:
-        when = during.get(member.rank)
-        own = np.array([[member.start], [member.end]]) - aligned.shift[member.rank]
-        if when is not None and len(when.start) and int(when.covered(*own)[0]) > 0:
-            return True
-    return False
-
-
-def _on_cpu(trace: Trace) -> bool:
-    return any(name.startswith("c10d::") for name in trace.arrays.names)
 
 
 def _script(
@@ -195,31 +191,60 @@ def _script(
 ) -> Script:
     """The script for batches of one message, of which it runs what `cut` leaves."""
     times = [batch.latency_ns / 1e3 for batch in same_message]
-    uncut, typical = cut == traced, middle(same_message)
+    uncut, typical, kind = cut == traced, middle(same_message), COLLECTIVE_KINDS[cut.kind]
     kept = typical.participants[: cut.ranks] if len(typical.participants) == traced.ranks else ()
-    note = (
-        "traced_us may include waiting" if uncut and not all(batch.complete for batch in same_message) else ""
-    )
-    on_cpu = _on_cpu_instead(cut)
+    partial = next((batch for batch in same_message if not batch.complete), None)
+    note = "traced_us may include waiting" if uncut and partial else ""
+    # What gloo runs in the place of the traced collective; "" if it runs the same.
+    bytewise = cut.dtype.startswith("float8")
+    on_cpu = f"gloo lacks {cut.dtype}: sent as bytes" if bytewise else kind.instead[1]
+
+    kernels = dict.fromkeys(name.partition("(")[0] for batch in same_message for name in batch.kernels)
+    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in same_message)
+    comments = [
+        f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
+        f"{', '.join(groups)}",
+        f"{timed(times, devices)}: {', '.join(kernels)}",
+    ]
+    if partial:
+        present = ", ".join(str(participant.rank) for participant in partial.participants)
+        comments.append(_WAITING.format(present, traced.ranks))
+    if not uncut:
+        comments.append(_CUT.format(traced.ranks, cut.ranks))
+    assumed = [
+        "a sum" if kind.reduces else "",
+        "the first rank as the root" if cut.kind in ("broadcast", "reduce", "gather", "scatter") else "",
+        "one tensor of all the bytes" if "coalesced" in cut.name else "",
+    ]
+    if any(assumed):
+        comments.append(f"Assumed, not recorded: {', '.join(filter(None, assumed))}.")
+
+    if isinstance(cut.elements, int):
+        elements = SourceText(literal(cut.elements))
+    else:  # each row of the matrix begins a line
+        indent = " " * len("COUNT = [")
+        wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
+        rows = [line for row in cut.elements for line in wrap.wrap(f"{literal(list(row))},")]
+        elements = SourceText("\n".join(rows).strip().removesuffix(",").join("[]"))
     text = render(
         "collective.py.j2",
         {
-            "kind": COLLECTIVE_KINDS[cut.kind],
+            "kind": kind,
             "matrix": not isinstance(cut.elements, int),
             "by_rank": uncut and bool(kept),
             "starts_known": bool(kept),
             "other_on_cpu": bool(on_cpu),
             "paired": cut.kind == SEND_RECV,
-            "bytewise": cut.dtype.startswith("float8"),
-            "inexact": COLLECTIVE_KINDS[cut.kind].reduces and cut.ranks > _largest_exact(cut.dtype),
+            "bytewise": bytewise,
+            "inexact": kind.reduces and cut.ranks > _largest_exact(cut.dtype),
         },
-        about=about(_about(traced, cut, same_message, devices)),
+        about=about(comments),
         note=note,
         note_on_cpu="; ".join(filter(None, (note, on_cpu))),
         name=cut.name,
         ranks=cut.ranks,
         dtype=cut.dtype,
-        elements=_elements(cut.elements),
+        elements=elements,
         bytes=cut.bytes,
         factor=bus_factor(cut.kind, cut.ranks),
         traced_us=round(median(times), 3) if uncut else None,
@@ -243,59 +268,12 @@ def _script(
     )
 
 
-def _about(
-    traced: CollectiveMessage,
-    cut: CollectiveMessage,
-    same_message: Sequence[CollectiveBatch],
-    devices: Sequence[str],
-) -> list[str]:
-    times = [batch.latency_ns / 1e3 for batch in same_message]
-    names = dict.fromkeys(name.partition("(")[0] for batch in same_message for name in batch.kernels)
-    groups = dict.fromkeys(batch.record.description or batch.record.group for batch in same_message)
-    lines = [
-        f"{traced.name}: {traced.ranks} ranks, up to {traced.bytes:,} bytes {traced.dtype} each, in "
-        f"{', '.join(groups)}",
-        f"{timed(times, devices)}: {', '.join(names)}",
-    ]
-    partial = next((batch for batch in same_message if not batch.complete), None)
-    if partial:
-        present = ", ".join(str(participant.rank) for participant in partial.participants)
-        lines.append(_WAITING.format(present, traced.ranks))
-    if cut != traced:
-        lines.append(_CUT.format(traced.ranks, cut.ranks))
-    assumed = [
-        "a sum" if COLLECTIVE_KINDS[cut.kind].reduces else "",
-        "the first rank as the root" if cut.kind in ("broadcast", "reduce", "gather", "scatter") else "",
-        "one tensor of all the bytes" if "coalesced" in cut.name else "",
-    ]
-    if any(assumed):
-        lines.append(f"Assumed, not recorded: {', '.join(filter(None, assumed))}.")
-    return lines
-
-
-def _on_cpu_instead(message: CollectiveMessage) -> str:
-    """What gloo runs in the place of the traced collective; "" if it runs the same."""
-    if message.dtype.startswith("float8"):
-        return f"gloo lacks {message.dtype}: sent as bytes"
-    return COLLECTIVE_KINDS[message.kind].instead[1]
-
-
 def _row(values: Sequence[float]) -> SourceText:
     """Source of a list of times in us."""
     text = literal([round(value, 1) for value in values])
     return SourceText(
         "\n".join(textwrap.wrap(text, WIDTH - len("TRACED_RANK_US = "), subsequent_indent="    "))
     )
-
-
-def _elements(elements: int | Matrix) -> SourceText:
-    """Source of COUNT: each row of a matrix begins a line."""
-    if isinstance(elements, int):
-        return SourceText(literal(elements))
-    indent = " " * len("COUNT = [")
-    wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
-    rows = [line for row in elements for line in wrap.wrap(f"{literal(list(row))},")]
-    return SourceText("\n".join(rows).strip().removesuffix(",").join("[]"))
 
 
 def _largest_exact(dtype: str) -> int:
@@ -323,34 +301,25 @@ def message(batch: CollectiveBatch) -> CollectiveMessage:
         raise Unreplayable(_NO_SIZE.format("size of its group"))
     if ranks == 1:
         raise Unreplayable("single-rank group: nothing leaves the GPU")
-    dtype = _dtype(record.dtype)
-    if kind == SEND_RECV:
-        return _nonempty(CollectiveMessage(name, kind, ranks, dtype, _sends(batch, element_bytes(dtype))))
-    sizes = {(participant.record.sent, participant.record.received) for participant in batch.participants}
-    split = any(
-        participant.record.sent_to or participant.record.received_from for participant in batch.participants
-    )
-    if name.endswith("v") or split or (kind == "all_to_all" and len(sizes) > 1):
-        return _nonempty(
-            CollectiveMessage(name, "all_to_allv", ranks, dtype, _matrix(batch, element_bytes(dtype)))
-        )
-    return _nonempty(
-        CollectiveMessage(name, kind, ranks, dtype, _piece(kind, ranks, sizes, element_bytes(dtype)))
-    )
-
-
-def _nonempty(candidate: CollectiveMessage) -> CollectiveMessage:
-    if candidate.bytes <= 0:
-        raise Unreplayable("moves no data")
-    return candidate
-
-
-def _dtype(name: str) -> str:
-    """Torch's name; a truth value is a byte to libraries."""
-    dtype = torch_dtype(name)
+    dtype = torch_dtype(record.dtype)
     if not dtype or dtype.startswith("complex"):
-        raise Unreplayable(f"element type {name[:40]!r} is not supported for messages")
-    return "uint8" if dtype == "bool" else dtype
+        raise Unreplayable(f"element type {record.dtype[:40]!r} is not supported for messages")
+    if dtype == "bool":
+        dtype = "uint8"  # a truth value is a byte to libraries
+    width, records = element_bytes(dtype), [participant.record for participant in batch.participants]
+    sizes = {(own.sent, own.received) for own in records}
+    is_split = name.endswith("v") or any(own.sent_to or own.received_from for own in records)
+    elements: int | Matrix
+    if kind == SEND_RECV:
+        elements = _sends(batch, width)
+    elif is_split or (kind == "all_to_all" and len(sizes) > 1):
+        kind, elements = "all_to_allv", _matrix(batch, width)
+    else:
+        elements = _piece(kind, ranks, sizes, width)
+    moved = CollectiveMessage(name, kind, ranks, dtype, elements)
+    if moved.bytes <= 0:
+        raise Unreplayable("moves no data")
+    return moved
 
 
 def _piece(kind: str, ranks: int, sizes: set[tuple[int, int]], width: int) -> int:
@@ -378,14 +347,28 @@ def _matrix(batch: CollectiveBatch, width: int) -> Matrix:
     """Elements from rank (row) to rank."""
     record = batch.record
     if not batch.complete:
-        raise Unreplayable(f"split sizes known for {_who(batch)}; pass all traces")
+        present = [participant.rank for participant in batch.participants]
+        missing = [rank for rank in record.group_ranks if rank not in present]
+        more = ", ..." if len(missing) > 8 else ""
+        listed = f" (missing: {', '.join(map(str, missing[:8]))}{more})" if missing else ""
+        raise Unreplayable(
+            f"split sizes known for {len(present)} of {record.size} ranks{listed}; pass all traces"
+        )
     if record.size > _LISTS:
         raise Unreplayable(
             f"split sizes of {record.size} ranks: the profiler truncates lists after {_LISTS} entries"
         )
     (matched,) = batch.collectives
-    participants = tuple(_filled(participant, record.size) for participant in matched.participants)
-    splits = traffic_matrices(matched._replace(participants=participants))
+    participants, nothing = [], (0,) * record.size
+    for participant in matched.participants:
+        # The record leaves parts out where nothing is sent or received at all.
+        own = participant.record
+        if not own.sent and not own.sent_to:
+            own = own._replace(sent_to=nothing)
+        if not own.received and not own.received_from:
+            own = own._replace(received_from=nothing)
+        participants.append(participant._replace(record=own))
+    splits = traffic_matrices(matched._replace(participants=tuple(participants)))
     if splits is None:
         raise Unreplayable("not all ranks recorded their split sizes")
     _, sent, received = splits
@@ -396,45 +379,23 @@ def _matrix(batch: CollectiveBatch, width: int) -> Matrix:
     return tuple(tuple(row) for row in (sent // width).tolist())
 
 
-def _filled(participant: Participant, ranks: int) -> Participant:
-    """With parts of nothing where nothing is sent or received at all: the record leaves them out."""
-    record, nothing = participant.record, (0,) * ranks
-    if not record.sent and not record.sent_to:
-        record = record._replace(sent_to=nothing)
-    if not record.received and not record.received_from:
-        record = record._replace(received_from=nothing)
-    return participant._replace(record=record)
-
-
 def _sends(batch: CollectiveBatch, width: int) -> Matrix:
     """Elements that go from the first rank to the second, and back."""
     first = batch.participants[0].rank
     to_second, to_first = 0, 0
     for matched in batch.collectives:
-        record = matched.participants[0].record
+        participant = matched.participants[0]
+        record = participant.record
         if record.bytes < 0 or record.bytes % width:
             raise Unreplayable(_NO_SIZE.format("message size"))
-        if _from(matched, first):
+        # The first sends, in a pair or in the record of one side.
+        if (participant.rank == first) == (record.collective == "send"):
             to_second += record.bytes // width
         else:
             to_first += record.bytes // width
     if not to_second:  # one side's record of a receive: its sender is the first
         to_second, to_first = to_first, 0
     return (0, to_second), (to_first, 0)
-
-
-def _from(matched: MatchedCollective, rank: int) -> bool:
-    """Whether a rank sends, in a pair or in the record of one side."""
-    participant = matched.participants[0]
-    return (participant.rank == rank) == (participant.record.collective == "send")
-
-
-def _who(batch: CollectiveBatch) -> str:
-    present = [participant.rank for participant in batch.participants]
-    missing: Sequence[int] = [rank for rank in batch.record.group_ranks if rank not in present]
-    text = f"{len(present)} of {batch.record.size} ranks"
-    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return f"{text} (missing: {shown})" if missing else text
 
 
 # ====================
@@ -448,21 +409,52 @@ def batches(aligned: AlignedRun) -> tuple[list[CollectiveBatch], list[Skip]]:
     stands for the collective.
     """
     matched_collectives = [*aligned.collectives]
-    skips = _unrecorded(aligned.ranks)
+    skips = []
+    of_rank = {rank_comm.rank: rank_comm for rank_comm in aligned.ranks}
+    # Communication kernels that no record belongs to.
+    loose = {
+        rank: len(rank_comm.start) - len({record.kernel for record in rank_comm.records})
+        for rank, rank_comm in of_rank.items()
+    }
+    if count := sum(loose.values()):
+        rank_list = ", ".join(str(rank) for rank, missing in loose.items() if missing)
+        skips.append(Skip(f"{count} communication kernel(s) of rank {rank_list}", _NO_RECORD))
     matched = {
         (participant.rank, id(participant.record))
         for collective in aligned.collectives
         for participant in collective.participants
     }
-    for group, records in _groups(aligned.ranks).items():
+    groups: dict[Group, dict[int, list[Record]]] = {}
+    for rank, rank_comm in of_rank.items():
+        for record in rank_comm.records:
+            of_group = groups.setdefault((record.group, record.group_ranks), {})
+            of_group.setdefault(rank, []).append(record)
+    for group, records in groups.items():
         if len(records) == 1:
+            # Each record of the rank is a collective without the other ranks.
             ((rank, rank_records),) = records.items()
-            matched_collectives += _single_rank(aligned, rank, rank_records)
-        else:
-            skips += aligned.unmatched[group] or _unmatched(records, matched)
+            for order, record in enumerate(rank_records):
+                name = SEND_RECV if record.collective in POINT_TO_POINT else record.collective
+                start, end = (
+                    int(times[record.kernel]) + aligned.shift[rank]
+                    for times in (of_rank[rank].start, of_rank[rank].end)
+                )
+                participant = Participant(rank, record, start, end)
+                matched_collectives.append(MatchedCollective(name, record.group, order, (participant,)))
+            continue
+        if aligned.unmatched[group]:
+            skips += aligned.unmatched[group]
+            continue
+        unmatched = {
+            rank: sum((rank, id(record)) not in matched for record in rank_records)
+            for rank, rank_records in records.items()
+        }
+        if count := sum(unmatched.values()):
+            rank_list = ", ".join(str(rank) for rank, missing in sorted(unmatched.items()) if missing)
+            subject = f"{count} collective(s) of group {group[0]} on rank {rank_list}"
+            skips.append(Skip(subject, _UNMATCHED))
     made = []
     refused: Counter[tuple[str, str]] = Counter()
-    of_rank = {rank_comm.rank: rank_comm for rank_comm in aligned.ranks}
     for joined in _joined(matched_collectives):
         try:
             made.append(_batch(joined, of_rank))
@@ -479,31 +471,6 @@ def middle(candidates: Sequence[CollectiveBatch]) -> CollectiveBatch:
     full = [batch for batch in candidates if len(batch.participants) == most]
     latency = median_low(batch.latency_ns for batch in full)
     return next(batch for batch in full if batch.latency_ns == latency)
-
-
-def _groups(ranks: Sequence[RankCommunication]) -> dict[Group, dict[int, list[Record]]]:
-    """Records by process group and rank."""
-    groups: dict[Group, dict[int, list[Record]]] = {}
-    for rank_comms in ranks:
-        for record in rank_comms.records:
-            groups.setdefault((record.group, record.group_ranks), {}).setdefault(rank_comms.rank, []).append(
-                record
-            )
-    return groups
-
-
-def _single_rank(aligned: AlignedRun, rank: int, records: Sequence[Record]) -> list[MatchedCollective]:
-    """Each record of a rank as a collective without the other ranks."""
-    rank_comm = next(rank_comm for rank_comm in aligned.ranks if rank_comm.rank == rank)
-    collectives = []
-    for order, record in enumerate(records):
-        name = SEND_RECV if record.collective in POINT_TO_POINT else record.collective
-        start, end = (
-            int(times[record.kernel]) + aligned.shift[rank] for times in (rank_comm.start, rank_comm.end)
-        )
-        participant = Participant(rank, record, start, end)
-        collectives.append(MatchedCollective(name, record.group, order, (participant,)))
-    return collectives
 
 
 def _joined(matched_collectives: Iterable[MatchedCollective]) -> list[list[MatchedCollective]]:
@@ -541,36 +508,3 @@ def _batch(joined: Sequence[MatchedCollective], ranks: Mapping[int, RankCommunic
     participants = tuple(of_rank[rank] for rank in dict.fromkeys(order) if rank in of_rank)
     names = {ranks[rank].kernels[kernel]: None for rank, kernel in sorted(kernels)}
     return CollectiveBatch(tuple(joined), participants, tuple(names))
-
-
-def _unmatched(records: Mapping[int, Sequence[Record]], matched: Collection[tuple[int, int]]) -> list[Skip]:
-    """Records of a group that are in no matched collective.
-
-    Args:
-        records: by rank.
-        matched: rank and identity of those that are in one.
-    """
-    unmatched = [
-        (rank, record)
-        for rank, rank_records in records.items()
-        for record in rank_records
-        if (rank, id(record)) not in matched
-    ]
-    if not unmatched:
-        return []
-    rank_list = ", ".join(map(str, sorted({rank for rank, _ in unmatched})))
-    return [
-        Skip(
-            f"{len(unmatched)} collective(s) of group {unmatched[0][1].group} on rank {rank_list}", _UNMATCHED
-        )
-    ]
-
-
-def _unrecorded(ranks: Sequence[RankCommunication]) -> list[Skip]:
-    """Communication kernels that no record belongs to."""
-    loose = {
-        rank_comms.rank: len(rank_comms.start) - len({record.kernel for record in rank_comms.records})
-        for rank_comms in ranks
-    }
-    count, rank_list = sum(loose.values()), ", ".join(str(rank) for rank, missing in loose.items() if missing)
-    return [Skip(f"{count} communication kernel(s) of rank {rank_list}", _NO_RECORD)] if count else []

@@ -154,60 +154,23 @@ def _script(
     name = f"moe_{parts}_{median.phase}"
     alike, equal = same_ops(trace, median, candidates)
     times_us = sorted(candidate.compute_ns / 1e3 for candidate in candidates)
-    coverage = [
-        f"Median of {len(candidates)} passes "
-        f"({times_us[0]:,.1f} to {times_us[-1]:,.1f} us without communication);",
-        f"{alike} of them call the same ops, {equal} with the same arguments.",
-    ]
-    libraries = sorted({op.partition("::")[0] for op in calls.ops} - {"aten"})
     devices = ", ".join(sorted(set(trace.meta.devices.values())))
-    traced_us = round(calls.calls_us, 3)
-    text = render(
-        "sequence.py.j2",
-        {
-            "library": bool(libraries),
-            "leaves_out": calls.calls < len(calls.lines),
-            "kinds": frozenset(tensor.maker for tensor in calls.tensors),
-        },
-        about=about([*_origin(trace, median, calls, devices), *coverage, *_remarks(calls, unscaled)]),
-        name=name,
-        traced_us=traced_us if unscaled else None,
-        span_us=round(median.span_ns / 1e3, 3) if unscaled else None,
-        traced_on=plain(devices),
-        libraries=libraries,
-        calls=source(calls.lines, _INDENT),
-    )
-    return Script(
-        name=name,
-        kind="sequence",
-        subject=_subject(median.phase, stages),
-        shapes=_sizes(median.layer_pass),
-        text=text,
-        count=alike,
-        traced_us=traced_us if unscaled else 0.0,
-        total_us=calls.calls_us * alike,
-    )
-
-
-def _origin(trace: Trace, median: PhaseWork, calls: TracedCalls, devices: str) -> list[str]:
-    """Lines on what was traced, and where."""
     layer_pass, span_us = median.layer_pass, median.span_ns / 1e3
-    op, origin = trace.work.op[median.rows], trace.tables["events"].coded("source")
-    origins = sorted({origin.values[code] for code in origin.codes[op[op >= 0]].tolist()})
-    return [
+    event, origin = trace.work.op[median.rows], trace.tables["events"].coded("source")
+    # What was traced, and where.
+    comments = [
         f"{median.phase.capitalize()} pass of an MoE layer, {calls.calls:,} calls in launch order "
         f"({_sizes(layer_pass)})",
         f"Traced: rank {trace.meta.rank}, {median.step}, micro-batch {layer_pass.microbatch}, "
         f"layer {layer_pass.layer}",
         f"{calls.calls_us:,.1f} us of GPU time, {span_us:,.1f} us from first start to last end, on "
         f"{devices or 'an unknown device'}",
-        *in_graph(origins),
+        *in_graph(sorted({origin.values[code] for code in origin.codes[event[event >= 0]].tolist()})),
+        f"Median of {len(candidates)} passes "
+        f"({times_us[0]:,.1f} to {times_us[-1]:,.1f} us without communication);",
+        f"{alike} of them call the same ops, {equal} with the same arguments.",
     ]
-
-
-def _remarks(calls: TracedCalls, unscaled: bool) -> list[str]:
-    """Lines on what is not as it was in the trace."""
-    remarks = []
+    # What is not as it was in the trace.
     left_out_us = sum(calls.left_out_us)
     words = [f"communication of {calls.comm_us:,.1f} us"] * (calls.comm_us > 0)
     if calls.left_out_us:
@@ -216,12 +179,38 @@ def _remarks(calls: TracedCalls, unscaled: bool) -> list[str]:
             f"{len(calls.left_out_us):,} calls of {left_out_us:,.1f} us ({share:.1%} of all calls' time)"
         )
     if words:
-        remarks.append(f"Left out (below): {'; '.join(words)}")
+        comments.append(f"Left out (below): {'; '.join(words)}")
     if any(tensor.maker == "ends" for tensor in calls.tensors):
-        remarks.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
+        comments.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
     if not unscaled:
-        remarks.append("Sizes are scaled down; the times above are for the traced sizes")
-    return remarks
+        comments.append("Sizes are scaled down; the times above are for the traced sizes")
+    libraries = sorted({op.partition("::")[0] for op in calls.ops} - {"aten"})
+    traced_us = round(calls.calls_us, 3)
+    text = render(
+        "sequence.py.j2",
+        {
+            "library": bool(libraries),
+            "leaves_out": calls.calls < len(calls.lines),
+            "kinds": frozenset(tensor.maker for tensor in calls.tensors),
+        },
+        about=about(comments),
+        name=name,
+        traced_us=traced_us if unscaled else None,
+        span_us=round(span_us, 3) if unscaled else None,
+        traced_on=plain(devices),
+        libraries=libraries,
+        calls=source(calls.lines, _INDENT),
+    )
+    return Script(
+        name=name,
+        kind="sequence",
+        subject=_subject(median.phase, stages),
+        shapes=_sizes(layer_pass),
+        text=text,
+        count=alike,
+        traced_us=traced_us if unscaled else 0.0,
+        total_us=calls.calls_us * alike,
+    )
 
 
 def _sizes(layer_pass: LayerPass) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tracelens.analysis.common import own_device
 from tracelens.analysis.roofline import least_ns
@@ -51,12 +51,7 @@ SCRIPTS = Schema(
 TABLES = {"scripts": SCRIPTS}
 
 
-class _Candidate(NamedTuple):
-    worth_us: float
-    origin: OpCase | Script
-
-
-def _quiet(_: str) -> None:
+def quiet(_: str) -> None:
     """No progress."""
 
 
@@ -70,7 +65,7 @@ def replay(
     device: Device | None = None,
     max_elements: int | None = None,
     first_ranks: int | None = None,
-    progress: Callable[[str], None] = _quiet,
+    progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Write scripts for calls and collectives of a run.
 
@@ -98,26 +93,53 @@ def replay(
     works = [selected_work(trace, selection) for trace in run.traces]
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
     calls = [case for case in calls if fits(case, selection)]
-    by_time = [_Candidate(case.total_ns / 1e3, case) for case in calls]
-    candidates = by_time if order == "time" else _recoverable(run, calls, device)
-    if order == "time" and not selection.ops_only:
-        progress("finding collectives")
-        scripts, skips = collectives(run, ranks=first_ranks, during=selection.during)
-        matching = [script for script in scripts if fnmatchcase(script.subject, selection.op or "*")]
-        candidates += [_Candidate(script.total_us, script) for script in matching]
+    candidates: list[tuple[float, OpCase | Script]] = []  # us that each is worth
+    if order == "time":
+        candidates = [(case.total_ns / 1e3, case) for case in calls]
+        if not selection.ops_only:
+            progress("finding collectives")
+            of_collectives, skips = collectives(run, ranks=first_ranks, during=selection.during)
+            candidates += [
+                (reproducer.total_us, reproducer)
+                for reproducer in of_collectives
+                if fnmatchcase(reproducer.subject, selection.op or "*")
+            ]
+    else:  # time above the roofline; calls without one are left out
+        peaks = device or own_device(run.traces[0])
+        if peaks is None:
+            raise TracelensError("no roofline: the trace names no known device; pass --device")
+        for case in calls:
+            least = least_ns(case.cost, peaks) if case.cost is not None else 0
+            if least > 0:
+                candidates.append(((case.total_ns - least * len(case.times)) / 1e3, case))
     if not candidates:
         raise TracelensError(_NO_ROOFLINE if calls else _why_nothing(run, selection))
+
     progress("writing scripts")
-    candidates.sort(key=lambda candidate: -candidate.worth_us)
-    scripts, refused, not_written = _scripts_of(candidates, top, max_elements)
+    candidates.sort(key=lambda candidate: -candidate[0])
+    candidates.reverse()  # the last is taken first
+    scripts: list[Script] = []
+    refused: dict[tuple[str, str], list[OpCase]] = {}
+    while candidates and len(scripts) != top:
+        _, origin = candidates.pop()
+        try:
+            scripts.append(script(origin, max_elements) if isinstance(origin, OpCase) else origin)
+        except Unreplayable as error:
+            assert isinstance(origin, OpCase)
+            refused.setdefault((origin.call.op, str(error)), []).append(origin)
+    refusals = []
+    for (op, reason), refused_cases in refused.items():
+        shapes = describe(refused_cases[0].call.shapes, refused_cases[0].call.dtypes)
+        more = f" and {len(refused_cases) - 1} more of other shapes" if len(refused_cases) > 1 else ""
+        refusals.append(Skip(f"{op} {shapes}".strip() + more, reason))
     if selection.selects_all:
-        skips += [skip for skip in refused if skip.reason.startswith(UNFAITHFUL)]
+        skips += [skip for skip in refusals if skip.reason.startswith(UNFAITHFUL)]
         skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
     else:
-        skips = refused + [
+        skips = refusals + [
             skip for skip in skips if selection.op and fnmatchcase(skip.subject, f"*{selection.op}*")
         ]
-    return _written(run, folder, scripts, skips, not_written)
+    return _written(run, folder, scripts, skips, not_written=len(candidates))
 
 
 def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) -> Result:
@@ -132,44 +154,6 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
     if not scripts:
         raise TracelensError("; ".join(dict.fromkeys(f"{skip.subject}: {skip.reason}" for skip in skips)))
     return _written(run, folder, scripts, skips, 0)
-
-
-def _recoverable(run: Run, selected: Sequence[OpCase], device: Device | None) -> list[_Candidate]:
-    """Time above the roofline; calls without a roofline are left out."""
-    peaks = device or own_device(run.traces[0])
-    if peaks is None:
-        raise TracelensError("no roofline: the trace names no known device; pass --device")
-    candidates = []
-    for case in selected:
-        if case.cost is not None:
-            least = least_ns(case.cost, peaks)
-            if least > 0:
-                candidates.append(_Candidate((case.total_ns - least * len(case.times)) / 1e3, case))
-    return candidates
-
-
-def _scripts_of(
-    candidates: Sequence[_Candidate], top: int | None, max_elements: int | None
-) -> tuple[list[Script], list[Skip], int]:
-    """Scripts of the first candidates, why others are none, and how many are left."""
-    scripts: list[Script] = []
-    refused: dict[tuple[str, str], list[OpCase]] = {}
-    pending = list(reversed(candidates))
-    while pending and len(scripts) != top:
-        origin = pending.pop().origin
-        try:
-            scripts.append(script(origin, max_elements) if isinstance(origin, OpCase) else origin)
-        except Unreplayable as error:
-            assert isinstance(origin, OpCase)
-            refused.setdefault((origin.call.op, str(error)), []).append(origin)
-    skips = [Skip(_refusal(op, refused_cases), reason) for (op, reason), refused_cases in refused.items()]
-    return scripts, skips, len(pending)
-
-
-def _refusal(op: str, refused_cases: Sequence[OpCase]) -> str:
-    shapes = describe(refused_cases[0].call.shapes, refused_cases[0].call.dtypes)
-    more = f" and {len(refused_cases) - 1} more of other shapes" if len(refused_cases) > 1 else ""
-    return f"{op} {shapes}".strip() + more
 
 
 def _why_nothing(run: Run, selection: ReplaySelection) -> str:

@@ -40,17 +40,18 @@ from tracelens.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Sums are added in another order, and single precision may run as TF32.
+# Least tolerated error of a result: sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
 _BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
 _LIST_TYPE = "Element types in tensor lists are not recorded; they follow from the kernel."
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
-_NAME = 80
-_LAUNCH_NS = 100
+_NAME = 80  # characters of a file's name that are the op's
+_LAUNCH_NS = 100  # calls with a least time below this are nothing but the start of a kernel
 _RECENT = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
-_CACHES, _LARGE = 1 << 29, 8 << 30
+_CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
+_LARGE = 8 << 30  # bytes of a set that is alone
 
 
 class Kit(NamedTuple):
@@ -224,11 +225,13 @@ class SourceText(NamedTuple):
     """Python source made of data."""
 
     text: str  # as it stands in a script
-    outline: str = DATA  # the same without the data, see outline.py: one expression, if nothing else is said
+    outline: str = (
+        DATA  # the same without the data, see `is_outline`: one expression, if nothing else is said
+    )
 
 
 Choice = bool | Kit | CollectiveKind | frozenset[str]
-"""What a template's structure depends on; never text of a trace. A set is one of outline.MAKERS."""
+"""What a template's structure depends on; never text of a trace. A set is one of MAKERS."""
 
 UNFAITHFUL = "its script was not written: "
 """How the reason begins where a script would be more than its template and data."""
@@ -256,24 +259,45 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     op = case.call.op
     if not OP.fullmatch(op):
         raise Unreplayable("not a registered op name (namespace::name)")
-    traced = complete(
-        op, read_arguments(*case.call.recorded, of_lists=_of_lists(case)), case.call.kernel, case.call.blocks
-    )
+    # Element type of tensors in lists, from the kernel: its type, or one of the width that it moves.
+    of_lists = torch_dtype(case.cost.dtype) if case.cost else ""
+    if not of_lists:
+        width = next((match[1] for name in case.kernels if (match := _OPAQUE.search(name))), "4")
+        of_lists = _OF_WIDTH.get(width, "float32")
+    recorded = read_arguments(*case.call.recorded, of_lists=of_lists)
+    traced = complete(op, recorded, case.call.kernel, case.call.blocks)
     arguments = traced if max_elements is None else scaled(op, traced, max_elements)
     unscaled = arguments == traced
     cost = case.cost if unscaled else None
     filled = fill(op, arguments)
+    inputs = tensors(filled)
+    # Sets of arguments that take turns: together they are beyond any cache.
+    size = sum(tensor.numel * element_bytes(tensor.dtype) for tensor in inputs)
+    copies = 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
+    # Tolerated error: some roundings of the coarsest input type, 0 where there are only integers.
     op_kit = kit(op, filled)
+    eps = max((epsilon(tensor.dtype) for tensor in inputs), default=0.0)
+    rtol = max(op_kit.slack * eps, _SUMS) if eps else 0.0
     median_us = round(float(np.median(case.times)) / 1e3, 3)
+    shapes = describe(case.call.shapes, case.call.dtypes)
+    comments = [
+        f"{op} {shapes}",
+        f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
+        f"Kernels: {', '.join(case.kernels)}",
+        *in_graph(case.sources),
+        *([_BY_GRID] if case.call.blocks >= 0 else []),
+        *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
+        *([] if unscaled else ["Sizes are scaled down from those above."]),
+    ]
     text = render(
         "op.py.j2",
         {
             "kit": op_kit,
             "library": not op.startswith("aten::"),
-            "kinds": frozenset(tensor.maker for tensor in tensors(filled)),
-            "complex": any(tensor.dtype.startswith("complex") for tensor in tensors(filled)),
+            "kinds": frozenset(tensor.maker for tensor in inputs),
+            "complex": any(tensor.dtype.startswith("complex") for tensor in inputs),
         },
-        about=about(_about(case, unscaled)),
+        about=about(comments),
         op=op,
         traced_us=median_us if unscaled else None,
         traced_on=plain(", ".join(case.devices)),
@@ -281,31 +305,19 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
         least_us=SourceText(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
         arguments=call_arguments(filled),
-        copies=_copies(filled),
-        rtol=_rtol(filled, op_kit.slack),
+        copies=copies,
+        rtol=rtol,
     )
     return Script(
         name=re.sub(r"\W+", "_", op)[:_NAME],
         kind="op",
         subject=op,
-        shapes=describe(case.call.shapes, case.call.dtypes),
+        shapes=shapes,
         text=text,
         count=len(case.times),
         traced_us=median_us if unscaled else 0.0,
         total_us=case.total_ns / 1e3,
     )
-
-
-def _rtol(arguments: Sequence[Argument], slack: int) -> float:
-    """Tolerated error: some roundings of the coarsest input type, 0 where there are only integers."""
-    eps = max((epsilon(tensor.dtype) for tensor in tensors(arguments)), default=0.0)
-    return max(slack * eps, _SUMS) if eps else 0.0
-
-
-def _copies(arguments: Sequence[Argument]) -> int:
-    """How many sets of arguments are together beyond the caches of any GPU, 256 MB; not so many if large."""
-    size = sum(tensor.numel * element_bytes(tensor.dtype) for tensor in tensors(arguments))
-    return 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
 
 
 def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
@@ -326,26 +338,6 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
     return least_by_device
 
 
-def _of_lists(case: OpCase) -> str:
-    """Element type of tensors in lists, from the kernel: its type, or one of the width that it moves."""
-    if case.cost and (dtype := torch_dtype(case.cost.dtype)):
-        return dtype
-    width = next((match[1] for name in case.kernels if (match := _OPAQUE.search(name))), "4")
-    return _OF_WIDTH.get(width, "float32")
-
-
-def _about(case: OpCase, unscaled: bool) -> list[str]:
-    return [
-        f"{case.call.op} {describe(case.call.shapes, case.call.dtypes)}",
-        f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
-        f"Kernels: {', '.join(case.kernels)}",
-        *in_graph(case.sources),
-        *([_BY_GRID] if case.call.blocks >= 0 else []),
-        *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
-        *([] if unscaled else ["Sizes are scaled down from those above."]),
-    ]
-
-
 # ====================
 # Ops that need more than a call: another reference, a stand-in, what a forward pass leaves.
 
@@ -353,35 +345,22 @@ def _about(case: OpCase, unscaled: bool) -> list[str]:
 def kit(op: str, arguments: Sequence[Argument]) -> Kit:
     """What a script for this op with these arguments needs."""
     op_kit = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
-    if op_kit.template == "scaled_mm" and not _plain_scales(arguments):
-        return Kit(compared=0, unchecked="its scales are swizzled")
-    if op_kit.template == "attention":
-        return _attended(op_kit, arguments)
-    if op_kit is _SCALED_GROUPED and not _rows_of_weights(arguments):
-        return Kit(compared=0, unchecked="no reference for scaled groups of columns")
+    if op_kit.template == "scaled_mm":
+        # Unless each scale is one for all, or lies beside its rows, columns or blocks.
+        scales = [scale for scale in arguments[2:4] if isinstance(scale, TensorArgument)]
+        if not all(len(scale.shape) == 2 or scale.numel == 1 for scale in scales):
+            return Kit(compared=0, unchecked="its scales are swizzled")
+    if op_kit.template == "attention":  # without a reference where it is not plain attention
+        dropout_index = op_kit.data["dropout"]
+        if dropout_index < len(arguments) and arguments[dropout_index]:
+            return op_kit._replace(compared=0, unchecked="its results are random")
+        if any(isinstance(argument, TensorArgument) and argument.maker == "ends" for argument in arguments):
+            return op_kit._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
+    if op_kit is _SCALED_GROUPED:  # unless groups are rows of the first operand, times a matrix each
+        operands = [argument for argument in arguments[:2] if isinstance(argument, TensorArgument)]
+        if [len(operand.shape) for operand in operands] != [2, 3]:
+            return Kit(compared=0, unchecked="no reference for scaled groups of columns")
     return op_kit
-
-
-def _attended(op_kit: Kit, arguments: Sequence[Argument]) -> Kit:
-    """The kit of an attention, without a reference where that is not plain attention."""
-    dropout_index = op_kit.data["dropout"]
-    if dropout_index < len(arguments) and arguments[dropout_index]:
-        return op_kit._replace(compared=0, unchecked="its results are random")
-    if any(isinstance(argument, TensorArgument) and argument.maker == "ends" for argument in arguments):
-        return op_kit._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
-    return op_kit
-
-
-def _plain_scales(arguments: Sequence[Argument]) -> bool:
-    """Whether each scale is one for all, or lies beside its rows, columns or blocks."""
-    scales = [scale for scale in arguments[2:4] if isinstance(scale, TensorArgument)]
-    return all(len(scale.shape) == 2 or scale.numel == 1 for scale in scales)
-
-
-def _rows_of_weights(arguments: Sequence[Argument]) -> bool:
-    """Whether groups are rows of the first operand, times a matrix each."""
-    dims = [len(argument.shape) if isinstance(argument, TensorArgument) else 0 for argument in arguments[:2]]
-    return dims == [2, 3]
 
 
 # ====================
@@ -503,7 +482,7 @@ def render(template: str, choices: Mapping[str, Choice], /, **data: Any) -> str:
     Args:
         template: name.
         choices: what its structure depends on.
-        data: what it is filled with: numbers, texts, lists, which become literals, or Source.
+        data: what it is filled with: numbers, texts, lists, which become literals, or SourceText.
 
     Raises:
         Unreplayable: the script is not its template with other data.

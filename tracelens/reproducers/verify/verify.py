@@ -18,6 +18,7 @@ from tracelens.devices import match
 from tracelens.errors import TracelensError
 from tracelens.reproducers import folder as folders
 from tracelens.reproducers.folder import Entry
+from tracelens.reproducers.make import quiet
 from tracelens.reproducers.verify.worker import (
     ISOLATED,
     Ran,
@@ -32,9 +33,12 @@ from tracelens.table import Column, Result, Schema
 
 TIMEOUT_S = 180.0  # for one script
 RANKS = 8  # processes that a collective starts at most where it runs on the CPU
-TOLERANCE = 0.1  # allowed relative deviation from the traced time
+
+# What a time is judged by.
+TOLERANCE = 0.1  # of the traced time; a trade-off: less calls clocks and noise a difference, more hides one
 NOISY = 1.5  # times whose p90 is so many times their p10 vary more than a tolerance can hold
 BETWEEN_US = 3.0  # what may lie between two kernels in a row; here it counts, in a trace it does not
+
 STAND_IN = "stand-in for "
 """How a result names an op for which this device has no kernel; what was timed instead says nothing of it."""
 BROKEN = ("wrong", "failed", "timeout")
@@ -136,10 +140,6 @@ class ScriptRow(NamedTuple):
         return self.replayed_us > 0 and self.traced_us > 0
 
 
-def _quiet(_: str) -> None:
-    """Report nothing."""
-
-
 def verify(
     folder: Path,
     *,
@@ -151,7 +151,7 @@ def verify(
     timeout_s: float = TIMEOUT_S,
     ranks: int | None = None,
     only: re.Pattern[str] | None = None,
-    progress: Callable[[str], None] = _quiet,
+    progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Run the scripts of a directory: are results correct, and do times match the trace?
 
@@ -207,15 +207,20 @@ def verify(
         }
     # Only now: the worker would hold memory of a GPU that these need.
     arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(RANKS if ranks is None else ranks)]
+    gpus = len(machine.devices)
+    most = ranks if ranks is not None else gpus or RANKS
     for entry in (entry for entry in entries if entry.processes > 1):
-        why = _too_many(entry, len(machine.devices), ranks)
-        rows[entry] = (
-            unrun(entry, "skipped", why)
-            if why
-            else row(
+        if 0 < gpus < entry.processes:
+            why = f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
+            rows[entry] = unrun(entry, "skipped", why)
+        elif entry.processes > most:
+            where = "" if gpus else " on the CPU"
+            why = f"starts {entry.processes} processes{where}, limit {most}; "
+            rows[entry] = unrun(entry, "skipped", f"{why}allow them with --ranks {entry.processes}")
+        else:
+            rows[entry] = row(
                 entry, lambda path: run_together([interpreter, ISOLATED, str(path), *arguments], timeout_s)
             )
-        )
     return _verify_result([rows[entry] for entry in entries], machine, tolerance)
 
 
@@ -237,22 +242,6 @@ def failed(result: Result, *, strict: bool = False) -> bool:
 
 def _option(name: str, value: object) -> list[str]:
     return [] if value is None else [name, str(value)]
-
-
-def _together(command: Sequence[str], arguments: Sequence[str], timeout_s: float, path: Path) -> Ran:
-    return run_together([*command, str(path), *arguments], timeout_s)
-
-
-def _too_many(entry: Entry, gpus: int, ranks: int | None) -> str:
-    """Why a script starts more processes than it may; "" if it does not."""
-    if 0 < gpus < entry.processes:
-        return f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
-    most = ranks if ranks is not None else gpus or RANKS
-    if entry.processes > most:
-        where = "" if gpus else " on the CPU"
-        allow = f"allow them with --ranks {entry.processes}"
-        return f"starts {entry.processes} processes{where}, limit {most}; {allow}"
-    return ""
 
 
 def _verify_result(rows: Sequence[ScriptRow], machine: TorchMachine, tolerance: float) -> Result:
@@ -313,10 +302,32 @@ def judged(entry: Entry, ran: Ran, tolerance: float) -> ScriptRow:
     """The row of a script that was run: its result, whether that is the traced one, and why it may not be."""
     if ran.code is None:
         return unrun(entry, "timeout", _last_words(ran) or STATUSES["timeout"])
-    report = _reported(ran.output)
+    report: Mapping[str, Any] = {}  # the JSON object that a script prints last
+    for line in reversed(ran.output.splitlines()):
+        if line.startswith("{"):
+            try:
+                payload = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(payload, dict) and "check" in payload:
+                report = payload
+                break
     check = str(report.get("check", ""))
     if not check or (ran.code and not check.startswith("wrong")):
-        return unrun(entry, "failed", _why_failed(ran, ran.code, bool(check)))
+        words = ran.reason or _last_words(ran)
+        if ran.code == 0:
+            why = "it printed no result"
+        elif ran.code < 0:
+            name = (
+                signal.Signals(-ran.code).name if -ran.code in set(signal.Signals) else f"signal {-ran.code}"
+            )
+            hint = ": out of memory?" if -ran.code == signal.SIGKILL else ""
+            why = f"ended by {name}{hint}{f': {words}' if words else ''}"
+        elif check:
+            why = f"exit status {ran.code} after its result: {words}"
+        else:
+            why = words or f"exit status {ran.code}"
+        return unrun(entry, "failed", why)
     # No ratio: the script knows that its time is of something else, such as sizes scaled down.
     is_traced = report.get("ratio", 0) is not None
     row = ScriptRow(
@@ -373,30 +384,6 @@ def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tu
     if 0 < late_us <= BETWEEN_US:
         reasons.append(f"short: the {late_us:.1f} us difference may be the gap between two kernels")
     return "slower" if row.ratio > 1 else "faster", reasons
-
-
-def _reported(output: str) -> Mapping[str, Any]:
-    """The JSON object that a script prints last; empty where there is none."""
-    for line in reversed(output.splitlines()):
-        if line.startswith("{"):
-            try:
-                payload = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(payload, dict) and "check" in payload:
-                return payload
-    return {}
-
-
-def _why_failed(ran: Ran, code: int, finished: bool) -> str:
-    words = ran.reason or _last_words(ran)
-    if code == 0:
-        return "it printed no result"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = ": out of memory?" if -code == signal.SIGKILL else ""
-        return f"ended by {name}{hint}{f': {words}' if words else ''}"
-    return f"exit status {code} after its result: {words}" if finished else words or f"exit status {code}"
 
 
 def _last_words(ran: Ran) -> str:

@@ -140,26 +140,23 @@ class Worker:
                 command = [python, ISOLATED, str(RUNNER), *arguments]
                 self._process = start(command, self._logs, pass_fds=[theirs.fileno()])
             stack.callback(stop, self._process)
-            self.machine = self._hello(python)
+            try:
+                reply = self._answer(START_S)
+            except TimeoutError:
+                reply = None
+            if reply is None:
+                words = self._logs.tails()[1].split("\n")
+                last = next((line for line in reversed(words) if line.strip()), "it did not answer")
+                raise TracelensError(f"{python} cannot run scripts: {last}")
+            if reply.get("absent"):
+                raise TracelensError(
+                    f"{python} has no torch (PYTHONPATH and user site-packages are ignored): "
+                    "pip install torch, or pass another interpreter with --python"
+                )
+            if "torch" not in reply:
+                raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
+            self.machine = TorchMachine(reply["torch"], tuple(reply["devices"]))
             self._stack = stack.pop_all()
-
-    def _hello(self, python: str) -> TorchMachine:
-        try:
-            reply = self._answer(START_S)
-        except TimeoutError:
-            reply = None
-        if reply is None:
-            words = self._logs.tails()[1].split("\n")
-            last = next((line for line in reversed(words) if line.strip()), "it did not answer")
-            raise TracelensError(f"{python} cannot run scripts: {last}")
-        if reply.get("absent"):
-            raise TracelensError(
-                f"{python} has no torch (PYTHONPATH and user site-packages are ignored): "
-                "pip install torch, or pass another interpreter with --python"
-            )
-        if "torch" not in reply:
-            raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
-        return TorchMachine(reply["torch"], tuple(reply["devices"]))
 
     def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
         self.used = True

@@ -111,7 +111,7 @@ def pairs(context: StepWork) -> GemmCollectivePairs | str:
     if not has_gemm.any():
         return "no GEMM directly before a reduction or after a gather of a tensor-parallel group"
     # Pairs whose message is the GEMM's result or operand.
-    comm = comm.take(has_gemm)
+    comm, gather = comm.take(has_gemm), gather[has_gemm]
     op = work.op[beside[has_gemm]]
     group, _ = codes(*context.ops.keys(op))
     _, first, of_op = np.unique(group, return_index=True, return_inverse=True)

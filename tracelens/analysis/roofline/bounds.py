@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.costing import Counted, OpCalls, matrix_costing
+from tracelens.analysis.roofline.costing import CACHED_RATIO, LARGE_FLOPS, Counted, OpCalls, matrix_costing
 from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
@@ -17,9 +17,6 @@ from tracelens.units import EXPLAIN_ABOVE
 
 BOUNDS = ("compute", "memory", "host link", "gpu link", "")
 """What limits a call; "" where it has nothing to do or the device's figures lack."""
-# What decides what a note says, and which GEMMs stand for what a GPU reaches.
-_CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
-_LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 ROOFS = Schema(
     "Roofs of the devices",
     (
@@ -122,7 +119,7 @@ def explain(
         return f"beyond the {cost.dtype} peak: narrower type, sparsity, or less work than counted"
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
-        if moved <= _CACHED_RATIO * cache:
+        if moved <= CACHED_RATIO * cache:
             part = "all" if moved <= cache else "much"
             return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
         return "beyond memory bandwidth: cached input, or less data moved than counted"
@@ -169,7 +166,7 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
-    large = (flops >= _LARGE_FLOPS) & (duration > 0)
+    large = (flops >= LARGE_FLOPS) & (duration > 0)
     if large.any():
         return float(flops[large].sum() / duration[large].sum() * 1e9)
     if device is None:

@@ -36,9 +36,16 @@ from tracelens.trace import (
 )
 
 _LOCAL = ("dtod", "memset")
+
+# What decides whether a figure is shown, and what a note says.
 # A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.
-_LARGEST = 1 << 56
-_LARGEST_BYTES = 1 << 46
+LARGEST_FLOPS = 1 << 56
+LARGEST_BYTES = 1 << 46
+MOSTLY_UNCOUNTED = 0.5
+"""Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
+lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
+CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
+LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 
 
 class Counted(NamedTuple):
@@ -174,7 +181,7 @@ class _Costing:
             known = self.ops.recorded(op) or isinstance(why.reason, Failure)
             return why.reason if known else NO_SHAPES
         moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
-        if cost.flops > _LARGEST or moved > _LARGEST_BYTES:
+        if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
             return BEYOND
         return Counted(name, self.ops.describe(op), cost, cost.note)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, choose_device, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
-from tracelens.analysis.roofline.costing import NO_MODEL, REPEATED, Costing, costing
+from tracelens.analysis.roofline.costing import MOSTLY_UNCOUNTED, NO_MODEL, REPEATED, Costing, costing
 from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
@@ -124,10 +124,6 @@ STATUSES = ("cost model", "cost model, arguments of a repeat", "reason given", "
 last is what tracelens lacks."""
 MODELLED = 2
 """This many of STATUSES, the first ones, are counted."""
-
-_MOSTLY_UNCOUNTED = 0.5
-"""Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
-lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
 
 
 class Utilisation(NamedTuple):
@@ -251,7 +247,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Util
     computing_ns, not_counted_ns = (
         sums(of_work, np.where(mask, work.dur, 0), number) for mask in (computing, uncounted)
     )
-    mostly = not_counted_ns > _MOSTLY_UNCOUNTED * computing_ns
+    mostly = not_counted_ns > MOSTLY_UNCOUNTED * computing_ns
     lacking: Bool = uncounted & (on_matrix_units(work) | (opaque & mostly[of_work]))
     modelled_ns, lacking_ns = (
         sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking)

@@ -40,8 +40,19 @@ RunRank = Callable[[int, int, Any], Any]
 """Runs one rank of a job: its rank, its number on its machine, the job."""
 
 
+class RecordedJob:
+    """What jobs have in common."""
+
+    start: int
+    end: int
+
+    @property
+    def window(self) -> RecordingWindow:
+        return RecordingWindow.between(self.start, self.end)
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(RecordedJob):
     """A run of the workload."""
 
     config: Config  # what to train
@@ -67,10 +78,6 @@ class Job:
         at_least_one(self, ("steps",))
         if self.out is not None:
             check_recorded(self.window, self.steps, "steps")
-
-    @property
-    def window(self) -> RecordingWindow:
-        return RecordingWindow.between(self.start, self.end)
 
     def timed(self) -> range:
         """The steps after warm-up and without a profiler."""
@@ -133,10 +140,6 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
         )
     if ranks == 1 and not apart:
         return [run(0, 0, job)]
-    return _spawn(ranks, run, job)
-
-
-def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
     method = "spawn"
     if job.device == "cpu" and sys.platform == "linux":
         # Importing torch takes longer than a small run: all ranks are forked from one process that has.
@@ -308,41 +311,33 @@ def bind(local_rank: int, device: torch.device) -> list[int]:
     """
     if not hasattr(os, "sched_setaffinity"):
         raise TracelensError("numa=bind needs Linux")
-    path = _gpu_cores(device) if device.type == "cuda" else _node_cores(local_rank)
-    allowed = sorted(parse_cores(_text(path)) & os.sched_getaffinity(0))
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
+        if bus is None:
+            raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
+        address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+        path = SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
+    else:
+        folders = nodes()
+        if not folders:
+            raise TracelensError("numa=bind: this machine reports no NUMA nodes")
+        path = folders[local_rank % len(folders)] / "cpulist"
+    try:
+        listed = parse_cores(path.read_text(encoding="ascii"))
+    except OSError as error:
+        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
+    allowed = sorted(listed & os.sched_getaffinity(0))
     if not allowed:
         raise TracelensError(f"numa=bind: this process may use none of the cores listed in {path}")
     os.sched_setaffinity(0, allowed)
     return allowed
 
 
-def _gpu_cores(device: torch.device) -> Path:
-    properties = torch.cuda.get_device_properties(device)
-    domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
-    if bus is None:
-        raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
-    address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-    return SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
-
-
 def nodes() -> list[Path]:
     """Folders of this machine's NUMA nodes, by number."""
     folders = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
     return sorted(folders, key=lambda node: int(node.name[4:]))
-
-
-def _node_cores(local_rank: int) -> Path:
-    folders = nodes()
-    if not folders:
-        raise TracelensError("numa=bind: this machine reports no NUMA nodes")
-    return folders[local_rank % len(folders)] / "cpulist"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError as error:
-        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
 
 
 def parse_cores(text: str) -> set[int]:

@@ -15,21 +15,13 @@ from torch import Tensor
 
 
 class RowMap(NamedTuple):
-    """Which token, for which of its choices, stands in which row.
+    """Which token, for which of its choices, stands in which row."""
 
-    Attributes:
-        token_R: int64, token of a row, -1 for a row without one.
-        choice_R: int64, token * K + choice of a row, -1 for a row without one.
-        row_TK: int64, row of a choice; -1 for a choice that has none.
-        rows_e: int64, rows of each expert; the first expert's come first.
-        padded: whether there may be rows without a token: the host does not know how many have one.
-    """
-
-    token_R: Tensor
-    choice_R: Tensor
-    row_TK: Tensor
-    rows_e: Tensor
-    padded: bool
+    token_R: Tensor  # int64, token of a row, -1 for a row without one
+    choice_R: Tensor  # int64, token * K + choice of a row, -1 for a row without one
+    row_TK: Tensor  # int64, row of a choice; -1 for a choice that has none
+    rows_e: Tensor  # int64, rows of each expert; the first expert's come first
+    padded: bool  # whether there may be rows without a token: the host does not know how many have one
 
 
 def sort_rows(expert_TK: Tensor, experts: int, rows: int, padded: bool = False) -> RowMap:

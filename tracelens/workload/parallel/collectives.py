@@ -103,14 +103,10 @@ class Pending:
         self.y = change(self.y)
 
 
-def _nothing() -> None:
-    """No other micro-batch to go on with."""
-
-
 class Waiting:
     """What is called before a wait for a collective: `overlap` lets another micro-batch run there."""
 
-    before: Callable[[], None] = staticmethod(_nothing)
+    before: Callable[[], None] = type(None)  # does nothing: there is no other micro-batch to go on with
 
 
 class _Start(Function):
@@ -248,8 +244,8 @@ def shard(
         parameter: of a module.
         replicas: name of the group of ranks that hold the same: "stage", "dense" or "edp".
         dim: that is cut.
-        part: number of this rank's part.
-        parts: that there are.
+        part: number of this rank's part, of `parts`.
+        parts: how many there are.
     """
     parameter.replicas, parameter.cut = replicas, (dim, part, parts)
     return parameter

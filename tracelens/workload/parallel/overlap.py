@@ -40,43 +40,25 @@ def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int,
         Exception: what either of them raised; the other has ended by then.
     """
     made = forward(0)
-    with ThreadPoolExecutor(1, "backward") as helper:
+    # Each thread has a device and a stream of its own: the helper takes those of this one.
+    adopt = (torch.cuda.set_stream, (torch.cuda.current_stream(),)) if torch.cuda.is_initialized() else ()
+    usual = Waiting.before
+    with ThreadPoolExecutor(1, "backward", *adopt) as helper:
         for number in range(1, count):
-            made = _both(partial(forward, number), partial(backward, number - 1, made), helper)
+            baton = _Baton()
+            Waiting.before = baton.hand_over
+            try:
+                backward_done = helper.submit(baton.run, partial(backward, number - 1, made))
+                try:
+                    made = baton.run(partial(forward, number))
+                except _Ended:
+                    pass  # the backward's failure, raised by what follows
+                finally:
+                    wait([backward_done])
+                backward_done.result()
+            finally:
+                Waiting.before = usual
     backward(count - 1, made)
-
-
-def _both(forward: Callable[[], T], backward: Callable[[], None], helper: ThreadPoolExecutor) -> T:
-    """Run the two in turns; what the forward returned."""
-    baton, usual = _Baton(), Waiting.before
-    Waiting.before = baton.hand_over
-    results: list[T] = []
-    try:
-        backward_done = helper.submit(baton.run, _on_this_stream(backward))
-        try:
-            results.append(baton.run(forward))
-        except _Ended:
-            pass  # the backward's failure, raised by what follows
-        finally:
-            wait([backward_done])
-        backward_done.result()
-    finally:
-        Waiting.before = usual
-    return results[0]
-
-
-def _on_this_stream(run: Callable[[], T]) -> Callable[[], T]:
-    """The same for another thread, on this one's device and stream: each thread has its own."""
-    if not torch.cuda.is_initialized():
-        return run
-    stream = torch.cuda.current_stream()
-
-    def adopted() -> T:
-        torch.cuda.set_device(stream.device)
-        torch.cuda.set_stream(stream)
-        return run()
-
-    return adopted
 
 
 class _Ended(Exception):

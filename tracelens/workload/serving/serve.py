@@ -13,15 +13,22 @@ import torch.distributed as dist
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
-from tracelens.recording import Recorder, RecordingWindow, record
-from tracelens.workload.launch import check_recorded, joined, on_ranks, own_device, resolve_device
+from tracelens.recording import Recorder, record
+from tracelens.workload.launch import (
+    RecordedJob,
+    check_recorded,
+    joined,
+    on_ranks,
+    own_device,
+    resolve_device,
+)
 from tracelens.workload.serving.engine import ServingEngine, make_ranks, require
 from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
 from tracelens.workload.serving.settings import TOGGLES, TRAINING, Serving
 
 
 @dataclass(frozen=True)
-class ServeJob:
+class ServeJob(RecordedJob):
     """A serving run."""
 
     config: Config  # of the model, from `config.model_config`
@@ -41,9 +48,7 @@ class ServeJob:
         if self.out is not None:
             check_recorded(self.window, self.ticks, "ticks")
         require(self.config, self.serving, torch.device(self.device or "cpu"))
-        self._check_slices()
-
-    def _check_slices(self) -> None:
+        # Each rank has a slice of every MLP.
         model, ranks = self.config.model, self.ranks
         for name in ("expert_ffn", "shared_ffn", "dense_ffn"):
             if getattr(model, name) % ranks:
@@ -55,10 +60,6 @@ class ServeJob:
             raise TracelensError(
                 f"expert_ffn / ranks = {width} must be a multiple of {GEMM_ALIGNMENT}: lower --ranks"
             )
-
-    @property
-    def window(self) -> RecordingWindow:
-        return RecordingWindow.between(self.start, self.end)
 
     def settings(self) -> dict[str, Any]:
         """Model, serving and what it shares with training, as plain values."""

@@ -135,6 +135,8 @@ def rules() -> Iterator[tuple[str, ElementwiseRule]]:
 
 _RULES = dict(rules())
 
+SILU = 5
+"""x·σ(x), as in the table."""
 GELU = {"none": 5, "tanh": 9}
 """x·½·(1 + erf(x/√2)), and ½·x·(1 + tanh(β·(x + κ·x³))): Hendrycks and Gimpel,
 "Gaussian Error Linear Units"."""
@@ -147,6 +149,7 @@ GELU_BACKWARD = {"none": 11, "tanh": 18}
 _GELU_BACKWARD = {name: ElementwiseRule(operations, (0, 1)) for name, operations in GELU_BACKWARD.items()}
 _DIVISION, _ROUNDED = ElementwiseRule(1, (0, 1), "float"), ElementwiseRule(2, (0, 1))
 
+_NO_TENSOR = "no tensor among its recorded arguments"
 _NO_NUMBERS = frozenset({"", "None", "True", "False"})
 
 # Python's floats are recorded as 0-dim doubles, and make fp32 of integers where a tensor would make fp64.
@@ -179,7 +182,7 @@ def pointwise(call: OpCall, rule: ElementwiseRule) -> OpCost:
         elif dtype:
             out_dtype = out_dtype or dtype
     if not operands:
-        raise Uncounted("no tensor among its recorded arguments")
+        raise Uncounted(_NO_TENSOR)
     work = promote(operands)
     shape = broadcast([operand.shape for operand in operands])
     numel = prod(shape)
@@ -340,7 +343,7 @@ def normal(call: OpCall) -> OpCost:
     """Normal numbers with means or deviations from tensors: 6 operations each."""
     tensors = [call.tensor(index) for index in (0, 1) if call.has(index)]
     if not tensors:
-        raise Uncounted("no tensor among its recorded arguments")
+        raise Uncounted(_NO_TENSOR)
     numel = max(tensor.numel for tensor in tensors)
     read = sum(tensor.bytes for tensor in tensors)
     return OpCost(6 * numel, read, size(numel, tensors[0].dtype), tensors[0].dtype)

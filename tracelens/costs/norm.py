@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
-from tracelens.costs.tensors import dtype_argument
+from tracelens.costs.tensors import dtype_argument, shape_of
 from tracelens.dtypes import SCALAR_TYPES
 
 _ASSUMED = "all gradients assumed: the required ones are not recorded"
@@ -280,7 +280,7 @@ def batch_norm_backward(call: OpCall) -> OpCost:
     read = grad.bytes + x.bytes + call.bytes(*vectors)
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
     written = required[0] * x.dense_bytes + sum(required[1:]) * size(channels, parameter)
-    note = "" if known else "all gradients assumed: the required ones are not recorded"
+    note = "" if known else _ASSUMED
     return OpCost((9 if training else 5) * x.numel, read, written, x.dtype, dims=_channel_dims(x), note=note)
 
 
@@ -350,7 +350,7 @@ def rms_norm_mxfp4(call: OpCall) -> OpCost:
 @cost("sglang_profiler::fused_mxfp4_quant_fused_rms_mxfp4_quant*", engine="vector")
 def rms_norm_mxfp4_launcher(call: OpCall) -> OpCost:
     """The same function without its numbers: a matrix behind which a vector stands is the second x."""
-    first, _, *rest = _at_least(call, 2)
+    first, _, *rest = call.tensors(2)
     second, residual = None, None
     for index, tensor in enumerate(rest):
         following = rest[index + 1].shape if index + 1 < len(rest) else ()
@@ -436,13 +436,6 @@ def _fused_cost(x: Tensor, flops: int, read: int, written: int) -> OpCost:
     return OpCost(flops * x.numel, read, written, x.dtype, dims=dims)
 
 
-def _at_least(call: OpCall, least: int) -> list[Tensor]:
-    tensors = call.tensors()
-    if len(tensors) < least:
-        raise Uncounted(f"{len(tensors)} recorded tensors instead of {least}")
-    return tensors
-
-
 # ====================
 # Quantization to 8 and 4 bits, with dynamic or static scales.
 #
@@ -504,9 +497,8 @@ def mxfp4(call: OpCall) -> OpCost:
     """Rows to MXFP4; of three dimensions the last two are one row."""
     x = call.tensor(0)
     if "flatten" in call.name:
-        if len(x.shape) != 3:
-            raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 3")
-        x = x._replace(shape=(x.shape[0], x.shape[1] * x.shape[2]))
+        rows, first, second = shape_of(x, 3)
+        x = x._replace(shape=(rows, first * second))
     return _new(x, mxfp4_bytes(x))
 
 
@@ -517,9 +509,7 @@ def mxfp4(call: OpCall) -> OpCost:
 def mxfp4_both_ways(call: OpCall) -> OpCost:
     """A matrix and its transpose to MXFP4, each with scales of its own: 4 FLOPs an element."""
     x = call.tensor(0)
-    if len(x.shape) != 2:
-        raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 2")
-    transposed = x._replace(shape=x.shape[::-1])
+    transposed = x._replace(shape=shape_of(x, 2)[::-1])
     return _new(x, mxfp4_bytes(x) + mxfp4_bytes(transposed), 2 * DYNAMIC)
 
 

@@ -23,6 +23,7 @@ from tracelens.costs.tensors import (
     real_of,
     recorded,
     result_dtype,
+    shape_of,
     summed,
 )
 
@@ -96,41 +97,23 @@ def reduce(call: OpCall, rule: ReductionRule) -> OpCost:
     recorded(call)
     x = call.tensor(0)
     out = outputs(call, 1)
-    results, note = _results(call, rule, x)
-    requested = _dtype_argument(call, rule)
-    dtypes = [tensor.dtype for tensor in out] or [_dtype(x, kind, requested) for kind in rule.dtypes]
+    is_along = len(call.shapes) >= rule.least  # over some dimensions
+    results, note, requested = 1, "", ""
+    if is_along and not call.values and len(x.shape) > 1:
+        results, note = 0, _UNKNOWN
+    elif is_along:
+        text, dims = call.text(rule.dim), call.integers(rule.dim)
+        if text not in ("", "None", "[]") and not dims:
+            raise Uncounted(f"dimensions {text[:20]!r} cannot be read")
+        results = kept(x, dims)
+    if rule.dtype >= 0:  # without dimensions it is the second argument
+        index = rule.dtype if is_along else 1 if rule.dim == 1 else -1
+        requested = dtype_argument(call, index)
+    dtypes = [tensor.dtype for tensor in out] or [
+        requested or (summed(x.dtype) if kind == "sum" else kind or real_of(x.dtype)) for kind in rule.dtypes
+    ]
     written = sum(size(results, dtype) for dtype in dtypes)
     return OpCost(rule.each * x.numel + rule.result * results, x.bytes, written, x.dtype, note=note)
-
-
-def _results(call: OpCall, rule: ReductionRule, x: Tensor) -> tuple[int, str]:
-    """Number of results of a reduction, and a note where it could not be told."""
-    if len(call.shapes) < rule.least:
-        return 1, ""
-    if not call.values and len(x.shape) > 1:
-        return 0, _UNKNOWN
-    text = call.text(rule.dim)
-    dims = call.integers(rule.dim)
-    if text not in ("", "None", "[]") and not dims:
-        raise Uncounted(f"dimensions {text[:20]!r} cannot be read")
-    return kept(x, dims), ""
-
-
-def _dtype_argument(call: OpCall, rule: ReductionRule) -> str:
-    """The element type requested; without dimensions it is the op's second argument."""
-    if rule.dtype < 0:
-        return ""
-    if len(call.shapes) >= rule.least:
-        return dtype_argument(call, rule.dtype)
-    return dtype_argument(call, 1) if rule.dim == 1 else ""
-
-
-def _dtype(x: Tensor, kind: str, requested: str) -> str:
-    if requested:
-        return requested
-    if kind == "sum":
-        return summed(x.dtype)
-    return kind or real_of(x.dtype)
 
 
 _LOSSES = {
@@ -181,9 +164,7 @@ def equal(call: OpCall) -> OpCost:
 def trace(call: OpCall) -> OpCost:
     """The sum of a matrix's diagonal."""
     x = call.tensor(0)
-    if len(x.shape) != 2:
-        raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 2")
-    count = min(x.shape)
+    count = min(shape_of(x, 2))
     return OpCost(count, size(count, x.dtype), size(1, summed(x.dtype)), x.dtype)
 
 

@@ -33,6 +33,7 @@ _READS_PARTS = frozenset({"split", "chunk", "glu", "unbind"})
 _REDUCES = frozenset({"sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all"})
 _PARTS = 8  # most that are unrolled (torch/_inductor/config.py, unroll_reductions_threshold)
 _POINTWISE = "triton_poi_"
+_NO_CONVOLUTION = "arguments of the template kernel do not show a convolution"
 _DIGITS = 19  # of a number in 64 bits
 
 
@@ -132,11 +133,11 @@ def template(call: OpCall) -> OpCost:
 def _template_convolution(call: OpCall, images: list[Tensor]) -> OpCost:
     """Convolution of the first tensor of four or five dimensions with the second; the last is the result."""
     if len(images) < 3 or len({len(tensor.shape) for tensor in images}) > 1:
-        raise Uncounted("arguments of the template kernel do not show a convolution")
+        raise Uncounted(_NO_CONVOLUTION)
     x, weight, out = images[0], images[1], images[-1]
     channels = weight.shape[1]
     if out.shape[:2] != (x.shape[0], weight.shape[0]) or not channels or x.shape[1] % channels:
-        raise Uncounted("arguments of the template kernel do not show a convolution")
+        raise Uncounted(_NO_CONVOLUTION)
     flops = 2 * out.numel * prod(weight.shape[1:])
     read = sum(tensor.bytes for tensor in call.tensors()) - out.bytes
     dims = (("N", x.shape[0]), ("C", x.shape[1]), ("K", weight.shape[0]))

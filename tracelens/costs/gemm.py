@@ -52,16 +52,8 @@ def gemm_cost(
 ) -> OpCost:
     """The cost of `batch` GEMMs of (m, k) and (k, n).
 
-    Args:
-        call: its kernel's name tells TF32 from FP32.
-        a: left operand.
-        b: right operand.
-        m: rows of the result.
-        n: columns of the result.
-        k: length of the inner products.
-        batch: number of GEMMs.
-        extra: further bytes read (bias, addend, scales).
-        out: element type of the result, that of `a` by default.
+    The name of the call's kernel tells TF32 from FP32. `extra` are further bytes read (bias, addend, scales);
+    the result is of type `out`, by default that of `a`.
     """
     written = size(batch * m * n, out or a.dtype)
     dims = (*((("B", batch),) if batch > 1 else ()), *sizes(m, n, k))

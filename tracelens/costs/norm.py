@@ -190,14 +190,10 @@ def _forward(x: Tensor, flops: int, affine: list[Tensor], statistics: int, rows:
 
 
 def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: tuple[int, ...]) -> OpCost:
-    """Gradients of the input and of up to two parameters of the weight's size.
+    """Gradients of the input and of up to two parameters, of the size and type of argument `weight`.
 
-    Args:
-        call: with the gradient of the output and the input first.
-        saved: what else is read.
-        weight: index of the weight, whose size and type the parameters' gradients have.
-        mask: index of the flags of wanted gradients.
-        flops: an element, for each gradient.
+    `saved` is read besides the output's gradient and the input, arguments 0 and 1; `mask` has the flags of
+    wanted gradients, and `flops` are those an element of each.
     """
     grad, x = call.tensor(0), call.tensor(1)
     known = call.flags(mask, len(flops))

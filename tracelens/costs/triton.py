@@ -76,13 +76,10 @@ def _domain(call: OpCall, tensors: list[Tensor]) -> int:
 
 
 def _is_part(tensor: Tensor, domain: int, indexed: set[int], several: bool) -> bool:
-    """Whether the domain reaches only part of a tensor.
+    """Whether the domain, of a size that is 0 where not recorded, reaches only part of a tensor.
 
-    Args:
-        tensor: an argument.
-        domain: size of the iteration domain, 0 where not recorded.
-        indexed: sizes of the arguments that may be indices.
-        several: the kernel may read several parts of one argument for each element of its domain.
+    `indexed` are the sizes of the arguments that may be indices; `several` says that the kernel may read
+    several parts of one argument for each element of its domain.
     """
     if not 0 < domain < tensor.numel:
         return False

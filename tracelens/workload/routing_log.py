@@ -30,11 +30,7 @@ _NO_BACKWARD = -1
 class RoutingLog:
     """Choices of all routers of a rank's layers.
 
-    Args:
-        model: all chunks of the model that the rank holds; layers have their number as name, as in
-            `Transformer`.
-        config: of the run.
-        groups: of the rank.
+    `model` holds all its chunks; layers have their number as name, as in `Transformer`.
 
     Raises:
         TracelensError: the steps are those of a graph, which calls no router.

@@ -27,11 +27,8 @@ class RowMap(NamedTuple):
 def sort_rows(expert_TK: Tensor, experts: int, rows: int, padded: bool = False) -> RowMap:
     """Rows in order of expert, in order of token within one, without the host ever reading a device value.
 
-    Args:
-        expert_TK: int64, experts chosen; `experts` stands for none of them.
-        experts: how many there are here.
-        rows: R, all choices of one of them; or, padded, as many as there may be.
-        padded: whether there may be fewer.
+    There are so many `experts`; that number stands for none of them in expert_TK. `rows` is R, all choices
+    of one of them; or, padded, as many as there may be.
     """
     T, K = expert_TK.shape
     expert_C = expert_TK.flatten()
@@ -64,10 +61,7 @@ def sort_rows_by_host(expert_TK: Tensor, experts: int) -> RowMap:
 def spread_rows(rows: RowMap, parts: int, capacity: int) -> RowMap:
     """The same rows in parts of one size, so that the host need not know how many each part has.
 
-    Args:
-        rows: sorted by expert, at least one; each part takes as many experts.
-        parts: number of parts.
-        capacity: rows of a part, at least as many as it has.
+    Each part takes as many experts, and `capacity` rows, at least as many as it has.
     """
     rows_p = rows.rows_e.view(parts, -1).sum(1)
     end_p = rows_p.cumsum(0)

@@ -62,12 +62,7 @@ class _Collectives(NamedTuple):
 def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) -> float:
     """Speed of light of a GEMM fused with its collective, ns: the slowest of compute, memory and links.
 
-    Args:
-        cost: of this rank's GEMM.
-        kind: REDUCE, SCATTER or GATHER.
-        message: bytes of the whole tensor that is reduced or gathered.
-        ranks: in the group.
-        device: whose data-sheet peaks count.
+    `message` is bytes of the whole tensor that is reduced or gathered; the device's data-sheet peaks count.
     """
     peak = device.peak(cost.engine, cost.dtype)
     rounds = 2 if kind == REDUCE else 1

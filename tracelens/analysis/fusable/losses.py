@@ -168,15 +168,7 @@ def events_named(context: StepWork, *names: str) -> Int:
 
 
 def distinct(context: StepWork, rows: Int) -> tuple[Int, list[OpCall]]:
-    """Group ops that have the same name and arguments.
-
-    Args:
-        context: of the rank.
-        rows: event rows of ops.
-
-    Returns:
-        (group of each row, one call of each group).
-    """
+    """Group ops that have the same name and arguments: (group of each row, one call of each group)."""
     if not len(rows):
         return rows, []
     group, _ = codes(*context.ops.keys(rows))

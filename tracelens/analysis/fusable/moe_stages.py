@@ -155,12 +155,7 @@ def router_work(step: StepWork) -> StageWork | str:
 def permutation_bytes(step: StepWork, cell: int) -> float:
     """Bytes that permuting and back moves at least: tokens once and once an expert, each way.
 
-    Args:
-        step: the work of a rank.
-        cell: layer pass and phase, see StageWork.
-
-    Returns:
-        0 where the sizes are not known.
+    Of a layer pass and phase (see StageWork); 0 where the sizes are not known.
     """
     if cell < 0:
         return 0.0
@@ -224,16 +219,11 @@ def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
 
 
 def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chains:
-    """Cut kernels into chains: nothing else is launched in between, and the cell stays the same.
+    """Cut kernels into chains: nothing else is launched in between, and the cell (such as the layer) stays.
 
     A fused kernel takes its least time, but no less than the shortest kernel of its chain. Where no least
-    time is known it takes as long as the longest kernel. It never takes longer than the chain.
-
-    Args:
-        step: the work of a rank.
-        rows: kernels, positions in its work.
-        cell: of each, such as its layer.
-        least_ns: of all of a cell's work, by cell, shared out by the kernels' times; None if unknown.
+    time is known it takes as long as the longest kernel. It never takes longer than the chain. `least_ns`
+    is of all of a cell's work, by cell, and is shared out by the kernels' times.
     """
     if not len(rows):
         return Chains.none()

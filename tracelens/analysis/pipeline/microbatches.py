@@ -148,10 +148,6 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     Scopes that name them decide (pipeline_scopes), else the autograd graph (autograd_graph). Where neither is
     recorded, work of the autograd engine is backward, other work is forward, and each message to or from
     another stage, each step mark and each optimizer step ends a span.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
     """
     return trace.once(all_passes) if scope == "all" else _passes(trace, gpu_work(trace, scope))
 
@@ -277,15 +273,9 @@ def _passes(trace: Trace, work: Work) -> Passes:
 def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
     """When the host launched the last of the weight gradients that it had put off, in each cell of the graph.
 
-    They are GEMMs that make no node, between a backward and a later pass of the same step; in the cell of a
-    forward those before its first node. Behind the last pass, as with those of the embedding, they are of
-    no micro-batch.
-
-    Args:
-        cell: of each GEMM that the host launched.
-        host: when.
-        graph: of the trace.
-        ends: of steps and optimizers, ascending.
+    They are GEMMs (`cell` and `host` time of each launch) that make no node, between a backward and a later
+    pass of the same step, whose ends are `ends`; in the cell of a forward those before its first node.
+    Behind the last pass, as with those of the embedding, they are of no micro-batch.
     """
     forward, made = (values[graph.forward >= 0] for values in (graph.forward, graph.made))
     first = np.full(len(ends) + 1, np.iinfo(np.int64).max)
@@ -324,11 +314,8 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
 
     A backward is what the engine runs while the host neither makes nodes nor sends or receives. Its forward
     is the cell in which most of its nodes were made: other ops of the same graph, such as the scaling of
-    the loss, may stand behind a message or another pass, and are no forward.
-
-    Args:
-        trace: of the rank.
-        cuts: times at which the host ended a pass: messages, step marks and optimizer steps, ascending.
+    the loss, may stand behind a message or another pass, and are no forward. The host ended a pass at each of
+    `cuts`: messages, step marks and optimizer steps, ascending.
     """
     events = trace.arrays
     is_node = _is_node(trace)

@@ -181,14 +181,9 @@ class Shape(NamedTuple):
 def pipelines(
     ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]
 ) -> list[tuple[int, list[Stage]]]:
-    """The pipelines: number of stages, and those that are in the run.
+    """The pipelines: number of stages, and those that are in the run, on clocks shifted as in AlignedRun.
 
     Ranks with spans that cannot be placed get a skip.
-
-    Args:
-        ranks: from `passes`.
-        shift: of their clocks, see AlignedRun.
-        skips: what cannot be placed is appended.
     """
     groups: dict[tuple[int, ...], list[Passes]] = {}
     for rank in (rank for rank in ranks if rank.spans):
@@ -260,11 +255,8 @@ def window_of(stage: Stage, label: str) -> tuple[int, int]:
 def numbered(lanes: Sequence[Lane], stages: int) -> Numbered | str:
     """The passes of one pipeline in one step with their numbers; why that is not possible, else.
 
-    By the names of scopes, else by messages, else in the order of Megatron-LM's schedules.
-
-    Args:
-        lanes: with spans.
-        stages: of the pipeline.
+    By the names of scopes, else by messages, else in the order of Megatron-LM's schedules. All lanes
+    have spans.
     """
     if not all(map(is_complete, lanes)):
         return "unequal numbers of forward and backward passes"
@@ -300,12 +292,7 @@ def numbered_alone(trace: Trace) -> list[MicrobatchPass]:
 
 
 def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass]] | str:
-    """The spans of each lane with chunk and micro-batch; why that is not possible, else.
-
-    Args:
-        lanes: of one pipeline in one step.
-        stages: of the pipeline.
-    """
+    """The spans of each lane with chunk and micro-batch; why that is not possible, else."""
     if len(lanes) < stages:
         return f"only {len(lanes)} of its {stages} ranks have passes in the run"
     if any(span.forward < 0 for lane in lanes for span in lane.spans):

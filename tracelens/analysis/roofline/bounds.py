@@ -127,12 +127,7 @@ def explain(
 
 
 def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
-    """All roofs of the chosen device and of the bundled ones.
-
-    Args:
-        peaks_of: the device that sets the bounds.
-        measured: names of the devices that the work ran on, which are others in a projection.
-    """
+    """All roofs of the device that was chosen and of the bundled ones, of which `measured` ran the work."""
     rows: list[tuple[str, str, str, str, float, float]] = []
     bundled = [device for device in devices() if peaks_of is None or device.name != peaks_of.name]
     for device in [*([peaks_of] if peaks_of else []), *bundled]:
@@ -150,10 +145,7 @@ def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
 def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     """FLOP/s of the large GEMMs of a trace, else what the device is known to achieve; 0 if unknown.
 
-    Args:
-        trace: of the rank.
-        device: that it ran on.
-        apart: work that does not count, aligned with the trace's work.
+    Work that is `apart` does not count.
     """
     work, events = trace.work, trace.arrays
     name_codes = [code for code, name in enumerate(events.names) if name in _NAMES]

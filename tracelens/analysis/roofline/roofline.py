@@ -206,14 +206,7 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
 
 
 def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Utilisation:
-    """How much of the peak each step of a rank uses.
-
-    Args:
-        trace: of the rank.
-        work: its GPU work.
-        costing: how it was counted.
-        peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
-    """
+    """How much of the peak, FLOP/s per kind of call (see Bounds.peak), each step of a rank uses."""
     steps = steps_of(trace)
     # One entry a call: where it begins, and what it is.
     counted = np.flatnonzero(costing.item >= 0)
@@ -291,13 +284,8 @@ def distances(
 ) -> dict[str, Any]:
     """Rows of ROOFLINE for one rank, largest recoverable time first.
 
-    Args:
-        rank: of the work.
-        work: its GPU work.
-        counted: how it was counted.
-        limits: what the device allows, by kind of call.
-        device: whose roofs these are, None where it is not known.
-        projected: whether the work ran on another one.
+    `limits` are what the device allows, by kind of call; the device is None where it is not known, and
+    `projected` where the work ran on another one.
     """
     # Number of calls and their GPU time, by kind of call.
     rows = np.flatnonzero(counted.item >= 0)

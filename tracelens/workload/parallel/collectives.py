@@ -238,14 +238,9 @@ def make_groups(layout: Layout, rank: int) -> Groups:
 def shard(
     parameter: nn.Parameter, replicas: str, dim: int = 0, part: int = 0, parts: int = 1
 ) -> nn.Parameter:
-    """Note on a parameter which part of the whole it is, and who holds the same part.
+    """Note on a parameter that it is `part` of `parts` along `dim`, and who holds the same part.
 
-    Args:
-        parameter: of a module.
-        replicas: name of the group of ranks that hold the same: "stage", "dense" or "edp".
-        dim: that is cut.
-        part: number of this rank's part, of `parts`.
-        parts: how many there are.
+    `replicas` is the name of the group of these ranks: "stage", "dense" or "edp".
     """
     parameter.replicas, parameter.cut = replicas, (dim, part, parts)
     return parameter

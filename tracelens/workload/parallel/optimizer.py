@@ -48,11 +48,8 @@ ALIGNMENT_BYTES = 128
 class FlatBuffer:
     """Parameters of the same replicas in one piece, and their gradients in another.
 
-    Args:
-        replicas: which ranks hold them, one of REPLICAS.
-        parameters: of one dtype and device; their data and gradients become views.
-        groups: of this rank.
-        reduction: how gradients are summed.
+    `replicas` says which ranks hold them, one of REPLICAS. The parameters are of one dtype and device; their
+    data and gradients become views.
     """
 
     def __init__(

@@ -29,15 +29,10 @@ T = TypeVar("T")
 
 
 def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int, T], None]) -> None:
-    """Run all micro-batches, the backward of each together with the forward of the next.
+    """Run all micro-batches, 1 or more, the backward of each together with the forward of the next.
 
-    Args:
-        count: number of micro-batches, 1 or more.
-        forward: of a micro-batch; runs on the caller's thread.
-        backward: of a micro-batch, given what its forward returned; runs on a helper thread, except the last.
-
-    Raises:
-        Exception: what either of them raised; the other has ended by then.
+    The forwards run on the caller's thread; the backwards, which are given what the forward returned, on a
+    helper thread, except the last. What either raises is raised here; the other has ended by then.
     """
     made = forward(0)
     # Each thread has a device and a stream of its own: the helper takes those of this one.

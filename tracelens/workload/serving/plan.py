@@ -334,11 +334,9 @@ def size(batch: Sequence[BatchPiece]) -> int:
 def halves(batch: Batch, how: SplitName) -> tuple[Batch, Batch]:
     """A batch in two.
 
-    Args:
-        batch: of one forward pass.
-        how: "token" cuts at half of the tokens, through a request if need be: to what lies behind the cut,
-            the front counts as cached. "request" leaves requests whole and deals them out, the longest first,
-            to the half with fewer tokens.
+    "token" cuts at half of the tokens, through a request if need be: to what lies behind the cut, the front
+    counts as cached. "request" leaves requests whole and deals them out, the longest first, to the half with
+    fewer tokens.
     """
     if how == "token":
         remaining = size(batch) // 2

@@ -119,13 +119,7 @@ def recorder(job: ServeJob, out: Path) -> Recorder:
 
 
 def measure(engine: ServingEngine, job: ServeJob, recording: Recorder | None = None) -> dict[str, Any] | None:
-    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0.
-
-    Args:
-        engine: of this rank.
-        job: what it serves.
-        recording: entered; None to record nothing.
-    """
+    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0."""
     ticks = Ticks()
     for _ in range(job.ticks):
         tick(engine, ticks)

@@ -78,8 +78,7 @@ class AttentionCall(NamedTuple):
         """The cost of the output; `saved`: the log-sum-exp of every row is a result too."""
         q, sizes = self.q, self.sizes
         out = size(self._rows * sizes.dv, "bf16" if q.dtype.startswith("fp8") else q.dtype)
-        written = out + (4 * self._rows if saved else 0)
-        return self._cost(sizes.d + sizes.dv, self._read, written)
+        return self._cost(sizes.d + sizes.dv, self._read, out + (4 * self._rows if saved else 0))
 
     def backward(self) -> OpCost:
         """The cost of the three gradients."""

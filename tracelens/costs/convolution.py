@@ -313,8 +313,7 @@ def avg_pool_backward(call: OpCall) -> OpCost:
 def adaptive_pool(call: OpCall) -> OpCost:
     """Pooling to a given size: one FLOP an element of the input (overlaps of windows once)."""
     x, rank = call.tensor(0), _rank(call)
-    sides = _counts(call.integers(1), rank, "size of the output")
-    out = _resized(x, sides)
+    out = _resized(x, _counts(call.integers(1), rank, "size of the output"))
     indices = 8 * prod(out) if "max" in call.name else 0
     return OpCost(
         x.numel, x.bytes, size(prod(out), x.dtype) + indices, x.dtype, dims=_plane_dims(x, out, rank)
@@ -331,8 +330,7 @@ def adaptive_pool_backward(call: OpCall) -> OpCost:
     largest = "max" in call.name
     read = grad.bytes + (call.tensor(2).bytes if largest else 0)
     flops = grad.numel if largest else x.numel
-    rank = _rank(call)
-    return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_plane_dims(x, grad.shape, rank))
+    return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_plane_dims(x, grad.shape, _rank(call)))
 
 
 @cost(*_NEIGHBOURS, engine="vector")

@@ -302,8 +302,7 @@ def glu(call: OpCall) -> OpCost:
 def glu_backward(call: OpCall) -> OpCost:
     """From s = sigmoid(b): g·s and g·a·s·(1 - s), 9 operations an element of g; as large as x."""
     gradient, x = call.tensor(0), call.tensor(1)
-    written = x.dense_bytes
-    return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, written, x.dtype)
+    return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, x.dense_bytes, x.dtype)
 
 
 @cost("aten::addr", "aten::addr_", engine="vector")
@@ -325,8 +324,7 @@ def outer(call: OpCall) -> OpCost:
 def draw(call: OpCall) -> OpCost:
     """Random numbers written over a tensor that is not read; a tensor of probabilities is."""
     target = call.tensor(0)
-    chances = call.bytes(1)
-    return OpCost(_DRAWS[call.name] * target.numel, chances, target.bytes, target.dtype)
+    return OpCost(_DRAWS[call.name] * target.numel, call.bytes(1), target.bytes, target.dtype)
 
 
 @cost("aten::bernoulli", "aten::poisson", "aten::_standard_gamma", "aten::binomial", engine="vector")

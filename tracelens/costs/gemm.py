@@ -109,8 +109,7 @@ def linear(call: OpCall) -> OpCost:
     x, weight = call.tensor(0), call.tensor(1)
     n, k = shape_of(weight, 2)
     agree(x.shape[-1] if x.shape else 1, k)
-    bias = call.bytes(2)
-    return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=bias)
+    return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=call.bytes(2))
 
 
 @cost("aten::matmul", "aten::mv", "aten::dot", "aten::addmv")
@@ -288,8 +287,7 @@ def quark_fp4(call: OpCall) -> OpCost:
         raise Uncounted("neither operand order of the op fits the recorded shapes")
     rows, (n, half) = prod(x.shape[:-1]), weight.shape
     out = call.tensor(0).dtype if first else dtype_argument(call, 4) or "bf16"
-    scales = call.bytes(first + 2, *range(first + 3, len(call.dtypes)))
-    read = x.bytes + weight.bytes + scales
+    read = x.bytes + weight.bytes + call.bytes(first + 2, *range(first + 3, len(call.dtypes)))
     return OpCost(2 * rows * n * 2 * half, read, size(rows * n, out), "fp4", "matrix",
                   dims=sizes(rows, n, 2 * half))  # fmt: skip
 
@@ -496,8 +494,7 @@ def fused_with_communication(call: OpCall) -> OpCost:
 def cutlass_moe(call: OpCall) -> OpCost:
     """CUTLASS grouped GEMM of 8-bit matrices: result, a (T, K), b (G, K, N), scales."""
     out, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    extra = call.bytes(3, 4)
-    return _segments(call, a, b, lengths=5, extra=extra, out=out.dtype)
+    return _segments(call, a, b, lengths=5, extra=call.bytes(3, 4), out=out.dtype)
 
 
 @cost("GroupedGemm", "grouped_gemm::gmm", "grouped_gemm::grouped_gemm", "_GroupedLinear")

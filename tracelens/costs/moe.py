@@ -326,8 +326,7 @@ def permute_te_backward(call: OpCall) -> OpCost:
 def chunk_sort(call: OpCall) -> OpCost:
     """Chunks of rows in another order: all rows read and written."""
     rows = rows_of(call, 0)
-    read = sum(tensor.bytes for tensor in call.tensors())
-    return OpCost(0, read, rows.dense_bytes, rows.dtype)
+    return OpCost(0, sum(tensor.bytes for tensor in call.tensors()), rows.dense_bytes, rows.dtype)
 
 
 @cost("_moe_permute_mask_map", "_moe_permute_index_map")
@@ -385,9 +384,7 @@ def _moved(
 ) -> OpCost:
     """The tensor arguments at these indices read or written once."""
     first = call.tensor(0)  # where nothing was recorded, this says so
-    read = call.bytes(*reads)
-    written = call.bytes(*writes)
-    return OpCost(flops, read, written, dtype or first.dtype)
+    return OpCost(flops, call.bytes(*reads), call.bytes(*writes), dtype or first.dtype)
 
 
 def _permuted(call: OpCall, tokens: Tensor, rows: int) -> OpCost:

@@ -107,8 +107,7 @@ def layer_norm(call: OpCall) -> OpCost:
     x = call.tensor(0)
     affine = _tensors(call, 2, 3)
     rows = x.numel // _width(call, x, 2)
-    statistics = 2 * size(rows, statistic(x.dtype))
-    return _forward(x, 5 + len(affine), affine, statistics, rows)
+    return _forward(x, 5 + len(affine), affine, 2 * size(rows, statistic(x.dtype)), rows)
 
 
 @cost("aten::_fused_rms_norm", "aten::rms_norm", engine="vector")
@@ -185,8 +184,7 @@ def statistic(dtype: str) -> str:
 
 def _forward(x: Tensor, flops: int, affine: list[Tensor], statistics: int, rows: int) -> OpCost:
     read = x.bytes + sum(tensor.bytes for tensor in affine)
-    written = x.dense_bytes + statistics
-    return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
+    return OpCost(flops * x.numel, read, x.dense_bytes + statistics, x.dtype, dims=_dims(x, rows))
 
 
 def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: tuple[int, ...]) -> OpCost:
@@ -198,8 +196,7 @@ def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: 
     grad, x = call.tensor(0), call.tensor(1)
     known = call.flags(mask, len(flops))
     required = known or [True] * len(flops)
-    parameter = call.bytes(weight)
-    written = required[0] * x.dense_bytes + sum(required[1:]) * parameter
+    written = required[0] * x.dense_bytes + sum(required[1:]) * call.bytes(weight)
     work = sum(each for each, want in zip(flops, required, strict=True) if want) * x.numel
     read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in saved)
     rows = saved[0].numel if saved else 0
@@ -662,8 +659,7 @@ def after_layer(call: OpCall) -> OpCost:
     out, residual = call.tensor(0), call.tensor(2)
     tokens, streams, width = _streams(residual)
     read = sum(call.tensor(index).bytes for index in (1, 2, 3, 4))
-    flops = 2 * tokens * streams * width * (1 + streams)
-    return _stream_cost(flops, read, out.bytes, residual)
+    return _stream_cost(2 * tokens * streams * width * (1 + streams), read, out.bytes, residual)
 
 
 @cost("aiter::mhc_fused_post_pre_gemm_sqrsum")

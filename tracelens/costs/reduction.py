@@ -172,8 +172,7 @@ def trace(call: OpCall) -> OpCost:
 def distance(call: OpCall) -> OpCost:
     """The norm of a difference: 3 operations an element, a root in the end."""
     a, b = call.tensor(0), call.tensor(1)
-    numel = max(a.numel, b.numel)
-    return OpCost(3 * numel + 1, a.bytes + b.bytes, size(1, a.dtype), promote([a, b]))
+    return OpCost(3 * max(a.numel, b.numel) + 1, a.bytes + b.bytes, size(1, a.dtype), promote([a, b]))
 
 
 # ====================
@@ -344,8 +343,7 @@ def nll_loss(call: OpCall) -> OpCost:
     x, target = call.tensor(0), call.tensor(1)
     note = _reduction_note(call, 3)
     results = target.numel if call.text(3) == "0" else 1
-    weight = call.bytes(2)
-    read = size(target.numel, x.dtype) + target.bytes + weight
+    read = size(target.numel, x.dtype) + target.bytes + call.bytes(2)
     # The sum of the weights is a result too.
     written = size(results + 1, x.dtype)
     return OpCost(2 * target.numel, read, written, x.dtype, dims=_classes(call, 0), note=note)
@@ -358,8 +356,7 @@ def nll_loss_backward(call: OpCall) -> OpCost:
     The zeros around it are written by a memset of their own.
     """
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weight = call.bytes(3)
-    read = grad.bytes + target.bytes + weight
+    read = grad.bytes + target.bytes + call.bytes(3)
     return OpCost(2 * target.numel, read, size(target.numel, x.dtype), x.dtype, dims=_classes(call, 1))
 
 
@@ -408,8 +405,7 @@ def pointwise_loss(call: OpCall) -> OpCost:
 def pointwise_loss_backward(call: OpCall) -> OpCost:
     """Gradient of an error of every element: 3 to 5 FLOPs an element."""
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weights = call.bytes(3)
-    read = grad.bytes + x.bytes + target.bytes + weights
+    read = grad.bytes + x.bytes + target.bytes + call.bytes(3)
     return OpCost(_LOSS_BACKWARD[call.name] * x.numel, read, x.dense_bytes, x.dtype)
 
 

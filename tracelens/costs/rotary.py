@@ -30,8 +30,7 @@ def rotary(call: OpCall) -> OpCost:
 engine="vector")  # fmt: skip
 def rotary_backward(call: OpCall) -> OpCost:
     """Rotary embedding, backward: 3 FLOPs an element of the gradient; its table is not recorded."""
-    grad = call.tensor(0)
-    return _rotary(grad, 0)
+    return _rotary(call.tensor(0), 0)
 
 
 @cost(
@@ -92,8 +91,7 @@ def serving_rotary(call: OpCall) -> OpCost:
     turned = query.numel + (call.tensor(2).numel if call.has(2) else 0)
     turned = turned * width // (head or 1)
     moved = size(turned, query.dtype)
-    rows = min(positions.numel, table.shape[0])
-    read = moved + positions.bytes + size(rows * width, table.dtype)
+    read = moved + positions.bytes + size(min(positions.numel, table.shape[0]) * width, table.dtype)
     return OpCost(3 * turned, read, moved, query.dtype, dims=(("tokens", positions.numel), ("D", head)))
 
 

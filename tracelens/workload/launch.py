@@ -27,7 +27,7 @@ from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
 from tracelens.recording import LEFT_OUT, PACE_STEPS, RecordingWindow, record
 from tracelens.workload.faults import Fault, inject_faults
-from tracelens.workload.parallel import make_groups
+from tracelens.workload.parallel import Group, make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import StepMeasurements, Trainer
 
@@ -273,11 +273,16 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
         {"step": step, "rank": rank, **expected_summary(trainer.config, rank, trainer.device.type, routing)}
         for step, routing in enumerate(routings)
     ]
+    return [table for of_rank in gathered(tables, rank, ranks) for table in of_rank]
+
+
+def gathered(value: Any, rank: int, ranks: int, group: Group = None) -> list[Any]:
+    """What each rank has, on rank 0; nothing on the others. Every rank must call it."""
     if ranks == 1:
-        return tables
-    gathered: list[list[dict[str, Any]]] | None = [[] for _ in range(ranks)] if rank == 0 else None
-    dist.gather_object(tables, gathered)
-    return [table for of_rank in gathered or [] for table in of_rank]
+        return [value]
+    everyone: list[Any] | None = [None] * ranks if rank == 0 else None
+    dist.gather_object(value, everyone, group=group)
+    return everyone or []
 
 
 def summary(job: Job, ranks: list[StepMeasurements]) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class OpCalls:
         self._batch, self._batches = _serving_batches(trace)
 
     def keys(self, op: Int) -> tuple[Int, ...]:
-        """What tells two calls of the same op apart: codes of its name and recorded arguments."""
+        """What tells two calls of an op apart: codes of its name and arguments; -1 is its own kind."""
         row = self.row[op]
         if (row < 0).all():
             none = np.full(len(op), -1, dtype=np.int64)

@@ -35,7 +35,7 @@ def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int,
     helper thread, except the last. What either raises is raised here; the other has ended by then.
     """
     made = forward(0)
-    # Each thread has a device and a stream of its own: the helper takes those of this one.
+    # Each thread has a device and a stream of its own; setting a stream sets both to those of this thread.
     adopt = (torch.cuda.set_stream, (torch.cuda.current_stream(),)) if torch.cuda.is_initialized() else ()
     usual = Waiting.before
     with ThreadPoolExecutor(1, "backward", *adopt) as helper:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
@@ -17,6 +16,7 @@ from tracelens.recording import Recorder, record
 from tracelens.workload.launch import (
     RecordedJob,
     check_recorded,
+    gathered,
     joined,
     on_ranks,
     own_device,
@@ -146,11 +146,8 @@ def gathered_summary(engine: ServingEngine, ticks: Ticks, job: ServeJob) -> dict
     latencies_here = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())
     latencies_here["peak_bytes"] = [torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else 0]
     latencies_here["finished"] = [len(scheduler.finished)]
-    everyone: list[dict[str, list[float]]] | None = [latencies_here]
-    if ranks.host is not None:
-        everyone = [{} for _ in range(ranks.count)] if ranks.rank == 0 else None
-        dist.gather_object(latencies_here, everyone, group=ranks.host)
-    if everyone is None:
+    everyone: list[dict[str, list[float]]] = gathered(latencies_here, ranks.rank, ranks.count, ranks.host)
+    if not everyone:
         return None
     return {
         "ranks": ranks.count,

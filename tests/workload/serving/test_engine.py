@@ -28,7 +28,6 @@ from tracelens.workload.serving.engine import (  # noqa: E402  # noqa: E402
     make_ranks,
     overlapped,
     require,
-    together,
 )
 from tracelens.workload.serving.model import BatchTensors, ServingModel, make_rows, numbers  # noqa: E402
 from tracelens.workload.serving.plan import Batch, BatchPiece, halves  # noqa: E402
@@ -191,7 +190,7 @@ def test_a_decode_as_a_graph_runs_it_reads_nothing_and_makes_the_same(name: str)
         token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3])
         rows = BatchTensors(token_B, slot_B, position_B, torch.arange(4), longest=TINY.context)
         with NoReading():
-            found = together([model.run(rows, 4)])[0]
+            found = eager(model, rows, 4)
     assert relative_error(found[:2], expected) < FLOAT32
 
 

@@ -15,7 +15,7 @@ from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import load  # noqa: E402
 from tracelens.workload.serving import model_config, serving_preset  # noqa: E402
-from tracelens.workload.serving.engine import ServingEngine, eager, make_ranks, together  # noqa: E402  # noqa: E402
+from tracelens.workload.serving.engine import ServingEngine, eager, make_ranks  # noqa: E402  # noqa: E402
 from tracelens.workload.serving.model import BatchTensors, make_rows, numbers  # noqa: E402
 from tracelens.workload.serving.plan import BatchPiece  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob, run_serving  # noqa: E402
@@ -44,7 +44,7 @@ def differences(rank: int, ranks: int, fields: list[str]) -> list[float]:
             token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3], device=device)
             every_B = torch.arange(size, device=device)
             rows = BatchTensors(token_B, slot_B, position_B, every_B, longest=GRAPHED.context)
-            expected = together([engine.model.run(rows, size)])[0][:requests].float()
+            expected = eager(engine.model, rows, size)[:requests].float()
             got = graphs.run(batch, size).float()
             found.append(float((got - expected).abs().max() / expected.abs().max()))
     engine.close()

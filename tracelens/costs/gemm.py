@@ -288,8 +288,7 @@ def quark_fp4(call: OpCall) -> OpCost:
     rows, (n, half) = prod(x.shape[:-1]), weight.shape
     out = call.tensor(0).dtype if first else dtype_argument(call, 4) or "bf16"
     read = x.bytes + weight.bytes + call.bytes(first + 2, *range(first + 3, len(call.dtypes)))
-    return OpCost(2 * rows * n * 2 * half, read, size(rows * n, out), "fp4", "matrix",
-                  dims=sizes(rows, n, 2 * half))  # fmt: skip
+    return _fp4_cost(read, rows, n, half, out)
 
 
 @cost("trtllm::cublas_scaled_mm")
@@ -390,8 +389,7 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
     extra = sum(tensor.bytes for tensor in extras.values())
     if not packed and "fp4x2" not in (a.dtype, b.dtype):
         return gemm_cost(call, a, b, rows, n, k, extra=extra, out=out)
-    read, k = a.bytes + b.bytes + extra, 2 * k
-    return OpCost(2 * rows * n * k, read, size(rows * n, out), "fp4", "matrix", dims=sizes(rows, n, k))
+    return _fp4_cost(a.bytes + b.bytes + extra, rows, n, k, out)
 
 
 def _flagged(
@@ -405,7 +403,12 @@ def _flagged(
     extra = call.bytes(*more)
     if "fp4" not in call.name:
         return gemm_cost(call, a, b, m, n, k, extra=extra, out=out)
-    read, k = a.bytes + b.bytes + extra, 2 * k
+    return _fp4_cost(a.bytes + b.bytes + extra, m, n, k, out)
+
+
+def _fp4_cost(read: int, m: int, n: int, pairs: int, out: str) -> OpCost:
+    """A GEMM whose inner products are of so many pairs of 4-bit elements."""
+    k = 2 * pairs
     return OpCost(2 * m * n * k, read, size(m * n, out), "fp4", "matrix", dims=sizes(m, n, k))
 
 
@@ -500,7 +503,7 @@ def cutlass_moe(call: OpCall) -> OpCost:
 @cost("GroupedGemm", "grouped_gemm::gmm", "grouped_gemm::grouped_gemm", "_GroupedLinear")
 def grouped_linear(call: OpCall) -> OpCost:
     """Autograd functions: rows, then one weight of three dimensions or one of two for each group."""
-    return _grouped_linear(call, call, 1)
+    return _grouped_linear(call, call)
 
 
 @cost(
@@ -510,7 +513,7 @@ def grouped_linear(call: OpCall) -> OpCost:
 )  # fmt: skip
 def grouped_linear_backward(call: OpCall) -> OpCost:
     """Gradients of rows and weights: two GEMMs of the forward's size."""
-    return _grouped_linear(call.of_forward(), call, 2)
+    return _both_gradients(_grouped_linear(call.of_forward(), call))
 
 
 def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
@@ -560,8 +563,18 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
     )
 
 
-def _grouped_linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """A grouped GEMM or, with `gradients` 2, both of its gradients."""
+def _both_gradients(forward: OpCost) -> OpCost:
+    """Two GEMMs for each of the forward: operands and gradient of the result read, both gradients written."""
+    return forward._replace(
+        flops=2 * forward.flops,
+        read_bytes=forward.read_bytes + forward.write_bytes,
+        write_bytes=forward.read_bytes,
+        note=f"{_BOTH_GRADIENTS}; {forward.note}",
+    )
+
+
+def _grouped_linear(forward: OpCall, call: OpCall) -> OpCost:
+    """The grouped GEMM of `forward`, in the type that the kernel of `call` shows."""
     # Rows, weights, K and N: the other arguments differ between versions.
     tensors = [tensor for tensor in forward.tensors() if len(tensor.shape) >= 2]
     if not tensors or len(tensors[0].shape) != 2:
@@ -573,12 +586,10 @@ def _grouped_linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
     if not weights:
         raise Uncounted("weights of the groups not recorded")
     n = other_side(weights[0].shape[-2:], k)
-    moved, y = rows.bytes + sum(weight.bytes for weight in weights), size(count * n, rows.dtype)
-    read, written = (moved, y) if gradients == 1 else (moved + y, moved)
+    read, written = rows.bytes + sum(weight.bytes for weight in weights), size(count * n, rows.dtype)
     groups = weights[0].shape[0] if len(weights[0].shape) == 3 else len(weights)
-    flops, note = 2 * gradients * count * k * n, _ROWS if gradients == 1 else f"{_BOTH_GRADIENTS}; {_ROWS}"
     dtype, dims = math_dtype(call, rows, weights[0]), _grouped_dims(groups, count, n, k)
-    return OpCost(flops, read, written, dtype, "matrix", dims=dims, note=note)
+    return OpCost(2 * count * k * n, read, written, dtype, "matrix", dims=dims, note=_ROWS)
 
 
 def _group_count(call: OpCall, index: int) -> int:
@@ -632,19 +643,19 @@ def generic_gemm(call: OpCall) -> OpCost:
 @cost("_Linear")
 def te_linear(call: OpCall) -> OpCost:
     """TransformerEngine Linear: weight (N, K), then x (..., K)."""
-    return _te_linear(call, call, 1)
+    return _te_linear(call, call)
 
 
 @cost("_LayerNormLinear")
 def te_layernorm_linear(call: OpCall) -> OpCost:
     """TransformerEngine LayerNormLinear: x (..., K), the norm's weights, weight (N, K)."""
-    return _te_linear(call, call, 1)
+    return _te_linear(call, call)
 
 
 @cost("_LayerNormMLP")
 def te_layernorm_mlp(call: OpCall) -> OpCost:
     """TransformerEngine LayerNormMLP: x (..., K), the norm's weights, weights (F, K) and (K, F or F/2)."""
-    return _te_mlp(call, call, 1)
+    return _te_mlp(call, call)
 
 
 @cost(
@@ -653,31 +664,26 @@ def te_layernorm_mlp(call: OpCall) -> OpCost:
 )  # fmt: skip
 def te_linear_backward(call: OpCall) -> OpCost:
     """Both gradients: two GEMMs of the forward's size."""
-    return _te_linear(call.of_forward(), call, 2)
+    return _both_gradients(_te_linear(call.of_forward(), call))
 
 
 @cost("_LayerNormMLPBackward", "autograd::engine::evaluate_function: _LayerNormMLPBackward", forward=True)
 def te_layernorm_mlp_backward(call: OpCall) -> OpCost:
     """Both gradients of both weights: four GEMMs."""
-    return _te_mlp(call.of_forward(), call, 2)
+    return _both_gradients(_te_mlp(call.of_forward(), call))
 
 
-def _te_linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """One GEMM or, with `gradients` 2, both of its gradients."""
+def _te_linear(forward: OpCall, call: OpCall) -> OpCost:
+    """The GEMM of `forward`, in the type that the kernel of `call` shows."""
     x, weight = _te_operands(forward)
-    n, k = weight.shape
-    rows = prod(x.shape[:-1])
-    y = size(rows * n, x.dtype)
-    moved = x.bytes + weight.bytes
-    read, written = (moved, y) if gradients == 1 else (moved + y, moved)
-    return OpCost(
-        2 * gradients * rows * n * k, read, written, _te_dtype(call, x, weight), "matrix",
-        dims=sizes(rows, n, k), note=_AROUND if gradients == 1 else f"{_BOTH_GRADIENTS}; {_AROUND}",
-    )  # fmt: skip
+    (n, k), rows = weight.shape, prod(x.shape[:-1])
+    written = size(rows * n, x.dtype)
+    return OpCost(2 * rows * n * k, x.bytes + weight.bytes, written, _te_dtype(call, x, weight), "matrix",
+                  dims=sizes(rows, n, k), note=_AROUND)  # fmt: skip
 
 
-def _te_mlp(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """Two GEMMs or, with `gradients` 2, the gradients of both."""
+def _te_mlp(forward: OpCall, call: OpCall) -> OpCost:
+    """Both GEMMs of `forward`, in the type that the kernel of `call` shows."""
     x, first = _te_operands(forward)
     up, k = first.shape
     matrices = [tensor for tensor in _te_tensors(forward) if len(tensor.shape) == 2]
@@ -685,14 +691,9 @@ def _te_mlp(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
     if down is None:
         raise Uncounted("second weight not recorded")
     rows, inner = prod(x.shape[:-1]), down.shape[1]
-    flops = 2 * gradients * rows * k * (up + inner)
-    moved = x.bytes + first.bytes + down.bytes
-    read, written = (moved, x.bytes) if gradients == 1 else (moved + x.bytes, moved)
-    return OpCost(
-        flops, read, written, _te_dtype(call, x, first), "matrix",
-        dims=(*sizes(rows, up, k), ("inner", inner)),
-        note=_AROUND if gradients == 1 else f"{_BOTH_GRADIENTS}; {_AROUND}",
-    )  # fmt: skip
+    read = x.bytes + first.bytes + down.bytes
+    return OpCost(2 * rows * k * (up + inner), read, x.bytes, _te_dtype(call, x, first), "matrix",
+                  dims=(*sizes(rows, up, k), ("inner", inner)), note=_AROUND)  # fmt: skip
 
 
 def _te_operands(call: OpCall) -> tuple[Tensor, Tensor]:

@@ -155,8 +155,7 @@ def fused_norm(call: OpCall) -> OpCost:
     x = call.tensor(arguments.x)
     read = x.bytes + call.bytes(*arguments.reads)
     written = sum(call.tensor(index).bytes for index in arguments.writes) or x.dense_bytes
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
+    return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, _rows(x)))
 
 
 @cost(
@@ -173,8 +172,7 @@ def fused_norm_backward(call: OpCall) -> OpCost:
     parameters = _tensors(forward, 1, 2)[: len(each) - 1]
     same, vectors = x.dense_bytes, sum(tensor.bytes for tensor in parameters)
     flops = sum(each[: len(parameters) + 1]) * x.numel
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    return OpCost(flops, x.bytes + same + vectors, same + vectors, x.dtype, dims=_dims(x, rows))
+    return OpCost(flops, x.bytes + same + vectors, same + vectors, x.dtype, dims=_dims(x, _rows(x)))
 
 
 def statistic(dtype: str) -> str:
@@ -217,6 +215,10 @@ def _width(call: OpCall, x: Tensor, weight: int) -> int:
     if x.numel % prod(shape):
         raise Uncounted("the normalized shape does not divide the input")
     return prod(shape)
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel // (x.shape[-1] or 1) if x.shape else 0
 
 
 def _dims(x: Tensor, rows: int) -> tuple[tuple[str, int], ...]:
@@ -383,8 +385,7 @@ def group_norm_run(call: OpCall) -> OpCost:
 def modulated(call: OpCall) -> OpCost:
     """Layer norm of x (S, B, H) times 1 + scale plus shift, (B, H) each; mean and deviation of rows saved."""
     x, scale, shift = call.tensor(0), call.tensor(1), call.tensor(2)
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    written = x.dense_bytes + 2 * size(rows, statistic(x.dtype))
+    written = x.dense_bytes + 2 * size(_rows(x), statistic(x.dtype))
     return _fused_cost(x, _LAYER + 2, x.bytes + scale.bytes + shift.bytes, written)
 
 
@@ -424,9 +425,7 @@ def _rms_norm_mxfp4(
 
 
 def _fused_cost(x: Tensor, flops: int, read: int, written: int) -> OpCost:
-    rows = x.numel // x.shape[-1] if x.shape and x.shape[-1] else 0
-    dims = (("rows", rows), ("width", x.shape[-1])) if rows else ()
-    return OpCost(flops * x.numel, read, written, x.dtype, dims=dims)
+    return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, _rows(x)))
 
 
 # ====================

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.conformance.corpus import Case
-from tracelens.analysis.roofline.costing import costing
+from tracelens.analysis.roofline import costing
 from tracelens.trace import Trace, Work
 
 

@@ -223,7 +223,7 @@ def test_other_ranks_get_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     with inject_faults(trainer, [Fault(0, "host_delay", 7)]):
         assert sum(len(part._forward_pre_hooks) for part in trainer.model.modules()) == sum(hooks) + 2
     assert [len(part._forward_pre_hooks) for part in trainer.model.modules()] == hooks
-    sleeping(0.007)(torch.zeros(1))
+    sleeping(0.007)(trainer.model, (torch.zeros(1),))
     assert slept == [0.007]
 
 

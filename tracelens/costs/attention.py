@@ -78,8 +78,7 @@ class AttentionCall(NamedTuple):
         """The cost of the output; `saved`: the log-sum-exp of every row is a result too."""
         q, sizes = self.q, self.sizes
         out = size(self._rows * sizes.dv, "bf16" if q.dtype.startswith("fp8") else q.dtype)
-        written = out + (4 * self._rows if saved else 0)
-        return self._cost(sizes.d + sizes.dv, self._read, written)
+        return self._cost(sizes.d + sizes.dv, self._read, out + (4 * self._rows if saved else 0))
 
     def backward(self) -> OpCost:
         """The cost of the three gradients."""
@@ -102,6 +101,12 @@ class AttentionCall(NamedTuple):
         return OpCost(flops, read, written, self.q.dtype, "matrix", dims=self.sizes.dims, note=note)
 
 
+_DISAGREE = "recorded shapes of queries, keys and values disagree"
+_NO_LENGTHS = "the lengths of packed sequences are not recorded"
+_NO_MASK = "the mask (causal or not) is not recorded"
+_CACHE_LAYOUT = "a KV cache in an unknown layout"
+_OPERANDS_LAYOUT = "operands in an unknown layout"
+_QUERIES_LAYOUT = "queries in an unknown layout"
 _UNKNOWN = "neither arguments nor a step label show the sequence lengths in the KV cache"
 CAPTURED = "no step label shows the sequence lengths, and the arguments are those of the capture"
 _LABEL = "lengths from the step label"
@@ -123,13 +128,15 @@ class Paged(NamedTuple):
     def forward(self, call: OpCall) -> OpCost:
         """The cost of the call in its serving step; Uncounted where no lengths are known."""
         if len(self.q.shape) != 3:
-            raise Uncounted("queries in an unknown layout")
+            raise Uncounted(_QUERIES_LAYOUT)
         labelled = self._of_label(call.batch)
         if not labelled and call.is_replayed:
             raise Uncounted(CAPTURED)
         phases = labelled or (self._of_arguments(),)
         queries, keys = (sum(lengths[index] for lengths in phases) for index in (0, 1))
-        scores, left = sum(map(self._twice_scores, phases)), self.mask.left
+        # Where several queries of a sequence are causal, half a square of them is masked.
+        masked = sum(p.squares for p in phases if self.mask.causal and p.squares != p.queries)
+        scores, left = 2 * sum(lengths.products for lengths in phases) - masked, self.mask.left
         notes = [_LABEL if labelled else _ARGUMENTS]
         if left >= 0 and self.sequences == 1:
             scores, note = twice_unmasked(queries, keys, self.mask)
@@ -138,15 +145,11 @@ class Paged(NamedTuple):
             notes.append(_WINDOW)
         (_, heads, d), (kv_heads, dk), (kv_heads2, dv) = self.q.shape, self.k.shape, self.v.shape
         if d != dk or kv_heads != kv_heads2 or not kv_heads or heads % kv_heads:
-            raise Uncounted("recorded shapes of queries, keys and values disagree")
+            raise Uncounted(_DISAGREE)
         q = Tensor((queries, heads, d), self.q.dtype, queries * heads * d)
         k, v = (Tensor((keys, *t.shape), t.dtype, keys * t.stored) for t in (self.k, self.v))
         sizes = AttentionSizes(batch=1, heads=heads, kv_heads=kv_heads, nq=queries, nk=keys, d=d, dv=dv)
         return AttentionCall(q, k, v, sizes, (scores, "; ".join(notes))).forward(saved=False)
-
-    def _twice_scores(self, lengths: Lengths) -> int:
-        single = lengths.squares == lengths.queries
-        return 2 * lengths.products - (lengths.squares if self.mask.causal and not single else 0)
 
     def _of_label(self, batch: ServingBatch | None) -> tuple[Lengths, ...]:
         """The lengths of the step's sequences that the call is about, empty where it is about others.
@@ -243,7 +246,7 @@ def packed(sizes: AttentionSizes, sequences: int, max_q: int, max_k: int, causal
     All have at most Nq·max_k scores, nor more than max_q·Nk; exact when all are of the longest length.
     """
     if max_q <= 0 or max_k <= 0:
-        raise Uncounted("the lengths of packed sequences are not recorded")
+        raise Uncounted(_NO_LENGTHS)
     scores = min(sizes.nq * max_k, max_q * sizes.nk)
     exact = sequences > 0 and (sizes.nq, sizes.nk) == (sequences * max_q, sequences * max_k)
     bound = "" if exact else "upper bound: the split into sequences is not recorded"
@@ -363,8 +366,8 @@ def _packed(call: OpCall, sizes: AttentionSizes, bounds: int, longest: int, caus
 def causal_flag(call: OpCall, index: int) -> bool:
     """Whether the mask is causal; Uncounted where the trace has no values."""
     text = call.text(index).lower()
-    if text not in ("true", "false"):
-        raise Uncounted("the mask (causal or not) is not recorded")
+    if text not in _WORDS:
+        raise Uncounted(_NO_MASK)
     return text == "true"
 
 
@@ -395,7 +398,7 @@ def _agreeing(
     (batch, heads, nq, d), (_, kv_heads, nk, dk) = q, k
     # A batch of 1 is broadcast; any other is another layout, such as the pages of a cache.
     if (dk, v[1], v[2]) != (d, kv_heads, nk) or any(operand[0] not in (1, batch) for operand in (k, v)):
-        raise Uncounted("recorded shapes of queries, keys and values disagree")
+        raise Uncounted(_DISAGREE)
     if kv_heads and heads % kv_heads:
         raise Uncounted(f"{heads} heads cannot share {kv_heads} heads of keys")
     return AttentionSizes(batch=batch, heads=heads, kv_heads=kv_heads, nq=nq, nk=nk, d=d, dv=v[3])
@@ -476,7 +479,7 @@ def of_token(tensor: Tensor, heads: int, width: int) -> Tensor:
 @cost("vllm::unified_attention*", "sglang::unified_attention*", batch=True)
 def unified(call: OpCall) -> OpCost:
     """Queries, keys and values (T, H, D) of all requests, whose earlier keys are in the cache."""
-    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    q, k, v = _operands(call, 0)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 3:
         raise Uncounted(_UNKNOWN)
     counted = Paged(q, of_token(k, *k.shape[1:]), of_token(v, *v.shape[1:])).forward(call)
@@ -492,7 +495,7 @@ def gluon_decode(call: OpCall) -> OpCost:
     """
     q, k, v, pages = call.tensor(1), call.tensor(2), call.tensor(3), call.tensor(5)
     if len(k.shape) != 5 or len(v.shape) not in (4, 5) or len(pages.shape) != 2:
-        raise Uncounted("a KV cache in an unknown layout")
+        raise Uncounted(_CACHE_LAYOUT)
     keys = of_token(k, k.shape[1], k.shape[2] * k.shape[4])
     values = of_token(v, v.shape[1], v.shape[len(v.shape) - 2])
     window = call.integer(19, 0)
@@ -510,7 +513,7 @@ def ragged(call: OpCall) -> OpCost:
     """
     q, k, v, bounds, pages = (call.tensor(index) for index in (2, 3, 4, 5, 6))
     if len(k.shape) != 4 or len(v.shape) != 4 or len(bounds.shape) != 1:
-        raise Uncounted("a KV cache in an unknown layout")
+        raise Uncounted(_CACHE_LAYOUT)
     used = min(pages.numel, k.shape[0]) * k.shape[1]
     keys, values = of_token(k, *k.shape[2:]), of_token(v, *v.shape[2:])
     return Paged(q, keys, values, max(bounds.numel - 1, 0), keys=used).forward(call)
@@ -559,29 +562,25 @@ def latent(call: OpCall) -> OpCost:
 )
 def blocked(call: OpCall) -> OpCost:
     """Decoding over a cache of blocks: queries, keys and values follow each other, behind the outputs."""
-    q, k, v = _cached_operands(call)
+    # The position among the arguments differs between ops and their versions.
+    for first in range(len(call.dtypes) - 2):
+        if all(call.has(index) for index in range(first, first + 3)):
+            q, k, v = _operands(call, first)
+            layout = tuple(len(tensor.shape) for tensor in (q, k, v))
+            if layout in _LAYOUTS and k.shape[:2] == v.shape[:2]:
+                break
+    else:
+        raise Uncounted(_CACHE_LAYOUT if call.shapes else NO_SHAPES)
     blocks, heads, width = k.shape[0], k.shape[1], q.shape[2]
     block = _remaining_side(k, blocks * heads * width)
     keys, values = of_token(k, heads, width), of_token(v, heads, _remaining_side(v, blocks * heads * block))
     return Paged(q, keys, values, keys=blocks * block).forward(call)
 
 
-def _cached_operands(call: OpCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values: the position among the arguments differs between ops and their versions."""
-    for first in range(len(call.dtypes) - 2):
-        if not all(call.has(index) for index in range(first, first + 3)):
-            continue
-        q, k, v = (call.tensor(index) for index in range(first, first + 3))
-        layout = tuple(len(tensor.shape) for tensor in (q, k, v))
-        if layout in _LAYOUTS and k.shape[:2] == v.shape[:2]:
-            return q, k, v
-    raise Uncounted("a KV cache in an unknown layout" if call.shapes else NO_SHAPES)
-
-
 def _remaining_side(cache: Tensor, rest: int) -> int:
     """Elements along the remaining dimension of a cache."""
     if not rest or cache.numel % rest:
-        raise Uncounted("recorded shapes of queries, keys and values disagree")
+        raise Uncounted(_DISAGREE)
     return cache.numel // rest
 
 
@@ -597,7 +596,7 @@ def _remaining_side(cache: Tensor, rest: int) -> int:
 @cost(*_FORWARD, batch=True)
 def library_forward(call: OpCall) -> OpCost:
     """Flash attention of a library, dense, packed or over a paged cache (pages, page, heads, width)."""
-    q, k, v = call.tensor(0), call.tensor(1), call.tensor(2)
+    q, k, v = _operands(call, 0)
     if len(q.shape) == 3 and len(k.shape) == len(v.shape) == 4:
         mask, longest = _mask(call)
         sequences, max_q, max_k = _packing(call, 3, longest)
@@ -619,7 +618,7 @@ def batch_prefill(call: OpCall) -> OpCost:
     sequences, max_q, max_k = _packing(call, 3, longest)
     rank = len(k.shape)
     if rank != len(v.shape) or rank not in (3, 4, 5) or len(pages.shape) != 1:
-        raise Uncounted("a KV cache in an unknown layout")
+        raise Uncounted(_CACHE_LAYOUT)
     if rank == 5:
         page = k.shape[3]
         keys, values = of_token(k, k.shape[1], k.shape[2] * k.shape[4]), of_token(v, v.shape[1], v.shape[3])
@@ -716,7 +715,7 @@ def mla_decode(call: OpCall) -> OpCost:
 
 def _flash(call: OpCall, first: int) -> AttentionCall:
     """Flash attention with its operands from argument `first` on."""
-    q, k, v = call.tensor(first), call.tensor(first + 1), call.tensor(first + 2)
+    q, k, v = _operands(call, first)
     mask, longest = _mask(call)
     if len(q.shape) == 4:
         sizes = tokens_first(q, k, v)
@@ -730,7 +729,7 @@ def _packing(call: OpCall, first: int, longest: list[int]) -> tuple[int, int, in
     """How many sequences are packed, by their bounds behind the operands, and the longest lengths."""
     bounds = next((t for t in call.tensors()[first:] if len(t.shape) == 1 and t.dtype == "i32"), None)
     if bounds is None or len(longest) < 2:
-        raise Uncounted("the lengths of packed sequences are not recorded")
+        raise Uncounted(_NO_LENGTHS)
     return max(bounds.numel - 1, 0), longest[0], longest[1]
 
 
@@ -743,16 +742,12 @@ def _mask(call: OpCall) -> tuple[Mask, list[int]]:
             before = [int(text) for text, number in zip(values[:index], numbers, strict=False) if number]
             left, right = int(values[index + 1]), int(values[index + 2])
             return Mask(values[index].lower() == "true", left, right), before
-    return _autograd_mask(call)
-
-
-def _autograd_mask(call: OpCall) -> tuple[Mask, list[int]]:
-    """The mask of an autograd function, whose window is a pair, which is not recorded."""
-    for index, text in enumerate(call.values):
+    # An autograd function: its window is a pair, which is not recorded.
+    for index, text in enumerate(values):
         if text.lower() in _WORDS:
-            before = [int(word) for word in call.values[:index] if word.isdigit()]
+            before = [int(word) for word in values[:index] if word.isdigit()]
             return (Mask(True) if text.lower() == "true" else FULL), before
-    raise Uncounted("the mask (causal or not) is not recorded")
+    raise Uncounted(_NO_MASK)
 
 
 def _fused(call: OpCall) -> AttentionCall:
@@ -762,7 +757,7 @@ def _fused(call: OpCall) -> AttentionCall:
         raise Uncounted("the longest lengths are not recorded")
     # (N, B, H, D) or (B, N, H, D), or packed (T, H, D): tokens of all sequences either way.
     if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
-        raise Uncounted("operands in an unknown layout")
+        raise Uncounted(_OPERANDS_LAYOUT)
     flat = [Tensor((prod(t.shape[:-2]), *t.shape[-2:]), t.dtype, t.stored) for t in (q, k, v)]
     sizes = tokens_first(*flat)
     scores, _ = packed(sizes, 0, longest[0], longest[1], causal=False)
@@ -772,7 +767,7 @@ def _fused(call: OpCall) -> AttentionCall:
 def _flex(call: OpCall) -> AttentionCall:
     q, k, v = _widest_tensors(call)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise Uncounted("operands in an unknown layout")
+        raise Uncounted(_OPERANDS_LAYOUT)
     sizes = heads_first(q, k, v)
     return AttentionCall(q, k, v, sizes, (2 * sizes.nq * sizes.nk, _UNKNOWN_MASK))
 
@@ -781,7 +776,7 @@ def _evoformer(call: OpCall) -> AttentionCall:
     """Queries, keys, values, biases (deepspeedai/DeepSpeed, ops/deepspeed4science/evoformer_attn.py)."""
     operands = [call.tensor(index) for index in range(3)]
     if any(len(tensor.shape) < 4 for tensor in operands):
-        raise Uncounted("operands in an unknown layout")
+        raise Uncounted(_OPERANDS_LAYOUT)
     q, k, v = (t._replace(shape=(prod(t.shape[:-3]), *t.shape[-3:])) for t in operands)
     sizes = tokens_first(q, k, v)
     biases = call.bytes(*range(3, len(call.dtypes)))
@@ -843,7 +838,7 @@ def _listed_rows(pool: Tensor, pairs: int, width: int) -> int:
 
 def _sparse_cost(q: Tensor, pairs: int, value_width: int, read: int, written: int) -> OpCost:
     if len(q.shape) != 3:
-        raise Uncounted("queries in an unknown layout")
+        raise Uncounted(_QUERIES_LAYOUT)
     tokens, heads, width = q.shape
     dims = (("H", heads), ("Nq", tokens), ("pairs", pairs), ("D", width), ("Dv", value_width))
     flops = 2 * pairs * heads * (width + value_width)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
+from tracelens.costs.tensors import REAL
 
 
 class ConvolutionArguments(NamedTuple):
@@ -116,7 +117,6 @@ _SAMPLED = {0: {2: 4, 3: 8}, 1: {2: 0, 3: 0}, 2: {2: 16}}
 _RANK = re.compile(r"(\d)d")
 
 _COMPLEX_OF = {"fp16": "c32", "fp32": "c64", "fp64": "c128"}
-_REAL_OF = {"c32": "fp16", "c64": "fp32", "c128": "fp64"}
 
 
 @cost(*_CONVOLUTIONS)
@@ -267,7 +267,18 @@ def pool(call: OpCall) -> OpCost:
     """Pooling: one FLOP an element of every window."""
     x, rank = call.tensor(0), _rank(call)
     kernel = _counts(call.integers(1), rank, "size of the window")
-    out = _pooled(call, x, kernel)
+    dilated = call.name in _MAX_POOLS
+    stride = _counts(call.integers(2), rank, "stride") if call.integers(2) else kernel
+    padding = _counts(call.integers(3), rank, "padding")
+    dilation = _counts(call.integers(4), rank, "dilation") if dilated else [1] * rank
+    if len(x.shape) not in (rank + 1, rank + 2) or min(stride) < 1:
+        raise Uncounted(f"an input of {len(x.shape)} dimensions, or a stride of 0, for a {rank}d pool")
+    ceil = call.flag(5 if dilated else 4)
+    windows = []
+    for n, k, s, p, d in zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True):
+        count = (n + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil else 0)) // s + 1
+        windows.append(max(count - int(ceil and (count - 1) * s >= n + p), 0))
+    out = (*x.shape[:-rank], *windows)
     written = size(prod(out), x.dtype) + (8 * prod(out) if "with_indices" in call.name else 0)
     return OpCost(prod(out) * prod(kernel), x.bytes, written, x.dtype, dims=_plane_dims(x, out, rank))
 
@@ -302,8 +313,7 @@ def avg_pool_backward(call: OpCall) -> OpCost:
 def adaptive_pool(call: OpCall) -> OpCost:
     """Pooling to a given size: one FLOP an element of the input (overlaps of windows once)."""
     x, rank = call.tensor(0), _rank(call)
-    sides = _counts(call.integers(1), rank, "size of the output")
-    out = _resized(x, sides)
+    out = _resized(x, _counts(call.integers(1), rank, "size of the output"))
     indices = 8 * prod(out) if "max" in call.name else 0
     return OpCost(
         x.numel, x.bytes, size(prod(out), x.dtype) + indices, x.dtype, dims=_plane_dims(x, out, rank)
@@ -320,8 +330,7 @@ def adaptive_pool_backward(call: OpCall) -> OpCost:
     largest = "max" in call.name
     read = grad.bytes + (call.tensor(2).bytes if largest else 0)
     flops = grad.numel if largest else x.numel
-    rank = _rank(call)
-    return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_plane_dims(x, grad.shape, rank))
+    return OpCost(flops, read, x.dense_bytes, x.dtype, dims=_plane_dims(x, grad.shape, _rank(call)))
 
 
 @cost(*_NEIGHBOURS, engine="vector")
@@ -388,26 +397,6 @@ def _rank(call: OpCall) -> int:
     return int(match[1])
 
 
-def _pooled(call: OpCall, x: Tensor, kernel: list[int]) -> tuple[int, ...]:
-    rank, dilated = len(kernel), call.name in _MAX_POOLS
-    stride = _counts(call.integers(2), rank, "stride") if call.integers(2) else kernel
-    padding = _counts(call.integers(3), rank, "padding")
-    dilation = _counts(call.integers(4), rank, "dilation") if dilated else [1] * rank
-    if len(x.shape) not in (rank + 1, rank + 2) or min(stride) < 1:
-        raise Uncounted(f"an input of {len(x.shape)} dimensions, or a stride of 0, for a {rank}d pool")
-    ceil = call.flag(5 if dilated else 4)
-    sides = zip(x.shape[-rank:], kernel, stride, padding, dilation, strict=True)
-    return (*x.shape[:-rank], *(_side(n, k, s, p, d, ceil) for n, k, s, p, d in sides))
-
-
-def _side(n: int, k: int, stride: int, pad: int, dilation: int, ceil: bool) -> int:
-    room = n + 2 * pad - dilation * (k - 1) - 1
-    windows = (room + (stride - 1 if ceil else 0)) // stride + 1
-    if ceil and (windows - 1) * stride >= n + pad:
-        windows -= 1
-    return max(windows, 0)
-
-
 def _resized(x: Tensor, sides: list[int]) -> tuple[int, ...]:
     if len(x.shape) not in (len(sides) + 1, len(sides) + 2) or min(sides) < 0:
         raise Uncounted(f"an input of {len(x.shape)} dimensions resized in {len(sides)}")
@@ -463,7 +452,7 @@ def complex_to_real(call: OpCall) -> OpCost:
     shape[dims[-1]] = call.integer(3)
     if shape[dims[-1]] < 0:
         raise Uncounted("the size of the output is negative")
-    return _fourier_cost(x, tuple(shape), dims, _REAL_OF.get(x.dtype, ""), 2.5)
+    return _fourier_cost(x, tuple(shape), dims, REAL.get(x.dtype, ""), 2.5)
 
 
 def _fourier_operand(call: OpCall) -> tuple[Tensor, list[int]]:

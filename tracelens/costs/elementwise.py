@@ -135,6 +135,8 @@ def rules() -> Iterator[tuple[str, ElementwiseRule]]:
 
 _RULES = dict(rules())
 
+SILU = 5
+"""x·σ(x), as in the table."""
 GELU = {"none": 5, "tanh": 9}
 """x·½·(1 + erf(x/√2)), and ½·x·(1 + tanh(β·(x + κ·x³))): Hendrycks and Gimpel,
 "Gaussian Error Linear Units"."""
@@ -147,6 +149,7 @@ GELU_BACKWARD = {"none": 11, "tanh": 18}
 _GELU_BACKWARD = {name: ElementwiseRule(operations, (0, 1)) for name, operations in GELU_BACKWARD.items()}
 _DIVISION, _ROUNDED = ElementwiseRule(1, (0, 1), "float"), ElementwiseRule(2, (0, 1))
 
+_NO_TENSOR = "no tensor among its recorded arguments"
 _NO_NUMBERS = frozenset({"", "None", "True", "False"})
 
 # Python's floats are recorded as 0-dim doubles, and make fp32 of integers where a tensor would make fp64.
@@ -179,7 +182,7 @@ def pointwise(call: OpCall, rule: ElementwiseRule) -> OpCost:
         elif dtype:
             out_dtype = out_dtype or dtype
     if not operands:
-        raise Uncounted("no tensor among its recorded arguments")
+        raise Uncounted(_NO_TENSOR)
     work = promote(operands)
     shape = broadcast([operand.shape for operand in operands])
     numel = prod(shape)
@@ -299,8 +302,7 @@ def glu(call: OpCall) -> OpCost:
 def glu_backward(call: OpCall) -> OpCost:
     """From s = sigmoid(b): g·s and g·a·s·(1 - s), 9 operations an element of g; as large as x."""
     gradient, x = call.tensor(0), call.tensor(1)
-    written = x.dense_bytes
-    return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, written, x.dtype)
+    return OpCost(9 * gradient.numel, gradient.bytes + x.bytes, x.dense_bytes, x.dtype)
 
 
 @cost("aten::addr", "aten::addr_", engine="vector")
@@ -322,8 +324,7 @@ def outer(call: OpCall) -> OpCost:
 def draw(call: OpCall) -> OpCost:
     """Random numbers written over a tensor that is not read; a tensor of probabilities is."""
     target = call.tensor(0)
-    chances = call.bytes(1)
-    return OpCost(_DRAWS[call.name] * target.numel, chances, target.bytes, target.dtype)
+    return OpCost(_DRAWS[call.name] * target.numel, call.bytes(1), target.bytes, target.dtype)
 
 
 @cost("aten::bernoulli", "aten::poisson", "aten::_standard_gamma", "aten::binomial", engine="vector")
@@ -340,7 +341,7 @@ def normal(call: OpCall) -> OpCost:
     """Normal numbers with means or deviations from tensors: 6 operations each."""
     tensors = [call.tensor(index) for index in (0, 1) if call.has(index)]
     if not tensors:
-        raise Uncounted("no tensor among its recorded arguments")
+        raise Uncounted(_NO_TENSOR)
     numel = max(tensor.numel for tensor in tensors)
     read = sum(tensor.bytes for tensor in tensors)
     return OpCost(6 * numel, read, size(numel, tensors[0].dtype), tensors[0].dtype)

@@ -7,17 +7,21 @@ bias is not counted (it is part of the epilogue); its bytes are.
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from math import prod
 
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
-from tracelens.costs.tensors import dtype_argument
+from tracelens.costs.tensors import dtype_argument, shape_of
 
 _TF32 = re.compile(r"tf32|xf32|_s1688", re.IGNORECASE)
 # Widest first: a GEMM of mixed types runs in the wider one.
 _WIDTH = ("fp64", "fp32", "bf16", "fp16", "fp8e5m2", "fp8e4m3", "i8", "u8", "fp6", "fp4x2", "fp4")
 
-_PAIRS = ("fp4x2", "u8")
+PAIRS = ("fp4x2", "u8")
+"""Types of a byte that holds two elements of 4 bits."""
 
+_NO_DIMENSIONS = "GEMM operands without their dimensions"
+_NOT_GROUPED = "operands of a grouped GEMM without 2 or 3 dimensions"
 _ROWS = "upper bound: every row in a group, every group with rows"
 _SPLIT = "upper bound: every row in a group"
 _BOTH_GRADIENTS = "gradients of input and weights"
@@ -48,16 +52,8 @@ def gemm_cost(
 ) -> OpCost:
     """The cost of `batch` GEMMs of (m, k) and (k, n).
 
-    Args:
-        call: its kernel's name tells TF32 from FP32.
-        a: left operand.
-        b: right operand.
-        m: rows of the result.
-        n: columns of the result.
-        k: length of the inner products.
-        batch: number of GEMMs.
-        extra: further bytes read (bias, addend, scales).
-        out: element type of the result, that of `a` by default.
+    The name of the call's kernel tells TF32 from FP32. `extra` are further bytes read (bias, addend, scales);
+    the result is of type `out`, by default that of `a`.
     """
     written = size(batch * m * n, out or a.dtype)
     dims = (*((("B", batch),) if batch > 1 else ()), *sizes(m, n, k))
@@ -75,7 +71,7 @@ def math_dtype(call: OpCall, a: Tensor, b: Tensor) -> str:
 def mm(call: OpCall) -> OpCost:
     """(M, K) x (K, N)."""
     a, b = call.tensor(0), call.tensor(1)
-    (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
+    (m, k), (k2, n) = shape_of(a, 2), shape_of(b, 2)
     agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, out="i32" if a.dtype == "i8" else "")
 
@@ -84,7 +80,7 @@ def mm(call: OpCall) -> OpCost:
 def addmm(call: OpCall) -> OpCost:
     """Bias + (M, K) x (K, N)."""
     bias, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
+    (m, k), (k2, n) = shape_of(a, 2), shape_of(b, 2)
     agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, extra=_addend(call, bias, 3))
 
@@ -93,7 +89,7 @@ def addmm(call: OpCall) -> OpCost:
 def bmm(call: OpCall) -> OpCost:
     """B GEMMs (M, K) x (K, N)."""
     a, b = call.tensor(0), call.tensor(1)
-    (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
+    (batch, m, k), (_, k2, n) = shape_of(a, 3), shape_of(b, 3)
     agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, batch)
 
@@ -102,7 +98,7 @@ def bmm(call: OpCall) -> OpCost:
 def baddbmm(call: OpCall) -> OpCost:
     """B GEMMs (M, K) x (K, N), added to a tensor that is not read when beta is 0."""
     addend, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    (batch, m, k), (_, k2, n) = _matrix(a, 3), _matrix(b, 3)
+    (batch, m, k), (_, k2, n) = shape_of(a, 3), shape_of(b, 3)
     agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, batch, extra=_addend(call, addend, 3))
 
@@ -111,10 +107,9 @@ def baddbmm(call: OpCall) -> OpCost:
 def linear(call: OpCall) -> OpCost:
     """(..., K) x (N, K) transposed, plus bias."""
     x, weight = call.tensor(0), call.tensor(1)
-    n, k = _matrix(weight, 2)
+    n, k = shape_of(weight, 2)
     agree(x.shape[-1] if x.shape else 1, k)
-    bias = call.bytes(2)
-    return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=bias)
+    return gemm_cost(call, x, weight, prod(x.shape[:-1]), n, k, extra=call.bytes(2))
 
 
 @cost("aten::matmul", "aten::mv", "aten::dot", "aten::addmv")
@@ -127,7 +122,8 @@ def matmul(call: OpCall) -> OpCost:
     if len(a_shape) < 2 or len(b_shape) < 2:
         raise Uncounted("an operand without dimensions")
     agree(a_shape[-1], b_shape[-2])
-    batch = prod(_broadcast(a_shape[:-2], b_shape[:-2]))
+    leading = zip_longest(reversed(a_shape[:-2]), reversed(b_shape[:-2]), fillvalue=1)
+    batch = prod(max(sides_of) for sides_of in leading)
     return gemm_cost(call, a, b, a_shape[-2], b_shape[-1], a_shape[-1], batch)
 
 
@@ -135,7 +131,7 @@ def matmul(call: OpCall) -> OpCost:
 def scaled_mm(call: OpCall) -> OpCost:
     """Scaled GEMM of 8-bit (or packed 4-bit) matrices; the result is bf16 unless recorded otherwise."""
     a, b = call.tensor(0), call.tensor(1)
-    (m, k), (k2, n) = _matrix(a, 2), _matrix(b, 2)
+    (m, k), (k2, n) = shape_of(a, 2), shape_of(b, 2)
     agree(k, k2)
     scales = call.bytes(*range(2, len(call.dtypes)))
     packed = 2 if a.dtype == "fp4x2" else 1
@@ -161,12 +157,6 @@ def sizes(m: int, n: int, k: int) -> tuple[tuple[str, int], ...]:
     return (("M", m), ("N", n), ("K", k))
 
 
-def _matrix(tensor: Tensor, rank: int) -> tuple[int, ...]:
-    if len(tensor.shape) != rank:
-        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions instead of {rank}")
-    return tensor.shape
-
-
 def _addend(call: OpCall, addend: Tensor, beta: int) -> int:
     """Bytes read of what the result is added to: none when its factor is 0."""
     text = call.text(beta)
@@ -175,12 +165,6 @@ def _addend(call: OpCall, addend: Tensor, beta: int) -> int:
     except ValueError:
         unused = False
     return 0 if unused else addend.bytes
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    length = max(len(a), len(b))
-    wide_a, wide_b = (1,) * (length - len(a)) + a, (1,) * (length - len(b)) + b
-    return tuple(max(x, y) for x, y in zip(wide_a, wide_b, strict=True))
 
 
 # ====================
@@ -285,14 +269,10 @@ def assembly_fp8(call: OpCall) -> OpCost:
 @cost("aiter::_gemm_a16w16_asm")
 def assembly_16bit(call: OpCall) -> OpCost:
     """Rows, weight (N, K), the result; of the workspaces behind them only the bias is read."""
-    a, b = call.tensor(0), call.tensor(1)
-    if not a.shape or len(b.shape) != 2:
-        raise Uncounted("GEMM operands without their dimensions")
-    n, k = b.shape
-    agree(a.shape[-1], k)
+    a, b, rows, n, k = _rows_and_weight(call)
     others = [call.tensor(index) for index in range(4, len(call.dtypes)) if call.has(index)]
     bias = next((tensor.bytes for tensor in others if tensor.shape in ((n,), (1, n))), 0)
-    return gemm_cost(call, a, b, prod(a.shape[:-1]), n, k, extra=bias, out=call.tensor(2).dtype)
+    return gemm_cost(call, a, b, rows, n, k, extra=bias, out=call.tensor(2).dtype)
 
 
 @cost("vllm::gemm_with_dynamic_quant")
@@ -307,10 +287,8 @@ def quark_fp4(call: OpCall) -> OpCost:
         raise Uncounted("neither operand order of the op fits the recorded shapes")
     rows, (n, half) = prod(x.shape[:-1]), weight.shape
     out = call.tensor(0).dtype if first else dtype_argument(call, 4) or "bf16"
-    scales = call.bytes(first + 2, *range(first + 3, len(call.dtypes)))
-    read = x.bytes + weight.bytes + scales
-    return OpCost(2 * rows * n * 2 * half, read, size(rows * n, out), "fp4", "matrix",
-                  dims=sizes(rows, n, 2 * half))  # fmt: skip
+    read = x.bytes + weight.bytes + call.bytes(first + 2, *range(first + 3, len(call.dtypes)))
+    return _fp4_cost(read, rows, n, half, out)
 
 
 @cost("trtllm::cublas_scaled_mm")
@@ -318,7 +296,7 @@ def tensorrt_scaled(call: OpCall) -> OpCost:
     """Operands (M, K) and (K, N), their scales, bias, the result's type, by default that of the first."""
     a, b = call.tensor(0), call.tensor(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        raise Uncounted("GEMM operands without their dimensions")
+        raise Uncounted(_NO_DIMENSIONS)
     (m, k), (k2, n) = a.shape, b.shape
     agree(k, k2)
     return gemm_cost(call, a, b, m, n, k, extra=call.bytes(2, 3, 4), out=dtype_argument(call, 5))
@@ -327,12 +305,8 @@ def tensorrt_scaled(call: OpCall) -> OpCost:
 @cost("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_linear_matmul.out")
 def int8_linear(call: OpCall) -> OpCost:
     """8-bit rows (..., K) and weight (N, K) to 32-bit sums."""
-    a, b = call.tensor(0), call.tensor(1)
-    if not a.shape or len(b.shape) != 2:
-        raise Uncounted("GEMM operands without their dimensions")
-    n, k = b.shape
-    agree(a.shape[-1], k)
-    return gemm_cost(call, a, b, prod(a.shape[:-1]), n, k, out="i32")
+    a, b, rows, n, k = _rows_and_weight(call)
+    return gemm_cost(call, a, b, rows, n, k, out="i32")
 
 
 @cost("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp", "_C::cutlass_scaled_sparse_mm")
@@ -387,11 +361,21 @@ def primus_fp6(call: OpCall) -> OpCost:
     return OpCost(2 * m * n * k, read, size(m * n, out), "fp6", "matrix", dims=sizes(m, n, k))
 
 
+def _rows_and_weight(call: OpCall) -> tuple[Tensor, Tensor, int, int, int]:
+    """Rows (..., K) and a weight (N, K); their number, N and K."""
+    a, b = call.tensor(0), call.tensor(1)
+    if not a.shape or len(b.shape) != 2:
+        raise Uncounted(_NO_DIMENSIONS)
+    n, k = b.shape
+    agree(a.shape[-1], k)
+    return a, b, prod(a.shape[:-1]), n, k
+
+
 def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False) -> OpCost:
     """Rows (..., K) times a weight (N, K) or (K, N); all other tensors once, the result of bf16 or given."""
     a, b = call.tensor(x), call.tensor(w)
     if not a.shape or len(b.shape) != 2:
-        raise Uncounted("GEMM operands without their dimensions")
+        raise Uncounted(_NO_DIMENSIONS)
     rows, k = prod(a.shape[:-1]), a.shape[-1]
     n = other_side(b.shape, k)
     indices = [index for index in range(len(call.dtypes)) if index not in (x, w) and call.has(index)]
@@ -405,8 +389,7 @@ def _scaled(call: OpCall, x: int, w: int, result: int = -1, packed: bool = False
     extra = sum(tensor.bytes for tensor in extras.values())
     if not packed and "fp4x2" not in (a.dtype, b.dtype):
         return gemm_cost(call, a, b, rows, n, k, extra=extra, out=out)
-    read, k = a.bytes + b.bytes + extra, 2 * k
-    return OpCost(2 * rows * n * k, read, size(rows * n, out), "fp4", "matrix", dims=sizes(rows, n, k))
+    return _fp4_cost(a.bytes + b.bytes + extra, rows, n, k, out)
 
 
 def _flagged(
@@ -420,21 +403,26 @@ def _flagged(
     extra = call.bytes(*more)
     if "fp4" not in call.name:
         return gemm_cost(call, a, b, m, n, k, extra=extra, out=out)
-    read, k = a.bytes + b.bytes + extra, 2 * k
+    return _fp4_cost(a.bytes + b.bytes + extra, m, n, k, out)
+
+
+def _fp4_cost(read: int, m: int, n: int, pairs: int, out: str) -> OpCost:
+    """A GEMM whose inner products are of so many pairs of 4-bit elements."""
+    k = 2 * pairs
     return OpCost(2 * m * n * k, read, size(m * n, out), "fp4", "matrix", dims=sizes(m, n, k))
 
 
 def _packs(x: Tensor, weight: Tensor) -> bool:
     """Whether a weight (N, K/2) of 4-bit pairs fits rows of K elements, or of as many pairs."""
-    if weight.dtype not in _PAIRS or len(weight.shape) != 2 or not x.shape:
+    if weight.dtype not in PAIRS or len(weight.shape) != 2 or not x.shape:
         return False
-    return x.shape[-1] == weight.shape[1] * (1 if x.dtype in _PAIRS else 2)
+    return x.shape[-1] == weight.shape[1] * (1 if x.dtype in PAIRS else 2)
 
 
 def sides(tensor: Tensor, k_last: bool) -> tuple[int, int]:
     """The outer and the inner size of an operand, whose leading dimensions are rows."""
     if len(tensor.shape) < 2:
-        raise Uncounted("GEMM operands without their dimensions")
+        raise Uncounted(_NO_DIMENSIONS)
     first, last = prod(tensor.shape[:-1]), tensor.shape[-1]
     return (first, last) if k_last else (last, first)
 
@@ -509,14 +497,13 @@ def fused_with_communication(call: OpCall) -> OpCost:
 def cutlass_moe(call: OpCall) -> OpCost:
     """CUTLASS grouped GEMM of 8-bit matrices: result, a (T, K), b (G, K, N), scales."""
     out, a, b = call.tensor(0), call.tensor(1), call.tensor(2)
-    extra = call.bytes(3, 4)
-    return _segments(call, a, b, lengths=5, extra=extra, out=out.dtype)
+    return _segments(call, a, b, lengths=5, extra=call.bytes(3, 4), out=out.dtype)
 
 
 @cost("GroupedGemm", "grouped_gemm::gmm", "grouped_gemm::grouped_gemm", "_GroupedLinear")
 def grouped_linear(call: OpCall) -> OpCost:
     """Autograd functions: rows, then one weight of three dimensions or one of two for each group."""
-    return _grouped_linear(call, call, 1)
+    return _grouped_linear(call, call)
 
 
 @cost(
@@ -526,7 +513,7 @@ def grouped_linear(call: OpCall) -> OpCost:
 )  # fmt: skip
 def grouped_linear_backward(call: OpCall) -> OpCost:
     """Gradients of rows and weights: two GEMMs of the forward's size."""
-    return _grouped_linear(call.of_forward(), call, 2)
+    return _both_gradients(_grouped_linear(call.of_forward(), call))
 
 
 def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
@@ -534,7 +521,7 @@ def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
     a, b = call.tensor(0), call.tensor(1)
     ranks = (len(a.shape), len(b.shape))
     if ranks not in ((2, 3), (3, 2), (3, 3), (2, 2)):
-        raise Uncounted("operands of a grouped GEMM without 2 or 3 dimensions")
+        raise Uncounted(_NOT_GROUPED)
     packed = 2 if a.dtype == "fp4x2" else 1
     (m, k), (k2, n) = a.shape[-2:], b.shape[-2:]
     agree(k, k2)
@@ -557,7 +544,7 @@ def _torch_grouped(call: OpCall, offsets: int, extra: int, out: str) -> OpCost:
 def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, out: str = "") -> OpCost:
     """(T, K) rows times (G, K, N) or (G, N, K), or (T, M) and (T, N) to (G, M, N)."""
     if len(a.shape) != 2 or len(b.shape) not in (2, 3):
-        raise Uncounted("operands of a grouped GEMM without 2 or 3 dimensions")
+        raise Uncounted(_NOT_GROUPED)
     if len(b.shape) == 2:
         (rows, m), (rows2, n) = a.shape, b.shape
         if rows != rows2:
@@ -576,31 +563,33 @@ def _segments(call: OpCall, a: Tensor, b: Tensor, lengths: int, extra: int = 0, 
     )
 
 
-def _grouped_linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """A grouped GEMM or, with `gradients` 2, both of its gradients."""
-    rows, weights, k, n = _grouped_operands(forward)
-    count = rows.shape[0]
-    moved, y = rows.bytes + sum(weight.bytes for weight in weights), size(count * n, rows.dtype)
-    read, written = (moved, y) if gradients == 1 else (moved + y, moved)
-    groups = weights[0].shape[0] if len(weights[0].shape) == 3 else len(weights)
-    flops, note = 2 * gradients * count * k * n, _ROWS if gradients == 1 else f"{_BOTH_GRADIENTS}; {_ROWS}"
-    dtype, dims = math_dtype(call, rows, weights[0]), _grouped_dims(groups, count, n, k)
-    return OpCost(flops, read, written, dtype, "matrix", dims=dims, note=note)
+def _both_gradients(forward: OpCost) -> OpCost:
+    """Two GEMMs for each of the forward: operands and gradient of the result read, both gradients written."""
+    return forward._replace(
+        flops=2 * forward.flops,
+        read_bytes=forward.read_bytes + forward.write_bytes,
+        write_bytes=forward.read_bytes,
+        note=f"{_BOTH_GRADIENTS}; {forward.note}",
+    )
 
 
-def _grouped_operands(call: OpCall) -> tuple[Tensor, list[Tensor], int, int]:
-    """Rows, weights, K and N of an autograd function, whose other arguments differ between versions."""
-    tensors = [tensor for tensor in call.tensors() if len(tensor.shape) >= 2]
+def _grouped_linear(forward: OpCall, call: OpCall) -> OpCost:
+    """The grouped GEMM of `forward`, in the type that the kernel of `call` shows."""
+    # Rows, weights, K and N: the other arguments differ between versions.
+    tensors = [tensor for tensor in forward.tensors() if len(tensor.shape) >= 2]
     if not tensors or len(tensors[0].shape) != 2:
         raise Uncounted("rows of a grouped GEMM without 2 dimensions")
     rows, *rest = tensors
-    k = rows.shape[1]
+    count, k = rows.shape
     stacked = [tensor for tensor in rest if len(tensor.shape) == 3 and k in tensor.shape[1:]]
     weights = stacked[:1] or [tensor for tensor in rest if len(tensor.shape) == 2 and tensor.shape[1] == k]
     if not weights:
         raise Uncounted("weights of the groups not recorded")
     n = other_side(weights[0].shape[-2:], k)
-    return rows, weights, k, n
+    read, written = rows.bytes + sum(weight.bytes for weight in weights), size(count * n, rows.dtype)
+    groups = weights[0].shape[0] if len(weights[0].shape) == 3 else len(weights)
+    dtype, dims = math_dtype(call, rows, weights[0]), _grouped_dims(groups, count, n, k)
+    return OpCost(2 * count * k * n, read, written, dtype, "matrix", dims=dims, note=_ROWS)
 
 
 def _group_count(call: OpCall, index: int) -> int:
@@ -654,19 +643,19 @@ def generic_gemm(call: OpCall) -> OpCost:
 @cost("_Linear")
 def te_linear(call: OpCall) -> OpCost:
     """TransformerEngine Linear: weight (N, K), then x (..., K)."""
-    return _te_linear(call, call, 1)
+    return _te_linear(call, call)
 
 
 @cost("_LayerNormLinear")
 def te_layernorm_linear(call: OpCall) -> OpCost:
     """TransformerEngine LayerNormLinear: x (..., K), the norm's weights, weight (N, K)."""
-    return _te_linear(call, call, 1)
+    return _te_linear(call, call)
 
 
 @cost("_LayerNormMLP")
 def te_layernorm_mlp(call: OpCall) -> OpCost:
     """TransformerEngine LayerNormMLP: x (..., K), the norm's weights, weights (F, K) and (K, F or F/2)."""
-    return _te_mlp(call, call, 1)
+    return _te_mlp(call, call)
 
 
 @cost(
@@ -675,31 +664,26 @@ def te_layernorm_mlp(call: OpCall) -> OpCost:
 )  # fmt: skip
 def te_linear_backward(call: OpCall) -> OpCost:
     """Both gradients: two GEMMs of the forward's size."""
-    return _te_linear(call.of_forward(), call, 2)
+    return _both_gradients(_te_linear(call.of_forward(), call))
 
 
 @cost("_LayerNormMLPBackward", "autograd::engine::evaluate_function: _LayerNormMLPBackward", forward=True)
 def te_layernorm_mlp_backward(call: OpCall) -> OpCost:
     """Both gradients of both weights: four GEMMs."""
-    return _te_mlp(call.of_forward(), call, 2)
+    return _both_gradients(_te_mlp(call.of_forward(), call))
 
 
-def _te_linear(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """One GEMM or, with `gradients` 2, both of its gradients."""
+def _te_linear(forward: OpCall, call: OpCall) -> OpCost:
+    """The GEMM of `forward`, in the type that the kernel of `call` shows."""
     x, weight = _te_operands(forward)
-    n, k = weight.shape
-    rows = prod(x.shape[:-1])
-    y = size(rows * n, x.dtype)
-    moved = x.bytes + weight.bytes
-    read, written = (moved, y) if gradients == 1 else (moved + y, moved)
-    return OpCost(
-        2 * gradients * rows * n * k, read, written, _te_dtype(call, x, weight), "matrix",
-        dims=sizes(rows, n, k), note=_AROUND if gradients == 1 else f"{_BOTH_GRADIENTS}; {_AROUND}",
-    )  # fmt: skip
+    (n, k), rows = weight.shape, prod(x.shape[:-1])
+    written = size(rows * n, x.dtype)
+    return OpCost(2 * rows * n * k, x.bytes + weight.bytes, written, _te_dtype(call, x, weight), "matrix",
+                  dims=sizes(rows, n, k), note=_AROUND)  # fmt: skip
 
 
-def _te_mlp(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
-    """Two GEMMs or, with `gradients` 2, the gradients of both."""
+def _te_mlp(forward: OpCall, call: OpCall) -> OpCost:
+    """Both GEMMs of `forward`, in the type that the kernel of `call` shows."""
     x, first = _te_operands(forward)
     up, k = first.shape
     matrices = [tensor for tensor in _te_tensors(forward) if len(tensor.shape) == 2]
@@ -707,14 +691,9 @@ def _te_mlp(forward: OpCall, call: OpCall, gradients: int) -> OpCost:
     if down is None:
         raise Uncounted("second weight not recorded")
     rows, inner = prod(x.shape[:-1]), down.shape[1]
-    flops = 2 * gradients * rows * k * (up + inner)
-    moved = x.bytes + first.bytes + down.bytes
-    read, written = (moved, x.bytes) if gradients == 1 else (moved + x.bytes, moved)
-    return OpCost(
-        flops, read, written, _te_dtype(call, x, first), "matrix",
-        dims=(*sizes(rows, up, k), ("inner", inner)),
-        note=_AROUND if gradients == 1 else f"{_BOTH_GRADIENTS}; {_AROUND}",
-    )  # fmt: skip
+    read = x.bytes + first.bytes + down.bytes
+    return OpCost(2 * rows * k * (up + inner), read, x.bytes, _te_dtype(call, x, first), "matrix",
+                  dims=(*sizes(rows, up, k), ("inner", inner)), note=_AROUND)  # fmt: skip
 
 
 def _te_operands(call: OpCall) -> tuple[Tensor, Tensor]:

@@ -185,11 +185,13 @@ class OpCall(NamedTuple):
             raise Uncounted(f"argument {index} is not a recorded tensor")
         return self._tensor(index)
 
-    def tensors(self) -> list[Tensor]:
-        """All tensor arguments in order, without those in lists; raises Uncounted where none was recorded."""
+    def tensors(self, least: int = 1) -> list[Tensor]:
+        """All tensor arguments in order, without those in lists; raises Uncounted where there are fewer."""
         tensors = [self._tensor(index) for index, dtype in enumerate(self.dtypes) if dtype]
         if not tensors:
             raise Uncounted(NO_SHAPES)
+        if len(tensors) < least:
+            raise Uncounted(f"{len(tensors)} recorded tensors instead of {least}")
         return tensors
 
     def bytes(self, *indices: int) -> int:

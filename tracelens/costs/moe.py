@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable
 from math import prod
 
-from tracelens.costs.elementwise import GELU, GELU_BACKWARD
-from tracelens.costs.gemm import math_dtype
+from tracelens.costs.elementwise import GELU, GELU_BACKWARD, SILU
+from tracelens.costs.gemm import PAIRS, math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
 
+_NO_WEIGHTS = "weights of the experts not recorded"
+_NO_ROWS = "number of permuted rows not recorded"
 _EXPERTS = "upper bound: as many experts in use as there are rows, at most all"
-_PAIRS = ("fp4x2", "u8")
 _MX_GROUP = 32  # elements of a scale of a byte (OCP Microscaling Formats)
 # Layouts and types of result, rows and weights; rows, columns and depth of a tile; parts of the depth. A
 # persistent kernel (`_p_matmul`) has a grid of its own.
@@ -31,7 +32,7 @@ _ROUTING = 5
 _SHARED = "lower bound: one shared expert"
 _ANOTHER = "an autograd function of the same name as one of triton_kernels"
 
-_SILU, _SILU_BACKWARD = 5, 9
+_SILU_BACKWARD = 9
 
 
 @cost(
@@ -136,7 +137,7 @@ def _one_gemm(
 ) -> OpCost:
     """A GEMM of `rows` rows, each with the weight (N, K) of one expert."""
     if len(weight.shape) != 3 or not weight.shape[0] or not x.shape:
-        raise Uncounted("weights of the experts not recorded")
+        raise Uncounted(_NO_WEIGHTS)
     experts, n, stored = weight.shape
     pairs = _in_pairs(x, weight)
     k = stored * (2 if pairs else 1)
@@ -147,7 +148,7 @@ def _one_gemm(
         for tensor in of_experts
     )
     # Rows are quantized before this op, or not at all: those of 16 bits are multiplied as such.
-    dtype = math_dtype(call, x, weight) if not pairs else "fp4" if x.dtype in _PAIRS else x.dtype
+    dtype = math_dtype(call, x, weight) if not pairs else "fp4" if x.dtype in PAIRS else x.dtype
     dims = (("E", experts), ("rows", rows), ("N", n), ("K", k))
     return OpCost(2 * rows * n * k, read, out.dense_bytes, dtype, "matrix", dims=dims, note=_EXPERTS)
 
@@ -162,7 +163,7 @@ def _in_pairs(rows: Tensor, weight: Tensor) -> bool:
 def _experts(call: OpCall, tokens: Tensor, weights: tuple[Tensor, ...], k: int, out: Tensor) -> OpCost:
     """GEMMs of all rows with these weights (E, ., .), the first three dimensions of one expert's."""
     if any(len(weight.shape) != 3 or not weight.shape[0] for weight in weights) or k < 1:
-        raise Uncounted("weights of the experts not recorded")
+        raise Uncounted(_NO_WEIGHTS)
     experts, count = weights[0].shape[0], tokens.shape[0]
     rows = count * k
     packed = 2 if _in_pairs(tokens, weights[0]) else 1
@@ -304,7 +305,7 @@ def permute_te(call: OpCall) -> OpCost:
     tokens, routing = rows_of(call, 0), rows_of(call, 1)
     rows = call.integer(2, 0)
     if rows <= 0 and call.name.endswith("mask_map_fwd"):
-        raise Uncounted("number of permuted rows not recorded")
+        raise Uncounted(_NO_ROWS)
     return _permuted(call, tokens, rows if rows > 0 else routing.numel)
 
 
@@ -325,14 +326,19 @@ def permute_te_backward(call: OpCall) -> OpCost:
 def chunk_sort(call: OpCall) -> OpCost:
     """Chunks of rows in another order: all rows read and written."""
     rows = rows_of(call, 0)
-    read = sum(tensor.bytes for tensor in call.tensors())
-    return OpCost(0, read, rows.dense_bytes, rows.dtype)
+    return OpCost(0, sum(tensor.bytes for tensor in call.tensors()), rows.dense_bytes, rows.dtype)
 
 
 @cost("_moe_permute_mask_map", "_moe_permute_index_map")
 def permute_function(call: OpCall) -> OpCost:
     """TransformerEngine's autograd function: tokens, map, number of permuted rows."""
-    return permute_te(call) if call.integer(2, 0) > 0 else _by_index(call)
+    if call.integer(2, 0) > 0:
+        return permute_te(call)
+    # A map of indices (T, k) has one row for each; a mask does not tell how many are set.
+    tokens, routing = rows_of(call, 0), rows_of(call, 1)
+    if routing.dtype == "bool" or call.name.endswith("mask_map"):
+        raise Uncounted(_NO_ROWS)
+    return _permuted(call, tokens, routing.numel)
 
 
 @cost("_moe_unpermute_mask_map")
@@ -378,9 +384,7 @@ def _moved(
 ) -> OpCost:
     """The tensor arguments at these indices read or written once."""
     first = call.tensor(0)  # where nothing was recorded, this says so
-    read = call.bytes(*reads)
-    written = call.bytes(*writes)
-    return OpCost(flops, read, written, dtype or first.dtype)
+    return OpCost(flops, call.bytes(*reads), call.bytes(*writes), dtype or first.dtype)
 
 
 def _permuted(call: OpCall, tokens: Tensor, rows: int) -> OpCost:
@@ -389,14 +393,6 @@ def _permuted(call: OpCall, tokens: Tensor, rows: int) -> OpCost:
     return OpCost(
         0, read, size(rows * hidden, tokens.dtype), tokens.dtype, dims=(("rows", rows), ("H", hidden))
     )
-
-
-def _by_index(call: OpCall) -> OpCost:
-    """A map of indices (T, k) has one row for each; a mask does not tell how many are set."""
-    tokens, routing = rows_of(call, 0), rows_of(call, 1)
-    if routing.dtype == "bool" or call.name.endswith("mask_map"):
-        raise Uncounted("number of permuted rows not recorded")
-    return _permuted(call, tokens, routing.numel)
 
 
 def _summed(call: OpCall, rows: Tensor, tokens: int, operations: int) -> OpCost:
@@ -430,7 +426,7 @@ def rows_of(call: OpCall, index: int) -> Tensor:
 )  # fmt: skip
 def silu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements, 6 operations each: SiLU and a product."""
-    return _halved(call, _SILU + 1)
+    return _halved(call, SILU + 1)
 
 
 @cost("*::gelu_and_mul", "*::geglu", "*::fused_geglu", engine="vector")
@@ -454,13 +450,13 @@ def relu_and_mul(call: OpCall) -> OpCost:
 @cost("*::scaled_silu_and_mul", "*::silu_and_mul_quant", engine="vector")
 def scaled_silu_and_mul(call: OpCall) -> OpCost:
     """2N to N elements in a narrower type, 7 operations each: SiLU, a product and a scale."""
-    return _halved(call, _SILU + 2)
+    return _halved(call, SILU + 2)
 
 
 @cost("SwiGLUFunction", "BiasSwiGLUFunction", "WeightedSwiGLUFunction", engine="vector")
 def swiglu_function(call: OpCall) -> OpCost:
     """Megatron's SwiGLU: (..., 2N) to (..., N), with a bias to add or a weight a token to multiply with."""
-    return _megatron(call, _SILU + 1)
+    return _megatron(call, SILU + 1)
 
 
 @cost("BiasGeGLUFunction", "GeGLUFunction", "WeightedQuickGeGLUFunction", engine="vector")
@@ -475,7 +471,7 @@ def geglu_function(call: OpCall) -> OpCost:
 )  # fmt: skip
 def swiglu_backward(call: OpCall) -> OpCost:
     """Gradients of both halves from the (..., N) gradient and the (..., 2N) input of the forward op."""
-    return _megatron_backward(call, _SILU_BACKWARD + _SILU + 1)
+    return _megatron_backward(call, _SILU_BACKWARD + SILU + 1)
 
 
 @cost("BiasGeGLUFunctionBackward", "GeGLUFunctionBackward", forward=True, engine="vector")
@@ -488,7 +484,7 @@ def geglu_backward(call: OpCall) -> OpCost:
 def silu_mul(call: OpCall) -> OpCost:
     """SiLU(a) · b of two tensors, 6 operations an element."""
     a, b = call.tensor(0), call.tensor(1)
-    return OpCost((_SILU + 1) * a.numel, a.bytes + b.bytes, a.dense_bytes, a.dtype)
+    return OpCost((SILU + 1) * a.numel, a.bytes + b.bytes, a.dense_bytes, a.dtype)
 
 
 @cost("LigerSiLUMulFunctionBackward", forward=True, engine="vector")
@@ -496,7 +492,7 @@ def silu_mul_backward(call: OpCall) -> OpCost:
     """Gradients of a and b from that of SiLU(a) · b, and from a and b."""
     gradient = call.tensor(0)
     read = 3 * gradient.bytes
-    flops = (_SILU_BACKWARD + _SILU + 1) * gradient.numel
+    flops = (_SILU_BACKWARD + SILU + 1) * gradient.numel
     return OpCost(flops, read, 2 * gradient.dense_bytes, gradient.dtype)
 
 

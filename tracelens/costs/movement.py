@@ -118,8 +118,7 @@ def fill(call: OpCall) -> OpCost:
     if call.name.startswith("aten::new_"):
         dtype = dtype_argument(call, _NEW[call.name]) or target.dtype
         return OpCost(0, 0, size(prod(sizes(call, 1)), dtype), dtype)
-    value = call.bytes(1)
-    return OpCost(0, value, target.bytes, target.dtype)
+    return OpCost(0, call.bytes(1), target.bytes, target.dtype)
 
 
 @cost("aten::fill_diagonal_", engine="vector")
@@ -272,8 +271,7 @@ def within_device(call: OpCall) -> OpCost:
 @cost("memset::device", engine="vector")
 def memset(call: OpCall) -> OpCost:
     """So many bytes set: written, nothing is read."""
-    count = call.tensor(0).bytes
-    return OpCost(0, 0, count, "u8")
+    return OpCost(0, 0, call.tensor(0).bytes, "u8")
 
 
 @cost("aten::_local_scalar_dense", "aten::item", engine="vector")
@@ -385,8 +383,7 @@ def embedding_bag(call: OpCall) -> OpCost:
     row = _row(table, 0)
     count = indices.numel * row
     read = size(min(count, table.stored), table.dtype) + indices.bytes + offsets.bytes
-    written = size(offsets.numel * row, table.dtype) + indices.bytes
-    return OpCost(count, read, written, table.dtype)
+    return OpCost(count, read, size(offsets.numel * row, table.dtype) + indices.bytes, table.dtype)
 
 
 @cost("aten::_embedding_bag_dense_backward", engine="vector")
@@ -434,8 +431,7 @@ def index_add(call: OpCall) -> OpCost:
 def index_fill(call: OpCall) -> OpCost:
     """One value written to one row per index."""
     x, indices = call.tensor(0), call.tensor(2)
-    row = _row(x, _dim(call, x))
-    return _into(call, x, indices.numel * row, indices.bytes, 0)
+    return _into(call, x, indices.numel * _row(x, _dim(call, x)), indices.bytes, 0)
 
 
 @cost("aten::put_", engine="vector")

@@ -61,12 +61,10 @@ class Functor(NamedTuple):
     note: str = ""  # an assumption of these, or ""
 
 
-def _names(*names: str) -> tuple[str, ...]:
-    """The op names of operations, out of place and in place."""
-    return tuple(f"aten::_foreach_{name}{end}" for name in names for end in ("", "_"))
-
-
-@cost(*_names(*_UNARY, *_BINARY, *_TERNARY), engine="vector")
+@cost(
+    *(f"aten::_foreach_{name}{end}" for name in (*_UNARY, *_BINARY, *_TERNARY) for end in ("", "_")),
+    engine="vector",
+)
 def foreach(call: OpCall) -> OpCost:
     """Every list read once, one written."""
     operations = _FOREACH_OPERATIONS.get(call.name, 1)
@@ -288,8 +286,14 @@ def _access(
     first, last = types[0], types[-1]
     if name in ("FusedAdamMathFunctor", "FusedSgdMathFunctor", "FusedAdagradMathFunctor"):
         return (first,) * lists, (first,) * (lists - 1)  # all but the gradients are written
-    if name in ("AdamFunctor", "AdamFunctorMaster"):
-        return _apex_adam(name, lists, [dtype for dtype in types if dtype not in _INTEGERS] or types)
+    if (name, lists) in (("AdamFunctor", 4), ("AdamFunctorMaster", 5)):
+        # Gradient, parameter, two moments and, in the master form, the master copy that is updated.
+        floats = [dtype for dtype in types if dtype not in _INTEGERS] or types
+        param, full = floats[0], floats[-1]
+        grad = floats[1] if len(floats) == 3 else param
+        if lists == 4:
+            return (grad, param, full, full), (param, full, full)
+        return (grad, full, full, full), (param, full, full, full)
     if name in ("LpNormFunctor", "LpMaxFunctor", "L2NormFunctor", "MaxNormFunctor"):
         return (first,), ()
     if name == "ZeroFunctor":
@@ -304,17 +308,6 @@ def _access(
         return (first,) + (last,) * (lists - 1), (last,) * (lists - 1)
     if len(numbers) == 3 and numbers[0] == lists and "Op" in name:
         return (first,) * numbers[1], (first,)  # depth, lists read, place of the result
-    raise Uncounted(f"unknown multi-tensor functor {name}")
-
-
-def _apex_adam(name: str, lists: int, types: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Lists: gradient, parameter, two moments and, in the master form, the master copy that is updated."""
-    param, full = types[0], types[-1]
-    grad = types[1] if len(types) == 3 else param
-    if name == "AdamFunctor" and lists == 4:
-        return (grad, param, full, full), (param, full, full)
-    if name == "AdamFunctorMaster" and lists == 5:
-        return (grad, full, full, full), (param, full, full, full)
     raise Uncounted(f"unknown multi-tensor functor {name}")
 
 

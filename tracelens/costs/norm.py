@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tracelens.costs.gemm import math_dtype
 from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
-from tracelens.costs.tensors import dtype_argument
+from tracelens.costs.tensors import dtype_argument, shape_of
 from tracelens.dtypes import SCALAR_TYPES
 
 _ASSUMED = "all gradients assumed: the required ones are not recorded"
@@ -107,8 +107,7 @@ def layer_norm(call: OpCall) -> OpCost:
     x = call.tensor(0)
     affine = _tensors(call, 2, 3)
     rows = x.numel // _width(call, x, 2)
-    statistics = 2 * size(rows, statistic(x.dtype))
-    return _forward(x, 5 + len(affine), affine, statistics, rows)
+    return _forward(x, 5 + len(affine), affine, 2 * size(rows, statistic(x.dtype)), rows)
 
 
 @cost("aten::_fused_rms_norm", "aten::rms_norm", engine="vector")
@@ -156,8 +155,7 @@ def fused_norm(call: OpCall) -> OpCost:
     x = call.tensor(arguments.x)
     read = x.bytes + call.bytes(*arguments.reads)
     written = sum(call.tensor(index).bytes for index in arguments.writes) or x.dense_bytes
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
+    return OpCost(arguments.flops * x.numel, read, written, x.dtype, dims=_dims(x, _rows(x)))
 
 
 @cost(
@@ -174,8 +172,7 @@ def fused_norm_backward(call: OpCall) -> OpCost:
     parameters = _tensors(forward, 1, 2)[: len(each) - 1]
     same, vectors = x.dense_bytes, sum(tensor.bytes for tensor in parameters)
     flops = sum(each[: len(parameters) + 1]) * x.numel
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    return OpCost(flops, x.bytes + same + vectors, same + vectors, x.dtype, dims=_dims(x, rows))
+    return OpCost(flops, x.bytes + same + vectors, same + vectors, x.dtype, dims=_dims(x, _rows(x)))
 
 
 def statistic(dtype: str) -> str:
@@ -185,25 +182,19 @@ def statistic(dtype: str) -> str:
 
 def _forward(x: Tensor, flops: int, affine: list[Tensor], statistics: int, rows: int) -> OpCost:
     read = x.bytes + sum(tensor.bytes for tensor in affine)
-    written = x.dense_bytes + statistics
-    return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, rows))
+    return OpCost(flops * x.numel, read, x.dense_bytes + statistics, x.dtype, dims=_dims(x, rows))
 
 
 def _backward(call: OpCall, saved: list[Tensor], weight: int, mask: int, flops: tuple[int, ...]) -> OpCost:
-    """Gradients of the input and of up to two parameters of the weight's size.
+    """Gradients of the input and of up to two parameters, of the size and type of argument `weight`.
 
-    Args:
-        call: with the gradient of the output and the input first.
-        saved: what else is read.
-        weight: index of the weight, whose size and type the parameters' gradients have.
-        mask: index of the flags of wanted gradients.
-        flops: an element, for each gradient.
+    `saved` is read besides the output's gradient and the input, arguments 0 and 1; `mask` has the flags of
+    wanted gradients, and `flops` are those an element of each.
     """
     grad, x = call.tensor(0), call.tensor(1)
     known = call.flags(mask, len(flops))
     required = known or [True] * len(flops)
-    parameter = call.bytes(weight)
-    written = required[0] * x.dense_bytes + sum(required[1:]) * parameter
+    written = required[0] * x.dense_bytes + sum(required[1:]) * call.bytes(weight)
     work = sum(each for each, want in zip(flops, required, strict=True) if want) * x.numel
     read = grad.bytes + x.bytes + sum(tensor.bytes for tensor in saved)
     rows = saved[0].numel if saved else 0
@@ -224,6 +215,10 @@ def _width(call: OpCall, x: Tensor, weight: int) -> int:
     if x.numel % prod(shape):
         raise Uncounted("the normalized shape does not divide the input")
     return prod(shape)
+
+
+def _rows(x: Tensor) -> int:
+    return x.numel // (x.shape[-1] or 1) if x.shape else 0
 
 
 def _dims(x: Tensor, rows: int) -> tuple[tuple[str, int], ...]:
@@ -280,7 +275,7 @@ def batch_norm_backward(call: OpCall) -> OpCost:
     read = grad.bytes + x.bytes + call.bytes(*vectors)
     parameter = call.tensor(2).dtype if call.has(2) else statistic(x.dtype)
     written = required[0] * x.dense_bytes + sum(required[1:]) * size(channels, parameter)
-    note = "" if known else "all gradients assumed: the required ones are not recorded"
+    note = "" if known else _ASSUMED
     return OpCost((9 if training else 5) * x.numel, read, written, x.dtype, dims=_channel_dims(x), note=note)
 
 
@@ -350,7 +345,7 @@ def rms_norm_mxfp4(call: OpCall) -> OpCost:
 @cost("sglang_profiler::fused_mxfp4_quant_fused_rms_mxfp4_quant*", engine="vector")
 def rms_norm_mxfp4_launcher(call: OpCall) -> OpCost:
     """The same function without its numbers: a matrix behind which a vector stands is the second x."""
-    first, _, *rest = _at_least(call, 2)
+    first, _, *rest = call.tensors(2)
     second, residual = None, None
     for index, tensor in enumerate(rest):
         following = rest[index + 1].shape if index + 1 < len(rest) else ()
@@ -390,8 +385,7 @@ def group_norm_run(call: OpCall) -> OpCost:
 def modulated(call: OpCall) -> OpCost:
     """Layer norm of x (S, B, H) times 1 + scale plus shift, (B, H) each; mean and deviation of rows saved."""
     x, scale, shift = call.tensor(0), call.tensor(1), call.tensor(2)
-    rows = x.numel // (x.shape[-1] or 1) if x.shape else 0
-    written = x.dense_bytes + 2 * size(rows, statistic(x.dtype))
+    written = x.dense_bytes + 2 * size(_rows(x), statistic(x.dtype))
     return _fused_cost(x, _LAYER + 2, x.bytes + scale.bytes + shift.bytes, written)
 
 
@@ -431,16 +425,7 @@ def _rms_norm_mxfp4(
 
 
 def _fused_cost(x: Tensor, flops: int, read: int, written: int) -> OpCost:
-    rows = x.numel // x.shape[-1] if x.shape and x.shape[-1] else 0
-    dims = (("rows", rows), ("width", x.shape[-1])) if rows else ()
-    return OpCost(flops * x.numel, read, written, x.dtype, dims=dims)
-
-
-def _at_least(call: OpCall, least: int) -> list[Tensor]:
-    tensors = call.tensors()
-    if len(tensors) < least:
-        raise Uncounted(f"{len(tensors)} recorded tensors instead of {least}")
-    return tensors
+    return OpCost(flops * x.numel, read, written, x.dtype, dims=_dims(x, _rows(x)))
 
 
 # ====================
@@ -504,9 +489,8 @@ def mxfp4(call: OpCall) -> OpCost:
     """Rows to MXFP4; of three dimensions the last two are one row."""
     x = call.tensor(0)
     if "flatten" in call.name:
-        if len(x.shape) != 3:
-            raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 3")
-        x = x._replace(shape=(x.shape[0], x.shape[1] * x.shape[2]))
+        rows, first, second = shape_of(x, 3)
+        x = x._replace(shape=(rows, first * second))
     return _new(x, mxfp4_bytes(x))
 
 
@@ -517,9 +501,7 @@ def mxfp4(call: OpCall) -> OpCost:
 def mxfp4_both_ways(call: OpCall) -> OpCost:
     """A matrix and its transpose to MXFP4, each with scales of its own: 4 FLOPs an element."""
     x = call.tensor(0)
-    if len(x.shape) != 2:
-        raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 2")
-    transposed = x._replace(shape=x.shape[::-1])
+    transposed = x._replace(shape=shape_of(x, 2)[::-1])
     return _new(x, mxfp4_bytes(x) + mxfp4_bytes(transposed), 2 * DYNAMIC)
 
 
@@ -676,8 +658,7 @@ def after_layer(call: OpCall) -> OpCost:
     out, residual = call.tensor(0), call.tensor(2)
     tokens, streams, width = _streams(residual)
     read = sum(call.tensor(index).bytes for index in (1, 2, 3, 4))
-    flops = 2 * tokens * streams * width * (1 + streams)
-    return _stream_cost(flops, read, out.bytes, residual)
+    return _stream_cost(2 * tokens * streams * width * (1 + streams), read, out.bytes, residual)
 
 
 @cost("aiter::mhc_fused_post_pre_gemm_sqrsum")

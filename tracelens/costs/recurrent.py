@@ -17,10 +17,10 @@ atom/model_ops/base_attention.py.
 
 from __future__ import annotations
 
+from tracelens.costs.elementwise import SILU
 from tracelens.costs.gemm import math_dtype
-from tracelens.costs.model import OpCall, OpCost, Tensor, Uncounted, cost, size
+from tracelens.costs.model import OpCall, OpCost, Uncounted, cost, size
 
-_SILU = 5
 _AROUND = "gate, norm and activation not counted"
 _DELTA = "assumes keys as wide as values, one state per decoding token; convolution not counted"
 _NO_STATES = "neither arguments nor a step label show how many states are read"
@@ -70,7 +70,7 @@ def short_convolution(call: OpCall) -> OpCost:
     x, weight, out = call.tensor(0), call.tensor(1), call.tensor(5)
     if len(weight.shape) != 2:
         raise Uncounted(f"a filter with {len(weight.shape)} dimensions instead of 2")
-    flops = 2 * weight.shape[1] + (_SILU if call.flag(7) else 0)
+    flops = 2 * weight.shape[1] + (SILU if call.flag(7) else 0)
     read = x.bytes + weight.bytes + call.bytes(2, 3, 4)
     return OpCost(flops * x.numel, read, out.dense_bytes + call.bytes(6), x.dtype,
                   dims=(("D", weight.shape[0]), ("W", weight.shape[1])))  # fmt: skip
@@ -100,13 +100,9 @@ def gated_delta(call: OpCall) -> OpCost:
     states = size(sequences * heads * width * width, out.dtype)
     second = call.tensor(2)
     gates = (gate, second) if len(second.shape) == 2 else (gate,)
-    read = sum(_part(tensor, tokens) for tensor in (row, *gates))
+    # Rows behind the tokens are padding.
+    read = sum(tensor.bytes * tokens // tensor.shape[0] for tensor in (row, *gates) if tensor.shape[0])
     flops = 7 * tokens * heads * width * width
     dims = (("T", tokens), ("H", heads), ("D", width), ("states", sequences))
     written = size(tokens * heads * width, out.dtype)
     return OpCost(flops, read + states, written + states, row.dtype, "matrix", dims=dims, note=_DELTA)
-
-
-def _part(tensor: Tensor, tokens: int) -> int:
-    """Bytes of the rows of so many tokens; those behind them are padding."""
-    return tensor.bytes * tokens // tensor.shape[0] if tensor.shape and tensor.shape[0] else 0

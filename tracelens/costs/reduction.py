@@ -23,6 +23,7 @@ from tracelens.costs.tensors import (
     real_of,
     recorded,
     result_dtype,
+    shape_of,
     summed,
 )
 
@@ -96,41 +97,23 @@ def reduce(call: OpCall, rule: ReductionRule) -> OpCost:
     recorded(call)
     x = call.tensor(0)
     out = outputs(call, 1)
-    results, note = _results(call, rule, x)
-    requested = _dtype_argument(call, rule)
-    dtypes = [tensor.dtype for tensor in out] or [_dtype(x, kind, requested) for kind in rule.dtypes]
+    is_along = len(call.shapes) >= rule.least  # over some dimensions
+    results, note, requested = 1, "", ""
+    if is_along and not call.values and len(x.shape) > 1:
+        results, note = 0, _UNKNOWN
+    elif is_along:
+        text, dims = call.text(rule.dim), call.integers(rule.dim)
+        if text not in ("", "None", "[]") and not dims:
+            raise Uncounted(f"dimensions {text[:20]!r} cannot be read")
+        results = kept(x, dims)
+    if rule.dtype >= 0:  # without dimensions it is the second argument
+        index = rule.dtype if is_along else 1 if rule.dim == 1 else -1
+        requested = dtype_argument(call, index)
+    dtypes = [tensor.dtype for tensor in out] or [
+        requested or (summed(x.dtype) if kind == "sum" else kind or real_of(x.dtype)) for kind in rule.dtypes
+    ]
     written = sum(size(results, dtype) for dtype in dtypes)
     return OpCost(rule.each * x.numel + rule.result * results, x.bytes, written, x.dtype, note=note)
-
-
-def _results(call: OpCall, rule: ReductionRule, x: Tensor) -> tuple[int, str]:
-    """Number of results of a reduction, and a note where it could not be told."""
-    if len(call.shapes) < rule.least:
-        return 1, ""
-    if not call.values and len(x.shape) > 1:
-        return 0, _UNKNOWN
-    text = call.text(rule.dim)
-    dims = call.integers(rule.dim)
-    if text not in ("", "None", "[]") and not dims:
-        raise Uncounted(f"dimensions {text[:20]!r} cannot be read")
-    return kept(x, dims), ""
-
-
-def _dtype_argument(call: OpCall, rule: ReductionRule) -> str:
-    """The element type requested; without dimensions it is the op's second argument."""
-    if rule.dtype < 0:
-        return ""
-    if len(call.shapes) >= rule.least:
-        return dtype_argument(call, rule.dtype)
-    return dtype_argument(call, 1) if rule.dim == 1 else ""
-
-
-def _dtype(x: Tensor, kind: str, requested: str) -> str:
-    if requested:
-        return requested
-    if kind == "sum":
-        return summed(x.dtype)
-    return kind or real_of(x.dtype)
 
 
 _LOSSES = {
@@ -181,9 +164,7 @@ def equal(call: OpCall) -> OpCost:
 def trace(call: OpCall) -> OpCost:
     """The sum of a matrix's diagonal."""
     x = call.tensor(0)
-    if len(x.shape) != 2:
-        raise Uncounted(f"an operand with {len(x.shape)} dimensions instead of 2")
-    count = min(x.shape)
+    count = min(shape_of(x, 2))
     return OpCost(count, size(count, x.dtype), size(1, summed(x.dtype)), x.dtype)
 
 
@@ -191,8 +172,7 @@ def trace(call: OpCall) -> OpCost:
 def distance(call: OpCall) -> OpCost:
     """The norm of a difference: 3 operations an element, a root in the end."""
     a, b = call.tensor(0), call.tensor(1)
-    numel = max(a.numel, b.numel)
-    return OpCost(3 * numel + 1, a.bytes + b.bytes, size(1, a.dtype), promote([a, b]))
+    return OpCost(3 * max(a.numel, b.numel) + 1, a.bytes + b.bytes, size(1, a.dtype), promote([a, b]))
 
 
 # ====================
@@ -363,8 +343,7 @@ def nll_loss(call: OpCall) -> OpCost:
     x, target = call.tensor(0), call.tensor(1)
     note = _reduction_note(call, 3)
     results = target.numel if call.text(3) == "0" else 1
-    weight = call.bytes(2)
-    read = size(target.numel, x.dtype) + target.bytes + weight
+    read = size(target.numel, x.dtype) + target.bytes + call.bytes(2)
     # The sum of the weights is a result too.
     written = size(results + 1, x.dtype)
     return OpCost(2 * target.numel, read, written, x.dtype, dims=_classes(call, 0), note=note)
@@ -377,8 +356,7 @@ def nll_loss_backward(call: OpCall) -> OpCost:
     The zeros around it are written by a memset of their own.
     """
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weight = call.bytes(3)
-    read = grad.bytes + target.bytes + weight
+    read = grad.bytes + target.bytes + call.bytes(3)
     return OpCost(2 * target.numel, read, size(target.numel, x.dtype), x.dtype, dims=_classes(call, 1))
 
 
@@ -427,8 +405,7 @@ def pointwise_loss(call: OpCall) -> OpCost:
 def pointwise_loss_backward(call: OpCall) -> OpCost:
     """Gradient of an error of every element: 3 to 5 FLOPs an element."""
     grad, x, target = call.tensor(0), call.tensor(1), call.tensor(2)
-    weights = call.bytes(3)
-    read = grad.bytes + x.bytes + target.bytes + weights
+    read = grad.bytes + x.bytes + target.bytes + call.bytes(3)
     return OpCost(_LOSS_BACKWARD[call.name] * x.numel, read, x.dense_bytes, x.dtype)
 
 

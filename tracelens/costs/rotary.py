@@ -30,8 +30,7 @@ def rotary(call: OpCall) -> OpCost:
 engine="vector")  # fmt: skip
 def rotary_backward(call: OpCall) -> OpCost:
     """Rotary embedding, backward: 3 FLOPs an element of the gradient; its table is not recorded."""
-    grad = call.tensor(0)
-    return _rotary(grad, 0)
+    return _rotary(call.tensor(0), 0)
 
 
 @cost(
@@ -41,7 +40,7 @@ def rotary_backward(call: OpCall) -> OpCost:
 engine="vector")  # fmt: skip
 def aiter_rotary(call: OpCall) -> OpCost:
     """AITER's rotary embedding of one tensor into another: 3 FLOPs an element."""
-    _, x, *table = _at_least(call, 2)
+    _, x, *table = call.tensors(2)
     return _rotary(x, sum(tensor.bytes for tensor in table))
 
 
@@ -51,7 +50,7 @@ def aiter_rotary(call: OpCall) -> OpCost:
 engine="vector")  # fmt: skip
 def aiter_rotary_pair(call: OpCall) -> OpCost:
     """AITER's rotary embedding of queries and keys into others: 3 FLOPs an element."""
-    _, _, x, y, *table = _at_least(call, 4)
+    _, _, x, y, *table = call.tensors(4)
     return _rotary(x, sum(tensor.bytes for tensor in table) + y.bytes, y)
 
 
@@ -92,8 +91,7 @@ def serving_rotary(call: OpCall) -> OpCost:
     turned = query.numel + (call.tensor(2).numel if call.has(2) else 0)
     turned = turned * width // (head or 1)
     moved = size(turned, query.dtype)
-    rows = min(positions.numel, table.shape[0])
-    read = moved + positions.bytes + size(rows * width, table.dtype)
+    read = moved + positions.bytes + size(min(positions.numel, table.shape[0]) * width, table.dtype)
     return OpCost(3 * turned, read, moved, query.dtype, dims=(("tokens", positions.numel), ("D", head)))
 
 
@@ -101,13 +99,6 @@ def _rotary(x: Tensor, extra: int, key: Tensor | None = None) -> OpCost:
     elements = x.numel + (key.numel if key else 0)
     dims = (("rows", x.numel // x.shape[-1]), ("D", x.shape[-1])) if x.shape and x.shape[-1] else ()
     return OpCost(3 * elements, x.bytes + extra, size(elements, x.dtype), x.dtype, dims=dims)
-
-
-def _at_least(call: OpCall, count: int) -> list[Tensor]:
-    tensors = call.tensors()
-    if len(tensors) < count:
-        raise Uncounted(f"{len(tensors)} recorded tensors instead of {count}")
-    return tensors
 
 
 # ====================

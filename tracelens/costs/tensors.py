@@ -21,7 +21,7 @@ _RANK = {
 }  # fmt: skip
 _CATEGORY_COMPLEX = 3
 _COMPLEX = {"fp16": "c32", "bf16": "c64", "fp32": "c64", "fp64": "c128"}
-_REAL = {"c32": "fp16", "c64": "fp32", "c128": "fp64"}
+REAL = {"c32": "fp16", "c64": "fp32", "c128": "fp64"}
 # Pairs of which neither holds the other.
 _WIDER = {("fp16", "bf16"): "fp32", ("u8", "i8"): "i16"}
 
@@ -79,12 +79,19 @@ def complex_of(dtype: str) -> str:
 
 def real_of(dtype: str) -> str:
     """The type of the parts of a complex type; others are their own."""
-    return _REAL.get(dtype, dtype)
+    return REAL.get(dtype, dtype)
 
 
 def summed(dtype: str) -> str:
     """The type that sums and products are returned in: i64 for integers."""
     return "i64" if _category(dtype) < 2 else dtype
+
+
+def shape_of(tensor: Tensor, rank: int) -> tuple[int, ...]:
+    """Its shape; raises Uncounted where it has another number of dimensions."""
+    if len(tensor.shape) != rank:
+        raise Uncounted(f"an operand with {len(tensor.shape)} dimensions instead of {rank}")
+    return tensor.shape
 
 
 def dtype_argument(call: OpCall, index: int) -> str:

@@ -33,6 +33,7 @@ _READS_PARTS = frozenset({"split", "chunk", "glu", "unbind"})
 _REDUCES = frozenset({"sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all"})
 _PARTS = 8  # most that are unrolled (torch/_inductor/config.py, unroll_reductions_threshold)
 _POINTWISE = "triton_poi_"
+_NO_CONVOLUTION = "arguments of the template kernel do not show a convolution"
 _DIGITS = 19  # of a number in 64 bits
 
 
@@ -75,13 +76,10 @@ def _domain(call: OpCall, tensors: list[Tensor]) -> int:
 
 
 def _is_part(tensor: Tensor, domain: int, indexed: set[int], several: bool) -> bool:
-    """Whether the domain reaches only part of a tensor.
+    """Whether the domain, of a size that is 0 where not recorded, reaches only part of a tensor.
 
-    Args:
-        tensor: an argument.
-        domain: size of the iteration domain, 0 where not recorded.
-        indexed: sizes of the arguments that may be indices.
-        several: the kernel may read several parts of one argument for each element of its domain.
+    `indexed` are the sizes of the arguments that may be indices; `several` says that the kernel may read
+    several parts of one argument for each element of its domain.
     """
     if not 0 < domain < tensor.numel:
         return False
@@ -132,11 +130,11 @@ def template(call: OpCall) -> OpCost:
 def _template_convolution(call: OpCall, images: list[Tensor]) -> OpCost:
     """Convolution of the first tensor of four or five dimensions with the second; the last is the result."""
     if len(images) < 3 or len({len(tensor.shape) for tensor in images}) > 1:
-        raise Uncounted("arguments of the template kernel do not show a convolution")
+        raise Uncounted(_NO_CONVOLUTION)
     x, weight, out = images[0], images[1], images[-1]
     channels = weight.shape[1]
     if out.shape[:2] != (x.shape[0], weight.shape[0]) or not channels or x.shape[1] % channels:
-        raise Uncounted("arguments of the template kernel do not show a convolution")
+        raise Uncounted(_NO_CONVOLUTION)
     flops = 2 * out.numel * prod(weight.shape[1:])
     read = sum(tensor.bytes for tensor in call.tensors()) - out.bytes
     dims = (("N", x.shape[0]), ("C", x.shape[1]), ("K", weight.shape[0]))

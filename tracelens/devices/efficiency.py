@@ -35,17 +35,8 @@ def gemm_rate(
 ) -> Rate | None:
     """FLOP/s of a GEMM of m rows (of each matrix) with (k, n) weights, all matrices together.
 
-    Args:
-        device: that runs it.
-        m: rows of each matrix.
-        k: width of the input.
-        n: width of the output.
-        dtype: of the operands, short as in traces.
-        matrices: of a grouped GEMM.
-        kind: "weight" for the gradient of the weights, which sums over the rows.
-
-    Returns:
-        at most the data-sheet peak; None where the device has no rate for the type.
+    `kind` is "weight" for the gradient of the weights, which sums over the rows. The rate is at most the
+    data-sheet peak; None where the device has none for the type.
     """
     peak = device.peak("matrix", dtype)
     if peak is None:
@@ -86,12 +77,9 @@ def attention_rate(
 
 
 def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Rate:
-    """Bytes per second of a kernel that moves this much; at most the data-sheet bandwidth.
+    """Bytes per second of a kernel that reads and writes this much; at most the data-sheet bandwidth.
 
-    Args:
-        device: that runs it.
-        size_bytes: read and written.
-        pattern: name of the measurement: "triad" for elementwise kernels, "concat", "scatter".
+    `pattern` is the name of the measurement: "triad" for elementwise kernels, "concat", "scatter".
     """
     own = device.measured.bandwidth(pattern, size_bytes)
     if own is not None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import Config, Toggles, override
@@ -77,19 +76,18 @@ def from_file(path: Path) -> tuple[LadderRung, ...]:
     tables = document.get("rung")
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
         raise TracelensError(f"{path}: no [[rung]] tables; write one per rung, with name and adds")
-    return with_baseline([_from_table(path, table) for table in tables])
-
-
-def _from_table(path: Path, table: Mapping[str, Any]) -> LadderRung:
-    if unknown := [key for key in table if key not in _KEYS]:
-        raise TracelensError(f"{path}: [[rung]] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
-    texts = {key: table.get(key, "") for key in _KEYS}
-    if wrong := [key for key, value in texts.items() if not isinstance(value, str)]:
-        raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is not text; write {wrong[0]} = '...'")
-    try:
-        return LadderRung(texts["name"], tuple(texts["adds"].split()), texts["purpose"])
-    except TracelensError as error:
-        raise TracelensError(f"{path}: {error}") from None
+    rungs = []
+    for table in tables:
+        if unknown := [key for key in table if key not in _KEYS]:
+            raise TracelensError(f"{path}: [[rung]] has no key {unknown[0]!r}; known: {', '.join(_KEYS)}")
+        texts = {key: table.get(key, "") for key in _KEYS}
+        if wrong := [key for key, value in texts.items() if not isinstance(value, str)]:
+            raise TracelensError(f"{path}: {wrong[0]} of a [[rung]] is not text; write {wrong[0]} = '...'")
+        try:
+            rungs.append(LadderRung(texts["name"], tuple(texts["adds"].split()), texts["purpose"]))
+        except TracelensError as error:
+            raise TracelensError(f"{path}: {error}") from None
+    return with_baseline(rungs)
 
 
 def from_texts(texts: Iterable[str]) -> tuple[LadderRung, ...]:

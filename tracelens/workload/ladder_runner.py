@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tracelens.recording import LEFT_OUT, WARMUP, plain
 from tracelens.workload import launch, pipeline
 from tracelens.workload.ladder import PlannedRung, SkippedRung
 from tracelens.workload.launch import Job, launched, run_job
-from tracelens.workload.train import StepMeasurements
 
 NAME, SCHEMA = "ladder.json", "tracelens.ladder/1"
 
@@ -106,66 +104,47 @@ def run_ladder(
     for number, (step, job) in enumerate(zip(steps, jobs, strict=True)):
         name = step.rung.name
         progress(f"{number} {name}: {' '.join(step.rung.adds) or 'nothing added'}")
+        assert job.out is not None
+        before = dict(os.environ)
         try:
-            ranks = _run(job)
+            try:
+                ranks = run_job(job, apart=True)
+            except mp.ProcessRaisedException as error:
+                # What is too long for a line goes to a file.
+                message = str(error).strip()
+                path = job.out / "error.txt"
+                write_file(path, f"{message}\n".encode(errors="replace"))
+                raise TracelensError(f"{message.splitlines()[-1]}; full error in {path}") from None
+            except mp.ProcessExitedException as error:
+                raise TracelensError(
+                    f"one of its processes ended ({error}); memory may have run out"
+                ) from None
+            finally:
+                # What a rung's toggles set in the environment is not there for all that follow.
+                for variable in set(os.environ) - set(before):
+                    del os.environ[variable]
+                os.environ.update(before)
         except TracelensError as error:
             below = f"; the rungs below are kept: --from {ladder.out}" if number > 1 else ""
             raise TracelensError(f"rung {name!r} failed: {error}{below}") from None
-        content["rungs"].append(measurement := _measurement(step, job, ranks))
-        _write(ladder.out / NAME, content)
-        progress(f"  {measurement['typical_ms']:,.2f} ms per step")
+        # Of each step the time of its slowest rank.
+        step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
+        timed = [step_ms[index] for index in job.timed()]
+        typical = statistics.median(timed)
+        content["rungs"].append(
+            {
+                "folder": job.out.name,
+                "name": name,
+                "adds": list(step.rung.adds),
+                "purpose": step.rung.purpose,
+                "toggles": step.config.toggles.changed(),
+                "timed_ms": timed,
+                "typical_ms": typical,
+                # torch counts the memory of GPUs alone.
+                "peak_bytes": max(rank.peak_bytes for rank in ranks) if job.device == "cuda" else None,
+                "loss": list(ranks[0].loss),
+            }
+        )
+        write_file(ladder.out / NAME, json.dumps(plain(content), indent=2).encode() + b"\n")
+        progress(f"  {typical:,.2f} ms per step")
     return ladder.out / NAME
-
-
-def _measurement(step: PlannedRung, job: Job, ranks: Sequence[StepMeasurements]) -> dict[str, Any]:
-    """What was measured of a rung; of each step the time of its slowest rank."""
-    step_ms = [max(times) for times in zip(*(rank.step_ms for rank in ranks), strict=True)]
-    timed = [step_ms[index] for index in job.timed()]
-    assert job.out is not None
-    return {
-        "folder": job.out.name,
-        "name": step.rung.name,
-        "adds": list(step.rung.adds),
-        "purpose": step.rung.purpose,
-        "toggles": step.config.toggles.changed(),
-        "timed_ms": timed,
-        "typical_ms": statistics.median(timed),
-        # torch counts the memory of GPUs alone.
-        "peak_bytes": max(rank.peak_bytes for rank in ranks) if job.device == "cuda" else None,
-        "loss": list(ranks[0].loss),
-    }
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    write_file(path, json.dumps(plain(content), indent=2).encode() + b"\n")
-
-
-def _run(job: Job) -> list[StepMeasurements]:
-    """Run a job of which nothing stays in this process.
-
-    Raises:
-        TracelensError: it failed; what is too long for a line goes to a file in its folder.
-    """
-    assert job.out is not None
-    try:
-        with _own_environment():
-            return run_job(job, apart=True)
-    except mp.ProcessRaisedException as error:
-        message = str(error).strip()
-        path = job.out / "error.txt"
-        write_file(path, f"{message}\n".encode(errors="replace"))
-        raise TracelensError(f"{message.splitlines()[-1]}; full error in {path}") from None
-    except mp.ProcessExitedException as error:
-        raise TracelensError(f"one of its processes ended ({error}); memory may have run out") from None
-
-
-@contextmanager
-def _own_environment() -> Iterator[None]:
-    """Undo what is set in the environment inside: a rung's toggles are not those of all that follow."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)

@@ -27,7 +27,7 @@ from tracelens.planner.expected import Routing
 from tracelens.planner.expected import summary as expected_summary
 from tracelens.recording import LEFT_OUT, PACE_STEPS, RecordingWindow, record
 from tracelens.workload.faults import Fault, inject_faults
-from tracelens.workload.parallel import make_groups
+from tracelens.workload.parallel import Group, make_groups
 from tracelens.workload.routing_log import RoutingLog
 from tracelens.workload.train import StepMeasurements, Trainer
 
@@ -40,8 +40,19 @@ RunRank = Callable[[int, int, Any], Any]
 """Runs one rank of a job: its rank, its number on its machine, the job."""
 
 
+class RecordedJob:
+    """What jobs have in common."""
+
+    start: int
+    end: int
+
+    @property
+    def window(self) -> RecordingWindow:
+        return RecordingWindow.between(self.start, self.end)
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(RecordedJob):
     """A run of the workload."""
 
     config: Config  # what to train
@@ -67,10 +78,6 @@ class Job:
         at_least_one(self, ("steps",))
         if self.out is not None:
             check_recorded(self.window, self.steps, "steps")
-
-    @property
-    def window(self) -> RecordingWindow:
-        return RecordingWindow.between(self.start, self.end)
 
     def timed(self) -> range:
         """The steps after warm-up and without a profiler."""
@@ -133,10 +140,6 @@ def on_ranks(ranks: int, run: RunRank, job: Any, *, apart: bool = False) -> list
         )
     if ranks == 1 and not apart:
         return [run(0, 0, job)]
-    return _spawn(ranks, run, job)
-
-
-def _spawn(ranks: int, run: RunRank, job: Any) -> list[Any]:
     method = "spawn"
     if job.device == "cpu" and sys.platform == "linux":
         # Importing torch takes longer than a small run: all ranks are forked from one process that has.
@@ -270,11 +273,16 @@ def expectations(trainer: Trainer, log: RoutingLog, steps: int) -> list[dict[str
         {"step": step, "rank": rank, **expected_summary(trainer.config, rank, trainer.device.type, routing)}
         for step, routing in enumerate(routings)
     ]
+    return [table for of_rank in gathered(tables, rank, ranks) for table in of_rank]
+
+
+def gathered(value: Any, rank: int, ranks: int, group: Group = None) -> list[Any]:
+    """What each rank has, on rank 0; nothing on the others. Every rank must call it."""
     if ranks == 1:
-        return tables
-    gathered: list[list[dict[str, Any]]] | None = [[] for _ in range(ranks)] if rank == 0 else None
-    dist.gather_object(tables, gathered)
-    return [table for of_rank in gathered or [] for table in of_rank]
+        return [value]
+    everyone: list[Any] | None = [None] * ranks if rank == 0 else None
+    dist.gather_object(value, everyone, group=group)
+    return everyone or []
 
 
 def summary(job: Job, ranks: list[StepMeasurements]) -> dict[str, Any]:
@@ -308,41 +316,33 @@ def bind(local_rank: int, device: torch.device) -> list[int]:
     """
     if not hasattr(os, "sched_setaffinity"):
         raise TracelensError("numa=bind needs Linux")
-    path = _gpu_cores(device) if device.type == "cuda" else _node_cores(local_rank)
-    allowed = sorted(parse_cores(_text(path)) & os.sched_getaffinity(0))
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
+        if bus is None:
+            raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
+        address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+        path = SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
+    else:
+        folders = nodes()
+        if not folders:
+            raise TracelensError("numa=bind: this machine reports no NUMA nodes")
+        path = folders[local_rank % len(folders)] / "cpulist"
+    try:
+        listed = parse_cores(path.read_text(encoding="ascii"))
+    except OSError as error:
+        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
+    allowed = sorted(listed & os.sched_getaffinity(0))
     if not allowed:
         raise TracelensError(f"numa=bind: this process may use none of the cores listed in {path}")
     os.sched_setaffinity(0, allowed)
     return allowed
 
 
-def _gpu_cores(device: torch.device) -> Path:
-    properties = torch.cuda.get_device_properties(device)
-    domain, bus = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_bus_id", None)
-    if bus is None:
-        raise TracelensError(f"numa=bind: torch {torch.__version__} does not report a GPU's PCI address")
-    address = f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-    return SYSTEM / "bus" / "pci" / "devices" / address / "local_cpulist"
-
-
 def nodes() -> list[Path]:
     """Folders of this machine's NUMA nodes, by number."""
     folders = (SYSTEM / "devices" / "system" / "node").glob("node[0-9]*")
     return sorted(folders, key=lambda node: int(node.name[4:]))
-
-
-def _node_cores(local_rank: int) -> Path:
-    folders = nodes()
-    if not folders:
-        raise TracelensError("numa=bind: this machine reports no NUMA nodes")
-    return folders[local_rank % len(folders)] / "cpulist"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError as error:
-        raise TracelensError(f"numa=bind: {path} cannot be read ({error.strerror})") from None
 
 
 def parse_cores(text: str) -> set[int]:

@@ -80,9 +80,8 @@ class MicroBatchSchedule:
     def step(self, token_MSB: Tensor, target_MSB: Tensor) -> Tensor:
         """Add this step's gradients to those of the parameters.
 
-        Args:
-            token_MSB: this rank's part of all micro-batches, on the device; the same on all stages.
-            target_MSB: the tokens that come next.
+        The tokens, and the targets that come next, are this rank's part of all micro-batches, on the device;
+        the same on all stages.
 
         Returns:
             this rank's share of the mean loss of the step, float32; 0 where it has not the last chunk.

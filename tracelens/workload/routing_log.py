@@ -30,11 +30,7 @@ _NO_BACKWARD = -1
 class RoutingLog:
     """Choices of all routers of a rank's layers.
 
-    Args:
-        model: all chunks of the model that the rank holds; layers have their number as name, as in
-            `Transformer`.
-        config: of the run.
-        groups: of the rank.
+    `model` holds all its chunks; layers have their number as name, as in `Transformer`.
 
     Raises:
         TracelensError: the steps are those of a graph, which calls no router.
@@ -44,26 +40,30 @@ class RoutingLog:
         if config.toggles.graph != "off":
             raise TracelensError("a routing log needs graph=off: a replayed graph calls no router")
         self.config, self.groups = config, groups
-        named = ((name, part) for name, part in model.named_modules() if isinstance(part, Router))
-        self.routers = {_layer(name): router for name, router in named}
-        self.choices: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.routers)}
+        self.layers: dict[nn.Module, int] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, Router):
+                parts = name.split(".")
+                if "layers" not in parts[:-1]:
+                    raise TracelensError(
+                        f"the router {name} is in no numbered layer, so its routing cannot be assigned"
+                    )
+                self.layers[module] = int(parts[parts.index("layers") + 1])
+        self.choices: dict[int, list[Tensor]] = {layer: [] for layer in sorted(self.layers.values())}
         self._hooks = ExitStack()
 
     def __enter__(self) -> RoutingLog:
-        for layer, router in self.routers.items():
-            self._hooks.enter_context(router.register_forward_hook(self._keeper(layer)))
+        def keep(router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
+            # A layer that is recomputed in the backward chooses once more, and the same.
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                self.choices[self.layers[router]].append(output[1].detach())
+
+        for router in self.layers:
+            self._hooks.enter_context(router.register_forward_hook(keep))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
-
-    def _keeper(self, layer: int) -> Any:
-        def keep(_: nn.Module, __: Any, output: tuple[Tensor, Tensor]) -> None:
-            # A layer that is recomputed in the backward chooses once more, and the same.
-            if torch._C._current_graph_task_id() == _NO_BACKWARD:
-                self.choices[layer].append(output[1].detach())
-
-        return keep
 
     def read(self) -> list[Routing]:
         """The routing of each step, for which the host waits; all ranks must call it. The log is empty then.
@@ -80,55 +80,40 @@ class RoutingLog:
             )
         if not any(lengths):
             return []
-        routed = {layer: self._routed(layer_choices) for layer, layer_choices in self.choices.items()}
+        ranks, E = self.config.layout.experts_over, self.config.model.experts_count
+        own_rank = self.groups.coordinate("ep")
+        # Of each layer, one micro-batch after the other.
+        routed: dict[int, list[RankRouting]] = {}
+        for layer, choices in self.choices.items():
+            counts_ME = torch.stack([expert_TK.flatten().bincount(minlength=E) for expert_TK in choices])
+            # How many tokens chose an expert of each rank.
+            index_P = torch.arange(ranks, device=counts_ME.device)
+            copies_MP = torch.stack(
+                [((expert_TK * ranks // E).unsqueeze(2) == index_P).any(1).sum(0) for expert_TK in choices]
+            )
+            # Both from each rank that shares the experts, in their order, along a new first dimension.
+            gathered = []
+            for counts in (counts_ME.unflatten(1, (ranks, -1)), copies_MP):
+                of_ranks = counts.unsqueeze(0)
+                if self.groups.ep is not None:
+                    of_ranks = counts.new_empty(dist.get_world_size(self.groups.ep), *counts.shape)
+                    all_gather_into(of_ranks.flatten(0, 1), counts.contiguous(), group=self.groups.ep)
+                gathered.append(of_ranks.tolist())
+            rows_PMPe, copies_PMP = gathered
+            routed[layer] = []
+            for batch in range(len(choices)):
+                from_each = [rows_PMPe[source][batch][own_rank] for source in range(ranks)]
+                routed[layer].append(
+                    RankRouting(
+                        rows=tuple(map(sum, zip(*from_each, strict=True))),
+                        rows_to=tuple(map(sum, rows_PMPe[own_rank][batch])),
+                        rows_from=tuple(map(sum, from_each)),
+                        copies_to=tuple(copies_PMP[own_rank][batch]),
+                        copies_from=tuple(copies_PMP[source][batch][own_rank] for source in range(ranks)),
+                    )
+                )
         self.choices = {layer: [] for layer in self.choices}
         return [
             Routing({layer: tuple(all_[first : first + batches]) for layer, all_ in routed.items()})
             for first in range(0, lengths.pop(), batches)
         ]
-
-    def _routed(self, choices: list[Tensor]) -> list[RankRouting]:
-        """The routing of one layer, one micro-batch after the other."""
-        ranks, E = self.config.layout.experts_over, self.config.model.experts_count
-        own_rank = self.groups.coordinate("ep")
-        counts_ME = torch.stack([expert_TK.flatten().bincount(minlength=E) for expert_TK in choices])
-        copies_MP = torch.stack([_copies(expert_TK, E, ranks) for expert_TK in choices])
-        rows_PMPe, copies_PMP = (
-            self._of_all_ranks(counts).tolist() for counts in (counts_ME.unflatten(1, (ranks, -1)), copies_MP)
-        )
-        routed = []
-        for batch in range(len(choices)):
-            from_each = [rows_PMPe[source][batch][own_rank] for source in range(ranks)]
-            routed.append(
-                RankRouting(
-                    rows=tuple(map(sum, zip(*from_each, strict=True))),
-                    rows_to=tuple(map(sum, rows_PMPe[own_rank][batch])),
-                    rows_from=tuple(map(sum, from_each)),
-                    copies_to=tuple(copies_PMP[own_rank][batch]),
-                    copies_from=tuple(copies_PMP[source][batch][own_rank] for source in range(ranks)),
-                )
-            )
-        return routed
-
-    def _of_all_ranks(self, counts: Tensor) -> Tensor:
-        """What each rank that shares the experts tells, in their order, along a new first dimension."""
-        if self.groups.ep is None:
-            return counts.unsqueeze(0)
-        gathered = counts.new_empty(dist.get_world_size(self.groups.ep), *counts.shape)
-        all_gather_into(gathered.flatten(0, 1), counts.contiguous(), group=self.groups.ep)
-        return gathered
-
-
-def _layer(name: str) -> int:
-    """Number of the layer whose router has this name: the part behind `layers`."""
-    parts = name.split(".")
-    if "layers" not in parts[:-1]:
-        raise TracelensError(f"the router {name} is in no numbered layer, so its routing cannot be assigned")
-    return int(parts[parts.index("layers") + 1])
-
-
-def _copies(expert_TK: Tensor, experts: int, ranks: int) -> Tensor:
-    """How many tokens chose an expert of each rank."""
-    rank_TK = expert_TK * ranks // experts
-    index_P = torch.arange(ranks, device=expert_TK.device)
-    return (rank_TK.unsqueeze(2) == index_P).any(1).sum(0)

@@ -15,31 +15,20 @@ from torch import Tensor
 
 
 class RowMap(NamedTuple):
-    """Which token, for which of its choices, stands in which row.
+    """Which token, for which of its choices, stands in which row."""
 
-    Attributes:
-        token_R: int64, token of a row, -1 for a row without one.
-        choice_R: int64, token * K + choice of a row, -1 for a row without one.
-        row_TK: int64, row of a choice; -1 for a choice that has none.
-        rows_e: int64, rows of each expert; the first expert's come first.
-        padded: whether there may be rows without a token: the host does not know how many have one.
-    """
-
-    token_R: Tensor
-    choice_R: Tensor
-    row_TK: Tensor
-    rows_e: Tensor
-    padded: bool
+    token_R: Tensor  # int64, token of a row, -1 for a row without one
+    choice_R: Tensor  # int64, token * K + choice of a row, -1 for a row without one
+    row_TK: Tensor  # int64, row of a choice; -1 for a choice that has none
+    rows_e: Tensor  # int64, rows of each expert; the first expert's come first
+    padded: bool  # whether there may be rows without a token: the host does not know how many have one
 
 
 def sort_rows(expert_TK: Tensor, experts: int, rows: int, padded: bool = False) -> RowMap:
     """Rows in order of expert, in order of token within one, without the host ever reading a device value.
 
-    Args:
-        expert_TK: int64, experts chosen; `experts` stands for none of them.
-        experts: how many there are here.
-        rows: R, all choices of one of them; or, padded, as many as there may be.
-        padded: whether there may be fewer.
+    There are so many `experts`; that number stands for none of them in expert_TK. `rows` is R, all choices
+    of one of them; or, padded, as many as there may be.
     """
     T, K = expert_TK.shape
     expert_C = expert_TK.flatten()
@@ -72,10 +61,7 @@ def sort_rows_by_host(expert_TK: Tensor, experts: int) -> RowMap:
 def spread_rows(rows: RowMap, parts: int, capacity: int) -> RowMap:
     """The same rows in parts of one size, so that the host need not know how many each part has.
 
-    Args:
-        rows: sorted by expert, at least one; each part takes as many experts.
-        parts: number of parts.
-        capacity: rows of a part, at least as many as it has.
+    Each part takes as many experts, and `capacity` rows, at least as many as it has.
     """
     rows_p = rows.rows_e.view(parts, -1).sum(1)
     end_p = rows_p.cumsum(0)

@@ -39,12 +39,6 @@ def on(device: str) -> SimpleNamespace:
 
 
 class TestChoice:
-    @pytest.fixture(autouse=True)
-    def anew(self):
-        package._fused.cache_clear()
-        yield
-        package._fused.cache_clear()
-
     def test_the_cpu_gets_the_reference(self):
         assert package.kernels(torch.zeros(1)) is reference
 

@@ -28,13 +28,8 @@ from tracelens.workload.serving.engine import (  # noqa: E402  # noqa: E402
     make_ranks,
     overlapped,
     require,
-    together,
 )
-from tracelens.workload.serving.model import (  # noqa: E402
-    BatchTensors,
-    ServingModel,
-    numbers,
-)
+from tracelens.workload.serving.model import BatchTensors, ServingModel, make_rows, numbers  # noqa: E402
 from tracelens.workload.serving.plan import Batch, BatchPiece, halves  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob  # noqa: E402
 
@@ -93,7 +88,8 @@ def test_logits_of_prefill_and_decode_are_those_of_the_whole_sequence(name: str,
     def run(batch: Batch, prefill: bool) -> list[Any]:
         with torch.inference_mode():
             if how == "off":
-                return list(eager(model, batch, prefill, sum(len(one.tokens) for one in batch) + 3, CPU))
+                tokens = sum(len(one.tokens) for one in batch)
+                return list(eager(model, make_rows(batch, prefill, CPU), tokens + 3))
             two = halves(batch, how)
             sizes = [sum(len(one.tokens) for one in half) for half in two]
             found = overlapped(model, [("ub0[tok=1]", two[0]), ("ub1[tok=1]", two[1])], prefill, sizes, CPU)
@@ -188,12 +184,13 @@ def test_a_decode_as_a_graph_runs_it_reads_nothing_and_makes_the_same(name: str)
     batch = (BatchPiece(1, 11, first[-1:]), BatchPiece(3, 29, second[-1:]))
     padded = (*batch, *[BatchPiece(TINY.slots, 0, (0,))] * 2)
     with torch.inference_mode():
-        eager(model, (BatchPiece(1, 0, first[:-1]), BatchPiece(3, 0, second[:-1])), True, 40, CPU)
-        expected = eager(model, batch, False, 2, CPU)
+        before = (BatchPiece(1, 0, first[:-1]), BatchPiece(3, 0, second[:-1]))
+        eager(model, make_rows(before, True, CPU), 40)
+        expected = eager(model, make_rows(batch, False, CPU), 2)
         token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3])
         rows = BatchTensors(token_B, slot_B, position_B, torch.arange(4), longest=TINY.context)
         with NoReading():
-            found = together([model.run(rows, 4)])[0]
+            found = eager(model, rows, 4)
     assert relative_error(found[:2], expected) < FLOAT32
 
 

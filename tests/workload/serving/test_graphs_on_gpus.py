@@ -15,8 +15,8 @@ from tests.workload.agree import BFLOAT16  # noqa: E402
 from tests.workload.ranks import run_ranks  # noqa: E402
 from tracelens import load  # noqa: E402
 from tracelens.workload.serving import model_config, serving_preset  # noqa: E402
-from tracelens.workload.serving.engine import ServingEngine, eager, make_ranks, together  # noqa: E402  # noqa: E402
-from tracelens.workload.serving.model import BatchTensors, numbers  # noqa: E402
+from tracelens.workload.serving.engine import ServingEngine, eager, make_ranks  # noqa: E402  # noqa: E402
+from tracelens.workload.serving.model import BatchTensors, make_rows, numbers  # noqa: E402
 from tracelens.workload.serving.plan import BatchPiece  # noqa: E402
 from tracelens.workload.serving.serve import ServeJob, run_serving  # noqa: E402
 
@@ -37,14 +37,14 @@ def differences(rank: int, ranks: int, fields: list[str]) -> list[float]:
     prompts = tuple(BatchPiece(slot, 0, tuple(range(5 + 7 * slot))) for slot in range(6))
     found = []
     with torch.inference_mode():
-        eager(engine.model, prompts, True, 160, device)
+        eager(engine.model, make_rows(prompts, True, device), 160)
         for requests, size in ((1, 1), (1, 2), (3, 4), (5, 6), (6, 6), (2, 2)):
             batch = tuple(BatchPiece(slot, 5 + 7 * slot, (slot + 1,)) for slot in range(requests))
             padded = batch + (BatchPiece(GRAPHED.slots, 0, (0,)),) * (size - requests)
             token_B, slot_B, position_B = torch.tensor(numbers(padded)[:3], device=device)
             every_B = torch.arange(size, device=device)
             rows = BatchTensors(token_B, slot_B, position_B, every_B, longest=GRAPHED.context)
-            expected = together([engine.model.run(rows, size)])[0][:requests].float()
+            expected = eager(engine.model, rows, size)[:requests].float()
             got = graphs.run(batch, size).float()
             found.append(float((got - expected).abs().max() / expected.abs().max()))
     engine.close()

@@ -13,7 +13,6 @@ from tracelens.analysis.fusable.losses import (
     PARALLEL,
     SOFTMAX,
     SOFTMAX_BACK,
-    VOCABULARY,
     LogitsShape,
     LossWork,
     UnfusedLoss,
@@ -28,6 +27,7 @@ from tracelens.analysis.fusable.losses import (
 )
 from tracelens.analysis.fusable.moe_stages import (
     CHAIN,
+    VOCABULARY,
     Chains,
     StageWork,
     StepWork,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.fusable.moe_stages import StepWork
+from tracelens.analysis.fusable.moe_stages import EXPOSED, StepWork
 from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device
@@ -22,9 +22,6 @@ _KINDS = {
     "all_gather": GATHER,
 }  # fmt: skip
 _ORDER = [REDUCE, SCATTER, GATHER]
-_EXPOSED = 0.5
-"""Share of a transfer beside no computation, above which the pair is serialized: less of it could be hidden
-at most once more."""
 # What frameworks call groups that hold the parts of one matrix, and others.
 _TENSOR = re.compile(r"tensor|(?:^|[^a-z])tp(?:$|[^a-z])")
 _OTHER = re.compile(
@@ -65,12 +62,7 @@ class _Collectives(NamedTuple):
 def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) -> float:
     """Speed of light of a GEMM fused with its collective, ns: the slowest of compute, memory and links.
 
-    Args:
-        cost: of this rank's GEMM.
-        kind: REDUCE, SCATTER or GATHER.
-        message: bytes of the whole tensor that is reduced or gathered.
-        ranks: in the group.
-        device: whose data-sheet peaks count.
+    `message` is bytes of the whole tensor that is reduced or gathered; the device's data-sheet peaks count.
     """
     peak = device.peak(cost.engine, cost.dtype)
     rounds = 2 if kind == REDUCE else 1
@@ -86,8 +78,38 @@ def fused_ns(cost: OpCost, kind: str, message: int, ranks: int, device: Device) 
 
 def pairs(context: StepWork) -> GemmCollectivePairs | str:
     """The GEMMs of a rank that could be fused with a collective, or why there are none."""
-    work = context.work
-    comm = _collectives(context)
+    work, events, table = context.work, context.trace.arrays, context.trace.tables["collectives"]
+    # The collectives of the rank except those of groups that are for something else.
+    position_of = np.full(len(events.start), -1, dtype=np.int64)
+    position_of[work.event] = np.arange(len(work.event))
+    kernel = table.array("kernel_id")
+    kind_of = np.array(
+        [
+            next((_ORDER.index(kind) for part, kind in _KINDS.items() if part in name), -1)
+            for name in table.texts("collective")
+        ],
+        dtype=np.int64,
+    )
+    description = table.coded("group_description")
+    named = description.mask(lambda text: _TENSOR.search(text.lower()))
+    allowed = ~description.mask(lambda text: _OTHER.search(text.lower()))
+    message = np.maximum(table.array("in_bytes"), table.array("out_bytes"))
+    candidate = (kernel >= 0) & (kind_of >= 0) & allowed & (table.array("group_size") > 1) & (message > 0)
+    candidate[candidate] = position_of[kernel[candidate]] >= 0
+    rows = np.flatnonzero(candidate)
+    position, record = position_of[kernel[rows]], table.array("event_id")[rows]
+    on_host = ~events.where("kernel")[record]
+    comm_called = np.where(
+        context.called[position] >= 0, context.called[position], np.where(on_host, events.start[record], -1)
+    )
+    comm = _Collectives(
+        row=position,
+        kind=kind_of[rows],
+        message=message[rows],
+        ranks=table.array("group_size")[rows],
+        called=comm_called,
+        named=named[rows],
+    ).take(comm_called >= 0)
     if not len(comm.row):
         return "no all-reduce, reduce-scatter or all-gather of a tensor-parallel group"
     is_gemm = work.category == work.categories.index("gemm")
@@ -180,7 +202,7 @@ def exposed_pairs(context: StepWork, gemm_pairs: GemmCollectivePairs) -> tuple[I
     """
     start, end = context.work.start[gemm_pairs.row], context.work.end[gemm_pairs.row]
     exposed = end - start - context.work.union("computation").covered(start, end)
-    return exposed, gemm_pairs.serial & (exposed > _EXPOSED * (end - start))
+    return exposed, gemm_pairs.serial & (exposed > EXPOSED * (end - start))
 
 
 def speed_of_light(gemm_pairs: GemmCollectivePairs, device: Device | None) -> Float:
@@ -196,34 +218,3 @@ def speed_of_light(gemm_pairs: GemmCollectivePairs, device: Device | None) -> Fl
         for cost, kind, message, ranks in set(keys)
     }
     return np.array([limit[key] for key in keys])
-
-
-def _collectives(context: StepWork) -> _Collectives:
-    """The collectives of a rank except those of groups that are for something else."""
-    events, work, table = context.trace.arrays, context.work, context.trace.tables["collectives"]
-    position_of = np.full(len(events.start), -1, dtype=np.int64)
-    position_of[work.event] = np.arange(len(work.event))
-    kernel = table.array("kernel_id")
-    kind = np.array(
-        [
-            next((_ORDER.index(kind) for part, kind in _KINDS.items() if part in name), -1)
-            for name in table.texts("collective")
-        ],
-        dtype=np.int64,
-    )
-    description = table.coded("group_description")
-    named = description.mask(lambda text: _TENSOR.search(text.lower()))
-    allowed = ~description.mask(lambda text: _OTHER.search(text.lower()))
-    message = np.maximum(table.array("in_bytes"), table.array("out_bytes"))
-    candidate = (kernel >= 0) & (kind >= 0) & allowed & (table.array("group_size") > 1) & (message > 0)
-    candidate[candidate] = position_of[kernel[candidate]] >= 0
-    rows = np.flatnonzero(candidate)
-    row, record = position_of[kernel[rows]], table.array("event_id")[rows]
-    on_host = ~events.where("kernel")[record]
-    called = np.where(
-        context.called[row] >= 0, context.called[row], np.where(on_host, events.start[record], -1)
-    )
-    collectives = _Collectives(
-        row, kind[rows], message[rows], table.array("group_size")[rows], called, named[rows]
-    )
-    return collectives.take(called >= 0)

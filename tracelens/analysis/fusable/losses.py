@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import NODE
-from tracelens.analysis.fusable.moe_stages import Chains, StepWork, chains
+from tracelens.analysis.fusable.moe_stages import PADDED, VOCABULARY, Chains, StepWork, chains
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.costs import OpCall, Tensor, Uncounted
 from tracelens.devices import Device
@@ -48,9 +48,6 @@ class UnfusedLoss(NamedTuple):
         return self.amounts.least / self.rate * 1e9
 
 
-VOCABULARY = 4096
-"""Fewer classes are no vocabulary: those of language models start at some 30,000 tokens, of which a
-tensor-parallel rank may hold an eighth. The loss of a classifier (ImageNet: 1,000) takes microseconds."""
 LOSSES = ("aten::cross_entropy_loss", "aten::nll_loss_forward", "aten::nll_loss2d_forward")
 NLL_BACK = ("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 SOFTMAX, SOFTMAX_BACK = "aten::_log_softmax", "aten::_log_softmax_backward_data"
@@ -58,8 +55,6 @@ _PARTS = (*LOSSES, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
 COPY = "aten::copy_"
 PARALLEL, PARALLEL_BACK = "_VocabParallelCrossEntropy", "_VocabParallelCrossEntropyBackward"
 """Megatron's loss over a vocabulary that ranks share."""
-_PADDED = 1.25
-"""Logits may have this many times the rows of the loss: the last token of each sequence predicts nothing."""
 
 
 class LogitsShape(NamedTuple):
@@ -119,7 +114,18 @@ def unfused_loss(step: StepWork) -> UnfusedLoss | None:
         backward=elements[SOFTMAX_BACK] + number[PARALLEL_BACK] * mean,
         element=min([*narrow, *(size for size in element.values() if size)], default=4.0),
     )
-    rate, source = _rate(step, work, sizes)
+    # What memory can move: of the device, else what the loss's own kernels reach.
+    if step.device is not None and step.device.hbm_bytes_per_s:
+        rate = step.device.hbm_bytes_per_s
+        source = f"{rate / 1e12:.2f} TB/s of {step.device.title}"
+    else:
+        row = np.flatnonzero(work.mask & (step.work.op >= 0))
+        group, calls = distinct(step, step.work.op[row])
+        moved = np.array(
+            [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
+        )
+        rate = float((moved[group] / np.maximum(step.work.dur[row], 1)).max() * 1e9)
+        source = f"the {rate / 1e12:.2f} TB/s of its fastest kernel"
     return UnfusedLoss(sizes=sizes, work=work, passes=passes, amounts=amounts, rate=rate, source=source)
 
 
@@ -133,25 +139,11 @@ def loss_chains(trace: Trace, device: Device | None) -> Chains:
     return chains(step, rows, np.zeros_like(rows), np.array([loss.fused_ns]))
 
 
-def _rate(step: StepWork, work: LossWork, sizes: set[LogitsShape]) -> tuple[float, str]:
-    """Bytes per second that memory can move: of the device, else what the loss's own kernels reach."""
-    if step.device is not None and step.device.hbm_bytes_per_s:
-        rate = step.device.hbm_bytes_per_s
-        return rate, f"{rate / 1e12:.2f} TB/s of {step.device.title}"
-    row = np.flatnonzero(work.mask & (step.work.op >= 0))
-    group, calls = distinct(step, step.work.op[row])
-    moved = np.array(
-        [sum(t.numel * width(t.dtype) for t in operands(call) if of_size(t, sizes)) for call in calls]
-    )
-    rate = float((moved[group] / np.maximum(step.work.dur[row], 1)).max() * 1e9)
-    return rate, f"the {rate / 1e12:.2f} TB/s of its fastest kernel"
-
-
 def of_size(tensor: Tensor, sizes: set[LogitsShape]) -> bool:
     """Whether a tensor is as large as logits of one of these sizes, with the vocabulary last or second."""
     shape = tensor.shape
     return len(shape) > 1 and any(
-        columns in (shape[-1], shape[1]) and rows * columns <= prod(shape) <= _PADDED * rows * columns
+        columns in (shape[-1], shape[1]) and rows * columns <= prod(shape) <= PADDED * rows * columns
         for rows, columns in sizes
     )
 
@@ -176,15 +168,7 @@ def events_named(context: StepWork, *names: str) -> Int:
 
 
 def distinct(context: StepWork, rows: Int) -> tuple[Int, list[OpCall]]:
-    """Group ops that have the same name and arguments.
-
-    Args:
-        context: of the rank.
-        rows: event rows of ops.
-
-    Returns:
-        (group of each row, one call of each group).
-    """
+    """Group ops that have the same name and arguments: (group of each row, one call of each group)."""
     if not len(rows):
         return rows, []
     group, _ = codes(*context.ops.keys(rows))

@@ -22,9 +22,18 @@ _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_blo
 _FUSED_ROUTER = re.compile(
     r"fused\w*(?:rout|topk|score)|topk_?(?:softmax|gating)|rout(?:er|ing)", re.IGNORECASE
 )
+# What decides whether work counts as avoidable.
 CHAIN = 5
-"""A fused permutation is a map, a kernel that moves rows and one that moves them back; a fused router is one
-kernel beside its GEMM."""
+"""Kernels per layer from which a stage is not fused: a fused permutation is a map, a kernel that moves rows
+and one that moves them back; a fused router is one kernel beside its GEMM."""
+VOCABULARY = 4096
+"""Fewer classes are no vocabulary: those of language models start at some 30,000 tokens, of which a
+tensor-parallel rank may hold an eighth. The loss of a classifier (ImageNet: 1,000) takes microseconds."""
+PADDED = 1.25
+"""Logits may have this many times the rows of the loss: the last token of each sequence predicts nothing."""
+EXPOSED = 0.5
+"""Share of a transfer beside no computation, above which the pair is serialized: less of it could be hidden
+at most once more."""
 
 
 class StageWork(NamedTuple):
@@ -97,12 +106,12 @@ class StepWork:
     @cached_property
     def gaps(self) -> Gaps:
         """All gaps in the GPU work of the steps; positions are in `work`."""
-        return self.trace.once(_gaps)
+        return self.trace.once(_gaps)[0]
 
     @cached_property
     def idle(self) -> IdlePieces:
         """These gaps by cause, as analyzer `idle` tells them."""
-        return self.trace.once(_idle)
+        return self.trace.once(_gaps)[1]
 
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
@@ -146,12 +155,7 @@ def router_work(step: StepWork) -> StageWork | str:
 def permutation_bytes(step: StepWork, cell: int) -> float:
     """Bytes that permuting and back moves at least: tokens once and once an expert, each way.
 
-    Args:
-        step: the work of a rank.
-        cell: layer pass and phase, see StageWork.
-
-    Returns:
-        0 where the sizes are not known.
+    Of a layer pass and phase (see StageWork); 0 where the sizes are not known.
     """
     if cell < 0:
         return 0.0
@@ -215,16 +219,11 @@ def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
 
 
 def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chains:
-    """Cut kernels into chains: nothing else is launched in between, and the cell stays the same.
+    """Cut kernels into chains: nothing else is launched in between, and the cell (such as the layer) stays.
 
     A fused kernel takes its least time, but no less than the shortest kernel of its chain. Where no least
-    time is known it takes as long as the longest kernel. It never takes longer than the chain.
-
-    Args:
-        step: the work of a rank.
-        rows: kernels, positions in its work.
-        cell: of each, such as its layer.
-        least_ns: of all of a cell's work, by cell, shared out by the kernels' times; None if unknown.
+    time is known it takes as long as the longest kernel. It never takes longer than the chain. `least_ns`
+    is of all of a cell's work, by cell, and is shared out by the kernels' times.
     """
     if not len(rows):
         return Chains.none()
@@ -253,12 +252,8 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
     return Chains(step.rows[kept], chain, np.clip(fused, shortest, total))
 
 
-def _gaps(trace: Trace) -> Gaps:
+def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
+    """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
-    return find_gaps(step.work, np.array(step.window))
-
-
-def _idle(trace: Trace) -> IdlePieces:
-    """Kept with the trace, as it takes long and no device changes it."""
-    step = StepWork(trace, None)
-    return idle_pieces(trace, step.work, step.gaps)
+    gaps = find_gaps(step.work, np.array(step.window))
+    return gaps, idle_pieces(trace, step.work, gaps)

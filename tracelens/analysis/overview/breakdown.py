@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
@@ -27,7 +25,7 @@ from tracelens.table import (
     subtree_sums,
     sums,
 )
-from tracelens.trace import WORK_KINDS, Run, Scope, Steps, Trace, Work, describe, gpu_work, shares, steps_of
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, describe, gpu_work, shares, steps_of
 
 Label = tuple[str, str]
 """Name and forward op of a row."""
@@ -161,13 +159,69 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         # The levels with a row for each step: one without GPU work is idle, but a step.
         count = len(steps.labels)
         top, below, *rest = levels(leaves)
-        columns = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
+        of_step = {name: np.zeros(count, dtype=values.dtype) for name, values in top.columns.items()}
         for name, values in top.columns.items():
-            columns[name][top.key] = values
-        every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], columns)
+            of_step[name][top.key] = values
+        every_step = Level(np.arange(count), np.full(count, -1), top.key[top.group], of_step)
         tree = [every_step, below._replace(parent=top.key[below.parent]), *rest]
-        subtree = _subtree(trace, work, tree[2].group[starts_here], row[starts_here], len(tree[2].key))
-        parts.append(_rows(trace.meta.rank, tree, labels, steps, subtree))
+        # Of each op group: summed durations of its calls with everything they call.
+        op_level, count = tree[2], len(events.start)
+        has_op = work.op >= 0
+        total = subtree_sums(events.parent, events.depth, sums(work.op[has_op], work.dur[has_op], count))
+        group, piece = op_level.group[starts_here], row[starts_here]
+        call = work.op[piece]
+        # Work without an op has no calls below it: its subtree is itself.
+        subtree = sums(group[call < 0], work.dur[piece[call < 0]], len(op_level.key))
+        owner, call = np.divmod(np.unique(group[call >= 0] * count + call[call >= 0]), count)
+        # A recursive op's inner calls are part of the outer one's subtree.
+        outer = outermost(events.parent, call, owner)
+        subtree += sums(owner[outer], total[call[outer]], len(op_level.key))
+        # Nodes of all levels and an idle row a step.
+        length = np.diff(steps.edges)
+        idle = length - every_step.columns["exclusive_ns"]
+        nodes = [len(level.key) for level in tree]
+        offset = np.cumsum([0, *nodes[:-1]])
+        columns = {
+            name: np.concatenate([level.columns[name] for level in tree] + [np.zeros_like(idle)])
+            for name in of_step
+        }
+        # A step's row is its wall time; what its kernels do not fill is idle.
+        columns["exclusive_ns"] = np.concatenate(
+            [length, columns["exclusive_ns"][nodes[0] : -len(idle)], idle]
+        )
+        columns["subtree_ns"] = columns["sum_ns"].copy()
+        columns["subtree_ns"][offset[2] : offset[3]] = subtree
+        above = [
+            np.where(level.parent >= 0, level.parent + offset[depth - 1], -1)
+            for depth, level in enumerate(tree)
+        ]
+        parent = np.concatenate([*above, np.arange(len(idle))])
+        first_label = np.cumsum([0, *(len(texts) for texts in labels)])
+        label_of = np.concatenate(
+            [level.key + start for level, start in zip(tree, first_label, strict=False)]
+            + [np.full(len(idle), first_label[-1])]
+        )
+        depths = np.repeat([*range(len(LEVELS)), 1], [*nodes, len(idle)])
+        root = np.arange(len(parent))
+        for _ in LEVELS:
+            root = np.where(parent[root] >= 0, parent[root], root)
+        # Depth first: steps in order of time, everything below in order of weight.
+        order = depth_first(parent, np.where(parent < 0, -root, columns["exclusive_ns"]))
+        node = np.empty(len(order), dtype=np.int64)
+        node[order] = np.arange(len(order))
+        every_label = [text for level_labels in labels for text in level_labels] + [(IDLE, "")]
+        parts.append(
+            {
+                "rank": np.full(len(order), trace.meta.rank),
+                "node": np.arange(len(order)),
+                "parent": lookup(node, parent[order], -1),
+                "level": Coded(depths[order], LEVELS),
+                "name": Coded.used(label_of[order], [name for name, _ in every_label]),
+                "forward_op": Coded.used(label_of[order], [forward for _, forward in every_label]),
+                "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
+                **{name: values[order] for name, values in columns.items()},
+            }
+        )
     return result({"breakdown": BREAKDOWN.concat(parts)}, skips, scope=scope)
 
 
@@ -198,70 +252,6 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
             is_other = known & (lookup(inferred.codes, row, -1) == value)
             codes[is_other] = texts.setdefault(other_size[value], len(texts))
     return codes, list(texts)
-
-
-def _subtree(trace: Trace, work: Work, group: Int, row: Int, groups: int) -> Int:
-    """Of each op group: summed durations of its calls with everything they call.
-
-    `group` and `row` are the op group and the position in Work of each piece of work, once each.
-    """
-    events, count = trace.arrays, len(trace.arrays.start)
-    has_op = work.op >= 0
-    direct = sums(work.op[has_op], work.dur[has_op], count)
-    total = subtree_sums(events.parent, events.depth, direct)
-    call = work.op[row]
-    # Work without an op has no calls below it: its subtree is itself.
-    value = sums(group[call < 0], work.dur[row[call < 0]], groups)
-    pair = np.unique(group[call >= 0] * count + call[call >= 0])
-    owner, call = np.divmod(pair, count)
-    # A recursive op's inner calls are part of the outer one's subtree.
-    outer = outermost(events.parent, call, owner)
-    return value + sums(owner[outer], total[call[outer]], groups)
-
-
-def _rows(
-    rank: int, tree: list[Level], labels: list[list[Label]], steps: Steps, subtree: Int
-) -> dict[str, Any]:
-    """Nodes of all levels and an idle row a step, in depth-first order."""
-    length = np.diff(steps.edges)[tree[0].key]
-    idle = length - tree[0].columns["exclusive_ns"]
-    count = [len(level.key) for level in tree]
-    offset = np.cumsum([0, *count[:-1]])
-    columns = {
-        name: np.concatenate([level.columns[name] for level in tree] + [np.zeros_like(idle)])
-        for name in tree[0].columns
-    }
-    # A step's row is its wall time; what its kernels do not fill is idle.
-    columns["exclusive_ns"] = np.concatenate([length, columns["exclusive_ns"][count[0] : -len(idle)], idle])
-    columns["subtree_ns"] = columns["sum_ns"].copy()
-    columns["subtree_ns"][offset[2] : offset[3]] = subtree
-    above = [
-        np.where(level.parent >= 0, level.parent + offset[depth - 1], -1) for depth, level in enumerate(tree)
-    ]
-    parent = np.concatenate([*above, np.arange(len(idle))])
-    first = np.cumsum([0, *(len(texts) for texts in labels)])
-    label = np.concatenate(
-        [level.key + start for level, start in zip(tree, first, strict=False)]
-        + [np.full(len(idle), first[-1])]
-    )
-    depth = np.repeat([*range(len(LEVELS)), 1], [*count, len(idle)])
-    root = np.arange(len(parent))
-    for _ in LEVELS:
-        root = np.where(parent[root] >= 0, parent[root], root)
-    # Steps stay in order of time, everything below in order of weight.
-    order = depth_first(parent, np.where(parent < 0, -tree[0].key[root], columns["exclusive_ns"]))
-    node = np.empty(len(order), dtype=np.int64)
-    node[order] = np.arange(len(order))
-    texts = [text for level in labels for text in level] + [(IDLE, "")]
-    return {
-        "rank": np.full(len(order), rank),
-        "node": np.arange(len(order)),
-        "parent": lookup(node, parent[order], -1),
-        "level": Coded(depth[order], LEVELS),
-        "name": Coded.used(label[order], [name for name, _ in texts]),
-        "forward_op": Coded.used(label[order], [forward for _, forward in texts]),
-        "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
-    } | {name: values[order] for name, values in columns.items()}
 
 
 @analyzer("ops", title="Ops", order=40, tables={"ops": OPS})

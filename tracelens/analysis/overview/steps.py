@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.table import RANK, STEP, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -205,7 +205,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         useful = work.union("computation", "comm").covered(low, high)
         moved = work.union("computation", "comm", "memcpy").covered(low, high)
         idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
-        starts = trace.arrays.start
+        events, is_comm = trace.arrays, work.kind == WORK_KINDS.index("comm")
         values: dict[str, Values] = {
             "step.time": length,
             "busy.time": busy,
@@ -220,24 +220,59 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
             "exposed_comm.fraction": exposed / nonzero_length,
             "kernel.count": _count(step[work.is_kernel], windows),
             "launch.count": _count(
-                _step_at(windows, starts[np.unique(work.launch[work.launch >= 0])]), windows
+                _step_at(windows, events.start[np.unique(work.launch[work.launch >= 0])]), windows
             ),
-            "comm.count": _count(step[work.kind == WORK_KINDS.index("comm")], windows),
+            "comm.count": _count(step[is_comm], windows),
             "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
         }
         lacking: dict[str, str] = {}
         if len(work.launch) and (work.launch < 0).all():
             del values["launch.count"]
             lacking["launch.count"] = "no kernel has its launch call in the trace"
-        for subject, value in (
-            ("comm.bytes", _comm_bytes(trace, work, step, windows)),
-            ("moe", _moe(trace, windows, scope)),
-            ("memory.peak", _memory(trace, windows)),
-        ):
-            if isinstance(value, str):
-                lacking[subject] = value
+        # Bytes that collectives were given, by the step of their kernel.
+        if is_comm.any():
+            table = trace.tables["collectives"]
+            row = lookup(events.places(work.event), table.array("kernel_id"), -1)
+            known, size = row >= 0, table.array("in_bytes")
+            if known.any() and (size[known] >= 0).all():
+                of_row = step[row[known]]
+                values["comm.bytes"] = sums(of_row[of_row >= 0], size[known][of_row >= 0], len(low))
             else:
-                values |= value
+                lacking["comm.bytes"] = "sizes of collectives are not recorded"
+        else:
+            lacking["comm.bytes"] = "no communication"
+        # Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers.
+        layers, all_work = trace.once(regions), trace.work
+        counted = (layers.stage >= 0) & (all_work.linked | (scope == "all"))
+        if counted.any():
+            masks = {"moe.time": counted & (layers.stage != UNATTRIBUTED)}
+            for stage, name in enumerate(STAGES):
+                masks[f"moe.{name.replace(' ', '_')}.time"] = counted & (layers.stage == stage)
+            unknown = counted & (layers.stage == UNATTRIBUTED)
+            if unknown.any():
+                masks["moe.compiled_unknown.time"] = unknown
+            for name, mask in masks.items():
+                values[name] = union(all_work.start[mask], all_work.end[mask]).covered(low, high)
+            calls = trace.once(blocking)
+            in_layers = calls.start[calls.layer_pass >= 0]
+            values["moe.blocking_calls"] = _count(_step_at(windows, in_layers), windows)
+        else:
+            lacking["moe"] = "no MoE layer: no router followed by experts"
+        # Most that was allocated on the GPU in each step, with what was allocated before it began.
+        allocated = trace.tables["events"].array("bytes")
+        memory_event = events.names.index(MEMORY_EVENT) if MEMORY_EVENT in events.names else -1
+        rows_of_memory = np.flatnonzero((events.name == memory_event) & (allocated >= 0))
+        if len(rows_of_memory):
+            by_time = rows_of_memory[np.argsort(events.start[rows_of_memory], kind="stable")]
+            times = events.start[by_time]
+            first = np.maximum(np.searchsorted(times, windows.marks[:-1], side="right") - 1, 0)
+            last = np.maximum(np.searchsorted(times, windows.marks[1:], side="left"), first + 1)
+            ends = np.stack([first, last], axis=1).ravel()
+            values["memory.peak"] = np.maximum.reduceat(np.append(allocated[by_time], 0), ends)[::2]
+        else:
+            lacking["memory.peak"] = (
+                "the trace has no memory events of the GPU; record with profile_memory=True"
+            )
         skips += [Skip(f"rank {rank}: {subject}", reason) for subject, reason in lacking.items()]
         # Rows of STEPS of one rank.
         columns = ("computation", "comm", "exposed_comm", "idle")
@@ -285,59 +320,6 @@ def _step_at(windows: Steps, times: Int) -> Int:
 
 def _count(step: Int, windows: Steps) -> Int:
     return np.bincount(step[step >= 0], minlength=len(windows.labels)).astype(np.int64)
-
-
-def _comm_bytes(trace: Trace, work: Work, step: Int, windows: Steps) -> dict[str, Values] | str:
-    """Bytes that collectives were given, by the step of their kernel."""
-    if not (work.kind == WORK_KINDS.index("comm")).any():
-        return "no communication"
-    table = trace.tables["collectives"]
-    work_of = trace.arrays.places(work.event)
-    kernel, size = table.array("kernel_id"), table.array("in_bytes")
-    row = lookup(work_of, kernel, -1)
-    known = row >= 0
-    if not known.any() or (size[known] < 0).any():
-        return "sizes of collectives are not recorded"
-    inside = step[row[known]]
-    return {"comm.bytes": sums(inside[inside >= 0], size[known][inside >= 0], len(windows.labels))}
-
-
-def _moe(trace: Trace, windows: Steps, scope: Scope) -> dict[str, Values] | str:
-    """Time of the MoE layers' stages, what overlaps in each of them, and the blocking calls in the layers."""
-    work, layers = trace.work, trace.once(regions)
-    counted = (layers.stage >= 0) & (work.linked | (scope == "all"))
-    if not counted.any():
-        return "no MoE layer: no router followed by experts"
-
-    def time(mask: Bool) -> Int:
-        return union(work.start[mask], work.end[mask]).covered(windows.edges[:-1], windows.edges[1:])
-
-    calls, unknown = trace.once(blocking), counted & (layers.stage == UNATTRIBUTED)
-    return {
-        "moe.time": time(counted & (layers.stage != UNATTRIBUTED)),
-        **{
-            f"moe.{name.replace(' ', '_')}.time": time(counted & (layers.stage == stage))
-            for stage, name in enumerate(STAGES)
-        },
-        **({"moe.compiled_unknown.time": time(unknown)} if unknown.any() else {}),
-        "moe.blocking_calls": _count(_step_at(windows, calls.start[calls.layer_pass >= 0]), windows),
-    }
-
-
-def _memory(trace: Trace, windows: Steps) -> dict[str, Values] | str:
-    """Most that was allocated on the GPU in each step, with what was allocated before it began."""
-    events = trace.arrays
-    size = trace.tables["events"].array("bytes")
-    code = events.names.index(MEMORY_EVENT) if MEMORY_EVENT in events.names else -1
-    rows = np.flatnonzero((events.name == code) & (size >= 0))
-    if not len(rows):
-        return "the trace has no memory events of the GPU; record with profile_memory=True"
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    times, sizes = events.start[rows], size[rows]
-    first = np.maximum(np.searchsorted(times, windows.marks[:-1], side="right") - 1, 0)
-    last = np.maximum(np.searchsorted(times, windows.marks[1:], side="left"), first + 1)
-    ends = np.stack([first, last], axis=1).ravel()
-    return {"memory.peak": np.maximum.reduceat(np.append(sizes, 0), ends)[::2]}
 
 
 def _metric_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from tracelens.trace import (
     Scope,
     Trace,
     Union,
-    Work,
     both,
     difference,
     gpu_work,
@@ -186,7 +184,41 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
             )
         else:
             skips.append(Skip(f"rank {rank}: steps", "no ProfilerStep marks; call prof.step() once per step"))
-        strips += _strips(rank, work, skips)
+        # Activity of each stream; of many streams only the busiest.
+        group, (devices, streams) = codes(work.device, work.stream)
+        busy = sums(group, work.dur, len(devices))
+        drawn = np.sort(np.argsort(-busy, kind="stable")[:STRIP_STREAMS])
+        if more := len(busy) - len(drawn):
+            skips.append(
+                Skip(f"rank {rank}: figure of {more} more streams", "only the busiest streams are drawn")
+            )
+        begin, finish = int(work.start.min()), int(work.end.max())
+        # From 0: doubles do not hold nanoseconds since 1970.
+        bins = min(STRIP_BINS, max(finish - begin, 1))
+        edges = np.linspace(0, finish - begin, bins + 1).astype(np.int64) + begin
+        low, high = edges[:-1], edges[1:]
+        for number in drawn:
+            # The span cut at `edges`: what each piece is mostly busy with; like neighbors are merged.
+            on_stream = work.take(group == number)
+            kind = np.stack([on_stream.union(kind).covered(low, high) for kind in WORK_KINDS]).argmax(axis=0)
+            busy = on_stream.union().covered(low, high)
+            kept = np.flatnonzero(busy > 0)
+            # Alike: same kind, and as busy to within a fifth.
+            look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
+            first = np.flatnonzero(np.append(True, (np.diff(kept) > 1) | (np.diff(look) != 0))[: len(kept)])
+            last = np.append(first[1:], len(kept))[: len(first)] - 1
+            start, end = low[kept[first]], high[kept[last]]
+            strips.append(
+                {
+                    "kind": [WORK_KINDS[code] for code in kind[kept[first]]],
+                    "ts_ns": start - begin,
+                    "dur_ns": end - start,
+                    "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
+                    "rank": np.full(len(start), rank),
+                    "device": np.full(len(start), devices[number]),
+                    "stream": np.full(len(start), streams[number]),
+                }
+            )
     tables = {"timeline": TIMELINE.concat(rows)}
     if steps:
         tables["steps"] = STEPS.concat(steps)
@@ -222,53 +254,6 @@ def _metrics(trace: Trace, scope: Scope, low: Int, high: Int) -> dict[str, Int]:
 def _unlinked(trace: Trace) -> Union:
     everything = gpu_work(trace)
     return union(everything.start[everything.unlinked], everything.end[everything.unlinked])
-
-
-def _strips(rank: int, work: Work, skips: list[Skip]) -> Iterator[dict[str, Any]]:
-    """Activity of each stream; of many streams only the busiest."""
-    device, stream = work.device, work.stream
-    group, (devices, streams) = codes(device, stream)
-    busy = sums(group, work.dur, len(devices))
-    shown = np.sort(np.argsort(-busy, kind="stable")[:STRIP_STREAMS])
-    if hidden := len(busy) - len(shown):
-        skips.append(
-            Skip(f"rank {rank}: figure of {hidden} more streams", "only the busiest streams are drawn")
-        )
-    begin, finish = int(work.start.min()), int(work.end.max())
-    # From 0: doubles do not hold nanoseconds since 1970.
-    edges = (
-        np.linspace(0, finish - begin, min(STRIP_BINS, max(finish - begin, 1)) + 1).astype(np.int64) + begin
-    )
-    for number in shown:
-        # The span cut at `edges`: what each piece is mostly busy with; like neighbors are merged.
-        on_stream = work.take(group == number)
-        low, high = edges[:-1], edges[1:]
-        covered = np.stack([on_stream.union(kind).covered(low, high) for kind in WORK_KINDS])
-        kind = covered.argmax(axis=0)
-        busy = on_stream.union().covered(low, high)
-        kept = np.flatnonzero(busy > 0)
-        if not len(kept):
-            count = 0
-            piece = {"kind": [], "ts_ns": kept, "dur_ns": kept, "busy_fraction": kept.astype(float)}
-        else:
-            # Alike: same kind, and as busy to within a fifth.
-            look = kind[kept] * 8 + np.ceil(5 * busy[kept] / np.maximum(high - low, 1)[kept]).astype(np.int64)
-            new = np.concatenate(([True], (np.diff(kept) > 1) | (np.diff(look) != 0)))
-            first = np.flatnonzero(new)
-            last = np.concatenate((first[1:], [len(kept)])) - 1
-            start, end = low[kept[first]], high[kept[last]]
-            count = len(start)
-            piece = {
-                "kind": [WORK_KINDS[code] for code in kind[kept[first]]],
-                "ts_ns": start - edges[0],
-                "dur_ns": end - start,
-                "busy_fraction": np.add.reduceat(busy[kept], first) / np.maximum(end - start, 1),
-            }
-        yield piece | {
-            "rank": np.full(count, rank),
-            "device": np.full(count, devices[number]),
-            "stream": np.full(count, streams[number]),
-        }
 
 
 @analyzer("input", title="Input", order=7, tables=INPUT_TABLES)

@@ -101,13 +101,6 @@ _SCOPE = [re.compile(text) for text in _GRAMMARS]
 _PAIR = re.compile(r"PP:\((?P<actions>.*)\)OVERLAP_F_B")
 
 
-class _Action(NamedTuple):
-    backward: bool
-    virtual: int
-    microbatch: int
-    pipelined: bool
-
-
 class Scopes(NamedTuple):
     """Scopes of micro-batches in order of time, none inside another.
 
@@ -155,10 +148,6 @@ def passes(trace: Trace, *, scope: Scope = "all") -> Passes:
     Scopes that name them decide (pipeline_scopes), else the autograd graph (autograd_graph). Where neither is
     recorded, work of the autograd engine is backward, other work is forward, and each message to or from
     another stage, each step mark and each optimizer step ends a span.
-
-    Args:
-        trace: of the rank.
-        scope: which GPU work counts, see trace.Scope.
     """
     return trace.once(all_passes) if scope == "all" else _passes(trace, gpu_work(trace, scope))
 
@@ -232,26 +221,48 @@ def _passes(trace: Trace, work: Work) -> Passes:
         edges = np.concatenate(([low], borders, [high]))
         labels = windows.labels if not len(borders) else [f"update {n}" for n in range(1, len(edges))]
     steps = [StepWindow(label, *span) for label, span in zip(labels, pairwise(edges.tolist()), strict=True)]
+    # The spans, each of the work with one key.
     spans = []
-    numbered_spans, in_span = _spans(work, host, key, scopes, steps, borders)
-    for number, span in numbered_spans:
+    in_span = key >= 0
+    rows = np.flatnonzero(in_span)
+    rows = rows[np.lexsort((host[rows], key[rows]))]
+    for of_span in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1) if len(rows) else []:
+        number, time = int(key[of_span[0]]), int(host[of_span[0]])
+        ran = union(work.start[of_span], work.end[of_span])
+        if not ran.total:
+            in_span[of_span] = False
+            continue
+        is_backward, virtual, microbatch, forward = number % 2 == 1, -1, -1, -1
+        if scopes.usable:
+            is_backward = bool(scopes.backward[number])
+            virtual, microbatch = int(scopes.virtual[number]), int(scopes.microbatch[number])
         if graph is not None:
-            forward, is_backward = divmod(number, 2)
+            forward = number // 2
             if is_backward:
                 forward = int(graph.forward[np.searchsorted(graph.backward, forward, side="right") - 1])
-            spans.append(span._replace(forward=forward))
-        else:
-            spans.append(span)
+        spans.append(
+            MicrobatchPass(
+                step=steps[int(_step_at(np.array([time]), borders)[0])].label,
+                phase=BACKWARD if is_backward else FORWARD,
+                virtual=virtual,
+                microbatch=microbatch,
+                start=int(ran.start[0]),
+                end=int(ran.end[-1]),
+                busy_ns=ran.total,
+                launched=time,
+                forward=forward,
+            )
+        )
     outside = work.take(~is_p2p & ~in_span)
     data = messages.is_data
-    time, peer = messages.time[data], messages.peer[data].tolist()
-    labels = [steps[index].label for index in _step_at(time, borders).tolist()]
-    parts = zip(labels, time.tolist(), messages.is_send[data].tolist(), peer, strict=True)
+    times, peer = messages.time[data], messages.peer[data].tolist()
+    labels = [steps[index].label for index in _step_at(times, borders).tolist()]
+    parts = zip(labels, times.tolist(), messages.is_send[data].tolist(), peer, strict=True)
     return Passes(
         rank=trace.meta.rank,
         staged=True,
         pipeline_ranks=messages.group_ranks,
-        spans=spans,
+        spans=sorted(spans, key=lambda span: span.launched),
         p2p=union(work.start[is_p2p], work.end[is_p2p]),
         other=union(outside.start, outside.end),
         messages=[StageMessage(*message) for message in parts],
@@ -262,15 +273,9 @@ def _passes(trace: Trace, work: Work) -> Passes:
 def _put_off_until(cell: Int, host: Int, graph: Graph, ends: Int) -> Int:
     """When the host launched the last of the weight gradients that it had put off, in each cell of the graph.
 
-    They are GEMMs that make no node, between a backward and a later pass of the same step; in the cell of a
-    forward those before its first node. Behind the last pass, as with those of the embedding, they are of
-    no micro-batch.
-
-    Args:
-        cell: of each GEMM that the host launched.
-        host: when.
-        graph: of the trace.
-        ends: of steps and optimizers, ascending.
+    They are GEMMs (`cell` and `host` time of each launch) that make no node, between a backward and a later
+    pass of the same step, whose ends are `ends`; in the cell of a forward those before its first node.
+    Behind the last pass, as with those of the embedding, they are of no micro-batch.
     """
     forward, made = (values[graph.forward >= 0] for values in (graph.forward, graph.made))
     first = np.full(len(ends) + 1, np.iinfo(np.int64).max)
@@ -291,40 +296,6 @@ def _step_at(times: Int, cuts: Int) -> Int:
     return np.searchsorted(cuts, times, side="right")
 
 
-def _spans(
-    work: Work, host: Int, key: Int, scopes: Scopes, steps: list[StepWindow], cuts: Int
-) -> tuple[list[tuple[int, MicrobatchPass]], Bool]:
-    """The spans with their numbers, by order of launch, and which work is in one."""
-    inside = key >= 0
-    rows = np.flatnonzero(inside)
-    rows = rows[np.lexsort((host[rows], key[rows]))]
-    borders = np.flatnonzero(np.diff(key[rows])) + 1
-    spans = []
-    for of_span in np.split(rows, borders) if len(rows) else []:
-        number, time = int(key[of_span[0]]), int(host[of_span[0]])
-        busy = union(work.start[of_span], work.end[of_span])
-        if not busy.total:
-            inside[of_span] = False
-            continue
-        backward, virtual, microbatch = number % 2 == 1, -1, -1
-        if scopes.usable:
-            backward = bool(scopes.backward[number])
-            virtual, microbatch = int(scopes.virtual[number]), int(scopes.microbatch[number])
-        label = steps[int(_step_at(np.array([time]), cuts)[0])].label
-        microbatch_pass = MicrobatchPass(
-            step=label,
-            phase=BACKWARD if backward else FORWARD,
-            virtual=virtual,
-            microbatch=microbatch,
-            start=int(busy.start[0]),
-            end=int(busy.end[-1]),
-            busy_ns=busy.total,
-            launched=time,
-        )
-        spans.append((number, microbatch_pass))
-    return sorted(spans, key=lambda item: item[1].launched), inside
-
-
 def in_autograd(trace: Trace) -> Bool:
     """Which events the autograd engine ran."""
     events = trace.arrays
@@ -343,11 +314,8 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
 
     A backward is what the engine runs while the host neither makes nodes nor sends or receives. Its forward
     is the cell in which most of its nodes were made: other ops of the same graph, such as the scaling of
-    the loss, may stand behind a message or another pass, and are no forward.
-
-    Args:
-        trace: of the rank.
-        cuts: times at which the host ended a pass: messages, step marks and optimizer steps, ascending.
+    the loss, may stand behind a message or another pass, and are no forward. The host ended a pass at each of
+    `cuts`: messages, step marks and optimizer steps, ascending.
     """
     events = trace.arrays
     is_node = _is_node(trace)
@@ -383,39 +351,29 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
     np.maximum.at(ends, number, events.end[node])
     ends[:-1] = np.minimum(ends[:-1], start[1:])
     borders = np.unique(np.concatenate((cuts, start, ends)))
-    borders = np.union1d(borders, _next_forwards(borders, number[is_made], made[is_made], sequence[is_made]))
+    # Borders between forwards that nothing else separates: of several graphs that one cell made.
+    backward_of, made_of, sequence_of = (values[is_made] for values in (number, made, sequence))
+    cell = np.searchsorted(borders, made_of, side="right")
+    main = _most_frequent(backward_of, cell, int(backward_of.max()) + 1)[backward_of] == cell
+    made_of, sequence_of, cell = made_of[main], sequence_of[main], cell[main]
+    graphs, graph = np.unique(backward_of[main], return_inverse=True)
+    begin, lowest, graph_cell = (np.full(len(graphs), np.iinfo(np.int64).max) for _ in range(3))
+    highest = np.full(len(graphs), -1)
+    np.minimum.at(begin, graph, made_of)
+    np.minimum.at(lowest, graph, sequence_of)
+    np.maximum.at(highest, graph, sequence_of)
+    graph_cell[graph] = cell
+    order = np.lexsort((lowest, graph_cell))
+    begin, lowest, highest, graph_cell = (values[order] for values in (begin, lowest, highest, graph_cell))
+    # Two backwards of one forward have some of its nodes each: their numbers overlap.
+    following = begin[1:][(np.diff(graph_cell) == 0) & (lowest[1:] > highest[:-1])]
+    borders = np.union1d(borders, following)
     cell = np.searchsorted(borders, made, side="right")
     forward = _most_frequent(number[is_made], cell[is_made], len(start))
     inside = is_made & (cell == forward[number])
     first_made = np.full(len(start), np.iinfo(np.int64).max)
     np.minimum.at(first_made, number[inside], made[inside])
     return Graph(borders, np.searchsorted(borders, start, side="right"), forward, first_made)
-
-
-def _next_forwards(borders: Int, number: Int, made: Int, sequence: Int) -> Int:
-    """Borders between forwards that nothing else separates: of several graphs that one cell made.
-
-    Args:
-        borders: of the cells.
-        number: of the backward, of each node that a host op made.
-        made: when that op began.
-        sequence: number of the node.
-    """
-    cell = np.searchsorted(borders, made, side="right")
-    main = _most_frequent(number, cell, int(number.max()) + 1)[number] == cell
-    number, made, sequence, cell = (values[main] for values in (number, made, sequence, cell))
-    graphs, number = np.unique(number, return_inverse=True)
-    begin, lowest, graph_cell = (np.full(len(graphs), np.iinfo(np.int64).max) for _ in range(3))
-    highest = np.full(len(graphs), -1)
-    np.minimum.at(begin, number, made)
-    np.minimum.at(lowest, number, sequence)
-    np.maximum.at(highest, number, sequence)
-    graph_cell[number] = cell
-    order = np.lexsort((lowest, graph_cell))
-    begin, lowest, highest, graph_cell = (values[order] for values in (begin, lowest, highest, graph_cell))
-    # Two backwards of one forward have some of its nodes each: their numbers overlap.
-    following: Int = begin[1:][(np.diff(graph_cell) == 0) & (lowest[1:] > highest[:-1])]
-    return following
 
 
 def _most_frequent(group: Int, values: Int, count: int) -> Int:
@@ -430,12 +388,19 @@ def _most_frequent(group: Int, values: Int, count: int) -> Int:
 def pipeline_scopes(trace: Trace) -> Scopes:
     """The scopes of micro-batches of one rank."""
     events = trace.arrays
-    actions: dict[int, list[_Action]] = {}
+    # What a scope of a name does: for each action whether it is a backward, stage, micro-batch, whether the
+    # name is one of a part of a pipeline.
+    actions: dict[int, list[tuple[bool, int, int, bool]]] = {}
     for code, name in enumerate(events.names):
         pair = _PAIR.fullmatch(name)
-        parts = [f"PP:{part}" for part in pair["actions"].split(";")] if pair else [name]
-        if parsed := [action for action in map(_action, parts) if action is not None]:
-            actions[code] = parsed
+        for action in [f"PP:{part}" for part in pair["actions"].split(";")] if pair else [name]:
+            matches = (grammar.fullmatch(action) for grammar in _SCOPE)
+            if match := next(filter(None, matches), None):
+                parts = match.groupdict()
+                stage, microbatch = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
+                pipelined = action.startswith("PP:") or stage > 0
+                of_action = (parts["kind"][0] not in "Ff", stage, microbatch, pipelined)
+                actions.setdefault(code, []).append(of_action)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
     rows_of_scopes: list[tuple[int, int, bool, int, int, bool]] = []
@@ -450,17 +415,6 @@ def pipeline_scopes(trace: Trace) -> Scopes:
     return Scopes(
         table[:, 0], table[:, 1], table[:, 2] > 0, table[:, 3], table[:, 4], bool(table[:, 5].any())
     )
-
-
-def _action(name: str) -> _Action | None:
-    """What a scope of this name does, None if it is no scope of a micro-batch."""
-    for grammar in _SCOPE:
-        if match := grammar.fullmatch(name):
-            parts = match.groupdict()
-            stage, microbatch = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
-            pipelined = name.startswith("PP:") or stage > 0
-            return _Action(parts["kind"][0] not in "Ff", stage, microbatch, pipelined)
-    return None
 
 
 def stage_messages(trace: Trace, *, unnamed: bool) -> Messages:

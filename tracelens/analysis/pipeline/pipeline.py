@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
 from tracelens.analysis.pipeline.stages import (
     PARTS,
     Pipeline,
-    Shape,
     absent,
     extent,
     is_complete,
@@ -151,7 +150,6 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
             if missing := [rank for rank in placed if rank not in windows]:
                 subject = f"step {label} of rank {shortened(missing)}"
                 skips.append(Skip(subject, "no forward or backward pass recorded in a step of this label"))
-            shift = {stage.part.rank: stage.shift for stage in stages_there}
             line = numbered(lanes, stages)
             if isinstance(line, str):
                 cut = [lane.rank for lane in lanes if not is_complete(lane)]
@@ -165,82 +163,71 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
             if line.assumed:
                 reason = f"{line.assumed}; assuming the order of Megatron-LM's interleaved schedule"
                 skips.append(Skip(f"chunks and micro-batches in {subject}", reason))
-            _rows(rows, label, line.size, Pipeline(line.lanes), windows, shift)
+            whole, size = Pipeline(line.lanes), line.size
+            for number, lane in enumerate(line.lanes):
+                waits = whole.waits(number)
+                window = windows[lane.rank]
+                forward = extent(lane.of(FORWARD)).total
+                computed = lane.busy.total
+                bubble = whole.end - whole.start - computed
+                parts = {
+                    f"{part}_ns": [sum(wait.end - wait.start for wait in waits if wait.part == part)]
+                    for part in PARTS
+                }
+                inside = max(min(window[1], whole.end) - max(window[0], whole.start), 0)
+                work = size.microbatches * size.chunks
+                low = np.array([wait.start for wait in waits], np.int64)
+                high = np.array([wait.end for wait in waits], np.int64)
+                rows["bubble"].append(
+                    {
+                        "rank": [lane.rank],
+                        "step": [label],
+                        "stage": [lane.stage],
+                        "stages": [size.stages],
+                        "microbatches": [size.microbatches],
+                        "chunks": [size.chunks],
+                        "step_ns": [window[1] - window[0]],
+                        "forward_ns": [forward],
+                        "backward_ns": [computed - forward],
+                        "other_ns": [window[1] - window[0] - inside],
+                        "bubble_ns": [bubble],
+                        "bubble_fraction": [bubble / max(whole.end - whole.start, 1)],
+                        **parts,
+                        "overlapped_ns": [int(lane.other.covered(low, high).sum())],
+                        "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
+                        "bubble_ideal_ratio": [bubble / max(computed, 1)],
+                        "expected_ideal_ratio": [(size.stages - 1) / work],
+                    }
+                )
+                chunks = sorted({span.virtual for span in lane.spans})  # of the rank, in the whole model
+                spans = sorted(lane.spans, key=lambda span: span.start)
+                rows["spans"].append(
+                    {
+                        "rank": [lane.rank] * len(spans),
+                        "step": [label] * len(spans),
+                        "stage": [lane.stage] * len(spans),
+                        "chunk": [chunks.index(span.virtual) for span in spans],
+                        "microbatch": [span.microbatch for span in spans],
+                        "phase": [span.phase for span in spans],
+                        "ts_ns": [span.start for span in spans],
+                        "dur_ns": [span.end - span.start for span in spans],
+                        "busy_ns": [span.busy_ns for span in spans],
+                    }
+                )
+                if waits:
+                    shift = placed[lane.rank][0].shift
+                    rows["waits"].append(
+                        {
+                            "rank": [lane.rank] * len(waits),
+                            "step": [label] * len(waits),
+                            "part": [wait.part for wait in waits],
+                            "ts_ns": [wait.start for wait in waits],
+                            "dur_ns": [wait.end - wait.start for wait in waits],
+                            "local_ts_ns": [wait.start - shift for wait in waits],
+                        }
+                    )
     tables = {
         name: TABLES[name].concat(sorted(table_rows, key=lambda row: row["rank"][0]))
         for name, table_rows in rows.items()
     }
     return result(tables, skips, scope=scope)
-
-
-def _rows(
-    rows: Mapping[str, list[dict[str, Any]]],
-    label: str,
-    size: Shape,
-    line: Pipeline,
-    windows: Mapping[int, tuple[int, int]],
-    shift: Mapping[int, int],
-) -> None:
-    """Append the rows of one step of one pipeline to all tables."""
-    for number, lane in enumerate(line.lanes):
-        waits = line.waits(number)
-        window = windows[lane.rank]
-        forward = extent(lane.of(FORWARD)).total
-        computed = lane.busy.total
-        bubble = line.end - line.start - computed
-        parts = {
-            f"{part}_ns": [sum(wait.end - wait.start for wait in waits if wait.part == part)]
-            for part in PARTS
-        }
-        inside = max(min(window[1], line.end) - max(window[0], line.start), 0)
-        work = size.microbatches * size.chunks
-        low, high = (np.array([getattr(wait, name) for wait in waits], np.int64) for name in ("start", "end"))
-        rows["bubble"].append(
-            {
-                "rank": [lane.rank],
-                "step": [label],
-                "stage": [lane.stage],
-                "stages": [size.stages],
-                "microbatches": [size.microbatches],
-                "chunks": [size.chunks],
-                "step_ns": [window[1] - window[0]],
-                "forward_ns": [forward],
-                "backward_ns": [computed - forward],
-                "other_ns": [window[1] - window[0] - inside],
-                "bubble_ns": [bubble],
-                "bubble_fraction": [bubble / max(line.end - line.start, 1)],
-                **parts,
-                "overlapped_ns": [int(lane.other.covered(low, high).sum())],
-                "expected_fraction": [(size.stages - 1) / (size.stages - 1 + work)],
-                "bubble_ideal_ratio": [bubble / max(computed, 1)],
-                "expected_ideal_ratio": [(size.stages - 1) / work],
-            }
-        )
-        chunk = {
-            virtual: number for number, virtual in enumerate(sorted({span.virtual for span in lane.spans}))
-        }
-        spans = sorted(lane.spans, key=lambda span: span.start)
-        rows["spans"].append(
-            {
-                "rank": [lane.rank] * len(spans),
-                "step": [label] * len(spans),
-                "stage": [lane.stage] * len(spans),
-                "chunk": [chunk[span.virtual] for span in spans],
-                "microbatch": [span.microbatch for span in spans],
-                "phase": [span.phase for span in spans],
-                "ts_ns": [span.start for span in spans],
-                "dur_ns": [span.end - span.start for span in spans],
-                "busy_ns": [span.busy_ns for span in spans],
-            }
-        )
-        if waits:
-            rows["waits"].append(
-                {
-                    "rank": [lane.rank] * len(waits),
-                    "step": [label] * len(waits),
-                    "part": [wait.part for wait in waits],
-                    "ts_ns": [wait.start for wait in waits],
-                    "dur_ns": [wait.end - wait.start for wait in waits],
-                    "local_ts_ns": [wait.start - shift[lane.rank] for wait in waits],
-                }
-            )

@@ -115,41 +115,37 @@ class Pipeline:
         waits: list[Wait] = []
         for interval in np.flatnonzero(~self._busy[number]).tolist():
             start, end = int(low[interval]), int(high[interval])
+            part = P2P_WAIT if talking[interval] else OTHER_IDLE
             if not full[0] <= start < full[1]:
                 part = RAMP
-            elif self._computed_late(number, interval):
-                part = IMBALANCE
             else:
-                part = P2P_WAIT if talking[interval] else OTHER_IDLE
+                # Whether what the lane needs has still to be computed, and a stage computes: from stage to
+                # stage by what each of them runs next.
+                waiting, seen = number, set[int]()
+                while waiting not in seen:
+                    seen.add(waiting)
+                    if self._busy[waiting][interval]:
+                        part = IMBALANCE
+                        break
+                    following = int(self._next[waiting][interval])
+                    if following == len(self._ordered[waiting]):
+                        break
+                    # What makes its input: the chunk before forward, the one behind it backward.
+                    span = self._ordered[waiting][following]
+                    if span.phase == FORWARD:
+                        key = FORWARD, span.virtual - 1, span.microbatch
+                    elif span.virtual == self._last:
+                        key = FORWARD, span.virtual, span.microbatch
+                    else:
+                        key = BACKWARD, span.virtual + 1, span.microbatch
+                    waiting, source = self._done.get(key, (waiting, None))
+                    if source is None or start >= source.end:
+                        break
             if waits and waits[-1].part == part and waits[-1].end == start:
                 waits[-1] = waits[-1]._replace(end=end)
             else:
                 waits.append(Wait(part, start, end))
         return waits
-
-    def _computed_late(self, number: int, interval: int) -> bool:
-        """Whether what a waiting lane needs at this time has still to be computed, and a stage computes."""
-        now = int(self._edges[interval])
-        seen = set()
-        while number not in seen:
-            seen.add(number)
-            if self._busy[number][interval]:
-                return True
-            following = int(self._next[number][interval])
-            if following == len(self._ordered[number]):
-                return False
-            # What makes its input: the chunk before forward, the one behind it backward.
-            span = self._ordered[number][following]
-            if span.phase == FORWARD:
-                key = FORWARD, span.virtual - 1, span.microbatch
-            elif span.virtual == self._last:
-                key = FORWARD, span.virtual, span.microbatch
-            else:
-                key = BACKWARD, span.virtual + 1, span.microbatch
-            number, source = self._done.get(key, (number, None))
-            if source is None or now >= source.end:
-                return False
-        return False
 
 
 _Forward = tuple[int, int]
@@ -162,13 +158,6 @@ def extent(spans: Sequence[MicrobatchPass]) -> Union:
         np.array([span.start for span in spans], dtype=np.int64),
         np.array([span.end for span in spans], dtype=np.int64),
     )
-
-
-class _Inbox(NamedTuple):
-    """The passes from which a lane gets inputs, in the order in which it asked for them."""
-
-    forward: list[_Forward]  # forwards of the chunk before
-    backward: list[_Forward]  # those whose backwards made gradients, of the chunk behind
 
 
 class Numbered(NamedTuple):
@@ -192,14 +181,9 @@ class Shape(NamedTuple):
 def pipelines(
     ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]
 ) -> list[tuple[int, list[Stage]]]:
-    """The pipelines: number of stages, and those that are in the run.
+    """The pipelines: number of stages, and those that are in the run, on clocks shifted as in AlignedRun.
 
     Ranks with spans that cannot be placed get a skip.
-
-    Args:
-        ranks: from `passes`.
-        shift: of their clocks, see AlignedRun.
-        skips: what cannot be placed is appended.
     """
     groups: dict[tuple[int, ...], list[Passes]] = {}
     for rank in (rank for rank in ranks if rank.spans):
@@ -271,11 +255,8 @@ def window_of(stage: Stage, label: str) -> tuple[int, int]:
 def numbered(lanes: Sequence[Lane], stages: int) -> Numbered | str:
     """The passes of one pipeline in one step with their numbers; why that is not possible, else.
 
-    By the names of scopes, else by messages, else in the order of Megatron-LM's schedules.
-
-    Args:
-        lanes: with spans.
-        stages: of the pipeline.
+    By the names of scopes, else by messages, else in the order of Megatron-LM's schedules. All lanes
+    have spans.
     """
     if not all(map(is_complete, lanes)):
         return "unequal numbers of forward and backward passes"
@@ -311,12 +292,7 @@ def numbered_alone(trace: Trace) -> list[MicrobatchPass]:
 
 
 def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass]] | str:
-    """The spans of each lane with chunk and micro-batch; why that is not possible, else.
-
-    Args:
-        lanes: of one pipeline in one step.
-        stages: of the pipeline.
-    """
+    """The spans of each lane with chunk and micro-batch; why that is not possible, else."""
     if len(lanes) < stages:
         return f"only {len(lanes)} of its {stages} ranks have passes in the run"
     if any(span.forward < 0 for lane in lanes for span in lane.spans):
@@ -338,93 +314,79 @@ def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass
         last = last_pass(lane, message)
         return next((index for index in range(last, -1, -1) if lane.spans[index].phase == phase), -1)
 
+    receives = Counter(
+        (message.peer, lane.rank) for lane in lanes for message in lane.messages if not message.is_send
+    )
     for carrier in (last_pass, last_of_direction):  # position of the span whose output a send carries
         outputs = [
             [(message.peer, carrier(lane, message)) for message in lane.messages if message.is_send]
             for lane in lanes
         ]
-        inboxes = _inboxes(lanes, outputs)
-        numbers = _propagated(lanes, outputs, inboxes) if inboxes is not None else None
-        if numbers is not None:
-            spans = []
-            for index, lane in enumerate(lanes):
-                of_span = [numbers[index, span.forward] for span in lane.spans]
-                spans.append(
+        # Sends and receives must agree in number, and send what is there.
+        in_flight: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for index, (lane, sent) in enumerate(zip(lanes, outputs, strict=True)):
+            for peer, position in sent:
+                in_flight.setdefault((lane.rank, peer), []).append((index, position))
+        if any(position < 0 or peer not in following for sent in outputs for peer, position in sent):
+            continue
+        if receives != {link: len(spans) for link, spans in in_flight.items()}:
+            continue
+        queues = {link: iter(spans) for link, spans in in_flight.items()}
+        into_forward: dict[_Forward, _Forward] = {}
+        into_backward: dict[_Forward, _Forward] = {}
+        seeds: list[_Forward] = []
+        for index, (lane, sent) in enumerate(zip(lanes, outputs, strict=True)):
+            # The passes from which the lane gets inputs, in the order in which it asked for them: forwards of
+            # the chunk before, and those whose backwards made gradients, of the chunk behind. Several tensors
+            # of one pass are one input.
+            links = [(message.peer, lane.rank) for message in lane.messages if not message.is_send]
+            inputs: dict[str, list[_Forward]] = {FORWARD: [], BACKWARD: []}
+            for source, position in dict.fromkeys([next(queues[link]) for link in links]):
+                span = lanes[source].spans[position]
+                inputs[span.phase].append((source, span.forward))
+            carried: dict[str, set[int]] = {FORWARD: set(), BACKWARD: set()}
+            for _, position in sent:
+                carried[lane.spans[position].phase].add(lane.spans[position].forward)
+            forwards = [(index, span.forward) for span in lane.of(FORWARD)]
+            backwards = dict.fromkeys((index, span.forward) for span in lane.of(BACKWARD))
+            # The first chunk sends no gradient as it has no input; the last sends no output and gets no
+            # gradient.
+            fed = [forward for forward in forwards if forward[1] in carried[BACKWARD]]
+            fed_back = [backward for backward in backwards if backward[1] in carried[FORWARD]]
+            if len(fed) != len(inputs[FORWARD]) or len(fed_back) != len(inputs[BACKWARD]):
+                break
+            into_forward |= zip(inputs[FORWARD], fed, strict=True)
+            into_backward |= zip(fed_back, inputs[BACKWARD], strict=True)
+            seeds += [forward for forward in forwards if forward[1] not in carried[BACKWARD]]
+        else:
+            # (Chunk of the model, micro-batch) of each forward, from those without input on.
+            numbers: dict[_Forward, tuple[int, int]] = {}
+            for microbatch, seed in enumerate(seeds):
+                forward: _Forward | None = seed
+                chunk = 0
+                while forward is not None and forward not in numbers:
+                    numbers[forward] = chunk, microbatch
+                    forward, chunk = into_forward.get(forward), chunk + 1
+            # All forwards are numbered, each chunk runs on one rank, and all have the same micro-batches.
+            chunks: dict[int, set[int]] = {}
+            for chunk, microbatch in numbers.values():
+                chunks.setdefault(chunk, set()).add(microbatch)
+            ranks = {(chunk, index) for (index, _), (chunk, _) in numbers.items()}
+            if (
+                into_forward == into_backward
+                and len(numbers) == sum(len(lane.of(FORWARD)) for lane in lanes)
+                and len(ranks) == len(chunks)
+                and all(microbatches == chunks[0] for microbatches in chunks.values())
+            ):
+                return [
                     [
                         span._replace(virtual=chunk, microbatch=microbatch)
-                        for span, (chunk, microbatch) in zip(lane.spans, of_span, strict=True)
+                        for span in lane.spans
+                        for chunk, microbatch in [numbers[index, span.forward]]
                     ]
-                )
-            return spans
+                    for index, lane in enumerate(lanes)
+                ]
     return "its recorded sends and receives do not match"
-
-
-def _inboxes(lanes: Sequence[Lane], outputs: Sequence[list[tuple[int, int]]]) -> list[_Inbox] | None:
-    """What each lane receives; None where sends and receives differ in number, or send what is not there."""
-    lane_of = {lane.rank: index for index, lane in enumerate(lanes)}
-    in_flight: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for index, (lane, sent) in enumerate(zip(lanes, outputs, strict=True)):
-        for peer, position in sent:
-            if position < 0 or peer not in lane_of:
-                return None
-            in_flight.setdefault((lane.rank, peer), []).append((index, position))
-    receives = Counter(
-        (message.peer, lane.rank) for lane in lanes for message in lane.messages if not message.is_send
-    )
-    if receives != {link: len(spans) for link, spans in in_flight.items()}:
-        return None
-    queues = {link: iter(spans) for link, spans in in_flight.items()}
-    inboxes = []
-    for lane in lanes:
-        inbox = _Inbox([], [])
-        received = (next(queues[message.peer, lane.rank]) for message in lane.messages if not message.is_send)
-        # Several tensors of one pass are one input.
-        for source, position in dict.fromkeys(received):
-            span = lanes[source].spans[position]
-            (inbox.forward if span.phase == FORWARD else inbox.backward).append((source, span.forward))
-        inboxes.append(inbox)
-    return inboxes
-
-
-def _propagated(
-    lanes: Sequence[Lane], outputs: Sequence[list[tuple[int, int]]], inboxes: Sequence[_Inbox]
-) -> dict[_Forward, tuple[int, int]] | None:
-    """(chunk of the model, micro-batch) of each forward; None where the messages contradict each other."""
-    into_forward: dict[_Forward, _Forward] = {}
-    into_backward: dict[_Forward, _Forward] = {}
-    seeds: list[_Forward] = []
-    for index, (lane, sent, inbox) in enumerate(zip(lanes, outputs, inboxes, strict=True)):
-        carried: dict[str, set[int]] = {FORWARD: set(), BACKWARD: set()}
-        for _, position in sent:
-            carried[lane.spans[position].phase].add(lane.spans[position].forward)
-        forwards = [(index, span.forward) for span in lane.of(FORWARD)]
-        backwards = dict.fromkeys((index, span.forward) for span in lane.of(BACKWARD))
-        # The first chunk sends no gradient as it has no input; the last sends no output and gets no gradient.
-        fed = [forward for forward in forwards if forward[1] in carried[BACKWARD]]
-        fed_back = [backward for backward in backwards if backward[1] in carried[FORWARD]]
-        if len(fed) != len(inbox.forward) or len(fed_back) != len(inbox.backward):
-            return None
-        into_forward |= zip(inbox.forward, fed, strict=True)
-        into_backward |= zip(fed_back, inbox.backward, strict=True)
-        seeds += [forward for forward in forwards if forward[1] not in carried[BACKWARD]]
-    numbers: dict[_Forward, tuple[int, int]] = {}
-    for microbatch, seed in enumerate(seeds):
-        forward: _Forward | None = seed
-        chunk = 0
-        while forward is not None and forward not in numbers:
-            numbers[forward] = chunk, microbatch
-            forward, chunk = into_forward.get(forward), chunk + 1
-    # All forwards are numbered, each chunk runs on one rank, and all chunks have the same micro-batches.
-    chunks: dict[int, set[int]] = {}
-    for chunk, microbatch in numbers.values():
-        chunks.setdefault(chunk, set()).add(microbatch)
-    ranks = {(chunk, index) for (index, _), (chunk, _) in numbers.items()}
-    is_whole = (
-        len(numbers) == sum(len(lane.of(FORWARD)) for lane in lanes)
-        and len(ranks) == len(chunks)
-        and all(microbatches == chunks[0] for microbatches in chunks.values())
-    )
-    return numbers if into_forward == into_backward and is_whole else None
 
 
 def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.roofline.costing import Counted, OpCalls, matrix_costing
+from tracelens.analysis.roofline.costing import CACHED_RATIO, LARGE_FLOPS, Counted, OpCalls, matrix_costing
 from tracelens.arrays import Bool, Float, Int
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
@@ -17,9 +17,6 @@ from tracelens.units import EXPLAIN_ABOVE
 
 BOUNDS = ("compute", "memory", "host link", "gpu link", "")
 """What limits a call; "" where it has nothing to do or the device's figures lack."""
-# What decides what a note says, and which GEMMs stand for what a GPU reaches.
-_CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
-_LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 ROOFS = Schema(
     "Roofs of the devices",
     (
@@ -122,7 +119,7 @@ def explain(
         return f"beyond the {cost.dtype} peak: narrower type, sparsity, or less work than counted"
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
-        if moved <= _CACHED_RATIO * cache:
+        if moved <= CACHED_RATIO * cache:
             part = "all" if moved <= cache else "much"
             return f"cached input: {part} of it fits in the {cache >> 20} MiB cache"
         return "beyond memory bandwidth: cached input, or less data moved than counted"
@@ -130,12 +127,7 @@ def explain(
 
 
 def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
-    """All roofs of the chosen device and of the bundled ones.
-
-    Args:
-        peaks_of: the device that sets the bounds.
-        measured: names of the devices that the work ran on, which are others in a projection.
-    """
+    """All roofs of the device that was chosen and of the bundled ones, of which `measured` ran the work."""
     rows: list[tuple[str, str, str, str, float, float]] = []
     bundled = [device for device in devices() if peaks_of is None or device.name != peaks_of.name]
     for device in [*([peaks_of] if peaks_of else []), *bundled]:
@@ -153,10 +145,7 @@ def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
 def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     """FLOP/s of the large GEMMs of a trace, else what the device is known to achieve; 0 if unknown.
 
-    Args:
-        trace: of the rank.
-        device: that it ran on.
-        apart: work that does not count, aligned with the trace's work.
+    Work that is `apart` does not count.
     """
     work, events = trace.work, trace.arrays
     name_codes = [code for code, name in enumerate(events.names) if name in _NAMES]
@@ -169,7 +158,7 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]
     duration = np.zeros(len(op))
     np.add.at(duration, np.searchsorted(op, work.op[rows]), work.dur[rows])
-    large = (flops >= _LARGE_FLOPS) & (duration > 0)
+    large = (flops >= LARGE_FLOPS) & (duration > 0)
     if large.any():
         return float(flops[large].sum() / duration[large].sum() * 1e9)
     if device is None:

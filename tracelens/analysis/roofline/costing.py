@@ -36,9 +36,16 @@ from tracelens.trace import (
 )
 
 _LOCAL = ("dtod", "memset")
+
+# What decides whether a figure is shown, and what a note says.
 # A call with more FLOPs or bytes than this would take minutes on any device: its sizes are wrong.
-_LARGEST = 1 << 56
-_LARGEST_BYTES = 1 << 46
+LARGEST_FLOPS = 1 << 56
+LARGEST_BYTES = 1 << 46
+MOSTLY_UNCOUNTED = 0.5
+"""Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
+lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
+CACHED_RATIO = 4  # data / cache size: up to this a good part of the data stays in the cache
+LARGE_FLOPS = 20e9  # a GEMM of this size keeps all units of a GPU busy for tens of microseconds
 
 
 class Counted(NamedTuple):
@@ -174,7 +181,7 @@ class _Costing:
             known = self.ops.recorded(op) or isinstance(why.reason, Failure)
             return why.reason if known else NO_SHAPES
         moved = max(cost.read_bytes, cost.write_bytes, cost.link_bytes)
-        if cost.flops > _LARGEST or moved > _LARGEST_BYTES:
+        if cost.flops > LARGEST_FLOPS or moved > LARGEST_BYTES:
             return BEYOND
         return Counted(name, self.ops.describe(op), cost, cost.note)
 
@@ -266,11 +273,7 @@ class OpCalls:
         self._batch, self._batches = _serving_batches(trace)
 
     def keys(self, op: Int) -> tuple[Int, ...]:
-        """What tells two calls of the same op apart: codes of its name and recorded arguments.
-
-        Args:
-            op: event rows of ops; -1 is a call of its own kind.
-        """
+        """What tells two calls of an op apart: codes of its name and arguments; -1 is its own kind."""
         row = self.row[op]
         if (row < 0).all():
             none = np.full(len(op), -1, dtype=np.int64)
@@ -297,11 +300,8 @@ class OpCalls:
     def call(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCall:
         """The op at an event row as `OpCall`.
 
-        Args:
-            op: event row.
-            kernel: name of the kernel it spends its time in.
-            blocks: thread blocks of that kernel.
-            forward: event row of its forward op, -1 if none.
+        `kernel` is the one it spends its time in, with its thread blocks; `forward` the event row of its
+        forward op, -1 if none.
         """
         row, batch = int(self.row[op]), int(self._batch[op]) if self._batches else -1
         expanded = self._strides is not None and self._strides[row] >= 0
@@ -342,13 +342,7 @@ class OpCalls:
     def cost(self, op: int, kernel: str = "", blocks: int = -1, forward: int = -1) -> OpCost | None:
         """What the op at an event row must do at least; None without recorded arguments or a model for them.
 
-        Models that need the arguments of the forward op are left out where that is not given.
-
-        Args:
-            op: event row.
-            kernel: as for `call`.
-            blocks: as for `call`.
-            forward: as for `call`; taken by models that need it only.
+        Models that need the arguments of the forward op are left out where that is not given; see `call`.
         """
         if op < 0 or self.row[op] < 0 or not self.recorded(op):
             return None
@@ -454,8 +448,7 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[ServingBatch]]:
 def copies(trace: Trace, work: Work) -> Iterator[tuple[Int, str, NamedCost | str]]:
     """Copies and memsets by the copy engines, those of one name and size together.
 
-    Yields:
-        (positions in `work`, kind - htod, dtoh, ptop, dtod or memset -, cost or why it is not known).
+    Yields positions in `work`, kind (htod, dtoh, ptop, dtod or memset), cost or why it is not known.
     """
     rows = np.flatnonzero(~work.is_kernel)
     sizes = trace.tables["events"].array("bytes")[work.event[rows]]
@@ -493,8 +486,7 @@ def copy_cost(copy_kind: str, size: int) -> OpCost:
 def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str]]:
     """Communication kernels with the record that the profiler made of their sizes.
 
-    Yields:
-        (positions in `work`, cost or why it is not known).
+    Yields positions in `work`, cost or why it is not known.
     """
     table = trace.tables["collectives"]
     if not len(table):
@@ -565,16 +557,10 @@ def unknown(op: str) -> str:
 
 
 def lacking(trace: Trace, work: Work, opaque: Bool, unexplained: Bool) -> list[tuple[Int, str]]:
-    """What the trace lacks about work that no cost model spoke of.
+    """What the trace lacks about work that no cost model spoke of: positions in `work` for each reason.
 
-    Args:
-        trace: of the rank.
-        work: its GPU work.
-        opaque: mask of work in ops without a cost model; communication is told apart from other work there.
-        unexplained: mask of work that has neither cost nor reason.
-
-    Returns:
-        (positions in `work`, reason) for each reason.
+    `opaque` work is in ops without a cost model; communication is told apart from other work there.
+    `unexplained` work has neither cost nor reason.
     """
     names = trace.arrays.names
     graph = np.array(["GraphLaunch" in name for name in names], dtype=bool)
@@ -597,10 +583,7 @@ def lacking(trace: Trace, work: Work, opaque: Bool, unexplained: Bool) -> list[t
 def cut_off(trace: Trace, work: Work, call: Int) -> Bool:
     """Mask of work whose call a chosen step has only a part of; a whole call's cost is not that part's.
 
-    Args:
-        trace: of the rank.
-        work: its GPU work in the step.
-        call: of each piece, an event row or a number beyond all event rows.
+    `call` of each piece is an event row or a number beyond all event rows.
     """
     window, events = trace.window, trace.arrays
     if window is None:
@@ -626,15 +609,12 @@ def with_surroundings(events: Events, rows: Int) -> Bool:
 
 
 def repeats(work: Work) -> Int:
-    """For GPU work whose launch was not recorded, the same work one or more steps later.
+    """For GPU work whose launch was not recorded, the same work one or more steps later, -1 for none.
 
     A recording begins and ends between steps, while the GPU still runs the end of the step before. That
     end runs again at the end of the recording: on each stream, the last kernel that was launched too early
     is the last one of the recording, the one before it the one before that, and so on for as long as the
     names agree.
-
-    Returns:
-        position in `work` of the repeat of each piece of work, -1 where there is none.
     """
     repeat_of = np.full(len(work.event), -1, dtype=np.int64)
     early = work.unlinked

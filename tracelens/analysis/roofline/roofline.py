@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, choose_device, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
-from tracelens.analysis.roofline.costing import NO_MODEL, REPEATED, Costing, costing
+from tracelens.analysis.roofline.costing import MOSTLY_UNCOUNTED, NO_MODEL, REPEATED, Costing, costing
 from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
@@ -125,10 +125,6 @@ last is what tracelens lacks."""
 MODELLED = 2
 """This many of STATUSES, the first ones, are counted."""
 
-_MOSTLY_UNCOUNTED = 0.5
-"""Share of a step's computing time. Above it, kernels whose names do not tell may multiply matrices as well:
-lower, a few unknown kernels would hide the MFU; higher, it would be shown of half a step."""
-
 
 class Utilisation(NamedTuple):
     """Rows of UTILISATION of one rank, and why some have no figures."""
@@ -210,14 +206,7 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
 
 
 def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Utilisation:
-    """How much of the peak each step of a rank uses.
-
-    Args:
-        trace: of the rank.
-        work: its GPU work.
-        costing: how it was counted.
-        peak: FLOP/s per kind of call, 0 where not known (see Bounds.peak).
-    """
+    """How much of the peak, FLOP/s per kind of call (see Bounds.peak), each step of a rank uses."""
     steps = steps_of(trace)
     # One entry a call: where it begins, and what it is.
     counted = np.flatnonzero(costing.item >= 0)
@@ -251,7 +240,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Util
     computing_ns, not_counted_ns = (
         sums(of_work, np.where(mask, work.dur, 0), number) for mask in (computing, uncounted)
     )
-    mostly = not_counted_ns > _MOSTLY_UNCOUNTED * computing_ns
+    mostly = not_counted_ns > MOSTLY_UNCOUNTED * computing_ns
     lacking: Bool = uncounted & (on_matrix_units(work) | (opaque & mostly[of_work]))
     modelled_ns, lacking_ns = (
         sums(of_work, np.where(mask, work.dur, 0), number) for mask in (modelled, lacking)
@@ -295,13 +284,8 @@ def distances(
 ) -> dict[str, Any]:
     """Rows of ROOFLINE for one rank, largest recoverable time first.
 
-    Args:
-        rank: of the work.
-        work: its GPU work.
-        counted: how it was counted.
-        limits: what the device allows, by kind of call.
-        device: whose roofs these are, None where it is not known.
-        projected: whether the work ran on another one.
+    `limits` are what the device allows, by kind of call; the device is None where it is not known, and
+    `projected` where the work ran on another one.
     """
     # Number of calls and their GPU time, by kind of call.
     rows = np.flatnonzero(counted.item >= 0)

@@ -40,17 +40,14 @@ class AllToAllDispatch(Dispatcher):
             # A token chooses an expert once, so at most this many of its copies go to one rank.
             rows = spread_rows(rows, self.ranks, T * min(K, self.experts))
         elif self.group is not None:
-            how = AllToAll(self.group, *self._sizes(rows.rows_e, count_Pe))
+            # Rows to and from each rank, which the host must know to launch the all-to-all.
+            send_P, receive_P = rows.rows_e.view(self.ranks, -1).sum(1), count_Pe.sum(1)
+            if self.toggles.sync_free < DEVICE_PERMUTE:
+                how = AllToAll(self.group, send_P.tolist(), receive_P.tolist())
+            else:
+                how = AllToAll(self.group, *host(send_P, receive_P))
         tokens = start(self.permute(x_TD, rows), how)
         return _SentRows(tokens=tokens, rows=rows, weight_TK=weight_TK, how=how, count_Pe=count_Pe)
-
-    def _sizes(self, rows_E: Tensor, count_Pe: Tensor) -> tuple[list[int], list[int]]:
-        """Rows to and from each rank, which the host must know to launch the all-to-all."""
-        send_P, receive_P = rows_E.view(self.ranks, -1).sum(1), count_Pe.sum(1)
-        if self.toggles.sync_free < DEVICE_PERMUTE:
-            return send_P.tolist(), receive_P.tolist()
-        send, receive = host(send_P, receive_P)
-        return send, receive
 
     def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the rows, and sort those of all ranks by expert."""
@@ -58,16 +55,16 @@ class AllToAllDispatch(Dispatcher):
         x_ND = finish(sent.tokens)
         if self.group is None:
             return RoutedTokens(x_ND, sent.rows, None, sent)
-        rows = self.sort(self._experts_of(sent.count_Pe, len(x_ND)), self.experts, len(x_ND))
-        return RoutedTokens(self.permute(x_ND, rows), rows, None, sent)
-
-    def _experts_of(self, count_Pe: Tensor, rows: int) -> Tensor:
-        """expert_N1: expert of each row as they come, in order of rank and expert."""
-        if not self.static:
+        # The expert of each row as they come, in order of rank and expert.
+        count_Pe, N = sent.count_Pe, len(x_ND)
+        if self.static:
+            slot_PC = torch.arange(N // self.ranks, device=count_Pe.device).repeat(self.ranks, 1)
+            expert_N1 = torch.searchsorted(count_Pe.cumsum(1), slot_PC, right=True).view(-1, 1)
+        else:
             expert_Pe = torch.arange(self.experts, device=count_Pe.device).repeat(self.ranks)
-            return expert_Pe.repeat_interleave(count_Pe.flatten(), output_size=rows).unsqueeze(1)
-        slot_PC = torch.arange(rows // self.ranks, device=count_Pe.device).repeat(self.ranks, 1)
-        return torch.searchsorted(count_Pe.cumsum(1), slot_PC, right=True).view(-1, 1)
+            expert_N1 = expert_Pe.repeat_interleave(count_Pe.flatten(), output_size=N).unsqueeze(1)
+        rows = self.sort(expert_N1, self.experts, N)
+        return RoutedTokens(self.permute(x_ND, rows), rows, None, sent)
 
     def send_back(self, y_RD: Tensor, routed: RoutedTokens) -> tuple[OnTheWay, Sent]:
         """Send results back in the order in which their rows came."""

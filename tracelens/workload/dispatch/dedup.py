@@ -23,7 +23,9 @@ class _SentCopies(Sent):
 
     rows: RowMap  # which token each copy is of
     how: AllToAll  # the all-to-all
-    routing: Pending  # on their way, weights and experts of the copies: see `_routing`
+    # On their way, R x 2K in float32: weights of the copies, and their experts, by number on the copy's rank
+    # + 1, 0 for those of other ranks.
+    routing: Pending
     expert_rows: int  # rows that this rank's experts will have, or as many as there may be
 
 
@@ -42,33 +44,26 @@ class DedupDispatch(Dispatcher):
             rows = spread_rows(self.sort(rank_TP, self.ranks, T * self.ranks), self.ranks, T)
             expert_rows *= self.ranks
         else:
-            copies, arriving, rows_from = self._sizes(goes_TP, rank_TK)
+            # To each rank, and from each: copies, and how many experts they chose there.
+            count_P = torch.zeros_like(goes_TP[0], dtype=torch.int64)
+            count_P = count_P.scatter_add(0, rank_TK.flatten(), torch.ones_like(rank_TK.flatten()))
+            sent_P2 = torch.stack([goes_TP.sum(0), count_P], 1)
+            received_P2 = run_collective(sent_P2, AllToAll(self.group))
+            copies, arriving, rows_from = host(sent_P2[:, 0], received_P2[:, 0], received_P2[:, 1])
             rows = self.sort(rank_TP, self.ranks, sum(copies))
             if self.group is not None:
                 how = AllToAll(self.group, copies, arriving)
             expert_rows = sum(rows_from)
-        routing = start(self._routing(weight_TK, expert_TK, rows), how)
-        tokens = start(self.permute(x_TD, rows), how)
-        return _SentCopies(tokens=tokens, rows=rows, how=how, routing=routing, expert_rows=expert_rows)
-
-    def _sizes(self, goes_TP: Tensor, rank_TK: Tensor) -> tuple[list[int], list[int], list[int]]:
-        """Copies to each rank, copies from each, and how many experts these chose here."""
-        count_P = torch.zeros_like(goes_TP[0], dtype=torch.int64)
-        count_P = count_P.scatter_add(0, rank_TK.flatten(), torch.ones_like(rank_TK.flatten()))
-        sent_P2 = torch.stack([goes_TP.sum(0), count_P], 1)
-        received_P2 = run_collective(sent_P2, AllToAll(self.group))
-        copies, arriving, expert_rows = host(sent_P2[:, 0], received_P2[:, 0], received_P2[:, 1])
-        return copies, arriving, expert_rows
-
-    def _routing(self, weight_TK: Tensor, expert_TK: Tensor, rows: RowMap) -> Tensor:
-        """float32, R x 2K: weights, and experts by their number on the row's rank + 1, 0 for other ranks'."""
+        # Weights and experts of each copy.
         rank_R = rows.choice_R.clamp(min=0) % self.ranks
         both = permute(torch.cat([weight_TK, expert_TK.to(weight_TK.dtype)], 1), rows)
         weight_RK, expert_RK = both.chunk(2, dim=1)
         local_RK = expert_RK.detach() - (rank_R * self.experts).unsqueeze(1)
         local_RK = torch.where((local_RK >= 0) & (local_RK < self.experts), local_RK + 1, 0)
         local_RK = torch.where((rows.choice_R >= 0).unsqueeze(1), local_RK, 0)
-        return torch.cat([weight_RK, local_RK], 1)
+        routing = start(torch.cat([weight_RK, local_RK], 1), how)
+        tokens = start(self.permute(x_TD, rows), how)
+        return _SentCopies(tokens=tokens, rows=rows, how=how, routing=routing, expert_rows=expert_rows)
 
     def receive(self, sent: Sent) -> RoutedTokens:
         """Wait for the copies, and give each expert a row of those that chose it."""

@@ -49,19 +49,13 @@ _Launched = tuple[tuple[Tensor, ...], Any]
 
 
 class _Trip:
-    """Tensors on their way through the library.
-
-    Attributes:
-        forward: launches the all-to-all of the forward; returns what arrives and the event of its arrival.
-        backward: the same for the gradients.
-        tensors: what will arrive, or its gradients on their way back.
-        event: after which they are there.
-    """
+    """Tensors on their way through the library."""
 
     def __init__(self, forward: Callable[..., _Launched], backward: Callable[..., _Launched]) -> None:
+        # Launch the all-to-all of tensors, or of gradients; return what arrives and the event of its arrival.
         self.forward, self.backward = forward, backward
-        self.tensors: tuple[Tensor, ...]
-        self.event: Any = None
+        self.tensors: tuple[Tensor, ...]  # what will arrive, or its gradients on their way back
+        self.event: Any = None  # after which they are there
 
     def leave(self, *tensors: Tensor) -> _Trip:
         """Send tensors on their way."""
@@ -147,7 +141,18 @@ class DeepEPDispatch(Dispatcher):
                 f"dispatch=deepep with sync_free=3 needs ep of at most {NODE_RANKS}, one node, not "
                 f"{self.ranks}; {instead}"
             )
-        self.library = _library()
+        reasons = []
+        for library in LIBRARIES:
+            try:
+                self.library = import_module(library)
+                break
+            except ImportError as error:
+                reasons.append(str(error))
+        else:
+            raise TracelensError(
+                f"dispatch=deepep needs the library DeepEP ({'; '.join(reasons)}): install it, or use "
+                "dispatch=dedup, which does the same in torch ops"
+            )
         self.all_experts, self.hidden = config.model.experts_count, config.model.hidden
 
     def send(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Sent:
@@ -213,20 +218,6 @@ def _beside(buffer: Any, after: Any = None) -> dict[str, Any]:
     """Arguments for a call on the library's stream, behind an event or all that the current one has got."""
     ready = buffer.capture() if after is None else after
     return {"previous_event": ready, "async_finish": True, "allocate_on_comm_stream": True}
-
-
-def _library() -> Any:
-    """The installed library; raises TracelensError where there is none."""
-    reasons = []
-    for name in LIBRARIES:
-        try:
-            return import_module(name)
-        except ImportError as error:
-            reasons.append(str(error))
-    raise TracelensError(
-        f"dispatch=deepep needs the library DeepEP ({'; '.join(reasons)}): install it, or use "
-        "dispatch=dedup, which does the same in torch ops"
-    )
 
 
 _buffers: dict[tuple[Group, int], Any] = {}

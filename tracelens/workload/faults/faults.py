@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.planner.config import Config
@@ -77,10 +77,9 @@ class Fault:
             raise TracelensError(
                 f"--inject {text!r}: kind={name} takes rank and {kind.setting}, not {unknown[0]}"
             )
-        amount = (
-            _number(text, kind.setting, settings[kind.setting]) if kind.setting in settings else kind.usual
-        )
-        return cls(_integer(text, "rank", settings["rank"]), name, amount)
+        given = settings.get(kind.setting)
+        amount = kind.usual if given is None else _number(text, kind.setting, given, float)
+        return cls(_number(text, "rank", settings["rank"], int), name, amount)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -92,7 +91,8 @@ class Fault:
             raise TracelensError(f"--inject {self}: processes must be a whole number")
 
     def __str__(self) -> str:
-        return ",".join(f"{key}={_plain(value)}" for key, value in self.as_dict().items())
+        values = self.as_dict().items()
+        return ",".join(f"{key}={v:g}" if isinstance(v, float) else f"{key}={v}" for key, v in values)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values under the keys of the text."""
@@ -104,44 +104,37 @@ class Fault:
         if not 0 <= self.rank < layout.ranks:
             raise TracelensError(f"--inject {self}: no rank {self.rank} in a run of {layout.ranks}")
         if self.kind == "token_skew":
-            self._check_skew(config)
+            over, model = layout.experts_over, config.model
+            if not model.moe_layers or over < 2:
+                raise TracelensError(
+                    f"--inject {self} needs experts on several ranks: give more --ranks or --ep"
+                )
+            if self.amount > over:
+                raise TracelensError(
+                    f"--inject {self}: factor must be at most {over}, which sends all tokens to one of "
+                    f"{over} ranks"
+                )
+            if model.top_k > model.experts_count // over:
+                raise TracelensError(
+                    f"--inject {self} needs top_k ({model.top_k}) experts on a rank, not "
+                    f"{model.experts_count // over}: give a larger experts_count or fewer ranks"
+                )
         elif self.kind != "slow_kernels" and config.toggles.graph != "off":
             raise TracelensError(
                 f"--inject {self} needs graph=off: with a graph the host does nothing before a layer"
             )
 
-    def _check_skew(self, config: Config) -> None:
-        over, model = config.layout.experts_over, config.model
-        if not model.moe_layers or over < 2:
-            raise TracelensError(f"--inject {self} needs experts on several ranks: give more --ranks or --ep")
-        if self.amount > over:
-            raise TracelensError(
-                f"--inject {self}: factor must be at most {over}, which sends all tokens to one of {over} "
-                "ranks"
-            )
-        if model.top_k > model.experts_count // over:
-            raise TracelensError(
-                f"--inject {self} needs top_k ({model.top_k}) experts on a rank, not "
-                f"{model.experts_count // over}: give a larger experts_count or fewer ranks"
-            )
+
+N = TypeVar("N", int, float)
 
 
-def _integer(text: str, key: str, value: str) -> int:
+def _number(text: str, key: str, value: str, kind: type[N]) -> N:
+    """A value of the text as a number; raises TracelensError where it is none."""
     try:
-        return int(value)
+        number = kind(value)
+        if kind is int or isfinite(number):
+            return number
     except ValueError:
-        raise TracelensError(f"--inject {text!r}: {key} must be a whole number, not {value!r}") from None
-
-
-def _number(text: str, key: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = float("nan")
-    if not isfinite(number):
-        raise TracelensError(f"--inject {text!r}: {key} must be a number, not {value!r}")
-    return number
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        pass
+    noun = "a whole number" if kind is int else "a number"
+    raise TracelensError(f"--inject {text!r}: {key} must be {noun}, not {value!r}")

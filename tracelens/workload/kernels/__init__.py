@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import ModuleType
 
 from torch import Tensor
@@ -21,16 +20,11 @@ def kernels(x: Tensor) -> ModuleType:
     Raises:
         TracelensError: a GPU without Triton or with an old one, or a device with no kernels.
     """
-    if x.is_cuda:  # AMD's GPUs too
-        return _fused()
-    if x.device.type not in ("cpu", "meta"):
+    if x.device.type in ("cpu", "meta"):
+        return reference
+    if not x.is_cuda:  # AMD's GPUs too
         raise TracelensError(f"{_USERS} run on NVIDIA and AMD GPUs and on the CPU, not on {x.device.type}")
-    return reference
-
-
-@cache
-def _fused() -> ModuleType:
-    """The kernels in Triton, imported when the first is needed."""
+    # Imported when the first is needed.
     try:
         import triton
     except ImportError as error:

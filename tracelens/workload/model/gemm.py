@@ -14,10 +14,7 @@ from tracelens.errors import TracelensError
 def grouped_mm(x_RK: Tensor, w_eKN: Tensor, end_e: Tensor) -> Tensor:
     """y_RN: the rows of each group times that group's matrix.
 
-    Args:
-        x_RK: rows sorted by group.
-        w_eKN: one matrix for each group.
-        end_e: int32, the row after the last of each group.
+    The rows are sorted by group; `end_e`, int32, is the row after the last of each.
 
     Raises:
         TracelensError: this torch has no grouped GEMM.

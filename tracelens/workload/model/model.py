@@ -39,11 +39,8 @@ T = TypeVar("T")
 class Transformer(nn.Module):
     """Layers of the model, with the embedding in front of the first and the head behind the last.
 
-    Args:
-        config: of the run.
-        groups: of this rank.
-        layers: numbers of the layers that this rank, or this chunk of it, holds; all of them by default.
-        ends: whether it holds the embedding, and whether the head; by default with the layers beside these.
+    `layers` are the numbers of those that this rank, or this chunk of it, holds, by default all; `ends` says
+    whether it holds the embedding, and whether the head, by default with the layers beside these.
     """
 
     def __init__(
@@ -180,13 +177,10 @@ class _CrossEntropy(Function):
 
 
 def token_loss(logits_SBV: Tensor, target_SB: Tensor, fusion: FusionName = "plain") -> Tensor:
-    """Sum of the losses of all tokens, a float32 scalar.
+    """Sum of the losses of all tokens, a float32 scalar, by the token that comes next.
 
-    Args:
-        logits_SBV: of any float dtype.
-        target_SB: int64, the token that comes next.
-        fusion: "plain" for torch's ops on logits in float32; "fused" for one kernel that computes the loss
-            and the gradient, and keeps only the gradient, in the logits' dtype: backward can run once.
+    `fusion` is "plain" for torch's ops on logits in float32; "fused" for one kernel that computes the loss
+    and the gradient, and keeps only the gradient, in the logits' dtype: backward can run once.
     """
     logits_TV, target_T = logits_SBV.flatten(0, 1), target_SB.flatten()
     if fusion == "fused":

@@ -41,9 +41,16 @@ class Router(nn.Module):
     def forward(self, x_SBD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights_TK (float32) and experts_TK (int64)."""
         logits_TE = F.linear(x_SBD, self.weight_ED).flatten(0, 1)
+        (T, E), K = logits_TE.shape, self.model.top_k
         if self.routing != "learned":
+            # As the routing says, whatever the scores.
             score_TE = scores(logits_TE, self.model)
-            expert_TK = self._forced(logits_TE)
+            if self.routing == "skewed":
+                penalty_E = torch.arange(1, E + 1, device=logits_TE.device).log() * SKEW
+                expert_TK = choose((logits_TE.detach().float() - penalty_E).softmax(1), self.model)
+            else:
+                slot_TK = torch.arange(T * K, device=logits_TE.device).view(T, K)
+                expert_TK = self.order_E[slot_TK % E]
             weight_TK = weights(score_TE, expert_TK, self.model)
         elif self.fused == "fused":
             weight_TK, expert_TK, score_TE = _Route.apply(logits_TE, self.model)
@@ -52,32 +59,19 @@ class Router(nn.Module):
             expert_TK = choose(score_TE.detach(), self.model)
             weight_TK = weights(score_TE, expert_TK, self.model)
         if self.aux_scale and self.training:
-            weight_TK = _AddLoss.apply(weight_TK, self._balance(score_TE, expert_TK, x_SBD.shape[1]))
+            # This rank's part of the sequence-wise balance loss, alpha / sequences * sum over B and E of
+            # f_BE * P_BE, with f = E / (K S) * tokens that chose the expert and P = mean of its share of the
+            # scores (DeepSeek-V2, arXiv:2405.04434, equations 26 to 28, taken per sequence as in
+            # arXiv:2412.19437, equations 17 to 20).
+            B = x_SBD.shape[1]
+            share_SBE = (score_TE / score_TE.sum(1, keepdim=True)).view(-1, B, E)
+            count_BE = torch.zeros(B, E, dtype=score_TE.dtype, device=score_TE.device)
+            expert_BC = expert_TK.view(-1, B, K).transpose(0, 1).flatten(1)
+            count_BE = count_BE.scatter_add(1, expert_BC, torch.ones_like(expert_BC, dtype=count_BE.dtype))
+            f_BE = all_reduce(count_BE, self.sequence_ranks) * (E / (K * self.seq))
+            loss = (f_BE * share_SBE.sum(0)).sum() * (self.aux_scale / self.seq)
+            weight_TK = _AddLoss.apply(weight_TK, loss)
         return weight_TK, expert_TK
-
-    def _forced(self, logits_TE: Tensor) -> Tensor:
-        """experts_TK as the routing says, whatever the scores."""
-        T, K, E = len(logits_TE), self.model.top_k, self.model.experts_count
-        if self.routing == "skewed":
-            penalty_E = torch.arange(1, E + 1, device=logits_TE.device).log() * SKEW
-            return choose((logits_TE.detach().float() - penalty_E).softmax(1), self.model)
-        slot_TK = torch.arange(T * K, device=logits_TE.device).view(T, K)
-        return self.order_E[slot_TK % E]
-
-    def _balance(self, score_TE: Tensor, expert_TK: Tensor, sequences: int) -> Tensor:
-        """This rank's part of the sequence-wise balance loss, a scalar.
-
-        alpha / sequences * sum over B and E of f_BE * P_BE, with f = E / (K S) * tokens that chose the expert
-        and P = mean of its share of the scores (DeepSeek-V2, arXiv:2405.04434, equations 26 to 28, taken per
-        sequence as in arXiv:2412.19437, equations 17 to 20).
-        """
-        E, K = self.model.experts_count, self.model.top_k
-        share_SBE = (score_TE / score_TE.sum(1, keepdim=True)).view(-1, sequences, E)
-        count_BE = torch.zeros(sequences, E, dtype=score_TE.dtype, device=score_TE.device)
-        expert_BC = expert_TK.view(-1, sequences, K).transpose(0, 1).flatten(1)
-        count_BE = count_BE.scatter_add(1, expert_BC, torch.ones_like(expert_BC, dtype=count_BE.dtype))
-        f_BE = all_reduce(count_BE, self.sequence_ranks) * (E / (K * self.seq))
-        return (f_BE * share_SBE.sum(0)).sum() * (self.aux_scale / self.seq)
 
 
 class _Route(Function):

@@ -103,14 +103,10 @@ class Pending:
         self.y = change(self.y)
 
 
-def _nothing() -> None:
-    """No other micro-batch to go on with."""
-
-
 class Waiting:
     """What is called before a wait for a collective: `overlap` lets another micro-batch run there."""
 
-    before: Callable[[], None] = staticmethod(_nothing)
+    before: Callable[[], None] = type(None)  # does nothing: there is no other micro-batch to go on with
 
 
 class _Start(Function):
@@ -242,14 +238,9 @@ def make_groups(layout: Layout, rank: int) -> Groups:
 def shard(
     parameter: nn.Parameter, replicas: str, dim: int = 0, part: int = 0, parts: int = 1
 ) -> nn.Parameter:
-    """Note on a parameter which part of the whole it is, and who holds the same part.
+    """Note on a parameter that it is `part` of `parts` along `dim`, and who holds the same part.
 
-    Args:
-        parameter: of a module.
-        replicas: name of the group of ranks that hold the same: "stage", "dense" or "edp".
-        dim: that is cut.
-        part: number of this rank's part.
-        parts: that there are.
+    `replicas` is the name of the group of these ranks: "stage", "dense" or "edp".
     """
     parameter.replicas, parameter.cut = replicas, (dim, part, parts)
     return parameter

@@ -48,24 +48,15 @@ ALIGNMENT_BYTES = 128
 class FlatBuffer:
     """Parameters of the same replicas in one piece, and their gradients in another.
 
-    Args:
-        replicas: which ranks hold them, one of REPLICAS.
-        parameters: of one dtype and device; their data and gradients become views.
-        groups: of this rank.
-        reduction: how gradients are summed.
-
-    Attributes:
-        data_N: all parameters, each at a multiple of ALIGNMENT_BYTES, and zeros up to equal shares.
-        grad_N: their gradients.
-        data_n: this rank's share of the parameters.
-        grad_n: its gradients, summed once their moves have run.
+    `replicas` says which ranks hold them, one of REPLICAS. The parameters are of one dtype and device; their
+    data and gradients become views.
     """
 
     def __init__(
         self, replicas: str, parameters: list[nn.Parameter], groups: Groups, reduction: list[Move]
     ) -> None:
         self.replicas, self.parameters, self.reduction = replicas, parameters, reduction
-        team = full_team(groups, replicas)
+        team = _full_team(groups, replicas)
         self.gather = [] if team is None else [Move("all_gather", team, groups.rank)]
         part, parts = (0, 1) if team is None else (team.ranks.index(groups.rank), len(team.ranks))
         first = parameters[0]
@@ -79,9 +70,11 @@ class FlatBuffer:
                 )
             starts.append(end)
             end += _up(parameter.numel(), step)
+        # All parameters, each at a multiple of ALIGNMENT_BYTES, zeros up to equal shares; gradients alike.
         self.data_N = first.new_zeros(_up(end, step * parts), requires_grad=False)
         self.grad_N = torch.zeros_like(self.data_N)
-        self.data_n, self.grad_n = share(self.data_N, part, parts), share(self.grad_N, part, parts)
+        # This rank's share of both, the gradients summed once their moves have run.
+        self.data_n, self.grad_n = _share(self.data_N, part, parts), _share(self.grad_N, part, parts)
         self._pointers: list[tuple[int, int]] = []
         for parameter, start in zip(parameters, starts, strict=True):
             data, grad = (
@@ -118,16 +111,27 @@ class ShardedAdamW:
         config: learning rate, main copies, and how gradients are reduced.
         groups: of this rank. Every rank must make its optimizer at the same time.
 
-    Attributes:
-        buffers: one for each of REPLICAS that has parameters.
-
     Raises:
         TracelensError: a parameter has no such mark, is given twice, or differs in dtype or device;
             hierarchical, and the ranks lie unevenly on nodes.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: Config, groups: Groups) -> None:
-        marked = _by_replicas(parameters)
+        marked: dict[str, list[nn.Parameter]] = {replicas: [] for replicas in REPLICAS}
+        seen: set[int] = set()
+        for number, parameter in enumerate(parameters):
+            replicas = getattr(parameter, "replicas", None)
+            if replicas not in marked:
+                raise TracelensError(
+                    f"parameter {number}, {tuple(parameter.shape)}, is marked {replicas!r}: mark with "
+                    f"parallel.shard() which ranks hold the same values: {', '.join(REPLICAS)}"
+                )
+            if id(parameter) in seen:
+                raise TracelensError(
+                    f"parameter {number}, {tuple(parameter.shape)}, was passed before: pass it once"
+                )
+            seen.add(id(parameter))
+            marked[replicas].append(parameter)
         reductions = make_reductions(config.toggles.grad_reduce, groups)
         self.buffers = [
             FlatBuffer(replicas, marked[replicas], groups, reductions[replicas])
@@ -164,26 +168,22 @@ class ShardedAdamW:
             for buffer in self.buffers:
                 for move in buffer.reduction:
                     move.run(buffer.grad_N)
-        with span("opt"):
-            self._update()
+        with span("opt"), torch.no_grad():
+            shares = list(zip(self.buffers, self._main, self._copied, strict=True))
+            for buffer, main_n, copied in shares:
+                if copied and not self._started:
+                    main_n.copy_(buffer.data_n)
+                main_n.grad = buffer.grad_n.float() if copied else buffer.grad_n
+            self.adamw.step()
+            for buffer, main_n, copied in shares:
+                main_n.grad = None
+                if copied:
+                    buffer.data_n.copy_(main_n)
         with span("param_gather"):
             for buffer in self.buffers:
                 for move in buffer.gather:
                     move.run(buffer.data_N)
         self._started = self._summed = True
-
-    @torch.no_grad()
-    def _update(self) -> None:
-        shares = list(zip(self.buffers, self._main, self._copied, strict=True))
-        for buffer, main_n, copied in shares:
-            if copied and not self._started:
-                main_n.copy_(buffer.data_n)
-            main_n.grad = buffer.grad_n.float() if copied else buffer.grad_n
-        self.adamw.step()
-        for buffer, main_n, copied in shares:
-            main_n.grad = None
-            if copied:
-                buffer.data_n.copy_(main_n)
 
     def zero_grad(self) -> None:
         for buffer in self.buffers:
@@ -253,8 +253,8 @@ class Move:
 
     def run(self, flat_N: Tensor) -> None:
         """Do it; N is a multiple of `parts` times the ranks."""
-        part_n, group = share(flat_N, self.part, self.parts), self.team.group
-        share_m = share(part_n, self.team.ranks.index(self.rank), len(self.team.ranks))
+        part_n, group = _share(flat_N, self.part, self.parts), self.team.group
+        share_m = _share(part_n, self.team.ranks.index(self.rank), len(self.team.ranks))
         if self.collective == "all_reduce":
             dist.all_reduce(part_n, group=group)
         elif self.collective == "reduce_scatter":
@@ -269,30 +269,11 @@ class Move:
         )
 
 
-def _by_replicas(parameters: Iterable[nn.Parameter]) -> dict[str, list[nn.Parameter]]:
-    marked: dict[str, list[nn.Parameter]] = {replicas: [] for replicas in REPLICAS}
-    seen: set[int] = set()
-    for number, parameter in enumerate(parameters):
-        replicas = getattr(parameter, "replicas", None)
-        if replicas not in marked:
-            raise TracelensError(
-                f"parameter {number}, {tuple(parameter.shape)}, is marked {replicas!r}: mark with "
-                f"parallel.shard() which ranks hold the same values: {', '.join(REPLICAS)}"
-            )
-        if id(parameter) in seen:
-            raise TracelensError(
-                f"parameter {number}, {tuple(parameter.shape)}, was passed before: pass it once"
-            )
-        seen.add(id(parameter))
-        marked[replicas].append(parameter)
-    return marked
-
-
 def _up(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def share(flat_N: Tensor, part: int, parts: int) -> Tensor:
+def _share(flat_N: Tensor, part: int, parts: int) -> Tensor:
     """One of so many equal shares, as a view."""
     size = flat_N.numel() // parts
     return flat_N.narrow(0, part * size, size)
@@ -314,7 +295,7 @@ def by_node(ranks: Sequence[int], node: int) -> list[tuple[int, ...]]:
     return nodes
 
 
-def full_team(groups: Groups, replicas: str) -> Team | None:
+def _full_team(groups: Groups, replicas: str) -> Team | None:
     """All ranks with the same parameters as this one; None if there are no others."""
     group = getattr(groups, replicas)
     if group is None:
@@ -330,10 +311,37 @@ def make_reductions(kind: ReductionName, groups: Groups) -> dict[str, list[Move]
     Raises:
         TracelensError: hierarchical, and the ranks of a group lie unevenly on nodes.
     """
-    levels = _make_levels(groups) if kind == "hierarchical" else {}
+    # With two levels this rank's node and its counterparts on the others.
+    levels: dict[str, tuple[Team, Team]] = {}
+    if kind == "hierarchical":
+        layout = groups.layout
+        # Two of REPLICAS are often the same ranks; they need no communicators of their own.
+        made: dict[tuple[int, ...], Team] = {}
+
+        def make_team(name: str, ranks: tuple[int, ...]) -> Team:
+            if ranks not in made:
+                made[ranks] = Team(name, ranks, dist.new_group(list(ranks), group_desc=name))
+            return made[ranks]
+
+        # Whether all can be cut is known before the first group is made.
+        cut = {
+            replicas: [
+                by_node(ranks, layout.node or layout.ranks) for ranks in layout.groups(*GROUPS[replicas])
+            ]
+            for replicas in REPLICAS
+        }
+        for replicas, all_nodes in cut.items():
+            for nodes in all_nodes:
+                if len(nodes) == 1 or len(nodes[0]) == 1:
+                    continue
+                insides = [make_team("dp_node", ranks) for ranks in nodes]
+                acrosses = [make_team("dp_across", ranks) for ranks in zip(*nodes, strict=True)]
+                for node in insides:
+                    if groups.rank in node.ranks:
+                        levels[replicas] = (node, acrosses[node.ranks.index(groups.rank)])
     moves: dict[str, list[Move]] = {}
     for replicas in REPLICAS:
-        team = full_team(groups, replicas)
+        team = _full_team(groups, replicas)
         if team is None:
             moves[replicas] = []
         elif replicas in levels:
@@ -348,30 +356,3 @@ def make_reductions(kind: ReductionName, groups: Groups) -> dict[str, list[Move]
             flat: CollectiveName = "reduce_scatter" if kind == "reduce_scatter" else "all_reduce"
             moves[replicas] = [Move(flat, team, groups.rank)]
     return moves
-
-
-def _make_levels(groups: Groups) -> dict[str, tuple[Team, Team]]:
-    """For each of REPLICAS with two levels this rank's node and its counterparts on the others."""
-    layout, levels = groups.layout, {}
-    # Two of REPLICAS are often the same ranks; they need no communicators of their own.
-    made: dict[tuple[int, ...], Team] = {}
-
-    def team(name: str, ranks: tuple[int, ...]) -> Team:
-        if ranks not in made:
-            made[ranks] = Team(name, ranks, dist.new_group(list(ranks), group_desc=name))
-        return made[ranks]
-
-    cut = {
-        replicas: [by_node(ranks, layout.node or layout.ranks) for ranks in layout.groups(*GROUPS[replicas])]
-        for replicas in REPLICAS
-    }
-    for replicas, all_nodes in cut.items():
-        for nodes in all_nodes:
-            if len(nodes) == 1 or len(nodes[0]) == 1:
-                continue
-            inside = [team("dp_node", ranks) for ranks in nodes]
-            across = [team("dp_across", ranks) for ranks in zip(*nodes, strict=True)]
-            for node in inside:
-                if groups.rank in node.ranks:
-                    levels[replicas] = (node, across[node.ranks.index(groups.rank)])
-    return levels

@@ -29,54 +29,31 @@ T = TypeVar("T")
 
 
 def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int, T], None]) -> None:
-    """Run all micro-batches, the backward of each together with the forward of the next.
+    """Run all micro-batches, 1 or more, the backward of each together with the forward of the next.
 
-    Args:
-        count: number of micro-batches, 1 or more.
-        forward: of a micro-batch; runs on the caller's thread.
-        backward: of a micro-batch, given what its forward returned; runs on a helper thread, except the last.
-
-    Raises:
-        Exception: what either of them raised; the other has ended by then.
+    The forwards run on the caller's thread; the backwards, which are given what the forward returned, on a
+    helper thread, except the last. What either raises is raised here; the other has ended by then.
     """
     made = forward(0)
-    with ThreadPoolExecutor(1, "backward") as helper:
+    # Each thread has a device and a stream of its own; setting a stream sets both to those of this thread.
+    adopt = (torch.cuda.set_stream, (torch.cuda.current_stream(),)) if torch.cuda.is_initialized() else ()
+    usual = Waiting.before
+    with ThreadPoolExecutor(1, "backward", *adopt) as helper:
         for number in range(1, count):
-            made = _both(partial(forward, number), partial(backward, number - 1, made), helper)
+            baton = _Baton()
+            Waiting.before = baton.hand_over
+            try:
+                backward_done = helper.submit(baton.run, partial(backward, number - 1, made))
+                try:
+                    made = baton.run(partial(forward, number))
+                except _Ended:
+                    pass  # the backward's failure, raised by what follows
+                finally:
+                    wait([backward_done])
+                backward_done.result()
+            finally:
+                Waiting.before = usual
     backward(count - 1, made)
-
-
-def _both(forward: Callable[[], T], backward: Callable[[], None], helper: ThreadPoolExecutor) -> T:
-    """Run the two in turns; what the forward returned."""
-    baton, usual = _Baton(), Waiting.before
-    Waiting.before = baton.hand_over
-    results: list[T] = []
-    try:
-        backward_done = helper.submit(baton.run, _on_this_stream(backward))
-        try:
-            results.append(baton.run(forward))
-        except _Ended:
-            pass  # the backward's failure, raised by what follows
-        finally:
-            wait([backward_done])
-        backward_done.result()
-    finally:
-        Waiting.before = usual
-    return results[0]
-
-
-def _on_this_stream(run: Callable[[], T]) -> Callable[[], T]:
-    """The same for another thread, on this one's device and stream: each thread has its own."""
-    if not torch.cuda.is_initialized():
-        return run
-    stream = torch.cuda.current_stream()
-
-    def adopted() -> T:
-        torch.cuda.set_device(stream.device)
-        torch.cuda.set_stream(stream)
-        return run()
-
-    return adopted
 
 
 class _Ended(Exception):

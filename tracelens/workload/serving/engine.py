@@ -129,7 +129,7 @@ class ServingEngine:
             assert self.graphs is not None
             return self.graphs.run(batch, plan.graph)
         if not plan.split:
-            return eager(self.model, batch, prefill, plan.padded[0], self.device)
+            return eager(self.model, make_rows(batch, prefill, self.device), plan.padded[0])
         two = halves(batch, self.serving.tbo)
         labelled = [(half_label(number, half), half) for number, half in enumerate(two)]
         return overlapped(self.model, labelled, prefill, plan.padded, self.device)
@@ -167,7 +167,9 @@ class DecodeGraphs:
         pool = None
         for size in sorted(self.serving.graph_sizes, reverse=True):
             self._fill((), size)
-            decode = partial(self._decode, size)
+            token_B, slot_B, position_B = self.input_3B[:, :size]
+            rows = BatchTensors(token_B, slot_B, position_B, self.row_B[:size], longest=self.serving.context)
+            decode = partial(eager, self.model, rows, size)
             pipeline.warm_up(decode, self.stream, self.device)
             torch.cuda.synchronize(self.device)
             what = f"graph=on: the capture of a decode of {size}"
@@ -196,11 +198,6 @@ class DecodeGraphs:
         columns = numbers(batch + (nobody,) * (size - len(batch)))[:3]
         self.input_3B[:, :size].copy_(torch.tensor(columns).pin_memory(), non_blocking=True)
 
-    def _decode(self, size: int) -> Tensor:
-        token_B, slot_B, position_B = self.input_3B[:, :size]
-        rows = BatchTensors(token_B, slot_B, position_B, self.row_B[:size], longest=self.serving.context)
-        return together([self.model.run(rows, size)])[0]
-
 
 def make_ranks(rank: int, count: int) -> Ranks:
     """The groups; every rank must call it, and torch.distributed must run if there are several."""
@@ -211,9 +208,9 @@ def make_ranks(rank: int, count: int) -> Ranks:
     return Ranks(rank, count, model, dist.new_group(everyone, backend="gloo", group_desc="hosts"))
 
 
-def eager(model: ServingModel, batch: Batch, prefill: bool, padded: int, device: torch.device) -> Tensor:
+def eager(model: ServingModel, rows: BatchTensors, padded: int) -> Tensor:
     """Logits_RV of a prefill or a decode, which has `padded` tokens on each rank where all meet."""
-    return together([model.run(make_rows(batch, prefill, device), padded)])[0]
+    return together([model.run(rows, padded)])[0]
 
 
 def overlapped(

@@ -66,10 +66,7 @@ Waits = Generator[None, None, Tensor]
 class ServingModel(nn.Module):
     """All layers, whose caches have one more slot than asked for: the last one, for tokens of nobody.
 
-    Args:
-        config: of the model on one rank; its `seq` is the longest context.
-        slots: requests in the cache.
-        group: ranks that the slices are on, None for one rank alone.
+    The config's `seq` is the longest context; the slices are on the ranks of `group`, None for one alone.
     """
 
     def __init__(self, config: Config, slots: int, group: Group = None) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -86,32 +86,25 @@ class PrefillDelayer:
 
     Waiting ends when enough ranks have a prefill; when it has lasted for the most ticks; or when a rank that
     could prefill has so little in its cache that it would decode next to nothing meanwhile.
-
-    Attributes:
-        waited: ticks in a row in which prefills were held back.
     """
 
     def __init__(self, settings: Serving) -> None:
         self.settings = settings
-        self.waited = 0
+        self.waited = 0  # ticks in a row in which prefills were held back
 
     def allow(self, proposals: Sequence[Proposal]) -> bool:
         """Whether prefills run in this tick; to be called once a tick."""
-        ready = [proposal for proposal in proposals if proposal.can_prefill]
-        if not ready or self._has_quorum(proposals, ready) or self._is_exhausted(ready):
+        settings, ready = self.settings, [proposal for proposal in proposals if proposal.can_prefill]
+        # Most of the ranks that have requests must be ready; those without wait for nobody.
+        busy = sum(proposal.can_prefill or proposal.can_decode for proposal in proposals)
+        has_quorum = len(ready) >= math.ceil(settings.delay_quorum * busy)
+        least_used = min((proposal.used for proposal in ready), default=0) / settings.slots
+        is_exhausted = self.waited >= settings.delay_ticks or least_used < settings.delay_watermark
+        if not ready or has_quorum or is_exhausted:
             self.waited = 0
             return bool(ready)
         self.waited += 1
         return False
-
-    def _has_quorum(self, proposals: Sequence[Proposal], ready: Sequence[Proposal]) -> bool:
-        """Whether most of the ranks that have requests could prefill; those without wait for nobody."""
-        busy = sum(proposal.can_prefill or proposal.can_decode for proposal in proposals)
-        return len(ready) >= math.ceil(self.settings.delay_quorum * busy)
-
-    def _is_exhausted(self, ready: Sequence[Proposal]) -> bool:
-        least_used = min(proposal.used for proposal in ready) / self.settings.slots
-        return self.waited >= self.settings.delay_ticks or least_used < self.settings.delay_watermark
 
 
 @dataclass(frozen=True)
@@ -134,7 +127,10 @@ class RequestTraffic:
     def __init__(self, settings: Serving, vocab: int, rank: int = 0, ranks: int = 1) -> None:
         self.settings, self.vocab = settings, vocab
         self.rank, self.ranks = rank, ranks
-        self._stream = self._arrivals()
+        random = Random(f"{settings.seed}.arrivals")
+        numbers = range(settings.requests) if settings.requests else count()
+        times = accumulate(random.expovariate(settings.rate * ranks) for _ in numbers if settings.rate)
+        self._stream = enumerate(map(int, times))  # number and tick of all requests of all ranks
         self._next = next(self._stream, None)
 
     def arrive(self, tick: int) -> list[ServedRequest]:
@@ -157,16 +153,6 @@ class RequestTraffic:
         prompt = _length(random, settings, settings.prompt_min, settings.prompt_max)
         output = _length(random, settings, settings.output_min, settings.output_max)
         return ServedRequest(number, tick, tuple(random.choices(range(self.vocab), k=prompt)), output)
-
-    def _arrivals(self) -> Iterator[tuple[int, int]]:
-        """Number and tick of all requests of all ranks."""
-        settings = self.settings
-        if not settings.rate:
-            return
-        random, when = Random(f"{settings.seed}.arrivals"), 0.0
-        for number in range(settings.requests) if settings.requests else count():
-            when += random.expovariate(settings.rate * self.ranks)
-            yield number, int(when)
 
 
 @dataclass
@@ -286,27 +272,30 @@ def make_plan(proposals: Sequence[Proposal], prefill: bool, settings: Serving) -
     prefill = prefill and any(proposal.can_prefill for proposal in proposals)
     if not prefill and not any(proposal.can_decode for proposal in proposals):
         return None
-    kinds, tokens = zip(*(_choice(proposal, prefill) for proposal in proposals), strict=True)
+    kinds: list[Kind] = []
+    tokens: list[tuple[int, int]] = []
+    for proposal in proposals:
+        if prefill and proposal.can_prefill:
+            kinds.append("prefill")
+            tokens.append((proposal.prefill_first, proposal.prefill_second))
+        elif proposal.can_decode:
+            kinds.append("decode")
+            tokens.append((proposal.decode_first, proposal.decode_second))
+        else:
+            kinds.append("dummy_prefill" if prefill else "dummy_decode")
+            tokens.append(DUMMY_TOKENS)
     split = (
         prefill
         and settings.tbo != "off"
         and all(min(two) > 0 for kind, two in zip(kinds, tokens, strict=True) if kind == "prefill")
     )
+    plan = Plan(tuple(kinds), tuple(tokens), padded=(max(map(sum, tokens)),))
     if split:
-        return Plan(kinds, tokens, tuple(map(max, zip(*tokens, strict=True))))
-    most = max(map(sum, tokens))
-    if prefill or most > max(settings.graph_sizes, default=0):
-        return Plan(kinds, tokens, (most,))
-    graph = min(number for number in settings.graph_sizes if number >= most)
-    return Plan(kinds, tokens, (graph,), graph)
-
-
-def _choice(proposal: Proposal, prefill: bool) -> tuple[Kind, tuple[int, int]]:
-    if prefill and proposal.can_prefill:
-        return "prefill", (proposal.prefill_first, proposal.prefill_second)
-    if proposal.can_decode:
-        return "decode", (proposal.decode_first, proposal.decode_second)
-    return "dummy_prefill" if prefill else "dummy_decode", DUMMY_TOKENS
+        return plan._replace(padded=tuple(map(max, zip(*tokens, strict=True))))
+    sizes = [number for number in settings.graph_sizes if number >= plan.padded[0]]
+    if prefill or not sizes:
+        return plan
+    return plan._replace(padded=(min(sizes),), graph=min(sizes))
 
 
 def label(kind: Kind, batch: Batch, plan: Plan) -> str:
@@ -316,20 +305,15 @@ def label(kind: Kind, batch: Batch, plan: Plan) -> str:
         return f"{name}[bs={requests}/{plan.graph} tok={tokens} d={tokens}]"
     if kind.endswith("decode"):
         name = name.replace("decode", "eager_decode")
-    lengths = [piece.first + len(piece.tokens) for piece in batch]
-    return f"{name}[bs={requests} tok={tokens} ctx={_shown(lengths)}]" + (" tbo=1" if plan.split else "")
+    lengths = [str(piece.first + len(piece.tokens)) for piece in batch]
+    more = f"...+{len(lengths) - SHOWN}" if len(lengths) > SHOWN else ""
+    shown = lengths[0] if len(lengths) == 1 else f"[{', '.join(lengths[:SHOWN])}]{more}"
+    return f"{name}[bs={requests} tok={tokens} ctx={shown}]" + (" tbo=1" if plan.split else "")
 
 
 def half_label(number: int, batch: Batch) -> str:
     """Label of one half of a pass under two-batch overlap."""
     return f"ub{number}[tok={size(batch)}]"
-
-
-def _shown(lengths: list[int]) -> str:
-    if len(lengths) == 1:
-        return str(lengths[0])
-    more = len(lengths) - SHOWN
-    return f"[{', '.join(map(str, lengths[:SHOWN]))}]" + (f"...+{more}" if more > 0 else "")
 
 
 def _length(random: Random, settings: Serving, low: int, high: int) -> int:
@@ -350,16 +334,25 @@ def size(batch: Sequence[BatchPiece]) -> int:
 def halves(batch: Batch, how: SplitName) -> tuple[Batch, Batch]:
     """A batch in two.
 
-    Args:
-        batch: of one forward pass.
-        how: "token" cuts at half of the tokens, through a request if need be: to what lies behind the cut,
-            the front counts as cached. "request" leaves requests whole and deals them out, the longest first,
-            to the half with fewer tokens.
+    "token" cuts at half of the tokens, through a request if need be: to what lies behind the cut, the front
+    counts as cached. "request" leaves requests whole and deals them out, the longest first, to the half with
+    fewer tokens.
     """
-    return _by_token(batch) if how == "token" else _by_request(batch)
-
-
-def _by_request(batch: Batch) -> tuple[Batch, Batch]:
+    if how == "token":
+        remaining = size(batch) // 2
+        front: list[BatchPiece] = []
+        back: list[BatchPiece] = []
+        for piece in batch:
+            cut = min(remaining, len(piece.tokens))
+            remaining -= cut
+            if cut == len(piece.tokens):
+                front.append(piece)
+            elif cut == 0:
+                back.append(piece)
+            else:
+                front.append(piece._replace(tokens=piece.tokens[:cut], answers=False))
+                back.append(piece._replace(first=piece.first + cut, tokens=piece.tokens[cut:]))
+        return tuple(front), tuple(back)
     order = sorted(range(len(batch)), key=lambda index: (-len(batch[index].tokens), index))
     parts: tuple[list[int], list[int]] = ([], [])
     filled = [0, 0]
@@ -369,20 +362,3 @@ def _by_request(batch: Batch) -> tuple[Batch, Batch]:
         filled[smaller] += len(batch[index].tokens)
     first, second = (tuple(batch[index] for index in sorted(part)) for part in parts)
     return first, second
-
-
-def _by_token(batch: Batch) -> tuple[Batch, Batch]:
-    remaining = size(batch) // 2
-    front: list[BatchPiece] = []
-    back: list[BatchPiece] = []
-    for piece in batch:
-        cut = min(remaining, len(piece.tokens))
-        remaining -= cut
-        if cut == len(piece.tokens):
-            front.append(piece)
-        elif cut == 0:
-            back.append(piece)
-        else:
-            front.append(piece._replace(tokens=piece.tokens[:cut], answers=False))
-            back.append(piece._replace(first=piece.first + cut, tokens=piece.tokens[cut:]))
-    return tuple(front), tuple(back)

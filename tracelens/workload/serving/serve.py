@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tracelens.errors import TracelensError
 from tracelens.planner.config import GEMM_ALIGNMENT, Config, at_least_one
-from tracelens.recording import Recorder, RecordingWindow, record
-from tracelens.workload.launch import check_recorded, joined, on_ranks, own_device, resolve_device
+from tracelens.recording import Recorder, record
+from tracelens.workload.launch import (
+    RecordedJob,
+    check_recorded,
+    gathered,
+    joined,
+    on_ranks,
+    own_device,
+    resolve_device,
+)
 from tracelens.workload.serving.engine import ServingEngine, make_ranks, require
 from tracelens.workload.serving.measure import WARM_UP, Ticks, latencies, summary
 from tracelens.workload.serving.settings import TOGGLES, TRAINING, Serving
 
 
 @dataclass(frozen=True)
-class ServeJob:
+class ServeJob(RecordedJob):
     """A serving run."""
 
     config: Config  # of the model, from `config.model_config`
@@ -41,9 +48,7 @@ class ServeJob:
         if self.out is not None:
             check_recorded(self.window, self.ticks, "ticks")
         require(self.config, self.serving, torch.device(self.device or "cpu"))
-        self._check_slices()
-
-    def _check_slices(self) -> None:
+        # Each rank has a slice of every MLP.
         model, ranks = self.config.model, self.ranks
         for name in ("expert_ffn", "shared_ffn", "dense_ffn"):
             if getattr(model, name) % ranks:
@@ -55,10 +60,6 @@ class ServeJob:
             raise TracelensError(
                 f"expert_ffn / ranks = {width} must be a multiple of {GEMM_ALIGNMENT}: lower --ranks"
             )
-
-    @property
-    def window(self) -> RecordingWindow:
-        return RecordingWindow.between(self.start, self.end)
 
     def settings(self) -> dict[str, Any]:
         """Model, serving and what it shares with training, as plain values."""
@@ -118,13 +119,7 @@ def recorder(job: ServeJob, out: Path) -> Recorder:
 
 
 def measure(engine: ServingEngine, job: ServeJob, recording: Recorder | None = None) -> dict[str, Any] | None:
-    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0.
-
-    Args:
-        engine: of this rank.
-        job: what it serves.
-        recording: entered; None to record nothing.
-    """
+    """Run a job's ticks, those of its window with the profiler on; the summary on rank 0."""
     ticks = Ticks()
     for _ in range(job.ticks):
         tick(engine, ticks)
@@ -151,11 +146,8 @@ def gathered_summary(engine: ServingEngine, ticks: Ticks, job: ServeJob) -> dict
     latencies_here = latencies([*scheduler.finished, *scheduler.running], ticks, job.timed())
     latencies_here["peak_bytes"] = [torch.cuda.max_memory_allocated() if engine.device.type == "cuda" else 0]
     latencies_here["finished"] = [len(scheduler.finished)]
-    everyone: list[dict[str, list[float]]] | None = [latencies_here]
-    if ranks.host is not None:
-        everyone = [{} for _ in range(ranks.count)] if ranks.rank == 0 else None
-        dist.gather_object(latencies_here, everyone, group=ranks.host)
-    if everyone is None:
+    everyone: list[dict[str, list[float]]] = gathered(latencies_here, ranks.rank, ranks.count, ranks.host)
+    if not everyone:
         return None
     return {
         "ranks": ranks.count,

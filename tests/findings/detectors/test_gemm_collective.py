@@ -229,6 +229,23 @@ def test_computation_between_them() -> None:
     assert str(outcome(text)).startswith("no GEMM directly before a reduction")
 
 
+def test_a_pair_among_collectives_that_are_none() -> None:
+    text = """
+    RECORD                        | -     -   -
+    MM                            |     -
+    launch                        | z   a b c d
+    s9 ncclDevKernel_Generic      |  zz
+    s7 Cijk_Ailk_Bljk             |       aaaaaaaaaa
+    s9 ncclDevKernel_Generic      |                 bbbbbb
+    s7 softmax                    |                       ccc
+    s9 ncclDevKernel_Generic      |                          dddddd
+    """
+    detection = outcome(text)
+    assert isinstance(detection, Detection)
+    assert of(detection, "pairs per step") == 1
+    assert [part.tolist() for part in detection.where] == [[16_000], [22_000]]
+
+
 def test_a_reduction_before_the_product() -> None:
     assert str(outcome(GATHERED, SCATTER_OUT)).startswith("no GEMM directly before a reduction")
 

@@ -143,24 +143,20 @@ class _Aligner:
         if wholes[0]:
             self._match_subtrees(lists, [(0, 0)])
             return []
-        count = self._same_names(base, cand) if (stage, rounds) == (1, 0) else 1
+        count = 1
+        if (stage, rounds) == (1, 0):
+            # All nodes from these on, each the single child of the one before, whose names are equal.
+            longest = min(int(self.base.chain[base]) - base, int(self.cand.chain[cand]) - cand) + 1
+            count, width = 0, 1
+            while count < longest:
+                high = min(count + width, longest)
+                named = self.base.named[base + count : base + high]
+                count, width = count + _common(named, self.cand.named[cand + count : cand + high]), 2 * width
+                if count < high:
+                    break
         self.match[base : base + count] = np.arange(cand, cand + count)
         self.how[base : base + count] = self.how_back[cand : cand + count] = SAME
         return [self._below(base + count - 1, cand + count - 1)]
-
-    def _same_names(self, base: int, cand: int) -> int:
-        """How many nodes from these on, each the single child of the one before, have equal names."""
-        longest = min(int(self.base.chain[base]) - base, int(self.cand.chain[cand]) - cand) + 1
-        count, width = 0, 1
-        while count < longest:
-            high = min(count + width, longest)
-            same = _common(
-                self.base.named[base + count : base + high], self.cand.named[cand + count : cand + high]
-            )
-            if same < high - count:
-                return count + same
-            count, width = high, 2 * width
-        return count
 
     def _match_twins(self, lists: _Lists) -> None:
         """Match what runs the same leaves."""
@@ -236,7 +232,16 @@ class _Aligner:
                 node, size = unique[0][key], int(self.cand.size[moved])
                 self.match[node : node + size] = np.arange(moved, moved + size)
                 self.how[node : node + size] = self.how_back[moved : moved + size] = MOVED
-        self._find_replayed()
+        if self.base.copied.any() or self.cand.copied.any():
+            # Calls of one side that a graph of the other replays, in any order of threads and wrappers.
+            lists = (np.concatenate([_NONE, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1))
+            base, cand = (
+                forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
+            )
+            base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
+            base, cand = replayed(self.base, base, self.cand, cand)
+            self.match[base] = cand
+            self.how[base] = self.how_back[cand] = REPLAYED
         for base_nodes, cand_nodes in self._unmatched:
             base = base_nodes[self.match[base_nodes] < 0]
             cand = cand_nodes[self.how_back[cand_nodes] == ONLY]
@@ -269,19 +274,6 @@ class _Aligner:
         known = np.flatnonzero(self.match >= 0)
         back[self.match[known]] = known
         return ForestAlignment(self.match, self.how, back, self.how_back, self.groups)
-
-    def _find_replayed(self) -> None:
-        """Calls of one side that a graph of the other replays, in any order of threads and wrappers."""
-        if not (self.base.copied.any() or self.cand.copied.any()):
-            return
-        lists = (np.concatenate([_NONE, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1))
-        base, cand = (
-            forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
-        )
-        base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
-        base, cand = replayed(self.base, base, self.cand, cand)
-        self.match[base] = cand
-        self.how[base] = self.how_back[cand] = REPLAYED
 
 
 Border = tuple[int, int]
@@ -342,25 +334,22 @@ def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:
         rows = tuple(np.flatnonzero(even[side]) for side in codes)
     matched = paired(codes[0][rows[0]], codes[1][rows[1]])
     pairs = np.stack((rows[0][matched[0]], rows[1][matched[1]]), axis=1)
-    return _increasing(pairs[np.argsort(pairs[:, 0], kind="stable")])
-
-
-def _increasing(pairs: Int) -> list[tuple[int, int]]:
-    """The longest chain of pairs, ascending in the first, that ascends in the second as well."""
-    rows = [(base, cand) for base, cand in pairs.tolist()]
-    if not rows or (np.diff(pairs[:, 1]) > 0).all():
-        return rows
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    in_order = [(base_row, cand_row) for base_row, cand_row in pairs.tolist()]
+    if not in_order or (np.diff(pairs[:, 1]) > 0).all():
+        return in_order
+    # The longest chain of pairs, ascending in the first, that ascends in the second as well.
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
-    for number, (_, value) in enumerate(rows):
+    for number, (_, value) in enumerate(in_order):
         length = bisect_left(tails, value)
         before.append(ends[length - 1] if length else -1)
         tails[length : length + 1], ends[length : length + 1] = [value], [number]
     chain: list[tuple[int, int]] = []
     number = ends[-1]
     while number >= 0:
-        chain.append(rows[number])
+        chain.append(in_order[number])
         number = before[number]
     return chain[::-1]
 
@@ -466,13 +455,10 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
         opened[caller[direct]] = True
         return np.sort(np.concatenate((nodes[~opened], below[opened[caller]]))), nodes[opened]
     keys = other.loose[other_nodes[other.size[other_nodes] > 1]]
-    return _unwrapped_deep(forest, nodes, keys) if forest.may_hold(nodes, keys) else None
-
-
-def _unwrapped_deep(forest: Forest, nodes: Int, keys: Hash) -> tuple[Int, Int] | None:
-    """As `unwrapped`, by what lies deeper; `keys` are those of the other list in `loose`."""
-    inside, size = forest.within(nodes), forest.size[nodes]
-    top = np.repeat(np.arange(len(nodes)), size)
+    if not forest.may_hold(nodes, keys):
+        return None
+    inside = forest.within(nodes)
+    top = np.repeat(np.arange(len(nodes)), forest.size[nodes])
     is_top = inside == nodes[top]
     matched = np.isin(forest.loose[inside], keys) & ~is_top & (forest.size[inside] > 1)
     # The outermost ones: those inside none of the others.

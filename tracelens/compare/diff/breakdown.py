@@ -91,37 +91,32 @@ class WaterfallLevel:
     def rows(self, step_ns: tuple[int, int]) -> LedgerRows:
         """All rows; they add up to `step_ns`, the step time of the base and of the candidate."""
         names = list(self._row_of_text)
-        by_step, by_cause, starts = zip(*(self._sums(side, len(names)) for side in (0, 1)), strict=True)
-        ns = [apportion(spread.mean, total) for spread, total in zip(by_step, step_ns, strict=True)]
+        by_step: list[StepSpread] = []
+        by_cause: list[Float] = []
+        starts: list[Float] = []
+        for parts, ranks in zip(self._parts, self._ranks, strict=True):
+            steps = min((part.steps for part in parts), default=0)
+            ns_by_cause, count = np.zeros((len(names), self._causes)), np.zeros(len(names))
+            for part in parts:
+                np.add.at(ns_by_cause, (part.row, part.cause), part.ns / part.steps)
+                np.add.at(count, part.row, part.starts / part.steps)
+            by_cause.append(ns_by_cause / ranks)
+            starts.append(count / ranks)
+            # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
+            row = np.concatenate([_EMPTY, *(part.row for part in parts)])
+            step = np.concatenate([_EMPTY, *(np.minimum(part.step, steps - 1) for part in parts)])
+            piece_ns = np.concatenate([_EMPTY, *(part.ns * (steps / part.steps) for part in parts)])
+            by_step.append(spread(row, step, piece_ns, len(names), steps, ranks))
+        ns = [apportion(times.mean, total) for times, total in zip(by_step, step_ns, strict=True)]
         order = np.argsort(-np.abs(ns[1] - ns[0]), kind="stable")
         order = order[(ns[0][order] > 0) | (ns[1][order] > 0)]
         return LedgerRows(
-            [names[row] for row in order.tolist()],
-            [spread.take(order) for spread in by_step],
-            [side[order] for side in ns],
-            [side[order] for side in starts],
-            np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
+            names=[names[row] for row in order.tolist()],
+            by_step=[side.take(order) for side in by_step],
+            ns=[side[order] for side in ns],
+            counts=[side[order] for side in starts],
+            cause=np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
         )
-
-    def _sums(self, side: int, count: int) -> tuple[StepSpread, Float, Float]:
-        """(ns by row over steps, mean over ranks; ns per step by row and cause; pieces per step by row)."""
-        parts = self._parts[side]
-        steps = min((part.steps for part in parts), default=0)
-        by_cause, starts = np.zeros((count, self._causes)), np.zeros(count)
-        for part in parts:
-            np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
-            np.add.at(starts, part.row, part.starts / part.steps)
-        # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
-        ranks = self._ranks[side]
-        by_step = spread(
-            np.concatenate([_EMPTY, *(part.row for part in parts)]),
-            np.concatenate([_EMPTY, *(np.minimum(part.step, steps - 1) for part in parts)]),
-            np.concatenate([_EMPTY, *(part.ns * (steps / part.steps) for part in parts)]),
-            count,
-            steps,
-            ranks,
-        )
-        return by_step, by_cause / ranks, starts / ranks
 
 
 _EMPTY = np.empty(0, dtype=np.int64)
@@ -162,7 +157,22 @@ def add_rank(
         waits: when it waits for other ranks, ns by its own clock.
         regrouped: from `regrouped`.
     """
-    pieces = _pieces(side, cause, waits, regrouped)
+    cause = cause.copy()
+    if regrouped:
+        experts = np.isin(side.stage, (EXPERTS, PERMUTATION)) & np.isin(cause, (EXCHANGED, ONE_SIDED))
+        cause[experts] = ALL_CAUSES.index(regrouped)
+    waited = np.rint(side.ns * side.waiting(waits)).astype(np.int64)
+    waited[cause != COMM] = 0
+    waiting = np.flatnonzero(waited)
+    piece = np.concatenate((np.arange(len(side.row)), waiting))
+    pieces = _Pieces(
+        row=side.row[piece],
+        step=side.step[piece],
+        ns=np.concatenate((side.ns - waited, waited[waiting])),
+        begins=np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64))),
+        cause=np.concatenate((cause, np.full(len(waiting), WAIT))),
+        piece=piece,
+    )
     for level in levels:
         texts, code = _texts(level.name, side, pieces, state)
         part = LevelPieces(code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
@@ -177,29 +187,10 @@ def add_rank(
             step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
             ns, code = side.idle.reshape(-1), np.zeros_like(why)
             idle_cause = np.full(len(why), ALL_CAUSES.index("idle"))
-            texts = [_of_rank(side) if level.name == "rank" else IDLE]
+            texts = [f"rank {side.rank}" if level.name == "rank" else IDLE]
             if level.name == "cause":
                 texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
         level.add(number, texts, LevelPieces(code, step, idle_cause, ns, np.zeros_like(ns), side.steps))
-
-
-def _pieces(side: RankSide, cause: Int, waits: Union, regrouped: str) -> _Pieces:
-    cause = cause.copy()
-    if regrouped:
-        experts = np.isin(side.stage, (EXPERTS, PERMUTATION)) & np.isin(cause, (EXCHANGED, ONE_SIDED))
-        cause[experts] = ALL_CAUSES.index(regrouped)
-    waited = np.rint(side.ns * side.waiting(waits)).astype(np.int64)
-    waited[cause != COMM] = 0
-    waiting = np.flatnonzero(waited)
-    piece = np.concatenate((np.arange(len(side.row)), waiting))
-    return _Pieces(
-        side.row[piece],
-        side.step[piece],
-        np.concatenate((side.ns - waited, waited[waiting])),
-        np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64))),
-        np.concatenate((cause, np.full(len(waiting), WAIT))),
-        piece,
-    )
 
 
 def _texts(level: str, side: RankSide, pieces: _Pieces, state: Int) -> tuple[Sequence[str], Int]:
@@ -216,7 +207,7 @@ def _texts(level: str, side: RankSide, pieces: _Pieces, state: Int) -> tuple[Seq
     if level == "kernel":
         return work.names, work.name[pieces.row]
     if level == "rank":
-        return (_of_rank(side),), np.zeros(len(pieces.row), dtype=np.int64)
+        return (f"rank {side.rank}",), np.zeros(len(pieces.row), dtype=np.int64)
     op = side.op[pieces.row]
     name = lookup(events.name, op, len(events.names))
     names = [*events.names, NO_OP]
@@ -228,10 +219,6 @@ def _texts(level: str, side: RankSide, pieces: _Pieces, state: Int) -> tuple[Seq
         f"{names[op_code]} {texts[shape_code]}"
         for op_code, shape_code in zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
     ], code
-
-
-def _of_rank(side: RankSide) -> str:
-    return f"rank {side.rank}"
 
 
 def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:
@@ -301,7 +288,7 @@ def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
                 total.setdefault(key, [0.0, 0.0])[number] += ns / side.steps / len(ranks)
     keys = sorted(total)
     leaf_ns = [apportion(np.array([total[key][number] for key in keys])) for number in (0, 1)]
-    rows: list[tuple[int, int, str, str, int, int]] = []
+    rows: list[tuple[int, int, str, str, int, int]] = []  # of ICICLE
     sums: dict[tuple[str, ...], list[int]] = {}
     for leaf, key in enumerate(keys):
         for depth in (1, 2, 3):

@@ -119,7 +119,31 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
             of_steps = [threads.against(_joined(base_forest), _joined(cand_forest))]
         parts = [(0, 0, base_forest, cand_forest, of_steps)]
     else:
-        parts, lacking = _in_turn(base_forest, cand_forest, base.steps, cand.steps)
+        # Each step of the longer list against one of the shorter, which repeats.
+        threads, parts = Threads(base_forest, cand_forest), []
+        base_borders, cand_borders = (
+            np.searchsorted(side.forest.step, np.arange(side.steps + 1)).tolist() for side in (base, cand)
+        )
+        budget = _FLOOR + _BUDGET * (len(base_forest) + len(cand_forest))
+        for number in range(max(base.steps, cand.steps)):
+            base_step, cand_step = number % base.steps, number % cand.steps
+            base_low, base_high = base_borders[base_step : base_step + 2]
+            cand_low, cand_high = cand_borders[cand_step : cand_step + 2]
+            budget -= base_high - base_low + cand_high - cand_low
+            if budget < 0:
+                reason = (
+                    f"{base.steps} against {cand.steps} steps of very different size: only the first "
+                    f"{number} are aligned, calls of later steps count as one-sided; compare one step with "
+                    "--step"
+                )
+                lacking = (Skip("alignment of all steps", reason),)
+                break
+            base_part, cand_part = (
+                base_forest.part(base_low, base_high),
+                cand_forest.part(cand_low, cand_high),
+            )
+            roots = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
+            parts.append((base_low, cand_low, base_part, cand_part, [roots]))
     for base_offset, cand_offset, base_part, cand_part, roots in parts:
         result = align(base_part, cand_part, roots)
         aligned.append(Aligned(base_part, cand_part, base_offset, cand_offset, result))
@@ -135,34 +159,6 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
     partners = lookup(base_partner, base.node, -1), lookup(cand_partner, cand.node, -1)
     replayed = base_how == REPLAYED, cand_how == REPLAYED
     return Pairing(aligned, causes, partners, (base_partner, cand_partner), replayed, lacking)
-
-
-def _in_turn(
-    base: Forest, cand: Forest, base_steps: int, cand_steps: int
-) -> tuple[list[_Part], tuple[Skip, ...]]:
-    """Each step of the longer list against one of the shorter, which repeats."""
-    threads = Threads(base, cand)
-    base_borders, cand_borders = (
-        np.searchsorted(forest.step, np.arange(count + 1)).tolist()
-        for forest, count in ((base, base_steps), (cand, cand_steps))
-    )
-    parts: list[_Part] = []
-    budget = _FLOOR + _BUDGET * (len(base) + len(cand))
-    for number in range(max(base_steps, cand_steps)):
-        base_step, cand_step = number % base_steps, number % cand_steps
-        base_low, base_high = base_borders[base_step : base_step + 2]
-        cand_low, cand_high = cand_borders[cand_step : cand_step + 2]
-        budget -= base_high - base_low + cand_high - cand_low
-        if budget < 0:
-            reason = (
-                f"{base_steps} against {cand_steps} steps of very different size: only the first {number} "
-                "are aligned, calls of later steps count as one-sided; compare one step with --step"
-            )
-            return parts, (Skip("alignment of all steps", reason),)
-        base_part, cand_part = base.part(base_low, base_high), cand.part(cand_low, cand_high)
-        roots = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
-        parts.append((base_low, cand_low, base_part, cand_part, [roots]))
-    return parts, ()
 
 
 def _joined(forest: Forest) -> dict[int, Int]:

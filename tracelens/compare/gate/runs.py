@@ -247,7 +247,8 @@ SCHEMA = "tracelens.baseline/1"
 KEEP = 20
 """Runs that a baseline keeps by default."""
 _MARK = b'{"schema":"tracelens.baseline/'
-_ALIKE = ("device", "ranks", "model", "layout", "dtype", "tokens", "software")
+ASPECTS = ("device", "ranks", "model", "layout", "dtype", "tokens", "software")
+"""What a setup says of a run, and two of them are compared by."""
 
 
 class StoredRun(NamedTuple):
@@ -530,7 +531,7 @@ def baseline_side(runs: Sequence[StoredRun], path: str) -> Side:
     alike = [
         run
         for run in runs
-        if all(getattr(run.samples.setup, aspect) == getattr(newest, aspect) for aspect in _ALIKE)
+        if all(getattr(run.samples.setup, aspect) == getattr(newest, aspect) for aspect in ASPECTS)
     ]
     groups = [tuple(run.samples for run in group) for _, group in groupby(alike, key=lambda run: run.commit)]
     name = Path(path).name if len(groups[-1]) == 1 else f"{Path(path).name} ({len(groups[-1])} runs)"

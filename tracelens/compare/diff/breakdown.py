@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tracelens.arrays import Float, Int, lookup
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
 from tracelens.compare.diff.sides import OUTSIDE, RankSide
 from tracelens.compare.noise import StepSpread
-from tracelens.table import Column, Schema, codes
+from tracelens.table import Column, Schema, Table, codes
 from tracelens.trace import Union
 
 STATES = (
@@ -268,8 +268,8 @@ def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) ->
     return StepSpread.of(cell_row, values / ranks, rows, steps)
 
 
-def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
-    """Columns of ICICLE; `sides` are the ranks of the base and of the candidate."""
+def icicle(sides: Sequence[Sequence[RankSide]]) -> Table:
+    """ICICLE; `sides` are the ranks of the base and of the candidate."""
     total: dict[tuple[str, str, str], list[float]] = {}
     for number, ranks in enumerate(sides):
         for side in ranks:
@@ -288,7 +288,7 @@ def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
                 total.setdefault(key, [0.0, 0.0])[number] += ns / side.steps / len(ranks)
     keys = sorted(total)
     leaf_ns = [apportion(np.array([total[key][number] for key in keys])) for number in (0, 1)]
-    rows: list[tuple[int, int, str, str, int, int]] = []  # of ICICLE
+    rows: list[tuple[int, int, str, str, int, int]] = []
     sums: dict[tuple[str, ...], list[int]] = {}
     for leaf, key in enumerate(keys):
         for depth in (1, 2, 3):
@@ -300,8 +300,7 @@ def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
         node_of_path[path] = len(rows)
         level = ("category", "op", "kernel")[len(path) - 1]
         rows.append((len(rows), node_of_path[path[:-1]], level, path[-1], base, cand))
-    columns = zip(*rows, strict=True) if rows else ([] for _ in ICICLE.names)
-    return dict(zip(ICICLE.names, map(list, columns), strict=True))
+    return ICICLE.from_rows(rows)
 
 
 def graph_state(side: RankSide, other: RankSide, partner: Int) -> Int:

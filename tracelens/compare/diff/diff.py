@@ -20,7 +20,7 @@ from tracelens.compare.diff.breakdown import (
     WaterfallLevel,
     add_rank,
     graph_state,
-    icicle_rows,
+    icicle,
     regrouped,
     spread,
 )
@@ -281,7 +281,7 @@ def diff(base: Run, cand: Run) -> Result:
             }
         )
     edits = _change_rows(merged([changes(*pairing) for pairing in pairings]), sides)
-    table = sorted(edits, key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0]))
+    table = sorted(edits, key=lambda row: (-abs(row["delta_ns"]), row["kind"]))
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
@@ -310,9 +310,9 @@ def diff(base: Run, cand: Run) -> Result:
     }
     tables = {
         "waterfall": WATERFALL.concat(waterfall),
-        "changes": CHANGES.concat(table),
-        "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
-        "icicle": ICICLE.concat([icicle_rows(sides)]),
+        "changes": CHANGES.from_rows(table),
+        "substitutions": SUBSTITUTIONS.from_rows(substitution_rows(pairings)),
+        "icicle": icicle(sides),
         **({"graphs": GRAPHS.table(graphs)} if graphs else {}),
         **pace,
     }
@@ -368,9 +368,21 @@ def _change_rows(
                 side = next(side for side in sides[number] if side.rank == rank)
                 locations[number] = rank, int(side.trace.arrays.start[event]) - side.first_ns
         kind = "faster" if key.kind == "slower" and cand < base else key.kind
-        times = cand - base, base, cand, change.count, noise[row]
-        values = kind, key.base, key.cand, *times, key.where, *locations[0], *locations[1]
-        yield {name: [value] for name, value in zip(CHANGES.names, values, strict=True)}
+        yield {
+            "kind": kind,
+            "base": key.base,
+            "cand": key.cand,
+            "delta_ns": cand - base,
+            "base_ns": base,
+            "cand_ns": cand,
+            "count": change.count,
+            "noise": noise[row],
+            "location": key.where,
+            "base_rank": locations[0][0],
+            "base_ts_ns": locations[0][1],
+            "cand_rank": locations[1][0],
+            "cand_ts_ns": locations[1][1],
+        }
 
 
 def changes(base: RankSide, cand: RankSide, pairing: Pairing) -> dict[ChangeKey, Change]:
@@ -492,14 +504,14 @@ def substitution_rows(pairings: Sequence[tuple[RankSide, RankSide, Pairing]]) ->
         total.items(), key=lambda item: -abs(item[1][1] - item[1][0])
     ):
         yield {
-            "op": [op],
-            "base_kernel": [base_kernel],
-            "cand_kernel": [cand_kernel],
-            "base_ns": [round(base_ns)],
-            "cand_ns": [round(cand_ns)],
-            "delta_ns": [round(cand_ns) - round(base_ns)],
-            "ratio": [cand_ns / base_ns if base_ns else -1.0],
-            "count": [count],
+            "op": op,
+            "base_kernel": base_kernel,
+            "cand_kernel": cand_kernel,
+            "base_ns": round(base_ns),
+            "cand_ns": round(cand_ns),
+            "delta_ns": round(cand_ns) - round(base_ns),
+            "ratio": cand_ns / base_ns if base_ns else -1.0,
+            "count": count,
         }
 
 

@@ -338,44 +338,7 @@ def rank_times(
     """
     if len(ranks) <= MOST_BARS:
         return stacked_bars(title, [f"rank {rank}" for rank in ranks], parts, fractions, color)
-    return _heat_map(title, ranks, parts, fractions)
-
-
-def rank_bars(
-    title: str,
-    data: Table,
-    part: str,
-    shown: Sequence[int] = (),
-    parts: Sequence[str] = (),
-    color: Mapping[str, str] | None = None,
-) -> Figure:
-    """What the time of each rank is made of, from the values of a text column.
-
-    Args:
-        title: what one sees.
-        data: columns rank, `part`, dur_ns and fraction.
-        part: the text column.
-        shown: ranks, in order; by default all.
-        parts: which values of it, in the order stacked; by default all, in the order of the table.
-        color: of the parts in bars; by their names if it is not given.
-    """
-    shown = shown or ranks(data)
-    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
-    return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
-
-
-def ranks_that_fit(parts: int) -> int:
-    """Ranks that a heat map of so many parts can hold."""
-    return max(_CELLS // max(parts, 1), 1)
-
-
-def _heat_map(
-    title: str,
-    ranks: Sequence[int],
-    parts: Mapping[str, NDArray[Any]],
-    fractions: Mapping[str, NDArray[Any]],
-) -> Figure:
-    """Parts by ranks. Each row has a scale of its own, from 0 to its largest time: small parts show, too."""
+    # Parts by ranks. Each row has a scale of its own, from 0 to its largest time: small parts show, too.
     most = ranks_that_fit(len(parts))
     note = f" (the first {most} of {len(ranks)} ranks)" if len(ranks) > most else ""
     ranks = ranks[:most]
@@ -419,6 +382,34 @@ def _heat_map(
         xaxis=axis("rank", type="category", showgrid=False),
         yaxis=axis("", type="category", autorange="reversed", showgrid=False),
     )
+
+
+def rank_bars(
+    title: str,
+    data: Table,
+    part: str,
+    shown: Sequence[int] = (),
+    parts: Sequence[str] = (),
+    color: Mapping[str, str] | None = None,
+) -> Figure:
+    """What the time of each rank is made of, from the values of a text column.
+
+    Args:
+        title: what one sees.
+        data: columns rank, `part`, dur_ns and fraction.
+        part: the text column.
+        shown: ranks, in order; by default all.
+        parts: which values of it, in the order stacked; by default all, in the order of the table.
+        color: of the parts in bars; by their names if it is not given.
+    """
+    shown = shown or ranks(data)
+    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
+    return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
+
+
+def ranks_that_fit(parts: int) -> int:
+    """Ranks that a heat map of so many parts can hold."""
+    return max(_CELLS // max(parts, 1), 1)
 
 
 def rows_that_fit(spans: Table, count: int) -> int:

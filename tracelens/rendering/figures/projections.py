@@ -376,32 +376,28 @@ def pipeline_schedule(result: Result) -> list[Figure]:
         )
     held = table(result, "in_flight", "schedule", "rank", "ts_ns", "chunks", "bytes")
     for number, name in enumerate(summary.texts("schedule")[:_SCHEDULES]):
+        # All passes of the schedule on one clock.
+        passes = spans.take(spans.coded("schedule").equals(name))
+        all_ranks = ranks(passes)
+        shown = all_ranks[:MOST_ROWS]
+        begin, end = extent(passes)
+        passes = passes.take(np.isin(passes.array("rank"), shown))
         bubble_share = float(summary.array("bubble_fraction")[number])
-        drawn.append(_gantt(spans.take(spans.coded("schedule").equals(name)), name, bubble_share))
+        title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {bubble_share:.1%}"
+        if len(shown) < len(all_ranks):
+            title += f" ({len(shown)} of {len(all_ranks)} stages)"
+        # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
+        if len(passes) > POINTS:
+            passes = passes.take(np.sort(np.argsort(passes.array("ts_ns"), kind="stable")[:POINTS]))
+            end = extent(passes)[1]
+            title += f" (the first {POINTS:,} passes)"
+        labels = [f"stage {rank}" for rank in shown]
+        traces = bars(passes, "phase", PASSES, shown, begin)
+        no_text = {"mode": "hide", "minsize": 7}
+        drawn.append(clock_chart(title, traces, labels, end - begin, uniformtext=no_text))
         if held is not None:
             drawn.append(_held(held.take(held.coded("schedule").equals(name)), name))
     return drawn
-
-
-def _gantt(spans: Table, name: str, share: float) -> Figure:
-    """All passes of one schedule on one clock."""
-    all_ranks = ranks(spans)
-    shown = all_ranks[:MOST_ROWS]
-    begin, end = extent(spans)
-    spans = spans.take(np.isin(spans.array("rank"), shown))
-    # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
-    cut = len(spans) > POINTS
-    if cut:
-        spans = spans.take(np.sort(np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]))
-        end = extent(spans)[1]
-    title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
-    if len(shown) < len(all_ranks):
-        title += f" ({len(shown)} of {len(all_ranks)} stages)"
-    if cut:
-        title += f" (the first {POINTS:,} passes)"
-    labels = [f"stage {rank}" for rank in shown]
-    traces = bars(spans, "phase", PASSES, shown, begin)
-    return clock_chart(title, traces, labels, end - begin, uniformtext={"mode": "hide", "minsize": 7})
 
 
 def _held(held: Table, name: str) -> Figure:

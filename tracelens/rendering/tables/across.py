@@ -62,7 +62,15 @@ def across_ranks(table: Table) -> Table | None:
     if len(ranks) < 2 or (schema.kind != "tree" and not schema.keys):
         return None
     leading = leading_column(table)
-    things = _nodes(table) if schema.kind == "tree" else _rows(table)
+    if schema.kind == "tree":
+        things = _nodes(table)
+    else:
+        # Rows that agree in the key are about one thing; a rank's second such row is about another.
+        group, _ = table.group(*schema.keys)
+        of_row, _ = codes(group, _occurrence(table.array("rank"), group))
+        _, first = np.unique(of_row, return_index=True)
+        recorded = np.full(len(first), len(ranks))
+        things = _Things(of_row, first, parent=np.full(len(first), -1), recorded=recorded)
     if leading is None or things is None:
         return None
     return _Comparison(table, things, len(ranks), leading).table()
@@ -211,16 +219,6 @@ def _taken(values: Any, rows: Int) -> Any:
     if isinstance(values, list):
         return [values[row] for row in rows.tolist()]
     return values[rows] if isinstance(values, np.ndarray) else values.take(rows)
-
-
-def _rows(table: Table) -> _Things:
-    """Rows that agree in the key are about one thing; a rank's second such row is about another."""
-    rank = table.array("rank")
-    group, _ = table.group(*table.schema.keys)
-    of_row, _ = codes(group, _occurrence(rank, group))
-    _, first = np.unique(of_row, return_index=True)
-    recorded = np.full(len(first), len(np.unique(rank)))
-    return _Things(of_row, first, np.full(len(first), -1), recorded)
 
 
 def _nodes(table: Table) -> _Things | None:

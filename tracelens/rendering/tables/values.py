@@ -364,24 +364,20 @@ def _told_apart(names: list[tuple[str, str]], width: int) -> dict[str, str]:
         first, last = min(group.values()), max(group.values())
         pairs = enumerate(zip(first, last, strict=False))
         start = next((index for index, (a, b) in pairs if a != b), len(first))
-        made = {text: _window(name, start, width) for text, name in group.items()}
+        made: dict[str, str] = {}
+        for text, name in group.items():
+            # The beginning of the name and what follows from `start`, in `width` characters.
+            head = max(width // 3, 1)
+            word = re.search(r"\w*$", name[max(start - _CONTEXT, 0) : start])
+            begin = start - len(word[0] if word else "")
+            made[text] = shorten(name, width)
+            if begin > head and len(name) > width:
+                made[text] = f"{name[:head]}…{shorten(name[begin:], width - head - 1)}"
         for alike in _alike(made):
             if len(alike) < len(group):  # these differ further behind
                 groups.append([(text, group[text]) for text in alike])
         short |= made
     return short
-
-
-def _window(name: str, start: int, width: int) -> str:
-    """The beginning of a name and what follows from `start`, in `width` characters."""
-    if len(name) <= width:
-        return name
-    head = max(width // 3, 1)
-    word = re.search(r"\w*$", name[max(start - _CONTEXT, 0) : start])
-    begin = start - len(word[0] if word else "")
-    if begin <= head:
-        return shorten(name, width)
-    return f"{name[:head]}…{shorten(name[begin:], width - head - 1)}"
 
 
 def _without_parameters(name: str) -> str:

@@ -181,7 +181,23 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         keep = ~explained[dst]
         draft.join(Edge.HOST, src[keep], dst[keep], lag[keep])
     draft.join(Edge.HANDOVER, links.before, links.after, links.lag)
-    _openings(chains, links.after, draft)
+    if chains:
+        # Threads without a handover start keep their position behind what other threads did before: what
+        # ended last before each thread began, on another one. The thread itself had not begun then, but for
+        # nodes without extent at that very time.
+        node, end = (
+            np.concatenate([getattr(chain, name) for chain in chains.values()]) for name in ("node", "end")
+        )
+        lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
+        first = np.array([int(chain.node[0]) for chain in chains.values()])
+        begun = np.array([int(chain.start[0]) for chain in chains.values()])
+        order = np.lexsort((node, end))
+        before = np.searchsorted(end[order], begun, side="right") - 1
+        own_lane = np.arange(len(chains))
+        while (same := lookup(lane[order], before, -1) == own_lane).any():
+            before[same] -= 1
+        rows = np.flatnonzero((before >= 0) & ~np.isin(first, links.after))
+        draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
     return RankHost(
         calls=HostCalls(event, begin, returned),
         marks=(mark, opened, closed),
@@ -191,26 +207,6 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         returns=back,
         unseen=links.unseen,
     )
-
-
-def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
-    """Threads without a handover start keep their position behind what other threads did before."""
-    if not chains:
-        return
-    node = np.concatenate([chain.node for chain in chains.values()])
-    end = np.concatenate([chain.end for chain in chains.values()])
-    lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
-    first = np.array([int(chain.node[0]) for chain in chains.values()])
-    opened = np.array([int(chain.start[0]) for chain in chains.values()])
-    order = np.lexsort((node, end))
-    # What ended last before each thread began, on another thread: the thread itself had not begun then, but
-    # for nodes without extent at that very time.
-    before = np.searchsorted(end[order], opened, side="right") - 1
-    own = np.arange(len(chains))
-    while (same := lookup(lane[order], before, -1) == own).any():
-        before[same] -= 1
-    rows = np.flatnonzero((before >= 0) & ~np.isin(first, replaced))
-    draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
 
 
 def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handovers:

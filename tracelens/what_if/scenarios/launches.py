@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import CODE, GARBAGE, HOST_CAUSES, blocking_calls, named, threads
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, ROUTER, STAGES, blocking
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
@@ -263,7 +263,17 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
         ]
         points = graph.nodes(rank, Node.POINT)
         launches[points] = np.isin(graph.event[points], eager)
-    captured = launches & ~_openings(graph, edit, launches)
+    # A graph holds the launches behind others; those behind a step mark or a wait begin one.
+    before = np.full(len(graph), -1, dtype=np.int64)
+    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    before[graph.dst[previous]] = graph.src[previous]
+    waits = np.zeros(len(graph), dtype=bool)
+    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
+    follows = lookup(launches, before, False)
+    # A call that no longer waits for anything splits nothing.
+    passed = lookup((graph.kind == Node.WAITED) & ~waits, before, False)
+    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
+    captured = launches & follows
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
@@ -318,21 +328,6 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
         f"{len(launched):,} launches take the place of {len(source):,} graph launches, "
         f"{duration(apart_ns)} of host time each; kernels, their order and streams stay the same"
     )
-
-
-def _openings(graph: RunGraph, edit: Edit, launches: Bool) -> Bool:
-    """The launches that begin a graph: those behind a step mark or a wait."""
-    before = np.full(len(graph), -1, dtype=np.int64)
-    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
-    before[graph.dst[previous]] = graph.src[previous]
-    waits = np.zeros(len(graph), dtype=bool)
-    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
-    follows = lookup(launches, before, False)
-    # A call that no longer waits for anything splits nothing.
-    free = (graph.kind == Node.WAITED) & ~waits
-    passed = lookup(free, before, False)
-    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
-    return launches & ~follows
 
 
 def host_idle(trace: Trace, device: Device | None) -> HostIdle:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.compare.diff.sides import Forest, Hash, occurrence
+from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, occurrence
 from tracelens.compare.thresholds import HALF_OF_LEAVES, LONG_LIST, LONGER_TIMES
 from tracelens.table import codes
 
@@ -28,7 +28,6 @@ NOWHERE, EVEN, EVERYWHERE = range(3)
 """Where to look for anchors between the common begin and end of two lists: nowhere, among keys that both
 sides have equally often, or among all."""
 
-_NONE = np.empty(0, dtype=np.int64)
 _ROUNDS = 32
 """Searches of the gaps between anchors for keys that both sides have equally often."""
 
@@ -159,7 +158,6 @@ class _Aligner:
         return [self._below(base + count - 1, cand + count - 1)]
 
     def _match_twins(self, lists: _Lists) -> None:
-        """Match what runs the same leaves."""
         pairs = twins(self.base, lists[0], self.cand, lists[1])
         for (nodes, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
             self.match[nodes] = partners
@@ -234,7 +232,9 @@ class _Aligner:
                 self.how[node : node + size] = self.how_back[moved : moved + size] = MOVED
         if self.base.copied.any() or self.cand.copied.any():
             # Calls of one side that a graph of the other replays, in any order of threads and wrappers.
-            lists = (np.concatenate([_NONE, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1))
+            lists = (
+                np.concatenate([NO_ROWS, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1)
+            )
             base, cand = (
                 forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
             )
@@ -295,10 +295,7 @@ def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]
     go before the others: sizes differ from step to step, and what has the size of another by chance is no
     anchor. What remains between two matches is unwrapped, renamed, exchanged, removed or added.
 
-    Args:
-        base: of one run.
-        cand: of the other.
-        steps: of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
+    `steps` has, of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
     """
     aligner = _Aligner(base, cand)
     for pairs in steps:
@@ -318,10 +315,7 @@ def _common(base: Hash, cand: Hash) -> int:
 def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:
     """Rows with equal keys on both sides, the longest chain of them that is in order on both.
 
-    Args:
-        base: keys of one side; the n-th of a key here stands against the n-th of it there.
-        cand: keys of the other.
-        where: see NOWHERE.
+    The n-th of a key here stands against the n-th of it there; `where` is as of NOWHERE.
     """
     if where == NOWHERE or not len(base) or not len(cand):
         return []
@@ -365,8 +359,7 @@ def same_leaves(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) ->
 def equal_ends(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> tuple[Border, Border]:
     """Where the parts at both ends of two lists that run the same leaves, with the same arguments, stop.
 
-    Returns:
-        rows in both lists after the part at their begin, and rows where the part at their end starts.
+    As rows in both lists: after the part at their begin, and where the part at their end starts.
     """
     sides = base.leaves(base_nodes), cand.leaves(cand_nodes)
     begin = _borders([side.number for side in sides], [side.begin for side in sides])[-1]
@@ -415,10 +408,7 @@ def twins(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> Twins
     renamed = base_rest[base_rows], cand_rest[cand_rows]
     wraps = [np.setdiff1d(rows, matched) for rows, matched in zip(rest, renamed, strict=True)]
     return Twins(
-        (
-            np.concatenate((leaves[0], inner[0][same[0]])),
-            np.concatenate((leaves[1], inner[1][same[1]])),
-        ),
+        (np.concatenate((leaves[0], inner[0][same[0]])), np.concatenate((leaves[1], inner[1][same[1]]))),
         (inner[0][renamed[0]], inner[1][renamed[1]]),
         (inner[0][wraps[0]], inner[1][wraps[1]]),
     )
@@ -444,9 +434,7 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
 
     A direct child counts by its name. Where there is none, what lies deeper counts where whole subtrees of
     the other list make at least half of the leaves below a node: names such as aten::empty are everywhere.
-
-    Returns:
-        (nodes in order, those that were replaced), None where there are none.
+    In order, with those that were replaced; None where there are none.
     """
     below, caller = forest.below(nodes)
     direct = np.isin(forest.named[below], other.named[other_nodes])

@@ -12,17 +12,12 @@ from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, UNATTRIBUTED_NA
 from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Float, Int, lookup
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
-from tracelens.compare.diff.sides import OUTSIDE, RankSide
+from tracelens.compare.diff.sides import NO_ROWS, OUTSIDE, RankSide
 from tracelens.compare.noise import StepSpread
 from tracelens.table import Column, Schema, Table, codes
 from tracelens.trace import Union
 
-STATES = (
-    "outside graphs",
-    "in graphs on one side",
-    "in graphs on both sides",
-    "in graphs, no counterpart",
-)
+STATES = ("outside graphs", "in graphs on one side", "in graphs on both sides", "in graphs, no counterpart")
 """How GPU work, and the same work of the other run, is launched."""
 OUTSIDE_OF_GRAPHS, ONE_SIDE, BOTH_SIDES, UNMATCHED = range(4)
 
@@ -67,13 +62,7 @@ class LevelPieces(NamedTuple):
 
 
 class WaterfallLevel:
-    """One breakdown of the step time of both runs.
-
-    Args:
-        name: of the level.
-        causes: number of causes.
-        ranks: number of ranks of the base and of the candidate.
-    """
+    """One breakdown of the step time of both runs, with so many causes and ranks of each run."""
 
     def __init__(self, name: str, causes: int, ranks: tuple[int, int]) -> None:
         self.name = name
@@ -103,9 +92,9 @@ class WaterfallLevel:
             by_cause.append(ns_by_cause / ranks)
             starts.append(count / ranks)
             # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
-            row = np.concatenate([_EMPTY, *(part.row for part in parts)])
-            step = np.concatenate([_EMPTY, *(np.minimum(part.step, steps - 1) for part in parts)])
-            piece_ns = np.concatenate([_EMPTY, *(part.ns * (steps / part.steps) for part in parts)])
+            row = np.concatenate([NO_ROWS, *(part.row for part in parts)])
+            step = np.concatenate([NO_ROWS, *(np.minimum(part.step, steps - 1) for part in parts)])
+            piece_ns = np.concatenate([NO_ROWS, *(part.ns * (steps / part.steps) for part in parts)])
             by_step.append(spread(row, step, piece_ns, len(names), steps, ranks))
         ns = [apportion(times.mean, total) for times, total in zip(by_step, step_ns, strict=True)]
         order = np.argsort(-np.abs(ns[1] - ns[0]), kind="stable")
@@ -118,8 +107,6 @@ class WaterfallLevel:
             cause=np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
         )
 
-
-_EMPTY = np.empty(0, dtype=np.int64)
 
 ICICLE = Schema(
     "Step time by category, op and kernel",
@@ -146,16 +133,10 @@ def add_rank(
     waits: Union,
     regrouped: str,
 ) -> None:
-    """Add one rank to all levels.
+    """Add one rank of the base (0) or the candidate (1) to all levels.
 
-    Args:
-        levels: one for each of LEVELS.
-        number: 0 for the base, 1 for the candidate.
-        side: the rank.
-        cause: of each piece, code into CAUSES.
-        state: how each GPU activity is launched, code into STATES.
-        waits: when it waits for other ranks, ns by its own clock.
-        regrouped: from `regrouped`.
+    `cause` is of each piece, `state` of each GPU activity (STATES); `waits` is when the rank waits for
+    others, by its own clock, `regrouped` from the function of that name.
     """
     cause = cause.copy()
     if regrouped:
@@ -238,13 +219,10 @@ def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:
 
 
 def apportion(values: Float, total: int | None = None) -> Int:
-    """Integers near `values` whose sum is `total`; the largest remainders are rounded up.
+    """Integers near `values` that add up to `total`, or as these do; the largest remainders are rounded up.
 
-    Args:
-        values: sum up to about `total`. Floats beyond 2**53 are off by more than a remainder; then the
-            largest value takes the rest.
-        total: the wanted sum, by default that of the values. Values further from it than float rounding are
-            not its parts and keep their own sum.
+    Floats beyond 2**53 are off by more than a remainder; then the largest value takes the rest. Values
+    further from `total` than float rounding are not its parts and keep their own sum.
     """
     low = np.floor(values).astype(np.int64)
     if total is None or abs(float(values.sum()) - total) > max(1.0, 1e-9 * total):

@@ -35,7 +35,7 @@ from tracelens.compare.diff.pairing import (
     Pairing,
     pair,
 )
-from tracelens.compare.diff.sides import Forest, RankSide
+from tracelens.compare.diff.sides import NO_ROWS, Forest, RankSide
 from tracelens.compare.noise import StepSpread, differences
 from tracelens.compare.thresholds import SAME_CALLS, TAIL
 from tracelens.registry import purpose
@@ -147,8 +147,6 @@ _UNEQUAL = (
     "no step marks: whole recordings are compared, and the base repeats its work {} times, the candidate {} "
     "times; calls beyond that are on one side only"
 )
-_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
 _SHOWN = 3
 """Ops named per side of a replaced group, those with most GPU time."""
 
@@ -181,7 +179,6 @@ class Change:
         self.ns[side][rank_step] = self.ns[side].get(rank_step, 0.0) + ns
 
     def merge(self, other: Change) -> None:
-        """Add the edits of other ranks."""
         self.count += other.count
         for side in (BASE, CAND):
             for rank_step, ns in other.ns[side].items():
@@ -257,7 +254,8 @@ def diff(base: Run, cand: Run) -> Result:
             if number < ranks[which]:  # the ranks of the smaller run repeat
                 cause = pairing.cause[which]
                 state = graph_state(side, pair_of_ranks[1 - which], pairing.partner_of_node[which])
-                add_rank(levels, which, side, cause, state, waits[which].get(side.rank, _NONE), experts)
+                waiting = waits[which].get(side.rank, Union(NO_ROWS, NO_ROWS))
+                add_rank(levels, which, side, cause, state, waiting, experts)
                 lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
                 aligned_ns, gpu_ns = aligned_ns + int(side.ns[~lost].sum()), gpu_ns + int(side.ns.sum())
     base_ns, cand_ns = (round(float(np.mean([side.step_ns.mean() for side in of_run]))) for of_run in sides)

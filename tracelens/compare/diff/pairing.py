@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, ForestAlignment, align, bare
-from tracelens.compare.diff.sides import Forest, Hash, RankSide, text_hashes
+from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, RankSide, text_hashes
 from tracelens.table import Skip, codes
 from tracelens.trace import WORK_KINDS
 
@@ -56,7 +56,6 @@ _Part = tuple[int, int, Forest, Forest, _Roots]
 
 _PAIRS = 1 << 20
 """Limit on thread pairs to compare; names common to more pairs say nothing about which threads match."""
-_NONE = np.empty(0, dtype=np.int64)
 
 
 class Threads:
@@ -81,11 +80,11 @@ class Threads:
     def against(self, base_roots: Mapping[int, Int], cand_roots: Mapping[int, Int]) -> list[tuple[Int, Int]]:
         """(base roots, candidate roots) by thread; empty for a thread without a partner."""
         pairs = [
-            (roots, cand_roots.get(self.partner.get(thread, -1), _NONE))
+            (roots, cand_roots.get(self.partner.get(thread, -1), NO_ROWS))
             for thread, roots in base_roots.items()
         ]
         alone = [
-            (_NONE, roots)
+            (NO_ROWS, roots)
             for thread, roots in cand_roots.items()
             if self.partner_back.get(thread, -1) not in base_roots
         ]

@@ -20,6 +20,7 @@ from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Union, cut, matching, 
 from tracelens.trace.graphs import launched_by_graph
 
 OUTSIDE = "outside MoE layers"
+NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 class IdleTime(NamedTuple):
@@ -54,7 +55,6 @@ class RankSide:
 
     @cached_property
     def first_ns(self) -> int:
-        """Start of the trace's first event."""
         return int(self.trace.arrays.start.min())
 
     @cached_property
@@ -98,7 +98,6 @@ class RankSide:
 
     @cached_property
     def idle_time(self) -> IdleTime:
-        """Idle time within the steps."""
         gaps = find_gaps(self.work, self.edges)
         pieces = idle_pieces(self.trace, self.work, gaps)
         lasting = np.flatnonzero(self.step_ns)  # a step of no duration has no idle time
@@ -238,7 +237,6 @@ class Forest:
         return np.concatenate(([0], np.cumsum(self.size == 1)))
 
     def leaf_counts(self, nodes: Int) -> Int:
-        """Number of leaves of each subtree."""
         counts: Int = self.leaf[nodes + self.size[nodes]] - self.leaf[nodes]
         return counts
 
@@ -263,11 +261,9 @@ class Forest:
         }
 
     def leaves(self, nodes: Int, *, named: bool = False) -> LeafHashes:
-        """The leaves below nodes, with those among the nodes themselves.
+        """The leaves below nodes, which are in order of time and none inside another, and those among them.
 
-        Args:
-            nodes: in order of time; none inside another.
-            named: whether leaves differ by their names alone, and not by their arguments.
+        If `named`, leaves differ by their names alone, and not by their arguments.
         """
         running, (power, inverse) = self._running[named], self._powers
         low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]

@@ -52,16 +52,13 @@ class Verdict:
 
     @property
     def failed(self) -> tuple[RuleOutcome, ...]:
-        """The outcomes that make it a regression."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "fail")
 
     @property
     def inconclusive(self) -> tuple[RuleOutcome, ...]:
-        """The outcomes of which noise does not tell whether the rule holds."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "inconclusive")
 
     def because(self, causes: Sequence[Cause]) -> Verdict:
-        """The verdict with the causes of the difference."""
         return replace(self, causes=tuple(causes))
 
 
@@ -114,7 +111,6 @@ class GateCase:
 
     @property
     def source(self) -> Source:
-        """What tells the noise."""
         sides = self.sides
         constant = all((run == run[0]).all() for side in sides for run in side) and all(
             len({run[0] for run in side}) == 1 for side in sides
@@ -129,11 +125,9 @@ class GateCase:
         return "within a run" if any(len(run) > 1 for side in sides for run in side) else "prior"
 
     def judge(self, tail: float, min_effect: float = 0.0) -> RuleOutcome:
-        """Compare the values with the limit.
+        """Compare the values with the limit, with `tail` as the probability of each end of the interval.
 
-        Args:
-            tail: probability of each end of the interval.
-            min_effect: a time that changes by less than this share of the step does not fail.
+        A time that changes by less than `min_effect` of the step does not fail.
         """
         rule, limit, source = self.rule, self.rule.limit, self.source
         base, candidate = _mean(self.base), _mean(self.candidate)
@@ -387,13 +381,8 @@ def check_alike(
 ) -> Iterator[Skip]:
     """How the runs of two sides (name, setup) differ in what they are; what only one of them tells is left.
 
-    Args:
-        base: its runs.
-        candidate: its runs.
-        allow: of MUST_AGREE, what may differ.
-
     Raises:
-        TracelensError: `allow` names something else, or what must agree differs.
+        TracelensError: `allow` names nothing of MUST_AGREE, or what must agree differs.
     """
     if unknown := [name for name in allow if name not in MUST_AGREE]:
         raise TracelensError(f"--allow {unknown[0]}: not one of {', '.join(MUST_AGREE)}")

@@ -48,7 +48,6 @@ class Side:
 
     @staticmethod
     def of(side: Side | Samples | Sequence[Samples]) -> Side:
-        """A side from one run or several."""
         if isinstance(side, Side):
             return side
         return Side((side,) if isinstance(side, Samples) else tuple(side))
@@ -67,7 +66,6 @@ class Side:
 
     @property
     def doubts(self) -> tuple[tuple[Samples, RecordingDoubt], ...]:
-        """The doubts about its recordings."""
         return tuple((run, doubt) for run in self.runs for doubt in run.doubts)
 
     def only(self, ranks: Sequence[int]) -> Side:
@@ -186,7 +184,6 @@ class Samples:
         return names[0] if rank is None else f"rank[{rank}].{names[0]}"
 
     def unit(self, metric: str) -> str:
-        """The unit of a metric from `find`."""
         _, plain = of_rank(metric)
         return self.units[plain if plain in self.units else self._matching(plain)[0]]
 

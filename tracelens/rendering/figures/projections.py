@@ -395,45 +395,44 @@ def pipeline_schedule(result: Result) -> list[Figure]:
         traces = bars(passes, "phase", PASSES, shown, begin)
         no_text = {"mode": "hide", "minsize": 7}
         drawn.append(clock_chart(title, traces, labels, end - begin, uniformtext=no_text))
-        if held is not None:
-            drawn.append(_held(held.take(held.coded("schedule").equals(name)), name))
-    return drawn
-
-
-def _held(held: Table, name: str) -> Figure:
-    """Chunks in flight over time, or their bytes where known, of some stages."""
-    all_ranks = ranks(held)
-    picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int).tolist()
-    sized = bool((held.array("bytes") >= 0).all())
-    labels = {all_ranks[index]: f"stage {all_ranks[index]}" for index in picked}
-    color = rank_colors(list(labels))
-    points_per_line = POINTS // len(labels)
-    traces: list[dict[str, Any]] = []
-    for rank, label in labels.items():
-        in_flight = held.take(held.array("rank") == rank)
-        # A line takes long runs of points; every nth of them shows the same shape.
-        step = -(-len(in_flight) // points_per_line)
-        values = in_flight.array("bytes") / GIB if sized else in_flight.array("chunks")
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label,
-                "line": {"shape": "hv", "width": 1.5, "color": color[rank]},
-                "x": ms(in_flight.array("ts_ns")[::step]),
-                "y": np.round(values[::step], 3).tolist(),
-                "hovertemplate": "%{y:,} from %{x:,.3f} ms",
-            }
+        if held is None:
+            continue
+        # Chunks in flight over time, or their bytes where known, of some stages.
+        of_name = held.take(held.coded("schedule").equals(name))
+        all_ranks = ranks(of_name)
+        picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int)
+        lines = [all_ranks[index] for index in picked.tolist()]
+        sized = bool((of_name.array("bytes") >= 0).all())
+        color = rank_colors(lines)
+        traces = []
+        for rank in lines:
+            in_flight = of_name.take(of_name.array("rank") == rank)
+            # A line takes long runs of points; every nth of them shows the same shape.
+            step = -(-len(in_flight) // (POINTS // len(lines)))
+            values = in_flight.array("bytes") / GIB if sized else in_flight.array("chunks")
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": f"stage {rank}",
+                    "line": {"shape": "hv", "width": 1.5, "color": color[rank]},
+                    "x": ms(in_flight.array("ts_ns")[::step]),
+                    "y": np.round(values[::step], 3).tolist(),
+                    "hovertemplate": "%{y:,} from %{x:,.3f} ms",
+                }
+            )
+        quantity = "activations (GiB)" if sized else "micro-batch chunks"
+        drawn.append(
+            chart(
+                traces,
+                f"{safe(name, 40)}: in flight on each stage",
+                320,
+                showlegend=True,
+                xaxis=axis("time since the first forward (ms)"),
+                yaxis=axis(quantity, rangemode="tozero"),
+            )
         )
-    quantity = "activations (GiB)" if sized else "micro-batch chunks"
-    return chart(
-        traces,
-        f"{safe(name, 40)}: in flight on each stage",
-        320,
-        showlegend=True,
-        xaxis=axis("time since the first forward (ms)"),
-        yaxis=axis(quantity, rangemode="tozero"),
-    )
+    return drawn
 
 
 @figure("whatif")

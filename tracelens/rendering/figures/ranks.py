@@ -23,6 +23,7 @@ from tracelens.rendering.figures.colors import (
 )
 from tracelens.rendering.figures.figure import (
     MOST_BARS,
+    MOST_ROWS,
     POINTS,
     Figure,
     axis,
@@ -41,7 +42,6 @@ from tracelens.rendering.figures.figure import (
     ranks,
     rounded,
     rows_axis,
-    rows_that_fit,
     safe,
     stacked_bars,
     table,
@@ -323,8 +323,10 @@ def pipeline(result: Result) -> list[Figure]:
     label = step.values[int(step.codes[0])]
     stages = spans.array("stage")
     order = {rank: int(stages[spans.array("rank") == rank][0]) for rank in ranks(spans)}
-    # Stages of one pipeline below each other, as far as rank numbers tell.
-    shown = sorted(order, key=lambda rank: (order[rank], rank))[: rows_that_fit(spans, len(order))]
+    # Stages of one pipeline below each other, as far as rank numbers tell and the figure can hold.
+    spans_per_rank = int(np.unique(spans.array("rank"), return_counts=True)[1].max())
+    most = max(1, min(MOST_ROWS, POINTS // spans_per_rank))
+    shown = sorted(order, key=lambda rank: (order[rank], rank))[:most]
     drawn = _of_step(spans, label, shown)
     begin, end = extent(drawn)
     traces = bars(drawn, "phase", PASSES, shown, begin)

@@ -65,7 +65,32 @@ def files(report: Report) -> Mapping[str, bytes]:
                 sheets.append((sheet_name, result, table))
         _index(book, report, sheets)
         for sheet_name, _, table in sheets:
-            _write(book, sheet_name, table)
+            sheet = book.add_worksheet(sheet_name)
+            bold = book.add_format({"bold": True, "bottom": 1})
+            sheet.freeze_panes(1, 0)
+            rows = min(len(table), MOST_ROWS)
+            columns = []
+            for index, column in enumerate(table.schema.columns):
+                cells = clean(table, column, text, slice(rows), "{:.1%}")
+                content = max(map(len, cells[:200]), default=0) if column.is_text else 12
+                sheet.set_column(index, index, min(max(content, len(column.name) + 3), 60))
+                sheet.write_string(0, index, text(column.name), bold)
+                number_format = _NUMBER.get(column.unit, "0" if column.dtype == "int64" else "#,##0.000")
+                cell_format = book.add_format({"num_format": number_format}) if column.is_number else None
+                columns.append((cell_format, cells))
+            for row in range(rows):
+                for index, (cell_format, cells) in enumerate(columns):
+                    value = cells[row]
+                    if isinstance(value, bool):
+                        sheet.write_boolean(row + 1, index, value)
+                    elif isinstance(value, str):
+                        sheet.write_string(row + 1, index, value)
+                    elif abs(value) <= _EXACT:
+                        sheet.write_number(row + 1, index, value, cell_format)
+                    else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
+                        sheet.write_string(row + 1, index, str(value))
+            if rows:
+                sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)
     return {"report.xlsx": buffer.getvalue()}
 
 
@@ -102,31 +127,3 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, Re
                 sheet.write_url(row, column, f"internal:'{target}'!A1", string=cell)
             else:
                 sheet.write_string(row, column, text(cell), bold if row in headings else None)
-
-
-def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
-    sheet = book.add_worksheet(name)
-    bold = book.add_format({"bold": True, "bottom": 1})
-    sheet.freeze_panes(1, 0)
-    rows = min(len(table), MOST_ROWS)
-    columns = []
-    for index, column in enumerate(table.schema.columns):
-        cells = clean(table, column, text, slice(rows), "{:.1%}")
-        content = max(map(len, cells[:200]), default=0) if column.is_text else 12
-        sheet.set_column(index, index, min(max(content, len(column.name) + 3), 60))
-        sheet.write_string(0, index, text(column.name), bold)
-        number_format = _NUMBER.get(column.unit, "0" if column.dtype == "int64" else "#,##0.000")
-        columns.append((book.add_format({"num_format": number_format}) if column.is_number else None, cells))
-    for row in range(rows):
-        for index, (cell_format, cells) in enumerate(columns):
-            value = cells[row]
-            if isinstance(value, bool):
-                sheet.write_boolean(row + 1, index, value)
-            elif isinstance(value, str):
-                sheet.write_string(row + 1, index, value)
-            elif abs(value) <= _EXACT:
-                sheet.write_number(row + 1, index, value, cell_format)
-            else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
-                sheet.write_string(row + 1, index, str(value))
-    if rows:
-        sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)

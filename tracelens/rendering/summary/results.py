@@ -84,9 +84,8 @@ def _faster(base_ns: float, cand_ns: float) -> str:
 def _changes(waterfall: Table, delta_ns: float) -> list[tuple[str, float, float, float]]:
     """The largest changes beyond the noise, of the first level on which they explain the difference.
 
-    Returns:
-        name, difference, time in the base and in the candidate. Where no level explains the difference, those
-        of the first level that has any.
+    Name, difference, time in the base and in the candidate. Where no level explains the difference, those of
+    the first level that has any.
     """
     base, cand, delta = (waterfall.array(f"{name}_ns") for name in ("base", "cand", "delta"))
     beyond = waterfall.coded("noise").equals("beyond") & (np.abs(delta) > CHANGE_SHARE * abs(delta_ns))

@@ -49,16 +49,11 @@ def grid(
     buttons: bool,
     names: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Grid:
-    """The first `limit` rows of a table as HTML.
+    """The first `limit` rows of a table as HTML; a tree keeps its largest nodes.
 
-    Args:
-        result: holds the table.
-        name: of the table.
-        table: as it is to be read.
-        limit: at most so many rows; a tree keeps its largest nodes.
-        buttons: with the controls that the page's script brings to life. Without them every row is visible,
-            and the table is legible where styles are dropped, as on GitHub.
-        names: as of `short_names`, if they are to be those of a larger table.
+    With `buttons` it has the controls that the page's script brings to life. Without them every row is
+    visible, and the table is legible where styles are dropped, as on GitHub. `names` are as of `short_names`,
+    if they are to be those of a larger table.
     """
     from markupsafe import Markup
 

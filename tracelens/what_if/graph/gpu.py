@@ -290,16 +290,11 @@ def call_costs(waiting: Sequence[BlockingWaits]) -> dict[str, int]:
 
 
 def join_waits(calls: BlockingWaits, costs: Mapping[str, int], number_of: Int, draft: Draft) -> None:
-    """Edges to the return of each blocking call: its own cost, and what it waits for.
+    """Edges to the return of each blocking call of a rank: its own cost, and what it waits for.
 
     A call that found its work done, or whose work is not in the trace, takes its full duration. What a free
-    takes after its wait is its own time.
-
-    Args:
-        calls: of one rank.
-        costs: from `call_costs`.
-        number_of: number in the draft of each node that the calls name.
-        draft: of the run's graph.
+    takes after its wait is its own time. `costs` is from `call_costs`, `number_of` the number in the draft of
+    each node that the calls name.
     """
     if not len(calls.begin):
         return

@@ -14,15 +14,7 @@ import numpy as np
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import (
-    STEP_MARK,
-    WORK_KINDS,
-    Trace,
-    exclusive,
-    matching,
-    rows_by_code,
-    union,
-)
+from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, matching, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.thresholds import AROUND_NS, BUSY_SHARE, IDLE_SHARE, QUEUE_DEPTH, STALLED_LAUNCH
 
@@ -64,12 +56,7 @@ class Handovers(NamedTuple):
 
 
 class ByLane:
-    """Positions of times among the times of their own lane.
-
-    Args:
-        lane: ascending.
-        time: ns, ascending within each lane.
-    """
+    """Positions of times (ns, ascending within each lane) among the times of their own lane."""
 
     def __init__(self, lane: Int, time: Int) -> None:
         self._distinct = np.unique(time)
@@ -82,11 +69,7 @@ class ByLane:
 
 
 class Covered:
-    """Sets of points in time, one per lane.
-
-    Args:
-        lane, start, end: of each interval, ns.
-    """
+    """Sets of points in time, one per lane, from intervals in ns."""
 
     def __init__(self, lane: Int, start: Int, end: Int) -> None:
         own = exclusive(start, end, lane)

@@ -38,6 +38,7 @@ from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
+from tracelens.what_if.scenarios.changes import work_nodes
 from tracelens.what_if.thresholds import LOOP_GEMMS, LOOP_SHARE
 
 
@@ -249,10 +250,7 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         elif not rate:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
         rates.append(rate)
-        # The node of each of the rank's activities, -1 for none.
-        nodes = graph.nodes(index, Node.WORK)
-        node, dur = np.full(len(graph.ranks[index].is_comm), -1, dtype=np.int64), rank.dur.astype(float)
-        node[graph.work[nodes]] = nodes
+        node, dur = work_nodes(graph, index), rank.dur.astype(float)
         for loop in rank.loops:
             gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device))
             own_ns = dur[loop.gemms]

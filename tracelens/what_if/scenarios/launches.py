@@ -61,11 +61,7 @@ class HostIdle(NamedTuple):
     end: Int  # ns
 
 
-_FREE = {
-    "1": (ROUTER, PERMUTATION),
-    "2": (ROUTER, PERMUTATION, EXPERTS),
-    "3": tuple(range(len(STAGES))),
-}
+_FREE = {"1": (ROUTER, PERMUTATION), "2": (ROUTER, PERMUTATION, EXPERTS), "3": tuple(range(len(STAGES)))}
 """The parts of a layer that do not wait, by stage; the rest of 2 waits for the sizes of messages only."""
 
 

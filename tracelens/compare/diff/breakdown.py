@@ -29,17 +29,6 @@ LEVELS = ("cause", "graph", "stage", "category", "op", "shape", "kernel", "rank"
 """In reading order; the rows of each add up to the step time. `graph` is of runs with graph launches."""
 
 
-class _Pieces(NamedTuple):
-    """Pieces of step time (see RankSide), with waiting split off."""
-
-    row: Int
-    step: Int
-    ns: Int
-    begins: Int
-    cause: Int
-    piece: Int
-
-
 class LedgerRows(NamedTuple):
     """The nonzero rows of a level, largest difference first; pairs are of the base and of the candidate."""
 
@@ -146,60 +135,44 @@ def add_rank(
     waited[cause != COMM] = 0
     waiting = np.flatnonzero(waited)
     piece = np.concatenate((np.arange(len(side.row)), waiting))
-    pieces = _Pieces(
-        row=side.row[piece],
-        step=side.step[piece],
-        ns=np.concatenate((side.ns - waited, waited[waiting])),
-        begins=np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64))),
-        cause=np.concatenate((cause, np.full(len(waiting), WAIT))),
-        piece=piece,
-    )
+    row, step = side.row[piece], side.step[piece]
+    ns = np.concatenate((side.ns - waited, waited[waiting]))
+    begins = np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64)))
+    cause = np.concatenate((cause, np.full(len(waiting), WAIT)))
+    # Of each level the names, and the index of each piece's name.
+    events, work = side.trace.arrays, side.work
+    op, ops = lookup(events.name, side.op[row], len(events.names)), [*events.names, NO_OP]
+    shape_of_work, shapes = shape_texts(side.trace, work._replace(op=side.op))
+    op_shape, (op_codes, shape_codes) = codes(op, shape_of_work[row])
+    op_shapes = zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
+    names: dict[str, tuple[Sequence[str], Int]] = {
+        "cause": (ALL_CAUSES, cause),
+        "graph": (_GRAPH_ROWS, state[row] * len(ALL_CAUSES) + cause),
+        "stage": ((*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[piece]),
+        "category": (work.categories, work.category[row]),
+        "op": (ops, op),
+        "shape": ([f"{ops[op_code]} {shapes[shape_code]}" for op_code, shape_code in op_shapes], op_shape),
+        "kernel": (work.names, work.name[row]),
+        "rank": ([f"rank {side.rank}"], np.zeros_like(row)),
+    }
     for level in levels:
-        texts, code = _texts(level.name, side, pieces, state)
-        part = LevelPieces(code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
-        level.add(number, texts, part)
+        texts, code = names[level.name]
+        level.add(number, texts, LevelPieces(code, step, cause, ns, begins, side.steps))
         if level.name == "graph":  # idle time by how the work after it is launched
             idle = side.idle_time
-            step, ns = idle.step, idle.ns
-            idle_cause = np.full(len(ns), ALL_CAUSES.index("idle"))
+            idle_step, idle_ns = idle.step, idle.ns
+            idle_cause = np.full(len(idle_ns), ALL_CAUSES.index("idle"))
             code = lookup(state, idle.after, OUTSIDE_OF_GRAPHS) * len(ALL_CAUSES) + idle_cause
-            texts = _GRAPH_ROWS
         else:  # by cause on the cause level, by rank on the rank level, else as one row
-            step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
-            ns, code = side.idle.reshape(-1), np.zeros_like(why)
+            idle_step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
+            idle_ns, code = side.idle.reshape(-1), np.zeros_like(why)
             idle_cause = np.full(len(why), ALL_CAUSES.index("idle"))
-            texts = [f"rank {side.rank}" if level.name == "rank" else IDLE]
             if level.name == "cause":
                 texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
-        level.add(number, texts, LevelPieces(code, step, idle_cause, ns, np.zeros_like(ns), side.steps))
-
-
-def _texts(level: str, side: RankSide, pieces: _Pieces, state: Int) -> tuple[Sequence[str], Int]:
-    """Names of a level, and the index of each piece's name."""
-    events, work = side.trace.arrays, side.work
-    if level == "cause":
-        return ALL_CAUSES, pieces.cause
-    if level == "graph":
-        return _GRAPH_ROWS, state[pieces.row] * len(ALL_CAUSES) + pieces.cause
-    if level == "stage":
-        return (*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[pieces.piece]
-    if level == "category":
-        return work.categories, work.category[pieces.row]
-    if level == "kernel":
-        return work.names, work.name[pieces.row]
-    if level == "rank":
-        return (f"rank {side.rank}",), np.zeros(len(pieces.row), dtype=np.int64)
-    op = side.op[pieces.row]
-    name = lookup(events.name, op, len(events.names))
-    names = [*events.names, NO_OP]
-    if level == "op":
-        return names, name
-    shape, texts = shape_texts(side.trace, work._replace(op=side.op))
-    code, (op_codes, shape_codes) = codes(name, shape[pieces.row])
-    return [
-        f"{names[op_code]} {texts[shape_code]}"
-        for op_code, shape_code in zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
-    ], code
+            elif level.name != "rank":
+                texts = [IDLE]
+        part = LevelPieces(code, idle_step, idle_cause, idle_ns, np.zeros_like(idle_ns), side.steps)
+        level.add(number, texts, part)
 
 
 def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:

@@ -51,8 +51,8 @@ class Pairing(NamedTuple):
     lacking: tuple[Skip, ...] = ()  # what was not aligned, and why
 
 
-_Roots = list[list[tuple[Int, Int]]]
-_Part = tuple[int, int, Forest, Forest, _Roots]
+_Part = tuple[int, int, Forest, Forest, list[list[tuple[Int, Int]]]]
+"""First nodes and forests of base and candidate, and for each pair of steps their roots by thread."""
 
 _PAIRS = 1 << 20
 """Limit on thread pairs to compare; names common to more pairs say nothing about which threads match."""
@@ -104,22 +104,20 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
     base_partner = np.full(len(base_forest), -1, dtype=np.int64)
     cand_partner = np.full(len(cand_forest), -1, dtype=np.int64)
     base_how, cand_how = np.full_like(base_partner, -1), np.full_like(cand_partner, -1)
-    aligned = []
+    aligned, threads = [], Threads(base_forest, cand_forest)
+    parts: list[_Part] = []
     lacking: tuple[Skip, ...] = ()
-    if base.steps == cand.steps or not (base.marked and cand.marked):
-        # All steps by number, or all steps together if one rank has no step marks.
-        threads = Threads(base_forest, cand_forest)
-        if base.steps == cand.steps:
-            of_steps = [
-                threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
-                for number in range(base.steps)
-            ]
-        else:
-            of_steps = [threads.against(_joined(base_forest), _joined(cand_forest))]
-        parts = [(0, 0, base_forest, cand_forest, of_steps)]
+    if base.steps == cand.steps:
+        by_step = [
+            threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
+            for number in range(base.steps)
+        ]
+        parts = [(0, 0, base_forest, cand_forest, by_step)]
+    elif not (base.marked and cand.marked):
+        whole = threads.against(_joined(base_forest), _joined(cand_forest))
+        parts = [(0, 0, base_forest, cand_forest, [whole])]
     else:
         # Each step of the longer list against one of the shorter, which repeats.
-        threads, parts = Threads(base_forest, cand_forest), []
         base_borders, cand_borders = (
             np.searchsorted(side.forest.step, np.arange(side.steps + 1)).tolist() for side in (base, cand)
         )
@@ -137,12 +135,10 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
                 )
                 lacking = (Skip("alignment of all steps", reason),)
                 break
-            base_part, cand_part = (
-                base_forest.part(base_low, base_high),
-                cand_forest.part(cand_low, cand_high),
-            )
-            roots = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
-            parts.append((base_low, cand_low, base_part, cand_part, [roots]))
+            base_part = base_forest.part(base_low, base_high)
+            cand_part = cand_forest.part(cand_low, cand_high)
+            step = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
+            parts.append((base_low, cand_low, base_part, cand_part, [step]))
     for base_offset, cand_offset, base_part, cand_part, roots in parts:
         result = align(base_part, cand_part, roots)
         aligned.append(Aligned(base_part, cand_part, base_offset, cand_offset, result))

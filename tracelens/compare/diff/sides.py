@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
@@ -129,11 +129,6 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 _RADIX = 0x94D049BB133111EB
 _MODULE = "nn.Module: "
-_COLUMNS = (
-    "event", "name", "size", "step", "thread", "start", "copied", "launches",
-    "has_arguments", "scope", "named", "signature", "loose", "strict",
-)  # fmt: skip
-"""Fields of Forest that are the same in a part of it."""
 _OUTER = 8
 """Names shown of each end of a long path."""
 
@@ -279,9 +274,13 @@ class Forest:
 
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
-        parent = self.parent[low:high]
-        columns = {name: getattr(self, name)[low:high] for name in _COLUMNS}
-        return replace(self, parent=np.where(parent >= 0, parent - low, -1), **columns)
+        columns = {
+            column.name: getattr(self, column.name)[low:high]
+            for column in fields(self)
+            if column.name != "names"
+        }
+        columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] - low, -1)
+        return replace(self, **columns)
 
     @cached_property
     def _depth(self) -> Int:

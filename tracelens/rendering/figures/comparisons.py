@@ -32,13 +32,12 @@ from tracelens.rendering.figures.figure import (
     wrapped,
 )
 from tracelens.rendering.tables import select
+from tracelens.rendering.thresholds import JOINED_SHARE
 from tracelens.table import Result, Table
 from tracelens.units import GIB, milliseconds
 
 _LEVELS = ("cause", "graph", "stage", "category", "op")
 _BARS = 14
-_SMALL = 0.01
-"""Differences below this share of the largest one are joined."""
 _CROPPED = 0.25
 """The axis begins at zero unless all differences lie within this share of the longer step."""
 _NODES = 300
@@ -123,7 +122,7 @@ def _view(part: Table) -> dict[str, Any]:
     base, cand = (part.array(name) for name in ("base_ns", "cand_ns"))
     delta = np.abs(cand - base)
     order = np.argsort(-delta, kind="stable")
-    large = order[delta[order] >= max(_SMALL * delta.max(), 1)][:_BARS]
+    large = order[delta[order] >= max(JOINED_SHARE * delta.max(), 1)][:_BARS]
     small = np.setdiff1d(order, large)
     notes = [
         "noise between steps unknown" if noise == "unknown" else f"{noise} the noise between steps"

@@ -47,6 +47,7 @@ from tracelens.rendering.figures.figure import (
     table,
     wrapped,
 )
+from tracelens.rendering.thresholds import EVEN_SPAN, UNEVEN_SPAN
 from tracelens.table import Coded, Result, Table
 
 _MATRIX = 64
@@ -60,8 +61,6 @@ _HOVER = (
 
 _RANKS = 64
 _CELLS = 4000
-_LEAST, _MOST = 0.1, 1.0
-"""The colours span at least this much around 100%, or noise would look like imbalance, and at most."""
 _PHASES = ("forward_ns", "backward_ns", "recompute_ns")
 
 _SERVING_RANKS = 64
@@ -220,7 +219,7 @@ def token_loads(loads: Table) -> list[Figure]:
     measured = ratio[~np.isnan(ratio)]
     if len(numbers["rank"]) < 2 or not len(measured):
         return []
-    span = min(max(float(np.abs(measured - 1).max()), _LEAST), _MOST)
+    span = min(max(float(np.abs(measured - 1).max()), EVEN_SPAN), UNEVEN_SPAN)
     tokens = _matrix(loads, "tokens", shown_layers, shown_ranks)
     drawn: dict[str, Any] = {
         "type": "heatmap",

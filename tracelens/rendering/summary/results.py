@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tracelens.rendering.summary.thresholds import (
+from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
+from tracelens.rendering.thresholds import (
     BOUND_TILES,
     CHANGE_SHARE,
     EXPLAINED_SHARE,
@@ -14,7 +15,6 @@ from tracelens.rendering.summary.thresholds import (
     SAME_STEP_SHARE,
     SCHEDULE_TILES,
 )
-from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
 from tracelens.table import Result, Summary, Table, Tile
 from tracelens.units import duration, size_text
 

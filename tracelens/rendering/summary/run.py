@@ -11,13 +11,6 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Float
 from tracelens.guard import Failure
-from tracelens.rendering.summary.thresholds import (
-    CAUSE_SHARE,
-    DOUBTED_SAVING_SHARE,
-    PART_SHARE,
-    REPLAYED_STEP_SHARE,
-    SAVING_SHARE,
-)
 from tracelens.rendering.summary.wording import (
     about,
     guarded,
@@ -26,6 +19,13 @@ from tracelens.rendering.summary.wording import (
     plural,
     short_reason,
     three_digits,
+)
+from tracelens.rendering.thresholds import (
+    CAUSE_SHARE,
+    DOUBTED_SAVING_SHARE,
+    PART_SHARE,
+    REPLAYED_STEP_SHARE,
+    SAVING_SHARE,
 )
 from tracelens.table import Result, Summary, Table, Tile
 from tracelens.units import amount, duration

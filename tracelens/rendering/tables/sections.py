@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from tracelens.rendering.tables.rows import readable, skipped
 from tracelens.rendering.tables.values import encodable, one_line, shorten
+from tracelens.rendering.thresholds import DIVIDING_NAMES, PART_LEAST_SHARE
 from tracelens.table import Report, Result, Table
 from tracelens.units import duration, scale_of, size_text, three_digit_decimals
 
-_FEW = 16
-"""A table with at most so many different names is a division of a whole, a longer one a ranking."""
 _WIDTH = 32
 _PARTS = 3
-_LEAST = 0.005  # what shows as 0%
 
 
 _TELLING = {
@@ -122,8 +120,8 @@ def _listed(table: Table) -> str:
     # Only shares of one whole add up; scenarios, schedules and the like stand side by side.
     divides = any(column.unit == "fraction" for column in schema.columns)
     if not divides:
-        return f"{count:,} {noun}" if count > _FEW else ""
-    if count > _FEW:
+        return f"{count:,} {noun}" if count > DIVIDING_NAMES else ""
+    if count > DIVIDING_NAMES:
         shares = np.sort(list(total.values()))[::-1].cumsum() / max(sum(total.values()), 1)
         half = int(np.searchsorted(shares, 0.5)) + 1
         whole = "time" if amount.unit == "ns" else "bytes"
@@ -215,7 +213,7 @@ def _special(result: Result) -> str:
         case "timeline":
             for metric in ("computation", "exposed_comm", "idle"):
                 shares = numbers["fraction"][table.coded("metric").equals(metric)]
-                if len(shares) and shares.max() >= _LEAST:
+                if len(shares) and shares.max() >= PART_LEAST_SHARE:
                     label = "exposed communication" if metric == "exposed_comm" else metric
                     parts.append(f"{label} {_range(shares)}")
     return ", ".join(parts)
@@ -237,7 +235,7 @@ def _shares(total: Mapping[str, float]) -> str:
     return ", ".join(
         f"{shorten(one_line(name).replace('_', ' ').strip('()'), _WIDTH) or 'unnamed'} {value / whole:.0%}"
         for name, value in largest
-        if whole > 0 and value / whole >= _LEAST
+        if whole > 0 and value / whole >= PART_LEAST_SHARE
     )
 
 

@@ -39,8 +39,8 @@ class ScenarioOutcome(NamedTuple):
     """The result of one scenario: rows of the tables of these names."""
 
     projected_ns: int  # of the step
-    whatif: Rows
-    assumptions: Rows
+    whatif: Rows  # a single one
+    assumptions: Rows  # a single one
     critical_path: Rows  # one row per category
     bottlenecks: Rows  # one row per name
     ranks: Rows  # one row per rank
@@ -290,9 +290,7 @@ class ReplayedStep:
             "base_ns": self.projector.base,
             "projected_ns": typical,
         }
-        return ScenarioOutcome(
-            projection.step_ns, _single(row), _single(assumption_row), path, bottlenecks, ranks
-        )
+        return ScenarioOutcome(projection.step_ns, row, assumption_row, path, bottlenecks, ranks)
 
     def explained(self) -> Table:
         recorded_ns = self.projector.recorded_ns
@@ -349,8 +347,8 @@ class ReplayedStep:
         """All tables; scenarios best first, the measured path before the projected ones."""
         ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
         return {
-            "whatif": WHATIF.concat([outcome.whatif for outcome in ordered]),
-            "assumptions": ASSUMPTIONS.concat([outcome.assumptions for outcome in ordered]),
+            "whatif": WHATIF.from_rows(outcome.whatif for outcome in ordered),
+            "assumptions": ASSUMPTIONS.from_rows(outcome.assumptions for outcome in ordered),
             "critical_path": interleaved(
                 CRITICAL_PATH, [self.path, *(outcome.critical_path for outcome in ordered)]
             ),
@@ -412,10 +410,6 @@ def reliability_warning(explained: Table) -> str:
         return ""
     advice = "record all ranks with launch calls over several steps"
     return f"projections are unreliable: {' and '.join(reasons)}; {advice}"
-
-
-def _single(row: Mapping[str, Any]) -> Rows:
-    return {name: [value] for name, value in row.items()}
 
 
 def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:

@@ -254,9 +254,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = context.gpu_graph()
     launches = np.zeros(len(graph), dtype=bool)
     for rank, calls in enumerate(context.read(launch_calls)):
-        eager = calls.event[
-            ~np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
-        ]
+        eager = calls.event[~matching(calls.names, _GRAPH)[calls.name]]
         points = graph.nodes(rank, Node.POINT)
         launches[points] = np.isin(graph.event[points], eager)
     # A graph holds the launches behind others; those behind a step mark or a wait begin one.
@@ -303,7 +301,7 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = context.gpu_graph()
     dur = np.full(len(graph), -1, dtype=np.int64)  # of graph launches
     for rank, calls in enumerate(context.read(launch_calls)):
-        is_graph = np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
+        is_graph = matching(calls.names, _GRAPH)[calls.name]
         points = graph.nodes(rank, Node.POINT)
         row = np.searchsorted(calls.event[is_graph], graph.event[points])
         row[~np.isin(graph.event[points], calls.event[is_graph])] = -1

@@ -1,8 +1,8 @@
 """Which call of one run is which call of the other: two forests aligned by names and structure.
 
 `align` goes through lists of siblings with ever weaker keys (`_Aligner`). What runs the same leaves inside
-other scopes is matched around these (`twins`, `unwrapped`), and what a graph replays in one run only by the
-calls themselves (`replayed`).
+other scopes is matched around these, or `unwrapped`, and what a graph replays in one run only by the calls
+themselves (`replayed`).
 """
 
 from __future__ import annotations
@@ -158,11 +158,44 @@ class _Aligner:
         return [self._below(base + count - 1, cand + count - 1)]
 
     def _match_twins(self, lists: _Lists) -> None:
-        pairs = twins(self.base, lists[0], self.cand, lists[1])
-        for (nodes, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
+        """Match two lists with the same leaves, and all below them.
+
+        Leaves are matched by position, other nodes if they are around the same leaves and have one name. Of
+        the rest around the same leaves, equally many on both sides are renamed; otherwise they are wrappers.
+        """
+        extents = _extents(self.base, lists[0]), _extents(self.cand, lists[1])
+        sizes = [
+            forest.size[nodes] for forest, (nodes, *_) in zip((self.base, self.cand), extents, strict=True)
+        ]
+        leaves = [nodes[size == 1] for (nodes, *_), size in zip(extents, sizes, strict=True)]
+        inner, low, high = (
+            [column[size > 1] for column, size in zip(columns, sizes, strict=True)]
+            for columns in zip(*extents, strict=True)
+        )
+        extent, _ = codes(np.concatenate(low), np.concatenate(high))
+        # Names have hashes up to 2^64; codes compare them as they are.
+        name = np.concatenate((self.base.named[inner[0]], self.cand.named[inner[1]])).view(np.int64)
+        count = len(inner[0])
+        group, _ = codes(extent, name)
+        same = paired(group[:count], group[count:])
+        rest = [np.delete(np.arange(len(nodes)), rows) for nodes, rows in zip(inner, same, strict=True)]
+        # Of the rest, rows of which both sides have equally many around the same leaves.
+        extents_of = extent[:count], extent[count:]
+        most = int(extent.max(initial=0)) + 1
+        counts = [np.bincount(own[rows], minlength=most) for own, rows in zip(extents_of, rest, strict=True)]
+        even = counts[0] == counts[1]
+        base_rest, cand_rest = (rows[even[own[rows]]] for own, rows in zip(extents_of, rest, strict=True))
+        base_rows, cand_rows = paired(extents_of[0][base_rest], extents_of[1][cand_rest])
+        renamed = base_rest[base_rows], cand_rest[cand_rows]
+        for nodes, partners, how in (
+            (leaves[0], leaves[1], SAME),
+            (inner[0][same[0]], inner[1][same[1]], SAME),
+            (inner[0][renamed[0]], inner[1][renamed[1]], RENAMED),
+        ):
             self.match[nodes] = partners
             self.how[nodes] = self.how_back[partners] = how
-        self.how[pairs.wrappers[0]] = self.how_back[pairs.wrappers[1]] = WRAPPER
+        for side, hows in enumerate((self.how, self.how_back)):
+            hows[inner[side][np.setdiff1d(rest[side], renamed[side])]] = WRAPPER
 
     def _below(self, base: int, cand: int) -> _Task:
         return (self.base.children(base), self.cand.children(cand)), 0, 0
@@ -279,14 +312,6 @@ class _Aligner:
 Border = tuple[int, int]
 
 
-class Twins(NamedTuple):
-    """Two lists with the same leaves, node by node."""
-
-    same: tuple[Int, Int]  # (node of the base, node of the candidate) with one name around the same leaves
-    renamed: tuple[Int, Int]  # the same with different names
-    wrappers: tuple[Int, Int]  # nodes of the base, and of the candidate, without a counterpart
-
-
 def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]) -> ForestAlignment:
     """Align two forests.
 
@@ -376,42 +401,6 @@ def _borders(counts: list[Int], keys: list[Hash]) -> list[Border]:
     differs = np.flatnonzero(keys[0][base] != keys[1][cand])
     stop = int(differs[0]) if len(differs) else len(base)
     return list(zip(base[:stop].tolist(), cand[:stop].tolist(), strict=True))
-
-
-def twins(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> Twins:
-    """Match two lists with the same leaves, and all below them.
-
-    Leaves are matched by position, other nodes if they are around the same leaves and have one name. Of the
-    rest around the same leaves, equally many on both sides are renamed; otherwise they are wrappers.
-    """
-    extents = _extents(base, base_nodes), _extents(cand, cand_nodes)
-    is_leaf = [forest.size[nodes] == 1 for forest, (nodes, *_) in zip((base, cand), extents, strict=True)]
-    leaves = [nodes[leaf] for (nodes, *_), leaf in zip(extents, is_leaf, strict=True)]
-    inner, low, high = (
-        [column[~leaf] for column, leaf in zip(columns, is_leaf, strict=True)]
-        for columns in zip(*extents, strict=True)
-    )
-    extent, _ = codes(np.concatenate(low), np.concatenate(high))
-    # Names have hashes up to 2^64; codes compare them as they are.
-    name = np.concatenate((base.named[inner[0]], cand.named[inner[1]])).view(np.int64)
-    count = len(inner[0])
-    group, _ = codes(extent, name)
-    same = paired(group[:count], group[count:])
-    rest = [np.delete(np.arange(len(nodes)), rows) for nodes, rows in zip(inner, same, strict=True)]
-    # Of the rest, rows of which both sides have equally many around the same leaves.
-    extents_of = extent[:count], extent[count:]
-    size = int(extent.max(initial=0)) + 1
-    counts = [np.bincount(own[rows], minlength=size) for own, rows in zip(extents_of, rest, strict=True)]
-    even = counts[0] == counts[1]
-    base_rest, cand_rest = (rows[even[own[rows]]] for own, rows in zip(extents_of, rest, strict=True))
-    base_rows, cand_rows = paired(extents_of[0][base_rest], extents_of[1][cand_rest])
-    renamed = base_rest[base_rows], cand_rest[cand_rows]
-    wraps = [np.setdiff1d(rows, matched) for rows, matched in zip(rest, renamed, strict=True)]
-    return Twins(
-        (np.concatenate((leaves[0], inner[0][same[0]])), np.concatenate((leaves[1], inner[1][same[1]]))),
-        (inner[0][renamed[0]], inner[1][renamed[1]]),
-        (inner[0][wraps[0]], inner[1][wraps[1]]),
-    )
 
 
 def _extents(forest: Forest, nodes: Int) -> tuple[Int, Int, Int]:

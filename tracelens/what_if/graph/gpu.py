@@ -13,7 +13,7 @@ from tracelens.arrays import Int, lookup
 from tracelens.table import Coded
 from tracelens.trace import Trace, matching, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
-from tracelens.what_if.graph.host import RankHost, full_queue, starts, waited
+from tracelens.what_if.graph.host import RankHost, full_queue, starts
 from tracelens.what_if.thresholds import (
     COPY_NS,
     OVERLAP_NS,
@@ -99,7 +99,8 @@ def device(trace: Trace, host: RankHost, draft: Draft) -> GpuActivities:
     gpu = GpuActivities(begin, finish, called, call, before)
     if work.cpu_only:
         starts(trace, host.nodes, host.thread, begin, draft)
-        waited(host.nodes, host.returns, finish, draft)
+        for number, wait in host.returns.items():
+            draft.join(Edge.SYNC, finish[wait.work], host.nodes[number].node[wait.after], wait.lag)
     return gpu
 
 

@@ -328,12 +328,6 @@ def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draf
         draft.join(Edge.LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
 
 
-def waited(chains: dict[int, Chain], waits: dict[int, Returns], finish: Int, draft: Draft) -> None:
-    """Edges from collectives to the nodes that waited for them."""
-    for number, wait in waits.items():
-        draft.join(Edge.SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)
-
-
 def full_queue(trace: Trace) -> Bool:
     """Which events are launches that waited for room in the queue: long ones behind much queued work."""
     events, work = trace.arrays, trace.work

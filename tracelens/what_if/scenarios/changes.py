@@ -10,6 +10,9 @@ from tracelens.analysis.fusable import Chains
 from tracelens.arrays import Bool, Float, Int
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 
+ALL_TO_ALLS = ("all_to_all", "alltoall")
+"""How the names of all-to-alls begin."""
+
 
 def work_nodes(graph: RunGraph, rank: int) -> Int:
     """The node of each activity of a rank, given by the index of its trace; -1 for a matched collective's."""

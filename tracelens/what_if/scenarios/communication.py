@@ -22,7 +22,14 @@ from tracelens.trace import WORK_KINDS, Trace, rows_by_code
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
-from tracelens.what_if.scenarios.changes import marked, meetings_of, of_calls, scale_pace, unblock
+from tracelens.what_if.scenarios.changes import (
+    ALL_TO_ALLS,
+    marked,
+    meetings_of,
+    of_calls,
+    scale_pace,
+    unblock,
+)
 
 
 class TokenExchange(NamedTuple):
@@ -109,9 +116,7 @@ def _all_to_alls(context: ScenarioContext) -> tuple[Int, list[MatchedCollective]
     """
     nodes, collectives = context.meetings()
     rows = [
-        row
-        for row, collective in enumerate(collectives)
-        if collective.collective.startswith(("all_to_all", "alltoall"))
+        row for row, collective in enumerate(collectives) if collective.collective.startswith(ALL_TO_ALLS)
     ]
     if not rows:
         raise NotApplicable(

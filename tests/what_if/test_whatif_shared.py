@@ -16,8 +16,7 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure
 from tracelens.table import Skip
 from tracelens.trace import Run, select_step
-from tracelens.what_if import SCENARIOS, NotApplicable, parse_request, whatif
-from tracelens.what_if.replay import Projector
+from tracelens.what_if import SCENARIOS, NotApplicable, Projector, parse_request, whatif
 from tracelens.what_if.scenario import default_requests
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

@@ -222,11 +222,8 @@ def noise(
 ) -> Mixture:
     """Noise of the difference of the sides' means.
 
-    Args:
-        base: the steps of each run, as relative as `limits`; empty for a difference from a known value.
-        candidate: likewise.
-        limits: plausible noise.
-        history: spread of means of other runs of the program.
+    `base` and `candidate` are the steps of each run, as relative as `limits`; `base` is empty for a
+    difference from a known value. `history` is the spread of means of other runs of the program.
     """
     sides = [side for side in (base, candidate) if len(side)]
     runs = [run for side in sides for run in side]

@@ -52,7 +52,6 @@ class Interactive:
 
     @property
     def first(self) -> Table:
-        """The view that is shown first."""
         return self.views.get(ACROSS, self.views[ROWS])
 
     @cached_property
@@ -225,11 +224,8 @@ def _largest(table: Table, limit: int) -> Table:
 def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({})) -> bytes:
     """The payload of a table; integers beyond 2**53 are rounded, infinities stay.
 
-    Integers that mostly grow, such as start times, are stored as differences; texts by dictionary.
-
-    Args:
-        table: what is packed.
-        short: of text columns, the short forms of the texts in their dictionaries.
+    Integers that mostly grow, such as start times, are stored as differences; texts by dictionary, with the
+    `short` forms of those in the dictionaries of text columns.
     """
     import orjson
 

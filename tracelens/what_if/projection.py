@@ -151,13 +151,10 @@ def whatif(
 def projector_part(
     trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
 ) -> ProjectorPart | Skip:
-    """The part of one rank, or why it has none.
+    """The part of one rank, or why it has none; of a trace narrowed to a step the whole recording counts.
 
-    Args:
-        trace: of the rank; of one narrowed to a step the whole recording counts.
-        scope: which GPU work other analyzers count.
-        device: of the recording, if the trace does not name it.
-        device_file: TOML file that describes it.
+    `scope` is which GPU work other analyzers count; the device is that of the recording, if the trace does
+    not name it.
     """
     step = trace.window.label if trace.window is not None else None
     if trace.source is not None:
@@ -176,26 +173,18 @@ def projector_part(
     }
     apart = step is not None or scope != "all"
     return ProjectorPart(
-        graph,
-        read_rank(functions, whole, recorded_on),
-        rank_communication(whole) if apart else None,
-        step,
+        graph, read_rank(functions, whole, recorded_on), rank_communication(whole) if apart else None, step
     )
 
 
 @share("projector", part=projector_part, shared=("aligned run",))
 def projector(
-    parts: Sequence[ProjectorPart | Skip],
-    aligned: AlignedRun,
-    *,
-    unprofiled_step_ms: float | None = None,
+    parts: Sequence[ProjectorPart | Skip], aligned: AlignedRun, *, unprofiled_step_ms: float | None = None
 ) -> Projector | Skip:
     """Projects the step of a run under scenarios; a Skip says why there is no graph to replay.
 
-    Args:
-        parts: from `projector_part`.
-        aligned: the communication of all ranks.
-        unprofiled_step_ms: a step without the profiler, in place of what the traces say.
+    `aligned` is the communication of all ranks, `unprofiled_step_ms` a step without the profiler, in place of
+    what the traces say.
     """
     known = [part for part in parts if not isinstance(part, Skip)]
     missing = [part for part in parts if isinstance(part, Skip)]

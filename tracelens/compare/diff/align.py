@@ -1,8 +1,8 @@
 """Which call of one run is which call of the other: two forests aligned by names and structure.
 
 `align` goes through lists of siblings with ever weaker keys (`_Aligner`). What runs the same leaves inside
-other scopes is matched around these (`twins`, `unwrapped`), and what a graph replays in one run only by the
-calls themselves (`replayed`).
+other scopes is matched around these, or `unwrapped`, and what a graph replays in one run only by the calls
+themselves (`replayed`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int
-from tracelens.compare.diff.sides import Forest, Hash, occurrence
+from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, occurrence
 from tracelens.compare.thresholds import HALF_OF_LEAVES, LONG_LIST, LONGER_TIMES
 from tracelens.table import codes
 
@@ -28,7 +28,6 @@ NOWHERE, EVEN, EVERYWHERE = range(3)
 """Where to look for anchors between the common begin and end of two lists: nowhere, among keys that both
 sides have equally often, or among all."""
 
-_NONE = np.empty(0, dtype=np.int64)
 _ROUNDS = 32
 """Searches of the gaps between anchors for keys that both sides have equally often."""
 
@@ -143,32 +142,60 @@ class _Aligner:
         if wholes[0]:
             self._match_subtrees(lists, [(0, 0)])
             return []
-        count = self._same_names(base, cand) if (stage, rounds) == (1, 0) else 1
+        count = 1
+        if (stage, rounds) == (1, 0):
+            # All nodes from these on, each the single child of the one before, whose names are equal.
+            longest = min(int(self.base.chain[base]) - base, int(self.cand.chain[cand]) - cand) + 1
+            count, width = 0, 1
+            while count < longest:
+                high = min(count + width, longest)
+                named = self.base.named[base + count : base + high]
+                count, width = count + _common(named, self.cand.named[cand + count : cand + high]), 2 * width
+                if count < high:
+                    break
         self.match[base : base + count] = np.arange(cand, cand + count)
         self.how[base : base + count] = self.how_back[cand : cand + count] = SAME
         return [self._below(base + count - 1, cand + count - 1)]
 
-    def _same_names(self, base: int, cand: int) -> int:
-        """How many nodes from these on, each the single child of the one before, have equal names."""
-        longest = min(int(self.base.chain[base]) - base, int(self.cand.chain[cand]) - cand) + 1
-        count, width = 0, 1
-        while count < longest:
-            high = min(count + width, longest)
-            same = _common(
-                self.base.named[base + count : base + high], self.cand.named[cand + count : cand + high]
-            )
-            if same < high - count:
-                return count + same
-            count, width = high, 2 * width
-        return count
-
     def _match_twins(self, lists: _Lists) -> None:
-        """Match what runs the same leaves."""
-        pairs = twins(self.base, lists[0], self.cand, lists[1])
-        for (nodes, partners), how in ((pairs.same, SAME), (pairs.renamed, RENAMED)):
+        """Match two lists with the same leaves, and all below them.
+
+        Leaves are matched by position, other nodes if they are around the same leaves and have one name. Of
+        the rest around the same leaves, equally many on both sides are renamed; otherwise they are wrappers.
+        """
+        extents = _extents(self.base, lists[0]), _extents(self.cand, lists[1])
+        sizes = [
+            forest.size[nodes] for forest, (nodes, *_) in zip((self.base, self.cand), extents, strict=True)
+        ]
+        leaves = [nodes[size == 1] for (nodes, *_), size in zip(extents, sizes, strict=True)]
+        inner, low, high = (
+            [column[size > 1] for column, size in zip(columns, sizes, strict=True)]
+            for columns in zip(*extents, strict=True)
+        )
+        extent, _ = codes(np.concatenate(low), np.concatenate(high))
+        # Names have hashes up to 2^64; codes compare them as they are.
+        name = np.concatenate((self.base.named[inner[0]], self.cand.named[inner[1]])).view(np.int64)
+        count = len(inner[0])
+        group, _ = codes(extent, name)
+        same = paired(group[:count], group[count:])
+        rest = [np.delete(np.arange(len(nodes)), rows) for nodes, rows in zip(inner, same, strict=True)]
+        # Of the rest, rows of which both sides have equally many around the same leaves.
+        extents_of = extent[:count], extent[count:]
+        most = int(extent.max(initial=0)) + 1
+        counts = [np.bincount(own[rows], minlength=most) for own, rows in zip(extents_of, rest, strict=True)]
+        even = counts[0] == counts[1]
+        base_rest, cand_rest = (rows[even[own[rows]]] for own, rows in zip(extents_of, rest, strict=True))
+        base_rows, cand_rows = paired(extents_of[0][base_rest], extents_of[1][cand_rest])
+        renamed = base_rest[base_rows], cand_rest[cand_rows]
+        for nodes, partners, how in (
+            (leaves[0], leaves[1], SAME),
+            (inner[0][same[0]], inner[1][same[1]], SAME),
+            (inner[0][renamed[0]], inner[1][renamed[1]], RENAMED),
+        ):
             self.match[nodes] = partners
             self.how[nodes] = self.how_back[partners] = how
-        self.how[pairs.wrappers[0]] = self.how_back[pairs.wrappers[1]] = WRAPPER
+        for side, hows in enumerate((self.how, self.how_back)):
+            hows[inner[side][np.setdiff1d(rest[side], renamed[side])]] = WRAPPER
 
     def _below(self, base: int, cand: int) -> _Task:
         return (self.base.children(base), self.cand.children(cand)), 0, 0
@@ -236,7 +263,18 @@ class _Aligner:
                 node, size = unique[0][key], int(self.cand.size[moved])
                 self.match[node : node + size] = np.arange(moved, moved + size)
                 self.how[node : node + size] = self.how_back[moved : moved + size] = MOVED
-        self._find_replayed()
+        if self.base.copied.any() or self.cand.copied.any():
+            # Calls of one side that a graph of the other replays, in any order of threads and wrappers.
+            lists = (
+                np.concatenate([NO_ROWS, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1)
+            )
+            base, cand = (
+                forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
+            )
+            base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
+            base, cand = replayed(self.base, base, self.cand, cand)
+            self.match[base] = cand
+            self.how[base] = self.how_back[cand] = REPLAYED
         for base_nodes, cand_nodes in self._unmatched:
             base = base_nodes[self.match[base_nodes] < 0]
             cand = cand_nodes[self.how_back[cand_nodes] == ONLY]
@@ -270,29 +308,8 @@ class _Aligner:
         back[self.match[known]] = known
         return ForestAlignment(self.match, self.how, back, self.how_back, self.groups)
 
-    def _find_replayed(self) -> None:
-        """Calls of one side that a graph of the other replays, in any order of threads and wrappers."""
-        if not (self.base.copied.any() or self.cand.copied.any()):
-            return
-        lists = (np.concatenate([_NONE, *(nodes[side] for nodes in self._unmatched)]) for side in (0, 1))
-        base, cand = (
-            forest.within(nodes) for forest, nodes in zip((self.base, self.cand), lists, strict=True)
-        )
-        base, cand = base[self.match[base] < 0], cand[self.how_back[cand] == ONLY]
-        base, cand = replayed(self.base, base, self.cand, cand)
-        self.match[base] = cand
-        self.how[base] = self.how_back[cand] = REPLAYED
-
 
 Border = tuple[int, int]
-
-
-class Twins(NamedTuple):
-    """Two lists with the same leaves, node by node."""
-
-    same: tuple[Int, Int]  # (node of the base, node of the candidate) with one name around the same leaves
-    renamed: tuple[Int, Int]  # the same with different names
-    wrappers: tuple[Int, Int]  # nodes of the base, and of the candidate, without a counterpart
 
 
 def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]) -> ForestAlignment:
@@ -303,10 +320,7 @@ def align(base: Forest, cand: Forest, steps: Iterable[Sequence[tuple[Int, Int]]]
     go before the others: sizes differ from step to step, and what has the size of another by chance is no
     anchor. What remains between two matches is unwrapped, renamed, exchanged, removed or added.
 
-    Args:
-        base: of one run.
-        cand: of the other.
-        steps: of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
+    `steps` has, of each pair of steps, roots of the base against roots of the candidate, one pair per thread.
     """
     aligner = _Aligner(base, cand)
     for pairs in steps:
@@ -326,10 +340,7 @@ def _common(base: Hash, cand: Hash) -> int:
 def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:
     """Rows with equal keys on both sides, the longest chain of them that is in order on both.
 
-    Args:
-        base: keys of one side; the n-th of a key here stands against the n-th of it there.
-        cand: keys of the other.
-        where: see NOWHERE.
+    The n-th of a key here stands against the n-th of it there; `where` is as of NOWHERE.
     """
     if where == NOWHERE or not len(base) or not len(cand):
         return []
@@ -342,25 +353,22 @@ def _anchors(base: Hash, cand: Hash, where: int) -> list[tuple[int, int]]:
         rows = tuple(np.flatnonzero(even[side]) for side in codes)
     matched = paired(codes[0][rows[0]], codes[1][rows[1]])
     pairs = np.stack((rows[0][matched[0]], rows[1][matched[1]]), axis=1)
-    return _increasing(pairs[np.argsort(pairs[:, 0], kind="stable")])
-
-
-def _increasing(pairs: Int) -> list[tuple[int, int]]:
-    """The longest chain of pairs, ascending in the first, that ascends in the second as well."""
-    rows = [(base, cand) for base, cand in pairs.tolist()]
-    if not rows or (np.diff(pairs[:, 1]) > 0).all():
-        return rows
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    in_order = [(base_row, cand_row) for base_row, cand_row in pairs.tolist()]
+    if not in_order or (np.diff(pairs[:, 1]) > 0).all():
+        return in_order
+    # The longest chain of pairs, ascending in the first, that ascends in the second as well.
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
-    for number, (_, value) in enumerate(rows):
+    for number, (_, value) in enumerate(in_order):
         length = bisect_left(tails, value)
         before.append(ends[length - 1] if length else -1)
         tails[length : length + 1], ends[length : length + 1] = [value], [number]
     chain: list[tuple[int, int]] = []
     number = ends[-1]
     while number >= 0:
-        chain.append(rows[number])
+        chain.append(in_order[number])
         number = before[number]
     return chain[::-1]
 
@@ -376,8 +384,7 @@ def same_leaves(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) ->
 def equal_ends(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> tuple[Border, Border]:
     """Where the parts at both ends of two lists that run the same leaves, with the same arguments, stop.
 
-    Returns:
-        rows in both lists after the part at their begin, and rows where the part at their end starts.
+    As rows in both lists: after the part at their begin, and where the part at their end starts.
     """
     sides = base.leaves(base_nodes), cand.leaves(cand_nodes)
     begin = _borders([side.number for side in sides], [side.begin for side in sides])[-1]
@@ -394,45 +401,6 @@ def _borders(counts: list[Int], keys: list[Hash]) -> list[Border]:
     differs = np.flatnonzero(keys[0][base] != keys[1][cand])
     stop = int(differs[0]) if len(differs) else len(base)
     return list(zip(base[:stop].tolist(), cand[:stop].tolist(), strict=True))
-
-
-def twins(base: Forest, base_nodes: Int, cand: Forest, cand_nodes: Int) -> Twins:
-    """Match two lists with the same leaves, and all below them.
-
-    Leaves are matched by position, other nodes if they are around the same leaves and have one name. Of the
-    rest around the same leaves, equally many on both sides are renamed; otherwise they are wrappers.
-    """
-    extents = _extents(base, base_nodes), _extents(cand, cand_nodes)
-    is_leaf = [forest.size[nodes] == 1 for forest, (nodes, *_) in zip((base, cand), extents, strict=True)]
-    leaves = [nodes[leaf] for (nodes, *_), leaf in zip(extents, is_leaf, strict=True)]
-    inner, low, high = (
-        [column[~leaf] for column, leaf in zip(columns, is_leaf, strict=True)]
-        for columns in zip(*extents, strict=True)
-    )
-    extent, _ = codes(np.concatenate(low), np.concatenate(high))
-    # Names have hashes up to 2^64; codes compare them as they are.
-    name = np.concatenate((base.named[inner[0]], cand.named[inner[1]])).view(np.int64)
-    count = len(inner[0])
-    group, _ = codes(extent, name)
-    same = paired(group[:count], group[count:])
-    rest = [np.delete(np.arange(len(nodes)), rows) for nodes, rows in zip(inner, same, strict=True)]
-    # Of the rest, rows of which both sides have equally many around the same leaves.
-    extents_of = extent[:count], extent[count:]
-    size = int(extent.max(initial=0)) + 1
-    counts = [np.bincount(own[rows], minlength=size) for own, rows in zip(extents_of, rest, strict=True)]
-    even = counts[0] == counts[1]
-    base_rest, cand_rest = (rows[even[own[rows]]] for own, rows in zip(extents_of, rest, strict=True))
-    base_rows, cand_rows = paired(extents_of[0][base_rest], extents_of[1][cand_rest])
-    renamed = base_rest[base_rows], cand_rest[cand_rows]
-    wraps = [np.setdiff1d(rows, matched) for rows, matched in zip(rest, renamed, strict=True)]
-    return Twins(
-        (
-            np.concatenate((leaves[0], inner[0][same[0]])),
-            np.concatenate((leaves[1], inner[1][same[1]])),
-        ),
-        (inner[0][renamed[0]], inner[1][renamed[1]]),
-        (inner[0][wraps[0]], inner[1][wraps[1]]),
-    )
 
 
 def _extents(forest: Forest, nodes: Int) -> tuple[Int, Int, Int]:
@@ -455,9 +423,7 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
 
     A direct child counts by its name. Where there is none, what lies deeper counts where whole subtrees of
     the other list make at least half of the leaves below a node: names such as aten::empty are everywhere.
-
-    Returns:
-        (nodes in order, those that were replaced), None where there are none.
+    In order, with those that were replaced; None where there are none.
     """
     below, caller = forest.below(nodes)
     direct = np.isin(forest.named[below], other.named[other_nodes])
@@ -466,13 +432,10 @@ def unwrapped(forest: Forest, nodes: Int, other: Forest, other_nodes: Int) -> tu
         opened[caller[direct]] = True
         return np.sort(np.concatenate((nodes[~opened], below[opened[caller]]))), nodes[opened]
     keys = other.loose[other_nodes[other.size[other_nodes] > 1]]
-    return _unwrapped_deep(forest, nodes, keys) if forest.may_hold(nodes, keys) else None
-
-
-def _unwrapped_deep(forest: Forest, nodes: Int, keys: Hash) -> tuple[Int, Int] | None:
-    """As `unwrapped`, by what lies deeper; `keys` are those of the other list in `loose`."""
-    inside, size = forest.within(nodes), forest.size[nodes]
-    top = np.repeat(np.arange(len(nodes)), size)
+    if not forest.may_hold(nodes, keys):
+        return None
+    inside = forest.within(nodes)
+    top = np.repeat(np.arange(len(nodes)), forest.size[nodes])
     is_top = inside == nodes[top]
     matched = np.isin(forest.loose[inside], keys) & ~is_top & (forest.size[inside] > 1)
     # The outermost ones: those inside none of the others.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,12 @@ from tracelens.analysis.moe import EXPERTS, PERMUTATION, STAGES, UNATTRIBUTED_NA
 from tracelens.analysis.overview import NO_OP, shape_texts
 from tracelens.arrays import Float, Int, lookup
 from tracelens.compare.diff.pairing import CAUSES, COMM, EXCHANGED, ONE_SIDED, WAIT
-from tracelens.compare.diff.sides import OUTSIDE, RankSide
+from tracelens.compare.diff.sides import NO_ROWS, OUTSIDE, RankSide
 from tracelens.compare.noise import StepSpread
-from tracelens.table import Column, Schema, codes
+from tracelens.table import Column, Schema, Table, codes
 from tracelens.trace import Union
 
-STATES = (
-    "outside graphs",
-    "in graphs on one side",
-    "in graphs on both sides",
-    "in graphs, no counterpart",
-)
+STATES = ("outside graphs", "in graphs on one side", "in graphs on both sides", "in graphs, no counterpart")
 """How GPU work, and the same work of the other run, is launched."""
 OUTSIDE_OF_GRAPHS, ONE_SIDE, BOTH_SIDES, UNMATCHED = range(4)
 
@@ -32,17 +27,6 @@ IDLE = "(idle)"
 _GRAPH_ROWS = tuple(f"{state}: {cause}" for state in STATES for cause in ALL_CAUSES)
 LEVELS = ("cause", "graph", "stage", "category", "op", "shape", "kernel", "rank")
 """In reading order; the rows of each add up to the step time. `graph` is of runs with graph launches."""
-
-
-class _Pieces(NamedTuple):
-    """Pieces of step time (see RankSide), with waiting split off."""
-
-    row: Int
-    step: Int
-    ns: Int
-    begins: Int
-    cause: Int
-    piece: Int
 
 
 class LedgerRows(NamedTuple):
@@ -67,13 +51,7 @@ class LevelPieces(NamedTuple):
 
 
 class WaterfallLevel:
-    """One breakdown of the step time of both runs.
-
-    Args:
-        name: of the level.
-        causes: number of causes.
-        ranks: number of ranks of the base and of the candidate.
-    """
+    """One breakdown of the step time of both runs, with so many causes and ranks of each run."""
 
     def __init__(self, name: str, causes: int, ranks: tuple[int, int]) -> None:
         self.name = name
@@ -91,40 +69,33 @@ class WaterfallLevel:
     def rows(self, step_ns: tuple[int, int]) -> LedgerRows:
         """All rows; they add up to `step_ns`, the step time of the base and of the candidate."""
         names = list(self._row_of_text)
-        by_step, by_cause, starts = zip(*(self._sums(side, len(names)) for side in (0, 1)), strict=True)
-        ns = [apportion(spread.mean, total) for spread, total in zip(by_step, step_ns, strict=True)]
+        by_step: list[StepSpread] = []
+        by_cause: list[Float] = []
+        starts: list[Float] = []
+        for parts, ranks in zip(self._parts, self._ranks, strict=True):
+            steps = min((part.steps for part in parts), default=0)
+            ns_by_cause, count = np.zeros((len(names), self._causes)), np.zeros(len(names))
+            for part in parts:
+                np.add.at(ns_by_cause, (part.row, part.cause), part.ns / part.steps)
+                np.add.at(count, part.row, part.starts / part.steps)
+            by_cause.append(ns_by_cause / ranks)
+            starts.append(count / ranks)
+            # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
+            row = np.concatenate([NO_ROWS, *(part.row for part in parts)])
+            step = np.concatenate([NO_ROWS, *(np.minimum(part.step, steps - 1) for part in parts)])
+            piece_ns = np.concatenate([NO_ROWS, *(part.ns * (steps / part.steps) for part in parts)])
+            by_step.append(spread(row, step, piece_ns, len(names), steps, ranks))
+        ns = [apportion(times.mean, total) for times, total in zip(by_step, step_ns, strict=True)]
         order = np.argsort(-np.abs(ns[1] - ns[0]), kind="stable")
         order = order[(ns[0][order] > 0) | (ns[1][order] > 0)]
         return LedgerRows(
-            [names[row] for row in order.tolist()],
-            [spread.take(order) for spread in by_step],
-            [side[order] for side in ns],
-            [side[order] for side in starts],
-            np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
+            names=[names[row] for row in order.tolist()],
+            by_step=[side.take(order) for side in by_step],
+            ns=[side[order] for side in ns],
+            counts=[side[order] for side in starts],
+            cause=np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
         )
 
-    def _sums(self, side: int, count: int) -> tuple[StepSpread, Float, Float]:
-        """(ns by row over steps, mean over ranks; ns per step by row and cause; pieces per step by row)."""
-        parts = self._parts[side]
-        steps = min((part.steps for part in parts), default=0)
-        by_cause, starts = np.zeros((count, self._causes)), np.zeros(count)
-        for part in parts:
-            np.add.at(by_cause, (part.row, part.cause), part.ns / part.steps)
-            np.add.at(starts, part.row, part.starts / part.steps)
-        # Ranks of one job have the same steps; extra steps of some ranks join the last common step.
-        ranks = self._ranks[side]
-        by_step = spread(
-            np.concatenate([_EMPTY, *(part.row for part in parts)]),
-            np.concatenate([_EMPTY, *(np.minimum(part.step, steps - 1) for part in parts)]),
-            np.concatenate([_EMPTY, *(part.ns * (steps / part.steps) for part in parts)]),
-            count,
-            steps,
-            ranks,
-        )
-        return by_step, by_cause / ranks, starts / ranks
-
-
-_EMPTY = np.empty(0, dtype=np.int64)
 
 ICICLE = Schema(
     "Step time by category, op and kernel",
@@ -151,39 +122,11 @@ def add_rank(
     waits: Union,
     regrouped: str,
 ) -> None:
-    """Add one rank to all levels.
+    """Add one rank of the base (0) or the candidate (1) to all levels.
 
-    Args:
-        levels: one for each of LEVELS.
-        number: 0 for the base, 1 for the candidate.
-        side: the rank.
-        cause: of each piece, code into CAUSES.
-        state: how each GPU activity is launched, code into STATES.
-        waits: when it waits for other ranks, ns by its own clock.
-        regrouped: from `regrouped`.
+    `cause` is of each piece, `state` of each GPU activity (STATES); `waits` is when the rank waits for
+    others, by its own clock, `regrouped` from the function of that name.
     """
-    pieces = _pieces(side, cause, waits, regrouped)
-    for level in levels:
-        texts, code = _texts(level.name, side, pieces, state)
-        part = LevelPieces(code, pieces.step, pieces.cause, pieces.ns, pieces.begins, side.steps)
-        level.add(number, texts, part)
-        if level.name == "graph":  # idle time by how the work after it is launched
-            idle = side.idle_time
-            step, ns = idle.step, idle.ns
-            idle_cause = np.full(len(ns), ALL_CAUSES.index("idle"))
-            code = lookup(state, idle.after, OUTSIDE_OF_GRAPHS) * len(ALL_CAUSES) + idle_cause
-            texts = _GRAPH_ROWS
-        else:  # by cause on the cause level, by rank on the rank level, else as one row
-            step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
-            ns, code = side.idle.reshape(-1), np.zeros_like(why)
-            idle_cause = np.full(len(why), ALL_CAUSES.index("idle"))
-            texts = [_of_rank(side) if level.name == "rank" else IDLE]
-            if level.name == "cause":
-                texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
-        level.add(number, texts, LevelPieces(code, step, idle_cause, ns, np.zeros_like(ns), side.steps))
-
-
-def _pieces(side: RankSide, cause: Int, waits: Union, regrouped: str) -> _Pieces:
     cause = cause.copy()
     if regrouped:
         experts = np.isin(side.stage, (EXPERTS, PERMUTATION)) & np.isin(cause, (EXCHANGED, ONE_SIDED))
@@ -192,46 +135,44 @@ def _pieces(side: RankSide, cause: Int, waits: Union, regrouped: str) -> _Pieces
     waited[cause != COMM] = 0
     waiting = np.flatnonzero(waited)
     piece = np.concatenate((np.arange(len(side.row)), waiting))
-    return _Pieces(
-        side.row[piece],
-        side.step[piece],
-        np.concatenate((side.ns - waited, waited[waiting])),
-        np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64))),
-        np.concatenate((cause, np.full(len(waiting), WAIT))),
-        piece,
-    )
-
-
-def _texts(level: str, side: RankSide, pieces: _Pieces, state: Int) -> tuple[Sequence[str], Int]:
-    """Names of a level, and the index of each piece's name."""
+    row, step = side.row[piece], side.step[piece]
+    ns = np.concatenate((side.ns - waited, waited[waiting]))
+    begins = np.concatenate((side.begins, np.zeros(len(waiting), dtype=np.int64)))
+    cause = np.concatenate((cause, np.full(len(waiting), WAIT)))
+    # Of each level the names, and the index of each piece's name.
     events, work = side.trace.arrays, side.work
-    if level == "cause":
-        return ALL_CAUSES, pieces.cause
-    if level == "graph":
-        return _GRAPH_ROWS, state[pieces.row] * len(ALL_CAUSES) + pieces.cause
-    if level == "stage":
-        return (*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[pieces.piece]
-    if level == "category":
-        return work.categories, work.category[pieces.row]
-    if level == "kernel":
-        return work.names, work.name[pieces.row]
-    if level == "rank":
-        return (_of_rank(side),), np.zeros(len(pieces.row), dtype=np.int64)
-    op = side.op[pieces.row]
-    name = lookup(events.name, op, len(events.names))
-    names = [*events.names, NO_OP]
-    if level == "op":
-        return names, name
-    shape, texts = shape_texts(side.trace, work._replace(op=side.op))
-    code, (op_codes, shape_codes) = codes(name, shape[pieces.row])
-    return [
-        f"{names[op_code]} {texts[shape_code]}"
-        for op_code, shape_code in zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
-    ], code
-
-
-def _of_rank(side: RankSide) -> str:
-    return f"rank {side.rank}"
+    op, ops = lookup(events.name, side.op[row], len(events.names)), [*events.names, NO_OP]
+    shape_of_work, shapes = shape_texts(side.trace, work._replace(op=side.op))
+    op_shape, (op_codes, shape_codes) = codes(op, shape_of_work[row])
+    op_shapes = zip(op_codes.tolist(), shape_codes.tolist(), strict=True)
+    names: dict[str, tuple[Sequence[str], Int]] = {
+        "cause": (ALL_CAUSES, cause),
+        "graph": (_GRAPH_ROWS, state[row] * len(ALL_CAUSES) + cause),
+        "stage": ((*STAGES, UNATTRIBUTED_NAME, OUTSIDE), side.stage[piece]),
+        "category": (work.categories, work.category[row]),
+        "op": (ops, op),
+        "shape": ([f"{ops[op_code]} {shapes[shape_code]}" for op_code, shape_code in op_shapes], op_shape),
+        "kernel": (work.names, work.name[row]),
+        "rank": ([f"rank {side.rank}"], np.zeros_like(row)),
+    }
+    for level in levels:
+        texts, code = names[level.name]
+        level.add(number, texts, LevelPieces(code, step, cause, ns, begins, side.steps))
+        if level.name == "graph":  # idle time by how the work after it is launched
+            idle = side.idle_time
+            idle_step, idle_ns = idle.step, idle.ns
+            idle_cause = np.full(len(idle_ns), ALL_CAUSES.index("idle"))
+            code = lookup(state, idle.after, OUTSIDE_OF_GRAPHS) * len(ALL_CAUSES) + idle_cause
+        else:  # by cause on the cause level, by rank on the rank level, else as one row
+            idle_step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
+            idle_ns, code = side.idle.reshape(-1), np.zeros_like(why)
+            idle_cause = np.full(len(why), ALL_CAUSES.index("idle"))
+            if level.name == "cause":
+                texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
+            elif level.name != "rank":
+                texts = [IDLE]
+        part = LevelPieces(code, idle_step, idle_cause, idle_ns, np.zeros_like(idle_ns), side.steps)
+        level.add(number, texts, part)
 
 
 def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:
@@ -251,13 +192,10 @@ def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:
 
 
 def apportion(values: Float, total: int | None = None) -> Int:
-    """Integers near `values` whose sum is `total`; the largest remainders are rounded up.
+    """Integers near `values` that add up to `total`, or as these do; the largest remainders are rounded up.
 
-    Args:
-        values: sum up to about `total`. Floats beyond 2**53 are off by more than a remainder; then the
-            largest value takes the rest.
-        total: the wanted sum, by default that of the values. Values further from it than float rounding are
-            not its parts and keep their own sum.
+    Floats beyond 2**53 are off by more than a remainder; then the largest value takes the rest. Values
+    further from `total` than float rounding are not its parts and keep their own sum.
     """
     low = np.floor(values).astype(np.int64)
     if total is None or abs(float(values.sum()) - total) > max(1.0, 1e-9 * total):
@@ -281,8 +219,8 @@ def spread(row: Int, step: Int, ns: Float, rows: int, steps: int, ranks: int) ->
     return StepSpread.of(cell_row, values / ranks, rows, steps)
 
 
-def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
-    """Columns of ICICLE; `sides` are the ranks of the base and of the candidate."""
+def icicle(sides: Sequence[Sequence[RankSide]]) -> Table:
+    """ICICLE; `sides` are the ranks of the base and of the candidate."""
     total: dict[tuple[str, str, str], list[float]] = {}
     for number, ranks in enumerate(sides):
         for side in ranks:
@@ -313,8 +251,7 @@ def icicle_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
         node_of_path[path] = len(rows)
         level = ("category", "op", "kernel")[len(path) - 1]
         rows.append((len(rows), node_of_path[path[:-1]], level, path[-1], base, cand))
-    columns = zip(*rows, strict=True) if rows else ([] for _ in ICICLE.names)
-    return dict(zip(ICICLE.names, map(list, columns), strict=True))
+    return ICICLE.from_rows(rows)
 
 
 def graph_state(side: RankSide, other: RankSide, partner: Int) -> Int:

@@ -20,7 +20,7 @@ from tracelens.compare.diff.breakdown import (
     WaterfallLevel,
     add_rank,
     graph_state,
-    icicle_rows,
+    icicle,
     regrouped,
     spread,
 )
@@ -35,15 +35,14 @@ from tracelens.compare.diff.pairing import (
     Pairing,
     pair,
 )
-from tracelens.compare.diff.sides import Forest, RankSide
+from tracelens.compare.diff.sides import NO_ROWS, Forest, RankSide
 from tracelens.compare.noise import StepSpread, differences
+from tracelens.compare.thresholds import SAME_CALLS, TAIL
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, codes, result
 from tracelens.trace import Run, Union, union
 from tracelens.units import duration
 
-TAIL = 0.025
-"""Probability of each tail of the interval of a difference; an interval that excludes 0 is beyond noise."""
 WATERFALL = Schema(
     "Waterfall",
     (
@@ -135,9 +134,6 @@ GRAPHS = Schema(
     doc="Means over steps and ranks. What launching graphs changes is in level graph of the waterfall.",
 )
 
-SAME_CALLS = 0.98
-"""Share of their calls in which the repeated parts of two recordings agree, at least."""
-
 TABLES = {
     "waterfall": WATERFALL,
     "changes": CHANGES,
@@ -151,8 +147,6 @@ _UNEQUAL = (
     "no step marks: whole recordings are compared, and the base repeats its work {} times, the candidate {} "
     "times; calls beyond that are on one side only"
 )
-_NONE = Union(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
 _SHOWN = 3
 """Ops named per side of a replaced group, those with most GPU time."""
 
@@ -185,7 +179,6 @@ class Change:
         self.ns[side][rank_step] = self.ns[side].get(rank_step, 0.0) + ns
 
     def merge(self, other: Change) -> None:
-        """Add the edits of other ranks."""
         self.count += other.count
         for side in (BASE, CAND):
             for rank_step, ns in other.ns[side].items():
@@ -250,11 +243,43 @@ def diff(base: Run, cand: Run) -> Result:
     levels = [
         WaterfallLevel(name, len(ALL_CAUSES), ranks) for name in LEVELS if has_graphs or name != "graph"
     ]
-    pairings, aligned_fraction = _add_ranks(levels, sides, [_waits(run) for run in (base, cand)])
-    step_ns = _mean_step(sides[0]), _mean_step(sides[1])
-    rows = [_rows(level, step_ns) for level in levels]
+    waits, experts = [_waits(run) for run in (base, cand)], regrouped(*sides)
+    pairings: list[tuple[RankSide, RankSide, Pairing]] = []
+    aligned_ns, gpu_ns = 0, 0
+    for number in range(max(ranks)):
+        pair_of_ranks = base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
+        pairing = pair(base_side, cand_side)
+        pairings.append((base_side, cand_side, pairing))
+        for which, side in enumerate(pair_of_ranks):
+            if number < ranks[which]:  # the ranks of the smaller run repeat
+                cause = pairing.cause[which]
+                state = graph_state(side, pair_of_ranks[1 - which], pairing.partner_of_node[which])
+                waiting = waits[which].get(side.rank, Union(NO_ROWS, NO_ROWS))
+                add_rank(levels, which, side, cause, state, waiting, experts)
+                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
+                aligned_ns, gpu_ns = aligned_ns + int(side.ns[~lost].sum()), gpu_ns + int(side.ns.sum())
+    base_ns, cand_ns = (round(float(np.mean([side.step_ns.mean() for side in of_run]))) for of_run in sides)
+    waterfall, total_ns = [], cand_ns - base_ns
+    for level in levels:
+        rows = level.rows((base_ns, cand_ns))
+        delta_ns = rows.ns[1] - rows.ns[0]
+        causes = [ALL_CAUSES[code] if ns else "" for code, ns in zip(rows.cause, delta_ns, strict=True)]
+        waterfall.append(
+            {
+                "level": [level.name] * len(delta_ns),
+                "name": rows.names,
+                "base_ns": rows.ns[0],
+                "cand_ns": rows.ns[1],
+                "delta_ns": delta_ns,
+                "share": delta_ns / total_ns if total_ns else np.zeros(len(delta_ns)),
+                "cause": causes,
+                "noise": _noise(*rows.by_step),
+                "base_count": rows.counts[0],
+                "cand_count": rows.counts[1],
+            }
+        )
     edits = _change_rows(merged([changes(*pairing) for pairing in pairings]), sides)
-    table = sorted(edits, key=lambda row: (-abs(row["delta_ns"][0]), row["kind"][0]))
+    table = sorted(edits, key=lambda row: (-abs(row["delta_ns"]), row["kind"]))
     skips = []
     if min(len(side[0].labels) for side in sides) < 2:
         skips.append(Skip("noise", "a run has a single step; record two or more (schedule(active=3))"))
@@ -275,44 +300,21 @@ def diff(base: Run, cand: Run) -> Result:
             Skip(f"{side}: step without the profiler", NO_PACE) for side in summaries if side not in known
         ]
     meta: dict[str, Any] = {
-        "base_ns": step_ns[0],
-        "cand_ns": step_ns[1],
-        "delta_ns": step_ns[1] - step_ns[0],
-        "aligned_fraction": aligned_fraction,
+        "base_ns": base_ns,
+        "cand_ns": cand_ns,
+        "delta_ns": total_ns,
+        "aligned_fraction": aligned_ns / max(gpu_ns, 1),
         **({"repetitions": times} if times[0] != times[1] else {}),
     }
     tables = {
-        "waterfall": WATERFALL.concat(rows),
-        "changes": CHANGES.concat(table),
-        "substitutions": SUBSTITUTIONS.concat(list(substitution_rows(pairings))),
-        "icicle": ICICLE.concat([icicle_rows(sides)]),
+        "waterfall": WATERFALL.concat(waterfall),
+        "changes": CHANGES.from_rows(table),
+        "substitutions": SUBSTITUTIONS.from_rows(substitution_rows(pairings)),
+        "icicle": icicle(sides),
         **({"graphs": GRAPHS.table(graphs)} if graphs else {}),
         **pace,
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
-
-
-def _add_ranks(
-    levels: Sequence[WaterfallLevel],
-    sides: Sequence[Sequence[RankSide]],
-    waits: Sequence[Mapping[int, Union]],
-) -> tuple[list[tuple[RankSide, RankSide, Pairing]], float]:
-    """Add all ranks to the levels; their pairs, and the share of GPU time whose call has a counterpart."""
-    ranks, experts = [len(side) for side in sides], regrouped(*sides)
-    pairings: list[tuple[RankSide, RankSide, Pairing]] = []
-    aligned_ns, total_ns = 0, 0
-    for number in range(max(ranks)):
-        pair_of_ranks = base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
-        pairing = pair(base_side, cand_side)
-        pairings.append((base_side, cand_side, pairing))
-        for which, side in enumerate(pair_of_ranks):
-            if number < ranks[which]:  # the ranks of the smaller run repeat
-                cause = pairing.cause[which]
-                state = graph_state(side, pair_of_ranks[1 - which], pairing.partner_of_node[which])
-                add_rank(levels, which, side, cause, state, waits[which].get(side.rank, _NONE), experts)
-                lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
-                aligned_ns, total_ns = aligned_ns + int(side.ns[~lost].sum()), total_ns + int(side.ns.sum())
-    return pairings, aligned_ns / max(total_ns, 1)
 
 
 def _waits(run: Run) -> dict[int, Union]:
@@ -329,28 +331,6 @@ def _waits(run: Run) -> dict[int, Union]:
     return {
         rank: union(start_ns, start_ns + wait_ns)
         for rank, start_ns, wait_ns in zip(ranks.tolist(), starts, waits, strict=False)
-    }
-
-
-def _mean_step(sides: Sequence[RankSide]) -> int:
-    return round(float(np.mean([side.step_ns.mean() for side in sides])))
-
-
-def _rows(level: WaterfallLevel, step_ns: tuple[int, int]) -> dict[str, Any]:
-    """Rows of WATERFALL of one level."""
-    rows, total_ns = level.rows(step_ns), step_ns[1] - step_ns[0]
-    delta_ns = rows.ns[1] - rows.ns[0]
-    return {
-        "level": [level.name] * len(delta_ns),
-        "name": rows.names,
-        "base_ns": rows.ns[0],
-        "cand_ns": rows.ns[1],
-        "delta_ns": delta_ns,
-        "share": delta_ns / total_ns if total_ns else np.zeros(len(delta_ns)),
-        "cause": [ALL_CAUSES[code] if ns else "" for code, ns in zip(rows.cause, delta_ns, strict=True)],
-        "noise": _noise(*rows.by_step),
-        "base_count": rows.counts[0],
-        "cand_count": rows.counts[1],
     }
 
 
@@ -386,9 +366,21 @@ def _change_rows(
                 side = next(side for side in sides[number] if side.rank == rank)
                 locations[number] = rank, int(side.trace.arrays.start[event]) - side.first_ns
         kind = "faster" if key.kind == "slower" and cand < base else key.kind
-        times = cand - base, base, cand, change.count, noise[row]
-        values = kind, key.base, key.cand, *times, key.where, *locations[0], *locations[1]
-        yield {name: [value] for name, value in zip(CHANGES.names, values, strict=True)}
+        yield {
+            "kind": kind,
+            "base": key.base,
+            "cand": key.cand,
+            "delta_ns": cand - base,
+            "base_ns": base,
+            "cand_ns": cand,
+            "count": change.count,
+            "noise": noise[row],
+            "location": key.where,
+            "base_rank": locations[0][0],
+            "base_ts_ns": locations[0][1],
+            "cand_rank": locations[1][0],
+            "cand_ts_ns": locations[1][1],
+        }
 
 
 def changes(base: RankSide, cand: RankSide, pairing: Pairing) -> dict[ChangeKey, Change]:
@@ -397,7 +389,32 @@ def changes(base: RankSide, cand: RankSide, pairing: Pairing) -> dict[ChangeKey,
     sides = _SideTimes(base, pairing.replayed[BASE]), _SideTimes(cand, pairing.replayed[CAND])
     for aligned in pairing.steps:
         _structure(by_key, sides, aligned)
-    _times_of_matched(by_key, (base, cand), pairing)
+    # Matched calls whose time differs.
+    kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
+    collected: dict[ChangeKey, Change] = {}
+    for number, (side, other) in enumerate(((base, cand), (cand, base))):
+        cause, partner = pairing.cause[number], pairing.partner[number]
+        pieces = np.flatnonzero(np.isin(cause, list(kinds)))
+        op_name, partner_name = side.forest.name[side.node[pieces]], other.forest.name[partner[pieces]]
+        group, groups = codes(cause[pieces], op_name, partner_name, side.step[pieces])
+        total = np.bincount(group, weights=side.ns[pieces], minlength=len(groups[0])).tolist()
+        _, first_piece = np.unique(group, return_index=True)
+        events = side.op[side.row[pieces[first_piece]]].tolist()
+        for code, name, partner_code, step, ns, event in zip(
+            *(key.tolist() for key in groups), total, events, strict=True
+        ):
+            names = side.forest.names[name], other.forest.names[partner_code]
+            key = ChangeKey(kinds[code], *(names if number == BASE else names[::-1]), "")
+            change = collected.setdefault(key, Change())
+            change.add(number, (side.rank, step), ns)
+            if ns > change.most or change.example[number] == NOWHERE:
+                change.most = max(change.most, ns)
+                change.example[number] = side.rank, event
+    for key, change in collected.items():
+        base_ns, cand_ns = (sum(ns.values()) for ns in change.ns)
+        if base_ns != cand_ns:
+            change.count = max(map(len, change.ns))
+            by_key[key] = change
     return by_key
 
 
@@ -456,37 +473,6 @@ def _tops(forest: Forest, how: Int, outcome: int) -> Int:
     return np.flatnonzero(inside)
 
 
-def _times_of_matched(
-    by_key: dict[ChangeKey, Change], sides: tuple[RankSide, RankSide], pairing: Pairing
-) -> None:
-    """Add matched calls whose time differs."""
-    kinds = {SAME_WORK: "slower", OTHER_SHAPES: "other shapes", OTHER_KERNELS: "other kernels"}
-    collected: dict[ChangeKey, Change] = {}
-    for number, side in enumerate(sides):
-        other, cause, partner = sides[1 - number], pairing.cause[number], pairing.partner[number]
-        pieces = np.flatnonzero(np.isin(cause, list(kinds)))
-        op_name, partner_name = side.forest.name[side.node[pieces]], other.forest.name[partner[pieces]]
-        group, groups = codes(cause[pieces], op_name, partner_name, side.step[pieces])
-        total = np.bincount(group, weights=side.ns[pieces], minlength=len(groups[0])).tolist()
-        _, first_piece = np.unique(group, return_index=True)
-        events = side.op[side.row[pieces[first_piece]]].tolist()
-        for code, name, partner_code, step, ns, event in zip(
-            *(key.tolist() for key in groups), total, events, strict=True
-        ):
-            names = side.forest.names[name], other.forest.names[partner_code]
-            key = ChangeKey(kinds[code], *(names if number == BASE else names[::-1]), "")
-            change = collected.setdefault(key, Change())
-            change.add(number, (side.rank, step), ns)
-            if ns > change.most or change.example[number] == NOWHERE:
-                change.most = max(change.most, ns)
-                change.example[number] = side.rank, event
-    for key, change in collected.items():
-        base_ns, cand_ns = (sum(ns.values()) for ns in change.ns)
-        if base_ns != cand_ns:
-            change.count = max(map(len, change.ns))
-            by_key[key] = change
-
-
 def merged(per_rank: Sequence[dict[ChangeKey, Change]]) -> dict[ChangeKey, Change]:
     """The changes of all ranks, summed by key."""
     total: dict[ChangeKey, Change] = {}
@@ -516,14 +502,14 @@ def substitution_rows(pairings: Sequence[tuple[RankSide, RankSide, Pairing]]) ->
         total.items(), key=lambda item: -abs(item[1][1] - item[1][0])
     ):
         yield {
-            "op": [op],
-            "base_kernel": [base_kernel],
-            "cand_kernel": [cand_kernel],
-            "base_ns": [round(base_ns)],
-            "cand_ns": [round(cand_ns)],
-            "delta_ns": [round(cand_ns) - round(base_ns)],
-            "ratio": [cand_ns / base_ns if base_ns else -1.0],
-            "count": [count],
+            "op": op,
+            "base_kernel": base_kernel,
+            "cand_kernel": cand_kernel,
+            "base_ns": round(base_ns),
+            "cand_ns": round(cand_ns),
+            "delta_ns": round(cand_ns) - round(base_ns),
+            "ratio": cand_ns / base_ns if base_ns else -1.0,
+            "count": count,
         }
 
 
@@ -540,42 +526,41 @@ def _by_node(side: RankSide) -> tuple[Int, Int]:
 
 def graph_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
     """Columns of GRAPHS; `sides` are the ranks of the base and of the candidate."""
-    rows = [_launches(ranks) for ranks in sides]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return {"side": ["base", "cand"], **columns}
-
-
-def _launches(ranks: Sequence[RankSide]) -> dict[str, Any]:
-    launches = graph_launches = activities = 0.0
-    launch_ns = graph_ns = known_ns = 0.0
-    sources: set[str] = set()
-    for side in ranks:
-        weight = 1 / side.steps / len(ranks)
-        events, work = side.trace.arrays, side.work
-        in_graph = side.in_graph[side.row]
-        calls = np.unique(work.launch[side.row])
-        calls = calls[calls >= 0]
-        graph_launches += weight * len(np.unique(work.launch[side.row[in_graph]]))
-        launches += weight * len(calls)
-        launch_ns += weight * float((events.end - events.start)[calls].sum())
-        begins = (work.start >= side.edges[0]) & (work.start < side.edges[-1])
-        activities += weight * int((side.in_graph & begins).sum())
-        graph_ns += weight * float(side.ns[in_graph].sum())
-        op = side.op[side.row]
-        known_ns += weight * float(side.ns[in_graph & (op >= 0)].sum())
-        source = side.trace.tables["events"].coded("source")
-        sources |= {
-            source.values[code] for code in np.unique(source.codes[op[in_graph & (op >= 0)]]).tolist()
-        }
-    return {
-        "launches": launches,
-        "graph_launches": graph_launches,
-        "launch_ns": round(launch_ns),
-        "in_graphs": activities,
-        "in_graphs_ns": round(graph_ns),
-        "attributed_fraction": known_ns / graph_ns if graph_ns else -1.0,
-        "op_source": ", ".join(sorted(sources)),
-    }
+    rows = []
+    for name, ranks in zip(("base", "cand"), sides, strict=True):
+        launches = graph_launches = activities = 0.0
+        launch_ns = graph_ns = known_ns = 0.0
+        sources: set[str] = set()
+        for side in ranks:
+            weight = 1 / side.steps / len(ranks)
+            events, work = side.trace.arrays, side.work
+            in_graph = side.in_graph[side.row]
+            calls = np.unique(work.launch[side.row])
+            calls = calls[calls >= 0]
+            graph_launches += weight * len(np.unique(work.launch[side.row[in_graph]]))
+            launches += weight * len(calls)
+            launch_ns += weight * float((events.end - events.start)[calls].sum())
+            begins = (work.start >= side.edges[0]) & (work.start < side.edges[-1])
+            activities += weight * int((side.in_graph & begins).sum())
+            graph_ns += weight * float(side.ns[in_graph].sum())
+            op = side.op[side.row]
+            known_ns += weight * float(side.ns[in_graph & (op >= 0)].sum())
+            source = side.trace.tables["events"].coded("source")
+            of_known = np.unique(source.codes[op[in_graph & (op >= 0)]])
+            sources |= {source.values[code] for code in of_known.tolist()}
+        rows.append(
+            {
+                "side": name,
+                "launches": launches,
+                "graph_launches": graph_launches,
+                "launch_ns": round(launch_ns),
+                "in_graphs": activities,
+                "in_graphs_ns": round(graph_ns),
+                "attributed_fraction": known_ns / graph_ns if graph_ns else -1.0,
+                "op_source": ", ".join(sorted(sources)),
+            }
+        )
+    return {name: [row[name] for row in rows] for name in GRAPHS.names}
 
 
 def repetitions(base: Sequence[RankSide], cand: Sequence[RankSide]) -> tuple[int, int]:
@@ -612,19 +597,13 @@ def _calls(ranks: Sequence[RankSide]) -> dict[int, int]:
 
 def unattributed(rows: dict[str, Any]) -> list[Skip]:
     """The sides with work in graphs of which no op is known; `rows` are columns of GRAPHS."""
-    skips: list[Skip] = []
-    if not rows:
-        return skips
-    for side, in_graphs_ns, known in zip(
-        rows["side"], rows["in_graphs_ns"], rows["attributed_fraction"], strict=True
-    ):
-        if 0 <= known < 1:
-            lacking = duration((1 - known) * in_graphs_ns)
-            skips.append(
-                Skip(
-                    f"{side}: ops in graphs",
-                    f"{lacking} of GPU work per step in graphs has no known op; name the captures "
-                    "(--captures) or a run without graphs (--twin)",
-                )
-            )
-    return skips
+    columns = (rows.get(name, ()) for name in ("side", "in_graphs_ns", "attributed_fraction"))
+    return [
+        Skip(
+            f"{side}: ops in graphs",
+            f"{duration((1 - known) * in_graphs_ns)} of GPU work per step in graphs has no known op; name "
+            "the captures (--captures) or a run without graphs (--twin)",
+        )
+        for side, in_graphs_ns, known in zip(*columns, strict=True)
+        if 0 <= known < 1
+    ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.compare.diff.align import RENAMED, REPLACED, REPLAYED, ForestAlignment, align, bare
-from tracelens.compare.diff.sides import Forest, Hash, RankSide, text_hashes
+from tracelens.compare.diff.sides import NO_ROWS, Forest, Hash, RankSide, text_hashes
 from tracelens.table import Skip, codes
 from tracelens.trace import WORK_KINDS
 
@@ -51,12 +51,11 @@ class Pairing(NamedTuple):
     lacking: tuple[Skip, ...] = ()  # what was not aligned, and why
 
 
-_Roots = list[list[tuple[Int, Int]]]
-_Part = tuple[int, int, Forest, Forest, _Roots]
+_Part = tuple[int, int, Forest, Forest, list[list[tuple[Int, Int]]]]
+"""First nodes and forests of base and candidate, and for each pair of steps their roots by thread."""
 
 _PAIRS = 1 << 20
 """Limit on thread pairs to compare; names common to more pairs say nothing about which threads match."""
-_NONE = np.empty(0, dtype=np.int64)
 
 
 class Threads:
@@ -81,11 +80,11 @@ class Threads:
     def against(self, base_roots: Mapping[int, Int], cand_roots: Mapping[int, Int]) -> list[tuple[Int, Int]]:
         """(base roots, candidate roots) by thread; empty for a thread without a partner."""
         pairs = [
-            (roots, cand_roots.get(self.partner.get(thread, -1), _NONE))
+            (roots, cand_roots.get(self.partner.get(thread, -1), NO_ROWS))
             for thread, roots in base_roots.items()
         ]
         alone = [
-            (_NONE, roots)
+            (NO_ROWS, roots)
             for thread, roots in cand_roots.items()
             if self.partner_back.get(thread, -1) not in base_roots
         ]
@@ -105,21 +104,41 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
     base_partner = np.full(len(base_forest), -1, dtype=np.int64)
     cand_partner = np.full(len(cand_forest), -1, dtype=np.int64)
     base_how, cand_how = np.full_like(base_partner, -1), np.full_like(cand_partner, -1)
-    aligned = []
+    aligned, threads = [], Threads(base_forest, cand_forest)
+    parts: list[_Part] = []
     lacking: tuple[Skip, ...] = ()
-    if base.steps == cand.steps or not (base.marked and cand.marked):
-        # All steps by number, or all steps together if one rank has no step marks.
-        threads = Threads(base_forest, cand_forest)
-        if base.steps == cand.steps:
-            of_steps = [
-                threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
-                for number in range(base.steps)
-            ]
-        else:
-            of_steps = [threads.against(_joined(base_forest), _joined(cand_forest))]
-        parts = [(0, 0, base_forest, cand_forest, of_steps)]
+    if base.steps == cand.steps:
+        by_step = [
+            threads.against(base_forest.roots.get(number, {}), cand_forest.roots.get(number, {}))
+            for number in range(base.steps)
+        ]
+        parts = [(0, 0, base_forest, cand_forest, by_step)]
+    elif not (base.marked and cand.marked):
+        whole = threads.against(_joined(base_forest), _joined(cand_forest))
+        parts = [(0, 0, base_forest, cand_forest, [whole])]
     else:
-        parts, lacking = _in_turn(base_forest, cand_forest, base.steps, cand.steps)
+        # Each step of the longer list against one of the shorter, which repeats.
+        base_borders, cand_borders = (
+            np.searchsorted(side.forest.step, np.arange(side.steps + 1)).tolist() for side in (base, cand)
+        )
+        budget = _FLOOR + _BUDGET * (len(base_forest) + len(cand_forest))
+        for number in range(max(base.steps, cand.steps)):
+            base_step, cand_step = number % base.steps, number % cand.steps
+            base_low, base_high = base_borders[base_step : base_step + 2]
+            cand_low, cand_high = cand_borders[cand_step : cand_step + 2]
+            budget -= base_high - base_low + cand_high - cand_low
+            if budget < 0:
+                reason = (
+                    f"{base.steps} against {cand.steps} steps of very different size: only the first "
+                    f"{number} are aligned, calls of later steps count as one-sided; compare one step with "
+                    "--step"
+                )
+                lacking = (Skip("alignment of all steps", reason),)
+                break
+            base_part = base_forest.part(base_low, base_high)
+            cand_part = cand_forest.part(cand_low, cand_high)
+            step = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
+            parts.append((base_low, cand_low, base_part, cand_part, [step]))
     for base_offset, cand_offset, base_part, cand_part, roots in parts:
         result = align(base_part, cand_part, roots)
         aligned.append(Aligned(base_part, cand_part, base_offset, cand_offset, result))
@@ -135,34 +154,6 @@ def pair(base: RankSide, cand: RankSide) -> Pairing:
     partners = lookup(base_partner, base.node, -1), lookup(cand_partner, cand.node, -1)
     replayed = base_how == REPLAYED, cand_how == REPLAYED
     return Pairing(aligned, causes, partners, (base_partner, cand_partner), replayed, lacking)
-
-
-def _in_turn(
-    base: Forest, cand: Forest, base_steps: int, cand_steps: int
-) -> tuple[list[_Part], tuple[Skip, ...]]:
-    """Each step of the longer list against one of the shorter, which repeats."""
-    threads = Threads(base, cand)
-    base_borders, cand_borders = (
-        np.searchsorted(forest.step, np.arange(count + 1)).tolist()
-        for forest, count in ((base, base_steps), (cand, cand_steps))
-    )
-    parts: list[_Part] = []
-    budget = _FLOOR + _BUDGET * (len(base) + len(cand))
-    for number in range(max(base_steps, cand_steps)):
-        base_step, cand_step = number % base_steps, number % cand_steps
-        base_low, base_high = base_borders[base_step : base_step + 2]
-        cand_low, cand_high = cand_borders[cand_step : cand_step + 2]
-        budget -= base_high - base_low + cand_high - cand_low
-        if budget < 0:
-            reason = (
-                f"{base_steps} against {cand_steps} steps of very different size: only the first {number} "
-                "are aligned, calls of later steps count as one-sided; compare one step with --step"
-            )
-            return parts, (Skip("alignment of all steps", reason),)
-        base_part, cand_part = base.part(base_low, base_high), cand.part(cand_low, cand_high)
-        roots = threads.against(base_part.roots.get(base_step, {}), cand_part.roots.get(cand_step, {}))
-        parts.append((base_low, cand_low, base_part, cand_part, [roots]))
-    return parts, ()
 
 
 def _joined(forest: Forest) -> dict[int, Int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Union, cut, matching, 
 from tracelens.trace.graphs import launched_by_graph
 
 OUTSIDE = "outside MoE layers"
+NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 class IdleTime(NamedTuple):
@@ -54,7 +55,6 @@ class RankSide:
 
     @cached_property
     def first_ns(self) -> int:
-        """Start of the trace's first event."""
         return int(self.trace.arrays.start.min())
 
     @cached_property
@@ -98,7 +98,6 @@ class RankSide:
 
     @cached_property
     def idle_time(self) -> IdleTime:
-        """Idle time within the steps."""
         gaps = find_gaps(self.work, self.edges)
         pieces = idle_pieces(self.trace, self.work, gaps)
         lasting = np.flatnonzero(self.step_ns)  # a step of no duration has no idle time
@@ -130,11 +129,6 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 _RADIX = 0x94D049BB133111EB
 _MODULE = "nn.Module: "
-_COLUMNS = (
-    "event", "name", "size", "step", "thread", "start", "copied", "launches",
-    "has_arguments", "scope", "named", "signature", "loose", "strict",
-)  # fmt: skip
-"""Fields of Forest that are the same in a part of it."""
 _OUTER = 8
 """Names shown of each end of a long path."""
 
@@ -238,7 +232,6 @@ class Forest:
         return np.concatenate(([0], np.cumsum(self.size == 1)))
 
     def leaf_counts(self, nodes: Int) -> Int:
-        """Number of leaves of each subtree."""
         counts: Int = self.leaf[nodes + self.size[nodes]] - self.leaf[nodes]
         return counts
 
@@ -263,11 +256,9 @@ class Forest:
         }
 
     def leaves(self, nodes: Int, *, named: bool = False) -> LeafHashes:
-        """The leaves below nodes, with those among the nodes themselves.
+        """The leaves below nodes, which are in order of time and none inside another, and those among them.
 
-        Args:
-            nodes: in order of time; none inside another.
-            named: whether leaves differ by their names alone, and not by their arguments.
+        If `named`, leaves differ by their names alone, and not by their arguments.
         """
         running, (power, inverse) = self._running[named], self._powers
         low, high = self.leaf[nodes], self.leaf[nodes + self.size[nodes]]
@@ -283,9 +274,13 @@ class Forest:
 
     def part(self, low: int, high: int) -> Forest:
         """The nodes from `low` up to `high`, between which whole trees lie."""
-        parent = self.parent[low:high]
-        columns = {name: getattr(self, name)[low:high] for name in _COLUMNS}
-        return replace(self, parent=np.where(parent >= 0, parent - low, -1), **columns)
+        columns = {
+            column.name: getattr(self, column.name)[low:high]
+            for column in fields(self)
+            if column.name != "names"
+        }
+        columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] - low, -1)
+        return replace(self, **columns)
 
     @cached_property
     def _depth(self) -> Int:

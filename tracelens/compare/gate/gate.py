@@ -18,7 +18,7 @@ from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
-from tracelens.compare.gate.runs import Samples, Side, is_named, nearest
+from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest
 from tracelens.compare.noise import Interval, PooledVariance, noise, plausible
 from tracelens.compare.thresholds import CONFIDENCE, MISSED, PACE, ROUNDING, Plausible, SigmaRange
 from tracelens.errors import TracelensError
@@ -52,23 +52,18 @@ class Verdict:
 
     @property
     def failed(self) -> tuple[RuleOutcome, ...]:
-        """The outcomes that make it a regression."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "fail")
 
     @property
     def inconclusive(self) -> tuple[RuleOutcome, ...]:
-        """The outcomes of which noise does not tell whether the rule holds."""
         return tuple(outcome for outcome in self.outcomes if outcome.status == "inconclusive")
 
     def because(self, causes: Sequence[Cause]) -> Verdict:
-        """The verdict with the causes of the difference."""
         return replace(self, causes=tuple(causes))
 
 
 Status = Literal["fail", "inconclusive", "pass"]
 Source = Literal["none", "runs", "history", "within a run", "prior"]
-_HUGE = 700.0
-"""Beyond exp of it there are no floats."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,6 @@ class GateCase:
 
     @property
     def source(self) -> Source:
-        """What tells the noise."""
         sides = self.sides
         constant = all((run == run[0]).all() for side in sides for run in side) and all(
             len({run[0] for run in side}) == 1 for side in sides
@@ -131,11 +125,9 @@ class GateCase:
         return "within a run" if any(len(run) > 1 for side in sides for run in side) else "prior"
 
     def judge(self, tail: float, min_effect: float = 0.0) -> RuleOutcome:
-        """Compare the values with the limit.
+        """Compare the values with the limit, with `tail` as the probability of each end of the interval.
 
-        Args:
-            tail: probability of each end of the interval.
-            min_effect: a time that changes by less than this share of the step does not fail.
+        A time that changes by less than `min_effect` of the step does not fail.
         """
         rule, limit, source = self.rule, self.rule.limit, self.source
         base, candidate = _mean(self.base), _mean(self.candidate)
@@ -277,13 +269,18 @@ def gate(
             )
     first, second = ([(run.name, run.setup) for run in side.runs] for side in sides)
     skips = [*check_alike(first, second, allow)]
-    ranks = _ranks(*sides)
+    # The ranks to compare of each side: common ones, else all.
+    for side in sides:
+        if not side.ranks:
+            raise TracelensError(f"{side.label}: no rank is in all its runs; pass runs of the same ranks")
+    common = tuple(rank for rank in sides[0].ranks if rank in sides[1].ranks)
+    ranks = [common or side.ranks for side in sides]
     for side, used in zip(sides, ranks, strict=True):
         for run in side.runs:
             if unused := [rank for rank in run.ranks if rank not in used]:
                 text = ", ".join(map(str, unused))
                 skips.append(Skip(f"{run.name}: rank {text}", "another run does not have it"))
-    if not set(sides[0].ranks) & set(sides[1].ranks):
+    if not common:
         skips.append(Skip("rank by rank", "no common rank; all ranks of each run are compared"))
     versions = [sorted({run.version for run in side.runs}) for side in sides]
     if versions[0] != versions[1]:
@@ -304,8 +301,22 @@ def gate(
             if rules:
                 raise
             skips.append(Skip(f"default rule {rule}", str(error).partition(": ")[2]))
+    # The doubts about a side that concern what is compared are notes, or stop it.
     for side in (before, after):
-        skips += _doubtful(side, [case.metric for case in cases], trust_anyway)
+        for run, doubt in side.doubts:
+            concerned = [case.metric for case in cases if affected(doubt.name, case.metric)]
+            if not concerned:
+                continue
+            who = f"rank {doubt.rank}: " if doubt.rank >= 0 and len(side.ranks) > 1 else ""
+            if not trust_anyway:
+                more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
+                kind = DOUBTS.get(doubt.name)
+                advice = f"{kind.advice}, or pass" if kind else "give"
+                raise TracelensError(
+                    f"{run.name}: its recording cannot be trusted for {concerned[0]}{more}: {who}"
+                    f"{doubt.name} ({doubt.evidence}); {advice} --trust-anyway (trust_anyway=True)"
+                )
+            skips.append(Skip(f"{run.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}"))
 
     alpha = 1 - confidence
     varying = [number for number, case in enumerate(cases) if case.varies]
@@ -318,43 +329,8 @@ def gate(
     return Verdict(outcomes, sides[0].label, sides[1].label, confidence, tuple(skips))
 
 
-def _doubtful(side: Side, metrics: Sequence[str], trust_anyway: bool) -> Iterator[Skip]:
-    """The doubts about a side that concern these metrics, as notes.
-
-    Raises:
-        TracelensError: there is one, and nobody said to trust it anyway.
-    """
-    for run, doubt in side.doubts:
-        concerned = [metric for metric in metrics if affected(doubt.name, metric)]
-        if not concerned:
-            continue
-        who = f"rank {doubt.rank}: " if doubt.rank >= 0 and len(side.ranks) > 1 else ""
-        if not trust_anyway:
-            more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
-            kind = DOUBTS.get(doubt.name)
-            advice = f"{kind.advice}, or pass" if kind else "give"
-            raise TracelensError(
-                f"{run.name}: its recording cannot be trusted for {concerned[0]}{more}: {who}{doubt.name} "
-                f"({doubt.evidence}); {advice} --trust-anyway (trust_anyway=True)"
-            )
-        yield Skip(f"{run.name}: trusted anyway", f"{who}{doubt.name}: {doubt.evidence}")
-
-
-def _ranks(base: Side, candidate: Side) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks to compare of each side: common ones, else all.
-
-    Raises:
-        TracelensError: the runs of a side have no rank in common.
-    """
-    for side in (base, candidate):
-        if not side.ranks:
-            raise TracelensError(f"{side.label}: no rank is in all its runs; pass runs of the same ranks")
-    common = tuple(rank for rank in base.ranks if rank in candidate.ranks)
-    return (common, common) if common else (base.ranks, candidate.ranks)
-
-
 def _exp(value: float) -> float:
-    return exp(min(max(value, -_HUGE), _HUGE))
+    return exp(min(max(value, -700.0), 700.0))  # beyond exp of that there are no floats
 
 
 def _mean(runs: Sequence[Float]) -> float:
@@ -405,42 +381,32 @@ def check_alike(
 ) -> Iterator[Skip]:
     """How the runs of two sides (name, setup) differ in what they are; what only one of them tells is left.
 
-    Args:
-        base: its runs.
-        candidate: its runs.
-        allow: of MUST_AGREE, what may differ.
-
     Raises:
-        TracelensError: `allow` names something else, or what must agree differs.
+        TracelensError: `allow` names nothing of MUST_AGREE, or what must agree differs.
     """
     if unknown := [name for name in allow if name not in MUST_AGREE]:
         raise TracelensError(f"--allow {unknown[0]}: not one of {', '.join(MUST_AGREE)}")
     first_name, first = base[0]
     reported = set()
     for name, setup in [*base[1:], *candidate]:
-        for aspect, before, after in _differences(first, setup):
+        for aspect in ASPECTS:
+            before, after = getattr(first, aspect), getattr(setup, aspect)
+            if not before or not after or before == after:
+                continue
+            if isinstance(before, Mapping):
+                keys = [key for key in before if key in after and before[key] != after[key]]
+                if not keys:
+                    continue
+                before, after = (", ".join(f"{key} {side[key]}" for key in keys) for side in (before, after))
+            difference = f"{before} against {after}"
             if aspect in MUST_AGREE and aspect not in allow:
                 raise TracelensError(
-                    f"{first_name} and {name} cannot be compared: {aspect} {before} against {after}; "
+                    f"{first_name} and {name} cannot be compared: {aspect} {difference}; "
                     f"compare runs of the same {aspect}, or pass --allow {aspect} (allow=['{aspect}'])"
                 )
-            if (aspect, before, after) not in reported:
-                reported.add((aspect, before, after))
-                yield Skip(f"same {aspect} on both sides", f"{before} against {after}")
-
-
-def _differences(base: Setup, candidate: Setup) -> Iterator[tuple[str, str, str]]:
-    """(aspect, value of the base, value of the candidate) of what both tell and differ in."""
-    for aspect in ("device", "ranks", "model", "layout", "dtype", "tokens", "software"):
-        before, after = getattr(base, aspect), getattr(candidate, aspect)
-        if not before or not after or before == after:
-            continue
-        if isinstance(before, Mapping):
-            keys = [key for key in before if key in after and before[key] != after[key]]
-            if not keys:
-                continue
-            before, after = (", ".join(f"{key} {side[key]}" for key in keys) for side in (before, after))
-        yield aspect, str(before), str(after)
+            if (aspect, difference) not in reported:
+                reported.add((aspect, difference))
+                yield Skip(f"same {aspect} on both sides", difference)
 
 
 def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:

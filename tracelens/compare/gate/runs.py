@@ -48,7 +48,6 @@ class Side:
 
     @staticmethod
     def of(side: Side | Samples | Sequence[Samples]) -> Side:
-        """A side from one run or several."""
         if isinstance(side, Side):
             return side
         return Side((side,) if isinstance(side, Samples) else tuple(side))
@@ -67,7 +66,6 @@ class Side:
 
     @property
     def doubts(self) -> tuple[tuple[Samples, RecordingDoubt], ...]:
-        """The doubts about its recordings."""
         return tuple((run, doubt) for run in self.runs for doubt in run.doubts)
 
     def only(self, ranks: Sequence[int]) -> Side:
@@ -186,7 +184,6 @@ class Samples:
         return names[0] if rank is None else f"rank[{rank}].{names[0]}"
 
     def unit(self, metric: str) -> str:
-        """The unit of a metric from `find`."""
         _, plain = of_rank(metric)
         return self.units[plain if plain in self.units else self._matching(plain)[0]]
 
@@ -247,7 +244,8 @@ SCHEMA = "tracelens.baseline/1"
 KEEP = 20
 """Runs that a baseline keeps by default."""
 _MARK = b'{"schema":"tracelens.baseline/'
-_ALIKE = ("device", "ranks", "model", "layout", "dtype", "tokens", "software")
+ASPECTS = ("device", "ranks", "model", "layout", "dtype", "tokens", "software")
+"""What a setup says of a run, and two of them are compared by."""
 
 
 class StoredRun(NamedTuple):
@@ -530,7 +528,7 @@ def baseline_side(runs: Sequence[StoredRun], path: str) -> Side:
     alike = [
         run
         for run in runs
-        if all(getattr(run.samples.setup, aspect) == getattr(newest, aspect) for aspect in _ALIKE)
+        if all(getattr(run.samples.setup, aspect) == getattr(newest, aspect) for aspect in ASPECTS)
     ]
     groups = [tuple(run.samples for run in group) for _, group in groupby(alike, key=lambda run: run.commit)]
     name = Path(path).name if len(groups[-1]) == 1 else f"{Path(path).name} ({len(groups[-1])} runs)"

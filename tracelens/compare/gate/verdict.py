@@ -96,17 +96,9 @@ def summary(verdict: Verdict) -> Summary:
     ]
     for outcome in ordered[:_SHOWN]:
         before, after = (amount(value, outcome.unit) for value in (outcome.base, outcome.candidate))
-        tiles.append(
-            Tile(
-                outcome.metric,
-                outcome.metric,
-                None,
-                "",
-                note=f"{before} to {after}",
-                section="gate",
-                text=limited(outcome, outcome.interval.estimate),
-            )
-        )
+        measured, note = limited(outcome, outcome.interval.estimate), f"{before} to {after}"
+        name = outcome.metric
+        tiles.append(Tile(name, name, None, "", note=note, section="gate", text=measured))
     return Summary(f"{text}.", tuple(tiles))
 
 
@@ -124,33 +116,32 @@ def result(verdict: Verdict) -> Result:
     }
     tables = {"verdict": VERDICT.table(table)}
     if verdict.causes:
-        rows = [(cause.name, cause.base_ns, cause.candidate_ns, cause.delta_ns) for cause in verdict.causes]
-        tables["causes"] = CAUSES.table(
-            dict(zip(CAUSES.names, map(list, zip(*rows, strict=True)), strict=True))
+        tables["causes"] = CAUSES.from_rows(
+            (cause.name, cause.base_ns, cause.candidate_ns, cause.delta_ns) for cause in verdict.causes
         )
-    figures = [
-        (
-            str(outcome.rule),
-            outcome.metric,
-            outcome.unit,
-            outcome.rule.kind,
-            outcome.rule.sense,
-            outcome.rule.limit,
-            outcome.status,
-            outcome.base,
-            outcome.candidate,
-            *outcome.runs,
-            *outcome.steps,
-            outcome.interval.estimate,
-            outcome.interval.low,
-            outcome.interval.high,
-            outcome.tail,
-            outcome.source,
-        )
+    tables["figures"] = FIGURES.from_rows(
+        {
+            "rule": str(outcome.rule),
+            "metric": outcome.metric,
+            "unit": outcome.unit,
+            "kind": outcome.rule.kind,
+            "sense": outcome.rule.sense,
+            "limit": outcome.rule.limit,
+            "status": outcome.status,
+            "base": outcome.base,
+            "candidate": outcome.candidate,
+            "base_runs": outcome.runs[0],
+            "candidate_runs": outcome.runs[1],
+            "base_steps": outcome.steps[0],
+            "candidate_steps": outcome.steps[1],
+            "estimate": outcome.interval.estimate,
+            "low": outcome.interval.low,
+            "high": outcome.interval.high,
+            "tail_fraction": outcome.tail,
+            "noise": outcome.source,
+        }
         for outcome in verdict.outcomes
-    ]
-    columns = zip(*figures, strict=True) if figures else ((),) * len(FIGURES.names)
-    tables["figures"] = FIGURES.table(dict(zip(FIGURES.names, map(list, columns), strict=True)))
+    )
     return Result(
         "gate",
         "Verdict",

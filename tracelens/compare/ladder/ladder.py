@@ -176,13 +176,26 @@ def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
         "by_cause": [in_words(step.waterfall, "cause") for step in steps],
         "calls": [step.calls for step in steps],
     }
+    # All rungs together, by part of the step.
+    keys = (waterfall.texts(column) for column in ("level", "name", "rung_name"))
+    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for level, name, rung_name, ns in zip(*keys, waterfall.array("delta_ns").tolist(), strict=True):
+        parts.setdefault((level, name), []).append((ns, rung_name))
+    total_ns = sum(ns for (level, _), changes in parts.items() if level == LEVELS[0] for ns, _ in changes)
+    total = []
+    for (level, name), changes in parts.items():
+        top_ns, top_rung = max(changes, key=lambda change: abs(change[0]))
+        delta_ns = sum(ns for ns, _ in changes)
+        share = delta_ns / total_ns if total_ns else 0.0
+        total.append((level, name, delta_ns, share, top_rung, top_ns))
+    total.sort(key=lambda row: (LEVELS.index(row[0]), -abs(row[2])))
     result = Result(
         "ladder",
         "Ladder of optimizations",
         {
             "rungs": rungs,
             "changed": CHANGED.table(changed),
-            "total": TOTAL.table(_total(waterfall)),
+            "total": TOTAL.from_rows(total),
             "waterfall": waterfall,
         },
         doc=purpose(ladder),
@@ -243,29 +256,6 @@ def _rungs(ladder_run: LadderRun, traced: Sequence[int]) -> tuple[Table, list[Sk
     ), skips
 
 
-def _total(waterfall: Table) -> dict[str, list[Any]]:
-    """Rows of TOTAL: all rungs together."""
-    keys = (waterfall.texts(column) for column in ("level", "name", "rung_name"))
-    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for level, name, rung, ns in zip(*keys, waterfall.array("delta_ns").tolist(), strict=True):
-        parts.setdefault((level, name), []).append((ns, rung))
-    rows = []
-    for (level, name), changes in parts.items():
-        most_ns, rung = max(changes, key=lambda change: abs(change[0]))
-        rows.append((level, name, sum(ns for ns, _ in changes), rung, most_ns))
-    rows.sort(key=lambda row: (LEVELS.index(row[0]), -abs(row[2])))
-    levels, names, deltas, most, most_deltas = (list(column) for column in zip(*rows, strict=True))
-    total_ns = sum(delta for level, delta in zip(levels, deltas, strict=True) if level == LEVELS[0])
-    return {
-        "level": levels,
-        "name": names,
-        "delta_ns": deltas,
-        "share": [delta / total_ns if total_ns else 0.0 for delta in deltas],
-        "top_rung": most,
-        "top_delta_ns": most_deltas,
-    }
-
-
 def ablation_steps(
     ladder_run: LadderRun, runs: Iterable[Run]
 ) -> tuple[list[AblationStep], list[TraceMeta], list[Skip]]:
@@ -292,22 +282,19 @@ def ablation_steps(
                 **{key: table.array(key)[rows] for key in ("base_ns", "cand_ns", "delta_ns")},
                 "noise": table.texts("noise", rows),
             }
-            edits = _edits(result.data["changes"])
-            steps.append(AblationStep(result.meta["base_ns"], result.meta["cand_ns"], waterfall, edits))
+            # The edits with most time, summed over calls of equal names.
+            edits = result.data["changes"]
+            ns_by_edit: dict[tuple[str, str], int] = {}
+            columns = (edits.texts(key) for key in ("kind", "base", "cand"))
+            for kind, base_op, cand_op, ns in zip(*columns, edits.array("delta_ns").tolist(), strict=True):
+                if kind not in _TIMES:
+                    key = kind, " → ".join(filter(None, dict.fromkeys((base_op, cand_op))))
+                    ns_by_edit[key] = ns_by_edit.get(key, 0) + ns
+            most = sorted(ns_by_edit.items(), key=lambda item: -abs(item[1]))[:_EDITS]
+            calls = "; ".join(f"{kind} {names} {_ms(ns)}" for (kind, names), ns in most if ns)
+            steps.append(AblationStep(result.meta["base_ns"], result.meta["cand_ns"], waterfall, calls))
         before = run
     return steps, metas, list(skips.values())
-
-
-def _edits(changes: Table) -> str:
-    """The edits with most time, summed over calls of equal names."""
-    ns_by_edit: dict[tuple[str, str], int] = {}
-    kinds, base, cand = (changes.texts(key) for key in ("kind", "base", "cand"))
-    for kind, base_op, cand_op, ns in zip(kinds, base, cand, changes.array("delta_ns").tolist(), strict=True):
-        if kind not in _TIMES:
-            key = kind, " → ".join(filter(None, dict.fromkeys((base_op, cand_op))))
-            ns_by_edit[key] = ns_by_edit.get(key, 0) + ns
-    most = sorted(ns_by_edit.items(), key=lambda item: -abs(item[1]))[:_EDITS]
-    return "; ".join(f"{kind} {names} {_ms(ns)}" for (kind, names), ns in most if ns)
 
 
 def _ms(ns: int) -> str:

@@ -170,9 +170,7 @@ _PALETTE = (
 def colors(names: Iterable[str], known: Mapping[str, str] = _KNOWN) -> dict[str, str]:
     """A colour a name: the same in every figure, and no two of one figure alike but where both are known.
 
-    Args:
-        names: in any order.
-        known: of names that mean something else in this figure than in others: "dispatch" of an MoE layer.
+    `known` has names that mean something else in this figure than in others: "dispatch" of an MoE layer.
     """
 
     def candidates(name: str) -> Iterable[str]:

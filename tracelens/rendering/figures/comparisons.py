@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,13 +32,12 @@ from tracelens.rendering.figures.figure import (
     wrapped,
 )
 from tracelens.rendering.tables import select
+from tracelens.rendering.thresholds import JOINED_SHARE
 from tracelens.table import Result, Table
 from tracelens.units import GIB, milliseconds
 
 _LEVELS = ("cause", "graph", "stage", "category", "op")
 _BARS = 14
-_SMALL = 0.01
-"""Differences below this share of the largest one are joined."""
 _CROPPED = 0.25
 """The axis begins at zero unless all differences lie within this share of the longer step."""
 _NODES = 300
@@ -84,16 +83,16 @@ class _WaterfallBar:
 def step_time_waterfall(waterfall: Table) -> list[Figure]:
     """Bars from one step time to the other, by each level of the table."""
     level = waterfall.coded("level")
-    cuts = {name: _bars(waterfall.take(mask)) for name in _LEVELS if (mask := level.equals(name)).any()}
-    if not cuts:
+    by_level = {name: _view(waterfall.take(mask)) for name in _LEVELS if (mask := level.equals(name)).any()}
+    if not by_level:
         return []
-    views = [_view(bars) for bars in cuts.values()]
+    views = list(by_level.values())
     for number, view in enumerate(views):
         view["trace"]["visible"] = number == 0
     drawn = chart(
         [view["trace"] for view in views],
         "From base to candidate step time: what got slower, and what faster",
-        110 + 28 * max(map(len, cuts.values())),
+        110 + 28 * max(len(view["trace"]["y"]) for view in views),
         showlegend=False,
         xaxis=axis("", **views[0]["xaxis"]),
         yaxis=views[0]["yaxis"],
@@ -111,18 +110,19 @@ def step_time_waterfall(waterfall: Table) -> list[Figure]:
                         **{f"yaxis.{key}": view["yaxis"][key] for key in ("range", "tickvals", "ticktext")},
                     },
                 ]
-                for name, view in zip(cuts, views, strict=True)
+                for name, view in by_level.items()
             },
         )
     return [drawn]
 
 
-def _bars(part: Table) -> list[_WaterfallBar]:
-    """The base, the largest differences, all others as one, and the candidate."""
+def _view(part: Table) -> dict[str, Any]:
+    """One trace of a level, and what the axes are for it."""
+    # The base, the largest differences, all others as one, and the candidate.
     base, cand = (part.array(name) for name in ("base_ns", "cand_ns"))
     delta = np.abs(cand - base)
     order = np.argsort(-delta, kind="stable")
-    large = order[delta[order] >= max(_SMALL * delta.max(), 1)][:_BARS]
+    large = order[delta[order] >= max(JOINED_SHARE * delta.max(), 1)][:_BARS]
     small = np.setdiff1d(order, large)
     notes = [
         "noise between steps unknown" if noise == "unknown" else f"{noise} the noise between steps"
@@ -138,11 +138,6 @@ def _bars(part: Table) -> list[_WaterfallBar]:
         start, end = bars[-1].end, bars[-1].end + int(after - before)
         bars.append(_WaterfallBar(name, start, end, base=int(before), cand=int(after), note=note))
     bars.append(_WaterfallBar("candidate", start=0, end=cand_ns, base=base_ns, cand=cand_ns, total=True))
-    return bars
-
-
-def _view(bars: Sequence[_WaterfallBar]) -> dict[str, Any]:
-    """One trace, and what the axes are for it."""
     ends = [bar.end for bar in bars]
     high, span = max(ends), max(ends) - min(ends)
     cropped = 0 < span < _CROPPED * high
@@ -151,7 +146,7 @@ def _view(bars: Sequence[_WaterfallBar]) -> dict[str, Any]:
     # A bar that began outside of the axis would have its number there as well.
     starts = [max(bar.start, axis_start) for bar in bars]
     lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-    difference = bars[0].cand - bars[0].base
+    difference = cand_ns - base_ns
     hover = []
     for bar in bars:
         if bar.total:
@@ -349,13 +344,19 @@ def _rung_bars(values: NDArray[Any], color: Sequence[str], hover: Sequence[str])
 def _rung_waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
     """From step to step: what a rung saves goes left in the upper half of its row, its costs right below."""
     steps = next(iter(levels.values())).ns.sum(axis=0)
-    moves = {level: list(_moves(cut, steps)) for level, cut in levels.items()}
-    ends = [
-        end
-        for level_moves in moves.values()
-        for move in level_moves
-        for end in (move.start, move.start + move.ns)
-    ]
+    # The parts of each rung, those that became shorter first: end to end they lead from step to step.
+    moves: dict[str, list[_Move]] = {level: [] for level in levels}
+    for level, cut in levels.items():
+        for rung in range(1, len(steps)):
+            delta = cut.delta[:, rung]
+            position = int(steps[rung - 1])
+            for part in np.flatnonzero(delta < 0)[np.argsort(delta[delta < 0], kind="stable")].tolist():
+                position += int(delta[part])
+                moves[level].append(_Move(rung, part, position, -int(delta[part]), int(delta[part])))
+            for part in np.flatnonzero(delta > 0)[np.argsort(-delta[delta > 0], kind="stable")].tolist():
+                moves[level].append(_Move(rung, part, position, int(delta[part]), int(delta[part])))
+                position += int(delta[part])
+    ends = [end for each in moves.values() for move in each for end in (move.start, move.start + move.ns)]
     high, low = max(int(steps.max()), *ends), min(int(steps.min()), *ends)
     axis_start = low - _GAP * (high - low) if low > _LADDER_CROPPED * high else 0.0
     # The step of each rung, pale but for the baseline's, and its numbers behind all that is drawn of it.
@@ -411,16 +412,3 @@ def _rung_waterfall(names: Sequence[str], levels: dict[str, _Cut]) -> Figure:
         }
         drawn["layout"]["updatemenus"] = menu("restyle", choices)
     return drawn
-
-
-def _moves(cut: _Cut, steps: Int) -> Iterator[_Move]:
-    """The parts of each rung, those that became shorter first: end to end they lead from step to step."""
-    for rung in range(1, len(steps)):
-        delta = cut.delta[:, rung]
-        position = int(steps[rung - 1])
-        for part in np.flatnonzero(delta < 0)[np.argsort(delta[delta < 0], kind="stable")].tolist():
-            position += int(delta[part])
-            yield _Move(rung, part, position, -int(delta[part]), int(delta[part]))
-        for part in np.flatnonzero(delta > 0)[np.argsort(-delta[delta > 0], kind="stable")].tolist():
-            yield _Move(rung, part, position, int(delta[part]), int(delta[part]))
-            position += int(delta[part])

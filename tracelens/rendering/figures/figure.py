@@ -238,12 +238,9 @@ def folded(rows: NDArray[Any], most: int) -> NDArray[Any]:
 
 
 def top_bars(data: Table, value: str, noun: str) -> list[Figure]:
-    """The names with the most time as horizontal bars, coloured by category.
+    """The names with the most time as horizontal bars, coloured by category; `noun` is plural.
 
-    Args:
-        data: columns rank, name, category, count and `value`, in ns.
-        value: the column that is drawn; ranks are summed.
-        noun: plural noun for the title.
+    The table has columns rank, name, category, count and `value`, in ns; ranks are summed.
     """
     group, (names, categories) = data.group("name", "category")
     total_ns = np.bincount(group, weights=data.array(value))
@@ -287,12 +284,8 @@ def stacked_bars(
 ) -> Figure:
     """One horizontal bar a row, made of parts.
 
-    Args:
-        title: what one sees.
-        rows: names of the rows, from the top.
-        parts: name of the part to ns, one value a row; in the order stacked.
-        fractions: the same parts as share of the row's whole, 0-1.
-        color: of the parts; by their names if it is not given.
+    `parts` maps names, in the order stacked, to ns, one value a row; `fractions` the same names to shares of
+    the row's whole, 0-1. Colours go by the names of the parts if none are given.
     """
     color = color or colors(parts)
     longest_ns = np.max(np.sum(list(parts.values()), axis=0), initial=0)
@@ -327,56 +320,11 @@ def rank_times(
     fractions: Mapping[str, NDArray[Any]],
     color: Mapping[str, str] | None = None,
 ) -> Figure:
-    """What the time of each rank is made of.
-
-    Args:
-        title: what one sees.
-        ranks: in the order shown.
-        parts: name of the part to ns, one value a rank; in the order stacked.
-        fractions: the same parts as share of the rank's whole, 0-1.
-        color: of the parts in bars; by their names if it is not given.
-    """
+    """What the time of each rank is made of: bars as of `stacked_bars`, or a heat map of many ranks."""
     if len(ranks) <= MOST_BARS:
         return stacked_bars(title, [f"rank {rank}" for rank in ranks], parts, fractions, color)
-    return _heat_map(title, ranks, parts, fractions)
-
-
-def rank_bars(
-    title: str,
-    data: Table,
-    part: str,
-    shown: Sequence[int] = (),
-    parts: Sequence[str] = (),
-    color: Mapping[str, str] | None = None,
-) -> Figure:
-    """What the time of each rank is made of, from the values of a text column.
-
-    Args:
-        title: what one sees.
-        data: columns rank, `part`, dur_ns and fraction.
-        part: the text column.
-        shown: ranks, in order; by default all.
-        parts: which values of it, in the order stacked; by default all, in the order of the table.
-        color: of the parts in bars; by their names if it is not given.
-    """
-    shown = shown or ranks(data)
-    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
-    return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
-
-
-def ranks_that_fit(parts: int) -> int:
-    """Ranks that a heat map of so many parts can hold."""
-    return max(_CELLS // max(parts, 1), 1)
-
-
-def _heat_map(
-    title: str,
-    ranks: Sequence[int],
-    parts: Mapping[str, NDArray[Any]],
-    fractions: Mapping[str, NDArray[Any]],
-) -> Figure:
-    """Parts by ranks. Each row has a scale of its own, from 0 to its largest time: small parts show, too."""
-    most = ranks_that_fit(len(parts))
+    # Parts by ranks. Each row has a scale of its own, from 0 to its largest time: small parts show, too.
+    most = max(_CELLS // max(len(parts), 1), 1)
     note = f" (the first {most} of {len(ranks)} ranks)" if len(ranks) > most else ""
     ranks = ranks[:most]
     names, shades, hover = [], [], []
@@ -421,10 +369,22 @@ def _heat_map(
     )
 
 
-def rows_that_fit(spans: Table, count: int) -> int:
-    """Ranks, of `count`, whose spans the figure can hold."""
-    spans_per_rank = int(np.unique(spans.array("rank"), return_counts=True)[1].max())
-    return max(1, min(MOST_ROWS, count, POINTS // spans_per_rank))
+def rank_bars(
+    title: str,
+    data: Table,
+    part: str,
+    shown: Sequence[int] = (),
+    parts: Sequence[str] = (),
+    color: Mapping[str, str] | None = None,
+) -> Figure:
+    """What the time of each rank is made of, from the values of the text column `part`.
+
+    The table has columns rank, `part`, dur_ns and fraction. By default all ranks are shown, and all values in
+    the order of the table; see `rank_times`.
+    """
+    shown = shown or ranks(data)
+    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
+    return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
 
 
 def extent(data: Table) -> tuple[int, int]:
@@ -452,17 +412,11 @@ def clock_chart(
 def bars(
     spans: Table, column: str, color: Mapping[str, str], shown: Sequence[int], begin: int
 ) -> list[dict[str, Any]]:
-    """Bars of each kind that there is.
+    """Bars of each kind that there is, by the text column `column`; one row a rank, from the top.
 
-    Micro-batches have their number, chunks above the first one a paler bar. Where some are `paired`, running
-    beside each other, they are drawn half as high.
-
-    Args:
-        spans: columns rank, ts_ns, dur_ns; microbatch and chunk where bars are passes.
-        column: their kind.
-        color: of each kind.
-        shown: ranks, from the top.
-        begin: time at the left edge, ns.
+    The spans have columns rank, ts_ns, dur_ns; microbatch and chunk where they are passes. Micro-batches have
+    their number, chunks above the first one a paler bar. Where some are `paired`, running beside each other,
+    they are drawn half as high. The left edge is at `begin`, ns.
     """
     kinds = spans.coded(column)
     row_of = {rank: row for row, rank in enumerate(shown)}
@@ -516,14 +470,9 @@ def icicle(
 ) -> dict[str, Any]:
     """One icicle; small nodes are one "N more" child of their parent, so that children add up to it.
 
-    Args:
-        tree: the nodes that are drawn.
-        names: of each.
-        levels: of each; below a "category" all have its colour.
-        sizes: ns of each.
-        root: name and ns of a box around all; without one there is such a box where there are several roots.
-        color: of the categories; by their names if it is not given.
-        notes: what the hover box of each says besides.
+    `names`, `levels` and `sizes` (ns) are of the nodes of the tree, `notes` what their hover boxes say
+    besides. `root` is name and ns of a box around all; without one there is such a box where there are
+    several roots. All below a node of level "category" have its colour.
     """
     # The category of each node is its nearest ancestor at that level; "" for none.
     categories = [""] * len(names)
@@ -570,10 +519,7 @@ def icicle(
         + ("%{customdata[2]}" if added else "")
         + "<extra></extra>",
         "texttemplate": "%{label} %{percentRoot:.1%}",
-        "marker": {
-            "colors": fills,
-            "line": {"width": 1, "color": "rgba(128,128,128,0.25)"},
-        },
+        "marker": {"colors": fills, "line": {"width": 1, "color": "rgba(128,128,128,0.25)"}},
         "leaf": {"opacity": 0.9},
         "textfont": {"color": [ink(fill) for fill in fills]},
         "tiling": {"orientation": "h", "pad": 1},

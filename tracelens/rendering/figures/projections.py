@@ -376,68 +376,63 @@ def pipeline_schedule(result: Result) -> list[Figure]:
         )
     held = table(result, "in_flight", "schedule", "rank", "ts_ns", "chunks", "bytes")
     for number, name in enumerate(summary.texts("schedule")[:_SCHEDULES]):
+        # All passes of the schedule on one clock.
+        passes = spans.take(spans.coded("schedule").equals(name))
+        all_ranks = ranks(passes)
+        shown = all_ranks[:MOST_ROWS]
+        begin, end = extent(passes)
+        passes = passes.take(np.isin(passes.array("rank"), shown))
         bubble_share = float(summary.array("bubble_fraction")[number])
-        drawn.append(_gantt(spans.take(spans.coded("schedule").equals(name)), name, bubble_share))
-        if held is not None:
-            drawn.append(_held(held.take(held.coded("schedule").equals(name)), name))
-    return drawn
-
-
-def _gantt(spans: Table, name: str, share: float) -> Figure:
-    """All passes of one schedule on one clock."""
-    all_ranks = ranks(spans)
-    shown = all_ranks[:MOST_ROWS]
-    begin, end = extent(spans)
-    spans = spans.take(np.isin(spans.array("rank"), shown))
-    # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
-    cut = len(spans) > POINTS
-    if cut:
-        spans = spans.take(np.sort(np.argsort(spans.array("ts_ns"), kind="stable")[:POINTS]))
-        end = extent(spans)[1]
-    title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {share:.1%}"
-    if len(shown) < len(all_ranks):
-        title += f" ({len(shown)} of {len(all_ranks)} stages)"
-    if cut:
-        title += f" (the first {POINTS:,} passes)"
-    labels = [f"stage {rank}" for rank in shown]
-    traces = bars(spans, "phase", PASSES, shown, begin)
-    return clock_chart(title, traces, labels, end - begin, uniformtext={"mode": "hide", "minsize": 7})
-
-
-def _held(held: Table, name: str) -> Figure:
-    """Chunks in flight over time, or their bytes where known, of some stages."""
-    all_ranks = ranks(held)
-    picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int).tolist()
-    sized = bool((held.array("bytes") >= 0).all())
-    labels = {all_ranks[index]: f"stage {all_ranks[index]}" for index in picked}
-    color = rank_colors(list(labels))
-    points_per_line = POINTS // len(labels)
-    traces: list[dict[str, Any]] = []
-    for rank, label in labels.items():
-        in_flight = held.take(held.array("rank") == rank)
-        # A line takes long runs of points; every nth of them shows the same shape.
-        step = -(-len(in_flight) // points_per_line)
-        values = in_flight.array("bytes") / GIB if sized else in_flight.array("chunks")
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": label,
-                "line": {"shape": "hv", "width": 1.5, "color": color[rank]},
-                "x": ms(in_flight.array("ts_ns")[::step]),
-                "y": np.round(values[::step], 3).tolist(),
-                "hovertemplate": "%{y:,} from %{x:,.3f} ms",
-            }
+        title = f"{plain(name, 40)}: each micro-batch on each stage, bubble {bubble_share:.1%}"
+        if len(shown) < len(all_ranks):
+            title += f" ({len(shown)} of {len(all_ranks)} stages)"
+        # There may be more passes than a figure can hold; the first ones of all stages show the pattern.
+        if len(passes) > POINTS:
+            passes = passes.take(np.sort(np.argsort(passes.array("ts_ns"), kind="stable")[:POINTS]))
+            end = extent(passes)[1]
+            title += f" (the first {POINTS:,} passes)"
+        labels = [f"stage {rank}" for rank in shown]
+        traces = bars(passes, "phase", PASSES, shown, begin)
+        no_text = {"mode": "hide", "minsize": 7}
+        drawn.append(clock_chart(title, traces, labels, end - begin, uniformtext=no_text))
+        if held is None:
+            continue
+        # Chunks in flight over time, or their bytes where known, of some stages.
+        of_name = held.take(held.coded("schedule").equals(name))
+        all_ranks = ranks(of_name)
+        picked = np.linspace(0, len(all_ranks) - 1, min(len(all_ranks), _LINES)).round().astype(int)
+        lines = [all_ranks[index] for index in picked.tolist()]
+        sized = bool((of_name.array("bytes") >= 0).all())
+        color = rank_colors(lines)
+        traces = []
+        for rank in lines:
+            in_flight = of_name.take(of_name.array("rank") == rank)
+            # A line takes long runs of points; every nth of them shows the same shape.
+            step = -(-len(in_flight) // (POINTS // len(lines)))
+            values = in_flight.array("bytes") / GIB if sized else in_flight.array("chunks")
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": f"stage {rank}",
+                    "line": {"shape": "hv", "width": 1.5, "color": color[rank]},
+                    "x": ms(in_flight.array("ts_ns")[::step]),
+                    "y": np.round(values[::step], 3).tolist(),
+                    "hovertemplate": "%{y:,} from %{x:,.3f} ms",
+                }
+            )
+        quantity = "activations (GiB)" if sized else "micro-batch chunks"
+        drawn.append(
+            chart(
+                traces,
+                f"{safe(name, 40)}: in flight on each stage",
+                320,
+                showlegend=True,
+                xaxis=axis("time since the first forward (ms)"),
+                yaxis=axis(quantity, rangemode="tozero"),
+            )
         )
-    quantity = "activations (GiB)" if sized else "micro-batch chunks"
-    return chart(
-        traces,
-        f"{safe(name, 40)}: in flight on each stage",
-        320,
-        showlegend=True,
-        xaxis=axis("time since the first forward (ms)"),
-        yaxis=axis(quantity, rangemode="tozero"),
-    )
+    return drawn
 
 
 @figure("whatif")

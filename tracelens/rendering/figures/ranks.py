@@ -23,6 +23,7 @@ from tracelens.rendering.figures.colors import (
 )
 from tracelens.rendering.figures.figure import (
     MOST_BARS,
+    MOST_ROWS,
     POINTS,
     Figure,
     axis,
@@ -41,12 +42,12 @@ from tracelens.rendering.figures.figure import (
     ranks,
     rounded,
     rows_axis,
-    rows_that_fit,
     safe,
     stacked_bars,
     table,
     wrapped,
 )
+from tracelens.rendering.thresholds import EVEN_SPAN, UNEVEN_SPAN
 from tracelens.table import Coded, Result, Table
 
 _MATRIX = 64
@@ -60,8 +61,6 @@ _HOVER = (
 
 _RANKS = 64
 _CELLS = 4000
-_LEAST, _MOST = 0.1, 1.0
-"""The colours span at least this much around 100%, or noise would look like imbalance, and at most."""
 _PHASES = ("forward_ns", "backward_ns", "recompute_ns")
 
 _SERVING_RANKS = 64
@@ -220,7 +219,7 @@ def token_loads(loads: Table) -> list[Figure]:
     measured = ratio[~np.isnan(ratio)]
     if len(numbers["rank"]) < 2 or not len(measured):
         return []
-    span = min(max(float(np.abs(measured - 1).max()), _LEAST), _MOST)
+    span = min(max(float(np.abs(measured - 1).max()), EVEN_SPAN), UNEVEN_SPAN)
     tokens = _matrix(loads, "tokens", shown_layers, shown_ranks)
     drawn: dict[str, Any] = {
         "type": "heatmap",
@@ -323,8 +322,10 @@ def pipeline(result: Result) -> list[Figure]:
     label = step.values[int(step.codes[0])]
     stages = spans.array("stage")
     order = {rank: int(stages[spans.array("rank") == rank][0]) for rank in ranks(spans)}
-    # Stages of one pipeline below each other, as far as rank numbers tell.
-    shown = sorted(order, key=lambda rank: (order[rank], rank))[: rows_that_fit(spans, len(order))]
+    # Stages of one pipeline below each other, as far as rank numbers tell and the figure can hold.
+    spans_per_rank = int(np.unique(spans.array("rank"), return_counts=True)[1].max())
+    most = max(1, min(MOST_ROWS, POINTS // spans_per_rank))
+    shown = sorted(order, key=lambda rank: (order[rank], rank))[:most]
     drawn = _of_step(spans, label, shown)
     begin, end = extent(drawn)
     traces = bars(drawn, "phase", PASSES, shown, begin)

@@ -60,14 +60,7 @@ def files(report: Report) -> Mapping[str, bytes]:
 
 
 def console(report: Report, *, width: int = 100, color: bool = False, rows: int | None = None) -> str:
-    """The report as terminal text.
-
-    Args:
-        report: any report.
-        width: of the terminal, in columns.
-        color: with ANSI colours.
-        rows: of each table, at most; None for the usual number.
-    """
+    """The report as terminal text, `width` columns wide, with at most so many rows of each table."""
     incomplete = banner(report.failures)
     report = for_people(report)
     screen = _new_screen(width, color)
@@ -119,12 +112,6 @@ def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = F
     """The first screen of a report: verdict, tiles, the first rows of one table, and where the rest is.
 
     At most LINES lines, in terminals of 80 columns and more.
-
-    Args:
-        report: any report.
-        summary: of it.
-        width: of the terminal, in columns.
-        color: with ANSI colours.
     """
     screen = _new_screen(width, color)
     screen.print(shorten(one_line(report.title.partition(": ")[0]), width), style="dim")
@@ -246,7 +233,6 @@ def _print_tiles(screen: Console, tiles: Sequence[Tile]) -> None:
 
 
 def _abreast(screen: Console, cells: Sequence[Text]) -> int:
-    """How many cells fit beside each other."""
     widest = max(cell.cell_len for cell in cells)
     return max((screen.width + _TILE_GAP) // (widest + _TILE_GAP), 1)
 

@@ -180,14 +180,10 @@ def section(
     figures: list[tuple[str, str, int]] | None = None,
     controls: bool = True,
 ) -> PageSection:
-    """One result, ready for a template.
+    """One result, ready for a template, with so many rows of each table as HTML.
 
-    Args:
-        result: of one analyzer.
-        tables: its tables.
-        rows: of each table that stand as HTML.
-        figures: of a page: anchor, caption and height.
-        controls: with what the page's script brings to life.
+    `figures` are anchor, caption and height of those of a page; `controls` what the page's script brings to
+    life.
     """
     return PageSection(
         id=result.analyzer,

@@ -50,10 +50,8 @@ def files(report: Report) -> Mapping[str, bytes]:
 def one_result(result: Result, meta: Mapping[str, Any]) -> bytes:
     """One result: {"schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"}.
 
-    Args:
-        result: of any analyzer.
-        meta: as in `Report.meta`; its `version` and `inputs` stand apart, the rest joins the result's meta.
-            Inputs by side, as those of two runs, stand apart as one list and remain in the meta as well.
+    Of `meta`, as in `Report.meta`, `version` and `inputs` stand apart, the rest joins the result's meta.
+    Inputs by side, as those of two runs, stand apart as one list and remain in the meta as well.
     """
     inputs, report_meta = meta.get("inputs", []), dict(meta)
     if isinstance(inputs, Mapping):

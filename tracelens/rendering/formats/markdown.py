@@ -12,7 +12,6 @@ from tracelens.guard import banner
 from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
-    Cut,
     compared,
     cut,
     details,
@@ -117,7 +116,18 @@ def _table(result: Result, table: Table) -> list[str]:
         return [*lines, "No rows."]
     part = cut(table, ROWS)
     if table.schema.kind == "entries":
-        lines += _entries(part)
+        # A list: the name of an entry with its facts, and each of its texts as a paragraph.
+        for entry in entries(part):
+            mark = f"{entry.number}." if entry.number else "-"
+            facts = escaped(" · ".join(map(str, entry.facts)))
+            lines += [f"{mark} **{escaped(entry.name)}**{': ' if facts else ''}{facts}", ""]
+            # Paragraphs belong to the entry when they stand below its first letter.
+            margin = " " * (len(mark) + 1)
+            for label, text in entry.prose:
+                lines += [f"{margin}*{escaped(label)}*: {escaped(text)}", ""]
+            for label, text in entry.folded:
+                lines += [f"{margin}*{escaped(label)}*: {code(text)}", ""]
+        lines.pop()
     else:
         cells = []
         for shown in part.columns:
@@ -134,22 +144,6 @@ def _table(result: Result, table: Table) -> list[str]:
         lines += map(_row, zip(*cells, strict=True))
     note = more(result, part)
     return [*lines, "", escaped(note)] if note else lines
-
-
-def _entries(part: Cut) -> list[str]:
-    """A list: the name of an entry with its facts, and each of its texts as a paragraph."""
-    lines: list[str] = []
-    for entry in entries(part):
-        mark = f"{entry.number}." if entry.number else "-"
-        facts = escaped(" · ".join(map(str, entry.facts)))
-        lines += [f"{mark} **{escaped(entry.name)}**{': ' if facts else ''}{facts}", ""]
-        # Paragraphs belong to the entry when they stand below its first letter.
-        margin = " " * (len(mark) + 1)
-        for label, text in entry.prose:
-            lines += [f"{margin}*{escaped(label)}*: {escaped(text)}", ""]
-        for label, text in entry.folded:
-            lines += [f"{margin}*{escaped(label)}*: {code(text)}", ""]
-    return lines[:-1]
 
 
 def _row(cells: Iterable[str]) -> str:

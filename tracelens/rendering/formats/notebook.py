@@ -125,13 +125,8 @@ def _part(
 ) -> str:
     """Some tables of a section: an output of its own, where a figure stands behind it.
 
-    Args:
-        of_result: the section.
-        grids: the tables.
-        first: begin with the title of the section.
-        last: end with what was skipped.
-        figure_title: of the figure that follows.
-        choices: of each of the grids what readers can turn to, where scripts run.
+    The first one begins with the title of the section, the last one ends with what was skipped. `choices` is
+    what readers can turn to in each of the grids, where scripts run.
     """
     return (
         environment()

@@ -13,7 +13,7 @@ from tracelens.guard import banner
 from tracelens.rendering.formats.csv import clean, safe
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import meta_items, one_line
-from tracelens.table import Report, Table
+from tracelens.table import Report, Result, Table
 
 if TYPE_CHECKING:
     import xlsxwriter  # type: ignore[import-untyped]
@@ -49,10 +49,48 @@ def files(report: Report) -> Mapping[str, bytes]:
     with xlsxwriter.Workbook(buffer, {"constant_memory": True, **plain}) as book:
         # Without a fixed date the same report would give other bytes every second.
         book.set_properties({"title": text(report.title), "created": datetime(2000, 1, 1)})
-        sheets = _sheets(report)
+        # Names of sheets are legal, 31 characters at most, unique whatever their case.
+        used = {"index", "history"}  # ours, and one that Excel keeps for itself
+        sheets: list[tuple[str, Result, Table]] = []
+        for result in report.results:
+            for name, table in result.exported.items():
+                full_name = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
+                base = _ILLEGAL.sub("_", full_name).strip("'") or "table"
+                sheet_name = base[:31].rstrip("'")
+                number = 1
+                while sheet_name.casefold() in used:
+                    number += 1
+                    sheet_name = f"{base[: 30 - len(str(number))]}~{number}"
+                used.add(sheet_name.casefold())
+                sheets.append((sheet_name, result, table))
         _index(book, report, sheets)
-        for result, name, sheet in sheets:
-            _write(book, sheet, report[result].data[name])
+        for sheet_name, _, table in sheets:
+            sheet = book.add_worksheet(sheet_name)
+            bold = book.add_format({"bold": True, "bottom": 1})
+            sheet.freeze_panes(1, 0)
+            rows = min(len(table), MOST_ROWS)
+            columns = []
+            for index, column in enumerate(table.schema.columns):
+                cells = clean(table, column, text, slice(rows), "{:.1%}")
+                content = max(map(len, cells[:200]), default=0) if column.is_text else 12
+                sheet.set_column(index, index, min(max(content, len(column.name) + 3), 60))
+                sheet.write_string(0, index, text(column.name), bold)
+                number_format = _NUMBER.get(column.unit, "0" if column.dtype == "int64" else "#,##0.000")
+                cell_format = book.add_format({"num_format": number_format}) if column.is_number else None
+                columns.append((cell_format, cells))
+            for row in range(rows):
+                for index, (cell_format, cells) in enumerate(columns):
+                    value = cells[row]
+                    if isinstance(value, bool):
+                        sheet.write_boolean(row + 1, index, value)
+                    elif isinstance(value, str):
+                        sheet.write_string(row + 1, index, value)
+                    elif abs(value) <= _EXACT:
+                        sheet.write_number(row + 1, index, value, cell_format)
+                    else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
+                        sheet.write_string(row + 1, index, str(value))
+            if rows:
+                sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)
     return {"report.xlsx": buffer.getvalue()}
 
 
@@ -61,25 +99,8 @@ def text(value: str) -> str:
     return safe(value)[:MOST_CHARACTERS]
 
 
-def _sheets(report: Report) -> list[tuple[str, str, str]]:
-    """(analyzer, table, sheet name); names are legal, 31 characters at most, unique whatever their case."""
-    used = {"index", "history"}  # ours, and one that Excel keeps for itself
-    sheets = []
-    for result in report.results:
-        for name in result.exported:
-            full_name = result.analyzer if name == result.analyzer else f"{result.analyzer}.{name}"
-            base = _ILLEGAL.sub("_", full_name).strip("'") or "table"
-            sheet = base[:31].rstrip("'")
-            number = 1
-            while sheet.casefold() in used:
-                number += 1
-                sheet = f"{base[: 30 - len(str(number))]}~{number}"
-            used.add(sheet.casefold())
-            sheets.append((result.analyzer, name, sheet))
-    return sheets
-
-
-def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, str, str]]) -> None:
+def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, Result, Table]]) -> None:
+    """The first sheet: what the report says of itself, its tables, and what is missing."""
     sheet = book.add_worksheet("index")
     bold = book.add_format({"bold": True})
     sheet.set_column(0, 0, 32)
@@ -90,13 +111,11 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, st
     lines.append(("sheet", "analyzer", "table", "content", "rows"))
     headings = {0, len(lines) - 1}
     links = range(len(lines), len(lines) + len(sheets))
-    for analyzer, name, target in sheets:
-        table = report[analyzer].data[name]
-        schema, rows = table.schema, len(table)
-        shown = f"{rows:,}"
-        if rows > MOST_ROWS:
-            shown = f"first {MOST_ROWS:,} of {rows:,}; CSV and JSON hold all of them"
-        lines.append((target, report[analyzer].title, schema.title, schema.doc, shown))
+    for target, result, table in sheets:
+        shown = f"{len(table):,}"
+        if len(table) > MOST_ROWS:
+            shown = f"first {MOST_ROWS:,} of {len(table):,}; CSV and JSON hold all of them"
+        lines.append((target, result.title, table.schema.title, table.schema.doc, shown))
     headings.add(len(lines) + 1)
     lines += [(), ("not computed", "analyzer", "reason")]
     for result in report.results:
@@ -108,31 +127,3 @@ def _index(book: xlsxwriter.Workbook, report: Report, sheets: list[tuple[str, st
                 sheet.write_url(row, column, f"internal:'{target}'!A1", string=cell)
             else:
                 sheet.write_string(row, column, text(cell), bold if row in headings else None)
-
-
-def _write(book: xlsxwriter.Workbook, name: str, table: Table) -> None:
-    sheet = book.add_worksheet(name)
-    bold = book.add_format({"bold": True, "bottom": 1})
-    sheet.freeze_panes(1, 0)
-    rows = min(len(table), MOST_ROWS)
-    columns = []
-    for index, column in enumerate(table.schema.columns):
-        cells = clean(table, column, text, slice(rows), "{:.1%}")
-        content = max(map(len, cells[:200]), default=0) if column.is_text else 12
-        sheet.set_column(index, index, min(max(content, len(column.name) + 3), 60))
-        sheet.write_string(0, index, text(column.name), bold)
-        number_format = _NUMBER.get(column.unit, "0" if column.dtype == "int64" else "#,##0.000")
-        columns.append((book.add_format({"num_format": number_format}) if column.is_number else None, cells))
-    for row in range(rows):
-        for index, (cell_format, cells) in enumerate(columns):
-            value = cells[row]
-            if isinstance(value, bool):
-                sheet.write_boolean(row + 1, index, value)
-            elif isinstance(value, str):
-                sheet.write_string(row + 1, index, value)
-            elif abs(value) <= _EXACT:
-                sheet.write_number(row + 1, index, value, cell_format)
-            else:  # epoch nanoseconds and infinities, which a double or Excel cannot hold
-                sheet.write_string(row + 1, index, str(value))
-    if rows:
-        sheet.autofilter(0, 0, rows, len(table.schema.columns) - 1)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tracelens.rendering.summary.thresholds import (
+from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
+from tracelens.rendering.thresholds import (
     BOUND_TILES,
     CHANGE_SHARE,
     EXPLAINED_SHARE,
@@ -14,7 +15,6 @@ from tracelens.rendering.summary.thresholds import (
     SAME_STEP_SHARE,
     SCHEDULE_TILES,
 )
-from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
 from tracelens.table import Result, Summary, Table, Tile
 from tracelens.units import duration, size_text
 
@@ -84,9 +84,8 @@ def _faster(base_ns: float, cand_ns: float) -> str:
 def _changes(waterfall: Table, delta_ns: float) -> list[tuple[str, float, float, float]]:
     """The largest changes beyond the noise, of the first level on which they explain the difference.
 
-    Returns:
-        name, difference, time in the base and in the candidate. Where no level explains the difference, those
-        of the first level that has any.
+    Name, difference, time in the base and in the candidate. Where no level explains the difference, those of
+    the first level that has any.
     """
     base, cand, delta = (waterfall.array(f"{name}_ns") for name in ("base", "cand", "delta"))
     beyond = waterfall.coded("noise").equals("beyond") & (np.abs(delta) > CHANGE_SHARE * abs(delta_ns))

@@ -11,13 +11,6 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Float
 from tracelens.guard import Failure
-from tracelens.rendering.summary.thresholds import (
-    CAUSE_SHARE,
-    DOUBTED_SAVING_SHARE,
-    PART_SHARE,
-    REPLAYED_STEP_SHARE,
-    SAVING_SHARE,
-)
 from tracelens.rendering.summary.wording import (
     about,
     guarded,
@@ -26,6 +19,13 @@ from tracelens.rendering.summary.wording import (
     plural,
     short_reason,
     three_digits,
+)
+from tracelens.rendering.thresholds import (
+    CAUSE_SHARE,
+    DOUBTED_SAVING_SHARE,
+    PART_SHARE,
+    REPLAYED_STEP_SHARE,
+    SAVING_SHARE,
 )
 from tracelens.table import Result, Summary, Table, Tile
 from tracelens.units import amount, duration
@@ -68,10 +68,8 @@ def run_summary(
 ) -> Summary | None:
     """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
 
-    Args:
-        results: of its analyzers. Without some of them their figures are left out.
-        meta: of its report: ranks, devices, setup, pace, trust and options.
-        host_causes: causes of idle time in which the GPU waits for the host.
+    Figures of missing results are left out. `host_causes` are the causes of idle time in which the GPU waits
+    for the host.
     """
     steps = next((result.data.get("steps") for result in results if result.analyzer == "steps"), None)
     if steps is None or not len(steps):
@@ -147,7 +145,6 @@ class RunFigures:
         return table if table is not None and len(table) else None
 
     def section(self, analyzer: str) -> str:
-        """The analyzer if the report has its section, else ''."""
         return analyzer if analyzer in self._results else ""
 
     def meta(self, analyzer: str) -> Mapping[str, Any]:
@@ -166,7 +163,6 @@ class RunFigures:
 
     @cached_property
     def times(self) -> StepTimes:
-        """The durations of the recorded steps."""
         by_step: dict[str, list[int]] = {}
         durations = self._steps.array("dur_ns").tolist()
         for label, ns in zip(self._steps.texts("step"), durations, strict=True):
@@ -265,7 +261,6 @@ class RunFigures:
         return RankSpread.of(by_rank(table, table.array("value"), rows, max))
 
     def serving_steps(self) -> dict[str, StepKind]:
-        """The steps of a serving engine by kind."""
         table = self.table("serving", "ranks")
         if table is None:
             return {}

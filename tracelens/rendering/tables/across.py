@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int, lookup
-from tracelens.rendering.tables.values import stem_and_suffix, unknown
+from tracelens.rendering.tables.values import UNKNOWN, stem_and_suffix, unknown
 from tracelens.table import Column, Table, codes, depth_first
 
 _RATES = ("efficiency", "flops/s", "bytes/s")
 """Units of which little is bad."""
 
 _INTENSIVE = (*_RATES, "ratio", "flops/byte")
-_ABSENT = -1
 
 
 class _Things(NamedTuple):
@@ -62,7 +61,15 @@ def across_ranks(table: Table) -> Table | None:
     if len(ranks) < 2 or (schema.kind != "tree" and not schema.keys):
         return None
     leading = leading_column(table)
-    things = _nodes(table) if schema.kind == "tree" else _rows(table)
+    if schema.kind == "tree":
+        things = _nodes(table)
+    else:
+        # Rows that agree in the key are about one thing; a rank's second such row is about another.
+        group, _ = table.group(*schema.keys)
+        of_row, _ = codes(group, _occurrence(table.array("rank"), group))
+        _, first = np.unique(of_row, return_index=True)
+        recorded = np.full(len(first), len(ranks))
+        things = _Things(of_row, first, parent=np.full(len(first), -1), recorded=recorded)
     if leading is None or things is None:
         return None
     return _Comparison(table, things, len(ranks), leading).table()
@@ -129,9 +136,9 @@ class _Comparison:
             doc = f"{statistic} of the ranks: {what}"
             column = replace(self.leading, name=self._name(statistic), doc=doc)
             columns.append((column, self._as(self.leading, values)))
-        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], _ABSENT)
+        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], UNKNOWN)
         share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
-        share = np.where(spread.low < 0, _ABSENT, share)
+        share = np.where(spread.low < 0, UNKNOWN, share)
         doc = f"with the {'smallest' if low_is_bad else 'largest'} value"
         columns.append((Column("worst_rank", "int64", doc=doc), rank))
         columns.append((Column("spread", "float64", "fraction", "(max - min) / max"), share))
@@ -213,16 +220,6 @@ def _taken(values: Any, rows: Int) -> Any:
     return values[rows] if isinstance(values, np.ndarray) else values.take(rows)
 
 
-def _rows(table: Table) -> _Things:
-    """Rows that agree in the key are about one thing; a rank's second such row is about another."""
-    rank = table.array("rank")
-    group, _ = table.group(*table.schema.keys)
-    of_row, _ = codes(group, _occurrence(rank, group))
-    _, first = np.unique(of_row, return_index=True)
-    recorded = np.full(len(first), len(np.unique(rank)))
-    return _Things(of_row, first, np.full(len(first), -1), recorded)
-
-
 def _nodes(table: Table) -> _Things | None:
     """Nodes that agree in the key, and whose parents do, are one; None of what is no tree."""
     rank, parent = table.array("rank"), parent_rows(table)
@@ -270,18 +267,13 @@ def position_on_rank(rank: Int) -> Int:
 
 
 def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean: bool) -> _Spread:
-    """Statistics of `values` for each thing.
+    """Statistics of the `known` ones of the rows' values, for each thing.
 
-    Args:
-        values: of the rows.
-        known: which of them count.
-        things: of the rows.
-        ranks: as many have each thing, 0 of it where they have no row; 0 where only rows count.
-        use_mean: instead of the median.
+    So many `ranks` have each thing, 0 of it where they have no row; 0 where only rows count.
     """
     size = len(things.first)
     if not known.any():
-        nothing = np.full(size, float(_ABSENT))
+        nothing = np.full(size, float(UNKNOWN))
         return _Spread(nothing, nothing, nothing, nothing, things.first, things.first)
     rows = np.flatnonzero(known)
     rows = rows[np.lexsort((values[rows], things.of_row[rows]))]
@@ -305,7 +297,7 @@ def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean
     low_row = np.where(absent, things.first, rows[np.minimum(first, len(rows) - 1)])
     high_row = np.where(absent, things.first, rows[np.maximum(first + number - 1, 0)])
     figures = (mean if use_mean else median, mean, ranked(0 * total), ranked(total - 1))
-    typical, mean, low, high = (np.where(absent, float(_ABSENT), figure) for figure in figures)
+    typical, mean, low, high = (np.where(absent, float(UNKNOWN), figure) for figure in figures)
     return _Spread(typical, mean, low, high, low_row, high_row)
 
 

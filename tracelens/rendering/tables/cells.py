@@ -49,16 +49,11 @@ def grid(
     buttons: bool,
     names: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Grid:
-    """The first `limit` rows of a table as HTML.
+    """The first `limit` rows of a table as HTML; a tree keeps its largest nodes.
 
-    Args:
-        result: holds the table.
-        name: of the table.
-        table: as it is to be read.
-        limit: at most so many rows; a tree keeps its largest nodes.
-        buttons: with the controls that the page's script brings to life. Without them every row is visible,
-            and the table is legible where styles are dropped, as on GitHub.
-        names: as of `short_names`, if they are to be those of a larger table.
+    With `buttons` it has the controls that the page's script brings to life. Without them every row is
+    visible, and the table is legible where styles are dropped, as on GitHub. `names` are as of `short_names`,
+    if they are to be those of a larger table.
     """
     from markupsafe import Markup
 
@@ -86,7 +81,16 @@ def grid(
         ]
     opening = ["<tr>"] * part.count
     if part.depth is not None:
-        columns[0] = _nested(columns[0], part.depth, buttons)
+        # Names stand at their depth, behind a button where rows below belong to them.
+        button = "<button type=button class=tw aria-label=children aria-expanded={}></button>"
+        for row, (depth, following) in enumerate(zip(part.depth, [*part.depth[1:], 0], strict=False)):
+            head, _, rest = columns[0][row].partition(">")
+            if not buttons:
+                columns[0][row] = f"{head}>{'&emsp;' * depth}{rest}"
+                continue
+            toggle = button.format("true" if depth < 1 else "false") if following > depth else ""
+            cell = rest.removesuffix("</td>")
+            columns[0][row] = f'{head} style="--d:{depth}">{toggle}<span>{cell}</span></td>'
         if buttons:
             opening = [f'<tr data-d="{depth}"{" hidden" if depth > 1 else ""}>' for depth in part.depth]
     heading = Markup('<th scope=col class={} title="{}">{}</th>')
@@ -147,17 +151,3 @@ def _name_cell(text: str, short: str) -> str:
     if short == text:
         return f"<td>{escape(text)}</td>"
     return f'<td class=l title="{escape(shorten(text, _TITLE_WIDTH))}">{escape(short)}</td>'
-
-
-def _nested(cells: list[str], depths: list[int], buttons: bool) -> list[str]:
-    inner = [*depths[1:], 0][: len(depths)]
-    button = "<button type=button class=tw aria-label=children aria-expanded={}></button>"
-    nested = []
-    for cell, depth, following in zip(cells, depths, inner, strict=True):
-        head, _, rest = cell.partition(">")
-        if not buttons:
-            nested.append(f"{head}>{'&emsp;' * depth}{rest}")
-            continue
-        toggle = button.format("true" if depth < 1 else "false") if following > depth else ""
-        nested.append(f'{head} style="--d:{depth}">{toggle}<span>{rest.removesuffix("</td>")}</span></td>')
-    return nested

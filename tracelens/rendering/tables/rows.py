@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import Int
 from tracelens.rendering.tables.across import (
     across_ranks,
     is_across,
@@ -239,14 +238,9 @@ def _says_nothing(result: Result) -> bool:
 
 
 def select(table: Table, limit: int, size: str = "") -> Tree:
-    """The `limit` largest nodes, with all their ancestors.
+    """The `limit` largest nodes, with all their ancestors, by the column `size`, else see `size_column`.
 
     Node numbers are per rank when there is a `rank` column. A parent that is not in the table makes a root.
-
-    Args:
-        table: a tree.
-        limit: at most so many nodes, the ancestors among them.
-        size: the column by which nodes are large; by default the first one in ns (else bytes, else count).
     """
     parents = parent_rows(table)
     size = size or size_column(table)
@@ -291,17 +285,10 @@ def size_column(table: Table) -> str:
 
 
 def by_level(name: str, table: Table) -> dict[str, Table]:
-    """A table with levels as one table for each of them, any other as it is.
+    """A table with levels as one table for each of them, by name and in order; any other as it is.
 
     The first level is what one came for; the others are brief. A level of one row repeats the whole and is
     left out where another has more; so is a column with the level's own name, which repeats the rows' names.
-
-    Args:
-        name: of the table.
-        table: its columns but `level` are those of the parts.
-
-    Returns:
-        name to table, in order.
     """
     if table.schema.kind != "levels" or not len(table):
         return {name: table}
@@ -333,7 +320,11 @@ def typical_step(table: Table) -> Table:
     """
     if table.schema.kind != "tree" or "level" not in table.columns:
         return table
-    root = root_rows(table)
+    # The row at the top above each row.
+    parents = parent_rows(table)
+    root = np.where(parents < 0, np.arange(len(table)), parents)
+    while (root != root[root]).any():
+        root = root[root]
     names, sizes = table.coded("name"), table.array("exclusive_ns")
     tops = np.unique(root)
     longest: dict[str, int] = {}
@@ -347,15 +338,6 @@ def typical_step(table: Table) -> Table:
     doc = f"{chosen}, of median duration among {len(longest)} steps; for another: --step."
     schema = replace(table.schema, doc=f"{table.schema.doc} {doc}".strip())
     return table.with_schema(schema).take(np.flatnonzero(names.equals(chosen)[root]))
-
-
-def root_rows(table: Table) -> Int:
-    """The row at the top above each row of a tree."""
-    parents = parent_rows(table)
-    root = np.where(parents < 0, np.arange(len(table)), parents)
-    while (root != root[root]).any():
-        root = root[root]
-    return root
 
 
 def with_places(table: Table) -> Table:

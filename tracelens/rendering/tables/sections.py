@@ -14,15 +14,29 @@ from numpy.typing import NDArray
 
 from tracelens.rendering.tables.rows import readable, skipped
 from tracelens.rendering.tables.values import encodable, one_line, shorten
+from tracelens.rendering.thresholds import DIVIDING_NAMES, PART_LEAST_SHARE
 from tracelens.table import Report, Result, Table
 from tracelens.units import duration, scale_of, size_text, three_digit_decimals
 
-_FEW = 16
-"""A table with at most so many different names is a division of a whole, a longer one a ranking."""
 _WIDTH = 32
 _PARTS = 3
-_LEAST = 0.005  # what shows as 0%
 
+
+_TELLING = {
+    "collectives": ("ranks", "sync_ns", "kernel_ns"),
+    "input": ("input", "events_kept"),
+    "launches": ("launches", "metric", "fraction"),
+    "moe": ("stages", "forward_ns", "backward_ns", "recompute_ns", "stage"),
+    "overlap": ("overlap", "exposed_ns", "comm_ns"),
+    "pipeline": ("bubble", "bubble_fraction", "expected_fraction"),
+    "scaling": ("scaling", "tokens_per_s", "dispatch", "ep"),
+    "serving": ("summary", "phase_mismatch_fraction", "padding_fraction", "engine", "steps"),
+    "steps": ("steps", "rank", "step", "dur_ns"),
+    "stragglers": ("stragglers", "rank", "caused_wait_ns", "significant"),
+    "timeline": ("timeline", "metric", "fraction"),
+}
+"""Analyzer whose first table does not begin with the most telling figure: the table that has it, and the
+columns that it needs."""
 
 _NEEDED = {"position", "finding", "additional_ns", "fraction", "saving_ns", "evidence", "remedy"}
 _COMMANDS = (
@@ -106,8 +120,8 @@ def _listed(table: Table) -> str:
     # Only shares of one whole add up; scenarios, schedules and the like stand side by side.
     divides = any(column.unit == "fraction" for column in schema.columns)
     if not divides:
-        return f"{count:,} {noun}" if count > _FEW else ""
-    if count > _FEW:
+        return f"{count:,} {noun}" if count > DIVIDING_NAMES else ""
+    if count > DIVIDING_NAMES:
         shares = np.sort(list(total.values()))[::-1].cumsum() / max(sum(total.values()), 1)
         half = int(np.searchsorted(shares, 0.5)) + 1
         whole = "time" if amount.unit == "ns" else "bytes"
@@ -118,64 +132,18 @@ def _listed(table: Table) -> str:
 
 def _special(result: Result) -> str:
     """The fact of analyzers whose first table does not begin with the most telling figure; "" for none."""
-    match result.analyzer:
-        case "collectives":
-            table = _part(result, "ranks", "kernel_ns", "sync_ns")
-            kernel = int(table.array("kernel_ns").sum()) if table is not None else 0
-            if table is None or kernel <= 0 or (table.array("sync_ns") < 0).all():
-                return ""
-            sync = np.maximum(table.array("sync_ns"), 0)
-            return f"{int(sync.sum()) / kernel:.0%} of the communication kernels' time is waiting"
+    parts: list[str] = []
+    match result.analyzer:  # what meta tells, without a table as well
         case "diff":
             ends = [result.meta.get(key) for key in ("base_ns", "cand_ns")]
-            if not all(isinstance(end, int | float) and end > 0 for end in ends):
-                return ""
-            base, cand = (float(str(end)) for end in ends)
-            return f"{duration(base)} to {duration(cand)}, {cand / base - 1:+.1%}"
-        case "input":
-            table = _part(result, "input", "events_kept")
-            if table is None:
-                return ""
-            lost = int(table.array("events_dropped").sum()) if "events_dropped" in table.columns else 0
-            events = f"{_counted(len(table), 'trace')}, {int(table.array('events_kept').sum()):,} events"
-            return f"{events}, {lost:,} dropped" if lost else events
-        case "launches":
-            table = _part(result, "launches", "metric", "fraction")
-            if table is None:
-                return ""
-            shares = table.array("fraction")[table.coded("metric").equals("launch bound")]
-            return f"the GPU waits for launches {_range(shares)} of the time" if len(shares) else ""
+            if all(isinstance(end, int | float) and end > 0 for end in ends):
+                base, cand = (float(str(end)) for end in ends)
+                return f"{duration(base)} to {duration(cand)}, {cand / base - 1:+.1%}"
         case "memory":
-            worst = result.meta.get("worst_bytes")
-            return f"{size_text(worst)} on the fullest GPU" if worst else ""
-        case "moe":
-            phases = ("forward_ns", "backward_ns", "recompute_ns")
-            table = _part(result, "stages", "stage", *phases)
-            if table is None:
-                return ""
-            total: dict[str, float] = {}
-            for phase in phases:
-                for name, ns in _totals(table, "stage", phase)[0].items():
-                    total[name] = total.get(name, 0) + ns
-            return _shares(total)
-        case "overlap":
-            table = _part(result, "overlap", "comm_ns", "exposed_ns")
-            comm = int(table.array("comm_ns").sum()) if table is not None else 0
-            if table is None or comm <= 0:
-                return ""
-            return f"{int(table.array('exposed_ns').sum()) / comm:.0%} of communication is exposed"
-        case "pipeline":
-            table = _part(result, "bubble", "bubble_fraction", "expected_fraction")
-            if table is None:
-                return ""
-            expected = table.array("expected_fraction")
-            bubble = f"bubble {_range(table.array('bubble_fraction'))}"
-            return (
-                f"{bubble}, {_range(expected)} expected of the schedule" if (expected >= 0).all() else bubble
-            )
+            if worst_bytes := result.meta.get("worst_bytes"):
+                return f"{size_text(worst_bytes)} on the fullest GPU"
         case "roofline":
             table = _part(result, "utilisation", "mfu", "flops", "dur_ns")
-            parts = []
             if table is not None:
                 # Stretches without FLOPs are outside of the steps.
                 known = table.take((table.array("mfu") >= 0) & (table.array("flops") > 0))
@@ -185,66 +153,70 @@ def _special(result: Result) -> str:
             counted = result.meta.get("coverage")
             if isinstance(counted, float):
                 parts.append(f"{counted:.0%} of the GPU time counted")
-            return ", ".join(parts)
+    table = _part(result, *_TELLING.get(result.analyzer, ("",)))
+    if table is None:
+        return ", ".join(parts)
+    numbers = {column.name: table.array(column.name) for column in table.schema.columns if not column.is_text}
+    match result.analyzer:
+        case "collectives" | "overlap":
+            part, whole = (numbers[name] for name in _TELLING[result.analyzer][1:])
+            if whole.sum() > 0 and (part >= 0).any():
+                share = f"{int(np.maximum(part, 0).sum()) / int(whole.sum()):.0%}"
+                if result.analyzer == "overlap":
+                    return f"{share} of communication is exposed"
+                return f"{share} of the communication kernels' time is waiting"
+        case "input":
+            lost = int(numbers["events_dropped"].sum()) if "events_dropped" in numbers else 0
+            parts = [_counted(len(table), "trace"), f"{int(numbers['events_kept'].sum()):,} events"]
+            parts += [f"{lost:,} dropped"] if lost else []
+        case "launches":
+            shares = numbers["fraction"][table.coded("metric").equals("launch bound")]
+            parts = [f"the GPU waits for launches {_range(shares)} of the time"] if len(shares) else []
+        case "moe":
+            total: dict[str, float] = {}
+            for phase in _TELLING["moe"][1:4]:
+                for name, ns in _totals(table, "stage", phase)[0].items():
+                    total[name] = total.get(name, 0) + ns
+            return _shares(total)
+        case "pipeline":
+            parts = [f"bubble {_range(numbers['bubble_fraction'])}"]
+            if (numbers["expected_fraction"] >= 0).all():
+                parts.append(f"{_range(numbers['expected_fraction'])} expected of the schedule")
         case "scaling":
-            table = result.data.get("scaling")
-            if table is None or not len(table):
-                return ""
-            rate = table.array("tokens_per_s")
-            best = int(rate.argmax())
-            run = f"{table.texts('dispatch')[best]} with EP {table.array('ep')[best]}"
-            return f"{run}: {rate[best]:,.0f} tokens/s per GPU"
+            best = int(numbers["tokens_per_s"].argmax())
+            run = f"{table.texts('dispatch')[best]} with EP {numbers['ep'][best]}"
+            return f"{run}: {numbers['tokens_per_s'][best]:,.0f} tokens/s per GPU"
         case "serving":
-            table = _part(result, "summary", "engine", "steps", "phase_mismatch_fraction", "padding_fraction")
-            if table is None:
-                return ""
-            steps = int(table.array("steps")[0])
+            steps = int(numbers["steps"][0])
             if steps < 0 and (kinds := _part(result, "ranks", "count")) is not None:
                 steps = int(kinds.array("count").sum())  # of the only rank that labels its steps
             parts = [f"{table.texts('engine')[0]}: {_counted(steps, 'step')}"]
-            for column, label in (
-                ("phase_mismatch_fraction", "phase mismatch"),
-                ("padding_fraction", "padding"),
-            ):
-                shares = table.array(column)
-                if len(shares) and (shares >= 0).all():
-                    parts.append(f"{label} {_range(shares)}")
-            return ", ".join(parts)
+            for name in _TELLING["serving"][1:3]:
+                if (numbers[name] >= 0).all():
+                    parts.append(
+                        f"{name.removesuffix('_fraction').replace('_', ' ')} {_range(numbers[name])}"
+                    )
         case "steps":
-            table = _part(result, "steps", "rank", "step", "dur_ns")
-            if table is None:
-                return ""
-            steps, dur_ns = len(set(table.texts("step"))), table.array("dur_ns")
-            shortest, longest = (duration(float(end)) for end in (dur_ns.min(), dur_ns.max()))
-            ranks = len(np.unique(table.array("rank")))
-            count = _counted(steps, "step") + (f" on {ranks} ranks" if ranks > 1 else "")
-            return f"{count}, {shortest}" + (f" to {longest}" if longest != shortest else "")
+            shortest, longest = (duration(float(end(numbers["dur_ns"]))) for end in (np.min, np.max))
+            ranks = len(np.unique(numbers["rank"]))
+            parts = [
+                _counted(len(set(table.texts("step"))), "step") + (f" on {ranks} ranks" if ranks > 1 else "")
+            ]
+            parts.append(shortest if longest == shortest else f"{shortest} to {longest}")
         case "stragglers":
-            table = _part(result, "stragglers", "rank", "caused_wait_ns", "significant")
-            if table is None:
-                return ""
-            significant = np.flatnonzero(table.array("significant"))
+            significant = np.flatnonzero(numbers["significant"])
             if not len(significant):
                 return "no significant straggler"
-            caused = table.array("caused_wait_ns")
-            worst = int(significant[np.argmax(caused[significant])])
-            rank = int(table.array("rank")[worst])
-            return f"the others wait {duration(float(caused[worst]))} for rank {rank}"
+            worst = significant[np.argmax(numbers["caused_wait_ns"][significant])]
+            waited = duration(float(numbers["caused_wait_ns"][worst]))
+            return f"the others wait {waited} for rank {numbers['rank'][worst]}"
         case "timeline":
-            table = _part(result, "timeline", "metric", "fraction")
-            if table is None:
-                return ""
-            parts = []
-            for metric, label in (
-                ("computation", "computation"),
-                ("exposed_comm", "exposed communication"),
-                ("idle", "idle"),
-            ):
-                shares = table.array("fraction")[table.coded("metric").equals(metric)]
-                if len(shares) and shares.max() >= _LEAST:
+            for metric in ("computation", "exposed_comm", "idle"):
+                shares = numbers["fraction"][table.coded("metric").equals(metric)]
+                if len(shares) and shares.max() >= PART_LEAST_SHARE:
+                    label = "exposed communication" if metric == "exposed_comm" else metric
                     parts.append(f"{label} {_range(shares)}")
-            return ", ".join(parts)
-    return ""
+    return ", ".join(parts)
 
 
 def _totals(table: Table, names: str, amount: str) -> tuple[dict[str, float], int]:
@@ -263,7 +235,7 @@ def _shares(total: Mapping[str, float]) -> str:
     return ", ".join(
         f"{shorten(one_line(name).replace('_', ' ').strip('()'), _WIDTH) or 'unnamed'} {value / whole:.0%}"
         for name, value in largest
-        if whole > 0 and value / whole >= _LEAST
+        if whole > 0 and value / whole >= PART_LEAST_SHARE
     )
 
 

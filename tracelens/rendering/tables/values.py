@@ -18,8 +18,8 @@ from tracelens.symbols import demangled
 from tracelens.table import Column, Rows, Table, Tile
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, amount, largest_scale, scale_of
 
-ABSENT = "–"
-_ABSENT = -1
+ABSENT, UNKNOWN = "–", -1
+"""What stands for a number that is not known: to people, and in the tables."""
 _MOST_DECIMALS = 6
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_byte", "flops/byte"),
@@ -95,7 +95,7 @@ class ColumnFormat:
             divisor, spec = self.divisor, f",.{self.decimals}f"
             cells = [format(value / divisor, spec) for value in values]
         if self.absent:
-            return [ABSENT if value == -1 else cell for value, cell in zip(values, cells, strict=True)]
+            return [ABSENT if value == UNKNOWN else cell for value, cell in zip(values, cells, strict=True)]
         return cells
 
 
@@ -108,20 +108,15 @@ _CONTEXT = 6
 
 
 def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> ColumnFormat:
-    """Choose unit and decimals for a column from its largest magnitude.
+    """Choose unit and decimals for a column from its largest magnitude, or from `least` if that is more.
 
     -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
     or it holds a value below -1. A text column needs no `numbers`.
-
-    Args:
-        column: which.
-        numbers: all of it.
-        least: the unit is that of a column with a magnitude of at least this.
     """
     if numbers is None or not column.is_number:
         return ColumnFormat(column, 1, "", 0, False)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
-    absent = ends[0] == _ABSENT and not _SIGNED.search(column.name)
+    absent = ends[0] == UNKNOWN and not _SIGNED.search(column.name)
     peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
     if column.unit in SCALES:
         scale = scale_of(column.unit, peak)
@@ -145,21 +140,15 @@ def _enough(decimals: int, peak: float) -> int:
 
 def unknown(column: Column, numbers: NDArray[Any]) -> NDArray[np.bool_]:
     """Which numbers of a column stand for an unknown one, as `format_for` decides it."""
-    if not len(numbers) or numbers.min() != _ABSENT or _SIGNED.search(column.name):
+    if not len(numbers) or numbers.min() != UNKNOWN or _SIGNED.search(column.name):
         return np.zeros(len(numbers), bool)
-    return np.asarray(numbers == _ABSENT, bool)
+    return np.asarray(numbers == UNKNOWN, bool)
 
 
 def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> list[str]:
     """Cells, and behind each efficiency beyond what the hardware allows its reason: '853.0% (cached input)'.
 
     The reason is the first part of the row's note; tables without notes have one reason for all.
-
-    Args:
-        table: holds the column.
-        column: of the cells.
-        rows: of the cells.
-        texts: the cells without reasons.
     """
     if column.unit != "efficiency":
         return texts
@@ -301,7 +290,6 @@ def tile_range(tile: Tile) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A number and its unit."""
     number = text.rstrip("%").partition(" ")[0]
     return number, text[len(number) :]
 
@@ -364,24 +352,20 @@ def _told_apart(names: list[tuple[str, str]], width: int) -> dict[str, str]:
         first, last = min(group.values()), max(group.values())
         pairs = enumerate(zip(first, last, strict=False))
         start = next((index for index, (a, b) in pairs if a != b), len(first))
-        made = {text: _window(name, start, width) for text, name in group.items()}
+        made: dict[str, str] = {}
+        for text, name in group.items():
+            # The beginning of the name and what follows from `start`, in `width` characters.
+            head = max(width // 3, 1)
+            word = re.search(r"\w*$", name[max(start - _CONTEXT, 0) : start])
+            begin = start - len(word[0] if word else "")
+            made[text] = shorten(name, width)
+            if begin > head and len(name) > width:
+                made[text] = f"{name[:head]}…{shorten(name[begin:], width - head - 1)}"
         for alike in _alike(made):
             if len(alike) < len(group):  # these differ further behind
                 groups.append([(text, group[text]) for text in alike])
         short |= made
     return short
-
-
-def _window(name: str, start: int, width: int) -> str:
-    """The beginning of a name and what follows from `start`, in `width` characters."""
-    if len(name) <= width:
-        return name
-    head = max(width // 3, 1)
-    word = re.search(r"\w*$", name[max(start - _CONTEXT, 0) : start])
-    begin = start - len(word[0] if word else "")
-    if begin <= head:
-        return shorten(name, width)
-    return f"{name[:head]}…{shorten(name[begin:], width - head - 1)}"
 
 
 def _without_parameters(name: str) -> str:

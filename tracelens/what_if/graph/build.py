@@ -106,11 +106,9 @@ class Border(NamedTuple):
     mark: int = -1  # the node among them where the host begins or ends the step, -1 for none
 
     def time(self, start: Int, end: Int) -> int:
-        """The point in time, ns, given the start and end of all nodes."""
         return int(start[self.node].min() if self.starts else end[self.node].max())
 
     def renumbered(self, number_of: Int) -> Border:
-        """The same with other node numbers."""
         mark = int(number_of[self.mark]) if self.mark >= 0 else -1
         return Border(number_of[self.node], self.starts, mark)
 
@@ -129,11 +127,6 @@ class StepSpan(NamedTuple):
         """Which nodes a replay of the step leaves as recorded: those of earlier steps."""
         held: Bool = self.step_of < self.number
         return held
-
-    @property
-    def last_node(self) -> int:
-        """The last node that the step's end depends on."""
-        return max(int(border.node.max()) for border in self.end)
 
     def borders(self, start: Int, end: Int) -> Int:
         """Begin and end on each rank, ns, given the start and end of all nodes; one row per rank."""
@@ -181,16 +174,16 @@ def build(run: Run, device: str | None = None, device_file: str | None = None) -
 
 
 def join(parts: Sequence[RankPart], aligned: AlignedRun) -> Recorded:
-    """The graph of a run from the parts of its ranks.
-
-    Args:
-        parts: in order of rank.
-        aligned: the communication of all ranks.
+    """The graph of a run from the parts of its ranks, in order, and the communication of all of them.
 
     Raises:
         TracelensError: ranks recorded different steps.
     """
-    collectives = run_collectives(parts, aligned)
+    kernels: dict[int, list[int]] = {}
+    for collective in aligned.collectives:
+        for participant in collective.participants:
+            kernels.setdefault(participant.rank, []).append(participant.record.kernel)
+    collectives = RunCollectives(aligned, [np.flatnonzero(part.rank.is_comm) for part in parts], kernels)
     draft, costs = Draft(), call_costs([part.waits for part in parts])
     number_of = [_add_nodes(part, index, collectives, draft) for index, part in enumerate(parts)]
     for part, numbers in zip(parts, number_of, strict=True):
@@ -249,11 +242,7 @@ def _add_nodes(part: RankPart, rank: int, collectives: RunCollectives, draft: Dr
 
 
 def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> RankPart:
-    """The part of one rank.
-
-    Args:
-        trace: of the rank, not narrowed to a step.
-        recorded_on: its device, None if unknown.
+    """The part of one rank, from its trace, not narrowed to a step, and its device, None if unknown.
 
     Raises:
         TracelensError: no GPU work.
@@ -298,16 +287,6 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
         unseen=own_host.unseen,
         threads=len(own_host.nodes),
     )
-
-
-def run_collectives(parts: Sequence[RankPart], aligned: AlignedRun) -> RunCollectives:
-    """The collectives of a run, matched across its ranks."""
-    kernels: dict[int, list[int]] = {}
-    for collective in aligned.collectives:
-        for participant in collective.participants:
-            kernels.setdefault(participant.rank, []).append(participant.record.kernel)
-    work = [np.flatnonzero(part.rank.is_comm) for part in parts]
-    return RunCollectives(aligned, work, kernels)
 
 
 def meet(
@@ -384,12 +363,8 @@ def windows(graph: RunGraph, number_of: Sequence[Int], of_rank: Sequence[StepBor
     """The complete steps that all ranks recorded, as the analyzer `steps` measures them.
 
     See `trace.steps_of`: a step begins with its mark, or later, when the activities launched before are done;
-    the last one ends when its mark and everything launched before it have ended.
-
-    Args:
-        graph: of the run.
-        number_of: of each rank, the number in the graph of each node that its steps name.
-        of_rank: of each rank.
+    the last one ends when its mark and everything launched before it have ended. `number_of` is, of each
+    rank, the number in the graph of each node that its steps name.
 
     Raises:
         TracelensError: no step is on all ranks, or the order of steps differs between ranks.

@@ -13,7 +13,7 @@ from tracelens.arrays import Int, lookup
 from tracelens.table import Coded
 from tracelens.trace import Trace, matching, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
-from tracelens.what_if.graph.host import RankHost, full_queue, starts, waited
+from tracelens.what_if.graph.host import RankHost, full_queue, starts
 from tracelens.what_if.thresholds import (
     COPY_NS,
     OVERLAP_NS,
@@ -99,7 +99,8 @@ def device(trace: Trace, host: RankHost, draft: Draft) -> GpuActivities:
     gpu = GpuActivities(begin, finish, called, call, before)
     if work.cpu_only:
         starts(trace, host.nodes, host.thread, begin, draft)
-        waited(host.nodes, host.returns, finish, draft)
+        for number, wait in host.returns.items():
+            draft.join(Edge.SYNC, finish[wait.work], host.nodes[number].node[wait.after], wait.lag)
     return gpu
 
 
@@ -290,16 +291,11 @@ def call_costs(waiting: Sequence[BlockingWaits]) -> dict[str, int]:
 
 
 def join_waits(calls: BlockingWaits, costs: Mapping[str, int], number_of: Int, draft: Draft) -> None:
-    """Edges to the return of each blocking call: its own cost, and what it waits for.
+    """Edges to the return of each blocking call of a rank: its own cost, and what it waits for.
 
     A call that found its work done, or whose work is not in the trace, takes its full duration. What a free
-    takes after its wait is its own time.
-
-    Args:
-        calls: of one rank.
-        costs: from `call_costs`.
-        number_of: number in the draft of each node that the calls name.
-        draft: of the run's graph.
+    takes after its wait is its own time. `costs` is from `call_costs`, `number_of` the number in the draft of
+    each node that the calls name.
     """
     if not len(calls.begin):
         return

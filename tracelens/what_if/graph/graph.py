@@ -119,14 +119,16 @@ class RunGraph:
 
     @cached_property
     def end(self) -> Int:
-        """Measured end of each node, ns."""
         return self.start + self.dur
 
     @cached_property
     def binding(self) -> Int:
         """The edge that each node waited for last as measured, -1 for none."""
-        allowed_ns = self.end[self.src] + self.lag
-        order = np.lexsort((allowed_ns, self.dst))
+        return self.last_edges(self.lag)
+
+    def last_edges(self, lag: Int) -> Int:
+        """The edge that each node would have waited for last with these lags, -1 for none."""
+        order = np.lexsort((self.end[self.src] + lag, self.dst))
         last = np.full(len(self), -1, dtype=np.int64)
         last[self.dst[order]] = order
         return last
@@ -174,11 +176,7 @@ class Draft:
         slot: Int | int = -1,
         collective: Int | int = -1,
     ) -> Int:
-        """Nodes of one rank; see RunGraph.
-
-        Returns:
-            their numbers.
-        """
+        """Add nodes of one rank, see RunGraph; returns their numbers."""
         fields = (kind, rank, event, work, slot, collective, start, dur)
         self.nodes.append(
             tuple(np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for value in fields)
@@ -269,13 +267,11 @@ class Edit:
 
     @staticmethod
     def of(graph: RunGraph) -> Edit:
-        """An edit that changes nothing."""
         return Edit(
             graph.dur.copy(), graph.delay.copy(), graph.lag.copy(), np.ones(len(graph.edge), dtype=bool)
         )
 
     def copy(self) -> Edit:
-        """One that can be changed apart."""
         return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy())
 
     def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:

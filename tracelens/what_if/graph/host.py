@@ -14,15 +14,7 @@ import numpy as np
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace import (
-    STEP_MARK,
-    WORK_KINDS,
-    Trace,
-    exclusive,
-    matching,
-    rows_by_code,
-    union,
-)
+from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, matching, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
 from tracelens.what_if.thresholds import AROUND_NS, BUSY_SHARE, IDLE_SHARE, QUEUE_DEPTH, STALLED_LAUNCH
 
@@ -64,12 +56,7 @@ class Handovers(NamedTuple):
 
 
 class ByLane:
-    """Positions of times among the times of their own lane.
-
-    Args:
-        lane: ascending.
-        time: ns, ascending within each lane.
-    """
+    """Positions of times (ns, ascending within each lane) among the times of their own lane."""
 
     def __init__(self, lane: Int, time: Int) -> None:
         self._distinct = np.unique(time)
@@ -82,11 +69,7 @@ class ByLane:
 
 
 class Covered:
-    """Sets of points in time, one per lane.
-
-    Args:
-        lane, start, end: of each interval, ns.
-    """
+    """Sets of points in time, one per lane, from intervals in ns."""
 
     def __init__(self, lane: Int, start: Int, end: Int) -> None:
         own = exclusive(start, end, lane)
@@ -181,7 +164,23 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         keep = ~explained[dst]
         draft.join(Edge.HOST, src[keep], dst[keep], lag[keep])
     draft.join(Edge.HANDOVER, links.before, links.after, links.lag)
-    _openings(chains, links.after, draft)
+    if chains:
+        # Threads without a handover start keep their position behind what other threads did before: what
+        # ended last before each thread began, on another one. The thread itself had not begun then, but for
+        # nodes without extent at that very time.
+        node, end = (
+            np.concatenate([getattr(chain, name) for chain in chains.values()]) for name in ("node", "end")
+        )
+        lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
+        first = np.array([int(chain.node[0]) for chain in chains.values()])
+        begun = np.array([int(chain.start[0]) for chain in chains.values()])
+        order = np.lexsort((node, end))
+        before = np.searchsorted(end[order], begun, side="right") - 1
+        own_lane = np.arange(len(chains))
+        while (same := lookup(lane[order], before, -1) == own_lane).any():
+            before[same] -= 1
+        rows = np.flatnonzero((before >= 0) & ~np.isin(first, links.after))
+        draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
     return RankHost(
         calls=HostCalls(event, begin, returned),
         marks=(mark, opened, closed),
@@ -191,26 +190,6 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         returns=back,
         unseen=links.unseen,
     )
-
-
-def _openings(chains: dict[int, Chain], replaced: Int, draft: Draft) -> None:
-    """Threads without a handover start keep their position behind what other threads did before."""
-    if not chains:
-        return
-    node = np.concatenate([chain.node for chain in chains.values()])
-    end = np.concatenate([chain.end for chain in chains.values()])
-    lane = np.repeat(np.arange(len(chains)), [len(chain.node) for chain in chains.values()])
-    first = np.array([int(chain.node[0]) for chain in chains.values()])
-    opened = np.array([int(chain.start[0]) for chain in chains.values()])
-    order = np.lexsort((node, end))
-    # What ended last before each thread began, on another thread: the thread itself had not begun then, but
-    # for nodes without extent at that very time.
-    before = np.searchsorted(end[order], opened, side="right") - 1
-    own = np.arange(len(chains))
-    while (same := lookup(lane[order], before, -1) == own).any():
-        before[same] -= 1
-    rows = np.flatnonzero((before >= 0) & ~np.isin(first, replaced))
-    draft.join(Edge.ORDER, node[order[before[rows]]], first[rows])
 
 
 def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handovers:
@@ -347,12 +326,6 @@ def starts(trace: Trace, chains: dict[int, Chain], thread: Int, begin: Int, draf
         before = np.searchsorted(chain.end, work.start[started], side="right") - 1
         started, before = started[before >= 0], before[before >= 0]
         draft.join(Edge.LAUNCH, chain.node[before], begin[started], work.start[started] - chain.end[before])
-
-
-def waited(chains: dict[int, Chain], waits: dict[int, Returns], finish: Int, draft: Draft) -> None:
-    """Edges from collectives to the nodes that waited for them."""
-    for number, wait in waits.items():
-        draft.join(Edge.SYNC, finish[wait.work], chains[number].node[wait.after], wait.lag)
 
 
 def full_queue(trace: Trace) -> Bool:

@@ -214,7 +214,6 @@ class Projector:
 
     @cached_property
     def unchanged(self) -> Projection:
-        """The step under no scenario."""
         return self.project(ScenarioRequest("", ()))
 
     def step_ns(self, request: ScenarioRequest) -> int:
@@ -261,7 +260,6 @@ class ProfilerShare:
     limit: str = ""
 
     def base(self, graph: RunGraph) -> Edit:
-        """The edit with which scenarios begin."""
         return scaled(graph, Edit.of(graph), self.factor)
 
     @property
@@ -293,7 +291,6 @@ def mean_ns(durations: Int) -> int:
 
 
 def _window(recorded: Recorded, step: str | None) -> StepSpan:
-    """The step to replay."""
     graph = recorded.graph
     if step == ALL:
         first, last = recorded.windows[0], recorded.windows[-1]
@@ -320,16 +317,13 @@ def scaled(graph: RunGraph, edit: Edit, factor: float) -> Edit:
 
 
 def _host_time(graph: RunGraph) -> Bool:
-    """Which edges are time of the host."""
     return np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
 
 
 def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) -> ProfilerShare:
-    """The share with which a replayed step takes as long as it does without the profiler.
+    """The share with which a replayed step takes as long as it does without the profiler, if that is known.
 
-    Args:
-        known_ns: the step without the profiler, None if unknown.
-        replayed_ns: the step with host time times a factor; it does not fall with the factor.
+    `replayed_ns` is the step with host time times a factor; it does not fall with the factor.
     """
     if known_ns is None:
         text = (

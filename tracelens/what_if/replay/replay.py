@@ -39,8 +39,8 @@ class ScenarioOutcome(NamedTuple):
     """The result of one scenario: rows of the tables of these names."""
 
     projected_ns: int  # of the step
-    whatif: Rows
-    assumptions: Rows
+    whatif: Rows  # a single one
+    assumptions: Rows  # a single one
     critical_path: Rows  # one row per category
     bottlenecks: Rows  # one row per name
     ranks: Rows  # one row per rank
@@ -250,7 +250,11 @@ class ReplayedStep:
         self.derived = projector.step.extents(gaps)  # the step replayed from durations alone
         # Of each rank, unexplained time on the critical path of its recorded step, ns by kind of node.
         self.unexplained: list[dict[str, int]] = []
-        times, kind, waits_unseen = as_derived(self.graph, gaps), kind_of(self.graph), unmatched(recorded)
+        # The recorded times, and when the edges would have allowed each node to start.
+        graph, kind, waits_unseen = self.graph, kind_of(self.graph), unmatched(recorded)
+        via = graph.last_edges(gaps.lag)
+        ready = lookup(graph.end[graph.src] + gaps.lag, via, graph.start)
+        times = NodeTimes(graph.start, graph.end, ready, via)
         for rank, extent in enumerate(projector.step.whole(times)):
             path = critical_path(self.graph, self.names, rank, extent, gaps.lag)
             node, category, start, end = path.pieces
@@ -286,12 +290,9 @@ class ReplayedStep:
             "base_ns": self.projector.base,
             "projected_ns": typical,
         }
-        return ScenarioOutcome(
-            projection.step_ns, _single(row), _single(assumption_row), path, bottlenecks, ranks
-        )
+        return ScenarioOutcome(projection.step_ns, row, assumption_row, path, bottlenecks, ranks)
 
     def explained(self) -> Table:
-        """EXPLAINED: the step replayed unchanged, and from durations alone."""
         recorded_ns = self.projector.recorded_ns
         replayed_ns = [recorded_ns, mean_ns(spans(self.derived))]
         path_ns, ranks_ns = max(sum(self.recorded.values()), 1), max(int(self.projector.recorded.sum()), 1)
@@ -346,8 +347,8 @@ class ReplayedStep:
         """All tables; scenarios best first, the measured path before the projected ones."""
         ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
         return {
-            "whatif": WHATIF.concat([outcome.whatif for outcome in ordered]),
-            "assumptions": ASSUMPTIONS.concat([outcome.assumptions for outcome in ordered]),
+            "whatif": WHATIF.from_rows(outcome.whatif for outcome in ordered),
+            "assumptions": ASSUMPTIONS.from_rows(outcome.assumptions for outcome in ordered),
             "critical_path": interleaved(
                 CRITICAL_PATH, [self.path, *(outcome.critical_path for outcome in ordered)]
             ),
@@ -363,9 +364,32 @@ class ReplayedStep:
         """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
         last = max(range(len(extents)), key=lambda rank: extents[rank].end)
         path = critical_path(self.graph, self.names, last, extents[last], edit.lag)
-        ranks = [rank.number for rank in self.graph.ranks]
-        rows = path_rows(name, path, self.before)
-        return rows, bottleneck_rows(name, path, self.names, ranks, self.graph.rank), path.by_category()
+        now, step_ns = path.by_category(), max(path.end - path.start, 1)
+        categories = [*now, *(category for category in self.before if category not in now)]
+        rows = {
+            "scenario": [name] * len(categories),
+            "category": categories,
+            "dur_ns": [now.get(category, 0) for category in categories],
+            "fraction": [now.get(category, 0) / step_ns for category in categories],
+            "delta_ns": [now.get(category, 0) - self.before.get(category, 0) for category in categories],
+        }
+        node, category, start, end = path.pieces
+        name_code = self.names.name.codes[node].astype(np.int64)
+        group, keys = codes(self.graph.rank[node], category, name_code)
+        _, first, count = np.unique(group, return_index=True, return_counts=True)
+        dur_ns = sums(group, end - start, len(first))
+        most = np.lexsort((first, -dur_ns))[:_NAMES]
+        ranks, category_codes, name_codes = (key[most].tolist() for key in keys)
+        bottlenecks = {
+            "scenario": [name] * len(most),
+            "rank": [self.graph.ranks[index].number for index in ranks],
+            "category": [path.categories[code] for code in category_codes],
+            "name": [self.names.name.values[code] for code in name_codes],
+            "count": count[most].tolist(),
+            "dur_ns": dur_ns[most].tolist(),
+            "fraction": [ns / step_ns for ns in dur_ns[most].tolist()],
+        }
+        return rows, bottlenecks, now
 
 
 def doubt(explained: Table) -> float:
@@ -388,10 +412,6 @@ def reliability_warning(explained: Table) -> str:
     return f"projections are unreliable: {' and '.join(reasons)}; {advice}"
 
 
-def _single(row: Mapping[str, Any]) -> Rows:
-    return {name: [value] for name, value in row.items()}
-
-
 def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) -> Table:
     """One table of several: the first row of each, then the second of each, and so on."""
     order = sorted((row, number) for number, part in enumerate(parts) for row in range(len(part["scenario"])))
@@ -400,51 +420,8 @@ def interleaved(schema: Schema, parts: Sequence[Mapping[str, Sequence[Any]]]) ->
     )
 
 
-def path_rows(scenario: str, path: Path, before: Mapping[str, int]) -> dict[str, list[Any]]:
-    """Rows of CRITICAL_PATH; `before` maps category to its measured ns."""
-    now, step_ns = path.by_category(), max(path.end - path.start, 1)
-    names = [*now, *(name for name in before if name not in now)]
-    return {
-        "scenario": [scenario] * len(names),
-        "category": names,
-        "dur_ns": [now.get(name, 0) for name in names],
-        "fraction": [now.get(name, 0) / step_ns for name in names],
-        "delta_ns": [now.get(name, 0) - before.get(name, 0) for name in names],
-    }
-
-
-def bottleneck_rows(
-    scenario: str, path: Path, names: NodeLabels, ranks: Sequence[int], rank_of_node: Int
-) -> dict[str, list[Any]]:
-    """Rows of BOTTLENECKS; `ranks[rank_of_node[node]]` is the rank of a node."""
-    node, category, start, end = path.pieces
-    group, keys = codes(rank_of_node[node], category, names.name.codes[node].astype(np.int64))
-    _, first, count = np.unique(group, return_index=True, return_counts=True)
-    dur_ns = sums(group, end - start, len(first))
-    most = np.lexsort((first, -dur_ns))[:_NAMES]
-    columns = [[int(key[number]) for number in most] for key in keys]
-    step_ns = max(path.end - path.start, 1)
-    return {
-        "scenario": [scenario] * len(most),
-        "rank": [ranks[index] for index in columns[0]],
-        "category": [path.categories[code] for code in columns[1]],
-        "name": [names.name.values[code] for code in columns[2]],
-        "count": count[most].tolist(),
-        "dur_ns": dur_ns[most].tolist(),
-        "fraction": [ns / step_ns for ns in dur_ns[most].tolist()],
-    }
-
-
 def critical_path(graph: RunGraph, names: NodeLabels, rank: int, extent: Extent, lag: Int) -> Path:
-    """The chain of last dependencies, from the end of the step back to its begin.
-
-    Args:
-        graph: of the run.
-        names: of its nodes.
-        rank: index of the rank whose step it is.
-        extent: its step.
-        lag: of each edge, ns.
-    """
+    """The chain of last dependencies, from the end of a rank's step, with these lags, back to its begin."""
     times, begin = extent.schedule.times, extent.begin
     known = list(dict.fromkeys([*names.category.values, *CATEGORIES]))
     # The nodes that waited for each other, from the last of the step to the first that starts in it.
@@ -525,15 +502,6 @@ def durations_only(graph: RunGraph) -> Edit:
     own = (graph.edge == Edge.HOST) & unresolved[graph.dst]
     edit.lag[own] = np.minimum(edit.lag[own], SYNCHRONIZE_NS)
     return edit
-
-
-def as_derived(graph: RunGraph, edit: Edit) -> NodeTimes:
-    """The recorded times, and when the edges of an edit would have allowed each node to start."""
-    allowed_ns = graph.end[graph.src] + edit.lag
-    order = np.lexsort((allowed_ns, graph.dst))
-    via = np.full(len(graph), -1, dtype=np.int64)
-    via[graph.dst[order]] = order
-    return NodeTimes(graph.start, graph.end, lookup(allowed_ns, via, graph.start), via)
 
 
 def kind_of(graph: RunGraph) -> Int:

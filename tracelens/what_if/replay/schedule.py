@@ -101,12 +101,10 @@ class NodeTimes(NamedTuple):
     via: Int  # the edge that each node waited for last, -1 for none
 
     def ends(self, nodes: Int) -> Int:
-        """The end of each of these nodes, ns."""
         return self.end[nodes]
 
     @property
     def times(self) -> NodeTimes:
-        """All of it, as `NodeSchedule.times`."""
         return self
 
 
@@ -117,9 +115,9 @@ class ReplaySegment:
         """The nodes of a step, up to its end; without a step all nodes."""
         self.graph, self.window = graph, window
         held = np.zeros(len(graph), dtype=bool) if window is None else window.held
-        stop = len(graph) if window is None else window.last_node + 1
-        self.computed = np.flatnonzero(~held[:stop])
-        self.stop = stop
+        # Behind the last node that the step's end depends on.
+        self.stop = len(graph) if window is None else 1 + max(int(end.node.max()) for end in window.end)
+        self.computed = np.flatnonzero(~held[: self.stop])
         # When the host of each rank begins the step, never where that is not marked.
         marks = [] if window is None else [border.mark for border in window.begin]
         self._host_begin = lookup(graph.start, np.array(marks, dtype=np.int64), np.iinfo(np.int64).max)
@@ -164,50 +162,43 @@ class EditedSegment:
 
     @cached_property
     def lags(self) -> tuple[list[int], list[int]]:
-        """Of both sides of each row."""
         return self.reduction.lags(self.edit, self.beyond)
 
     def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> NodeSchedule:
         """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
-        known, rows = self.reduction, _Rows.of(self, delays)
-        ends = [0, *self.segment.measured(known.outside, idle=idle).tolist()]
-        append = ends.append
-        for source, lag, other, other_lag, more, ready, until in zip(
-            known.first.position, self.lags[0], known.second.position, self.lags[1], *rows, strict=True
-        ):
-            allowed_ns, other_ns = ends[source] + lag, ends[other] + other_lag
-            if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
-                allowed_ns = other_ns
-            end_ns = allowed_ns + more
-            if end_ns < until and allowed_ns >= ready:
-                end_ns = until
-            append(end_ns)
-        return NodeSchedule(self, ends, idle)
-
-
-class _Rows(NamedTuple):
-    """What each row of a replay adds, ns."""
-
-    more: list[int]  # from when it is ready to its end
-    ready: list[int]  # where it is ready at this time or later,
-    until: list[int]  # it ends no sooner than this
-
-    @staticmethod
-    def of(edited: EditedSegment, delays: Delays) -> _Rows:
-        graph, edit, known = edited.graph, edited.edit, edited.reduction
+        edit, known = self.edit, self.reduction
         core, last = known.core, known.last
-        start, dur, delay = graph.start[core], edit.dur[core], edit.delay[core]
-        more, ready, until = (np.full(known.rows, value, dtype=np.int64) for value in (0, 0, NEVER))
+        start, dur, delay = self.graph.start[core], edit.dur[core], edit.delay[core]
+        # What each row adds from when it is ready to its end; and where it is ready at a time or later, until
+        # when it ends no sooner, ns.
+        rows = more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
         more[last] = dur
         if delays == "high":
             more[last] += delay
         else:
             ready[last], until[last] = start - delay, start + dur
         if delays == "typical":
-            more[last] += np.minimum(delay, edited.usual_delay[core])
+            more[last] += np.minimum(delay, self.usual_delay[core])
         free = known.free(edit)
         ready[last[free]], until[last[free]] = 2 * NEVER, (start + dur)[free]
-        return _Rows(more.tolist(), ready.tolist(), until.tolist())
+        ends = [0, *self.segment.measured(known.outside, idle=idle).tolist()]
+        append = ends.append
+        for source, lag, other, other_lag, more_ns, ready_ns, until_ns in zip(
+            known.first.position,
+            self.lags[0],
+            known.second.position,
+            self.lags[1],
+            *rows.tolist(),
+            strict=True,
+        ):
+            allowed_ns, other_ns = ends[source] + lag, ends[other] + other_lag
+            if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
+                allowed_ns = other_ns
+            end_ns = allowed_ns + more_ns
+            if end_ns < until_ns and allowed_ns >= ready_ns:
+                end_ns = until_ns
+            append(end_ns)
+        return NodeSchedule(self, ends, idle)
 
 
 class NodeSchedule:
@@ -217,7 +208,6 @@ class NodeSchedule:
         self._edited, self._ends, self._idle = edited, ends, idle
 
     def ends(self, nodes: Int) -> Int:
-        """The end of each of these nodes, ns."""
         measured = self._edited.segment.measured(nodes, idle=self._idle)
         return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, measured)
 

@@ -10,23 +10,16 @@ from tracelens.analysis.fusable import Chains
 from tracelens.arrays import Bool, Float, Int
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 
+ALL_TO_ALLS = ("all_to_all", "alltoall")
+"""How the names of all-to-alls begin."""
 
-def work_nodes(graph: RunGraph, rank: int, rows: Int) -> Int:
-    """The node of each of these activities of a rank, -1 for a matched collective's.
 
-    Args:
-        graph: of the run.
-        rank: index of the trace.
-        rows: positions in its work.
-    """
+def work_nodes(graph: RunGraph, rank: int) -> Int:
+    """The node of each activity of a rank, given by the index of its trace; -1 for a matched collective's."""
     nodes = graph.nodes(rank, Node.WORK)
-    work = graph.work[nodes]
-    order = np.argsort(work, kind="stable")
-    index = np.minimum(np.searchsorted(work[order], rows), max(len(nodes) - 1, 0))
-    if not len(nodes):
-        return np.full(len(rows), -1, dtype=np.int64)
-    node = nodes[order[index]]
-    return np.where(graph.work[node] == rows, node, -1)
+    node_of = np.full(len(graph.ranks[rank].is_comm), -1, dtype=np.int64)
+    node_of[graph.work[nodes]] = nodes
+    return node_of
 
 
 def marked(graph: RunGraph, rows: Sequence[Int]) -> Bool:
@@ -47,33 +40,21 @@ def meetings_of(graph: RunGraph, work: Bool) -> Bool:
     return met & ~missing
 
 
-def launches_of(graph: RunGraph, work: Bool) -> Bool:
-    """Which nodes are calls all of whose work is marked."""
-    launch = graph.edge == Edge.LAUNCH
-    only, also = (np.zeros(len(graph), dtype=bool) for _ in range(2))
-    only[graph.src[launch & work[graph.dst]]] = True
-    also[graph.src[launch & ~work[graph.dst]]] = True
-    return only & ~also
-
-
 def cut(lag: Int, mask: Bool) -> None:
     """Lags under a mask become 0; those that let activities overlap stay."""
     lag[mask] = np.minimum(lag[mask], 0)
 
 
 def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
-    """Work under a mask is launched together with other work: its calls take no host time.
+    """Work under a mask is launched together with other work: its calls, and those in `also`, take no time.
 
-    Args:
-        graph: of the run.
-        edit: of it.
-        work: nodes.
-        also: nodes of other calls that take none.
-
-    Returns:
-        the number of launches that go.
+    Returns the number of launches that go.
     """
-    launches = launches_of(graph, work)
+    # Calls all of whose work goes.
+    launch = graph.edge == Edge.LAUNCH
+    launches = np.zeros(len(graph), dtype=bool)
+    launches[graph.src[launch & work[graph.dst]]] = True
+    launches[graph.src[launch & ~work[graph.dst]]] = False
     calls = launches if also is None else launches | also
     gone = work | calls
     edit.delay[gone] = 0
@@ -105,13 +86,12 @@ def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
 def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
     """One kernel replaces each chain: it takes its time and one launch.
 
-    Returns:
-        (chains, launches removed, ns of all chains, ns of the kernels that replace them).
+    Returns (chains, launches removed, ns of all chains, ns of the kernels that replace them).
     """
     later = np.zeros(len(graph), dtype=bool)
     count, before_ns, after_ns = 0, 0.0, 0.0
     for rank, chains in enumerate(by_rank):
-        node = work_nodes(graph, rank, chains.rows)
+        node = work_nodes(graph, rank)[chains.rows]
         kept = node >= 0
         node, chain = node[kept], chains.chain[kept]
         total: Float = np.bincount(chain, graph.dur[node], len(chains.fused_ns)).astype(float)
@@ -128,13 +108,7 @@ def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, i
 
 
 def of_calls(graph: RunGraph, rank: int, factor: Float) -> None:
-    """Give each call of a rank the factor of the work that it launches, other calls that of the next one.
-
-    Args:
-        graph: of the run.
-        rank: index of the trace.
-        factor: of each node; those of the rank's calls are set.
-    """
+    """Give each call of a rank the factor of the work that it launches, other calls that of the next one."""
     launched = np.full(len(graph), -1, dtype=np.int64)
     launch = (graph.edge == Edge.LAUNCH) & (graph.rank[graph.src] == rank)
     launched[graph.src[launch]] = graph.dst[launch]

@@ -22,7 +22,14 @@ from tracelens.trace import WORK_KINDS, Trace, rows_by_code
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
-from tracelens.what_if.scenarios.changes import marked, meetings_of, of_calls, scale_pace, unblock
+from tracelens.what_if.scenarios.changes import (
+    ALL_TO_ALLS,
+    marked,
+    meetings_of,
+    of_calls,
+    scale_pace,
+    unblock,
+)
 
 
 class TokenExchange(NamedTuple):
@@ -49,10 +56,11 @@ class Stretches(NamedTuple):
 
     arrival: Int  # node at its end
     rank: Int  # index of the trace
-    meeting: Int  # of the collective at its end
-    before: Int  # kind of the collective at its begin
     begin: Int  # ns by the common clock
     dur: Int  # ns; 0 or less where collectives overlap
+    # median ns of the other ranks' stretches before the same collective, at most its own duration; that where
+    # the ranks come from different collectives, or one of them has not left its last
+    others_ns: Float
 
 
 @scenario("all_to_all_bandwidth", argument="=GB/s (or 2x)", usual=("2x",))
@@ -108,9 +116,7 @@ def _all_to_alls(context: ScenarioContext) -> tuple[Int, list[MatchedCollective]
     """
     nodes, collectives = context.meetings()
     rows = [
-        row
-        for row, collective in enumerate(collectives)
-        if collective.collective.startswith(("all_to_all", "alltoall"))
+        row for row, collective in enumerate(collectives) if collective.collective.startswith(ALL_TO_ALLS)
     ]
     if not rows:
         raise NotApplicable(
@@ -297,13 +303,12 @@ def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if argument and argument not in map(str, ranks):
         raise TracelensError(f"scenario median_pace={argument}: no such rank in the run")
     stretches = _stretches(context)
-    allowed_ns = _median_of_others(stretches)
-    late = allowed_ns < stretches.dur
+    late = stretches.others_ns < stretches.dur
     if argument:
         late &= stretches.rank == ranks.index(int(argument))
     if not late.any():
         raise NotApplicable("no rank is later than the others at a collective recorded on several ranks")
-    factor = np.where(late, allowed_ns / np.maximum(stretches.dur, 1), 1.0)
+    factor = np.where(late, stretches.others_ns / np.maximum(stretches.dur, 1), 1.0)
     # Nodes take the factor of the stretch that they are in, calls that of the work that they launch.
     factor_of = np.ones(len(graph))
     for rank in np.unique(stretches.rank[factor < 1]).tolist():
@@ -315,7 +320,8 @@ def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
         factor_of[busy[inside]] = factor[stretch[inside]]
         of_calls(graph, rank, factor_of)
     scale_pace(graph, edit, factor_of)
-    excess_ns = np.bincount(stretches.rank, np.where(late, stretches.dur - allowed_ns, 0), len(ranks))
+    late_ns = np.where(late, stretches.dur - stretches.others_ns, 0)
+    excess_ns = np.bincount(stretches.rank, late_ns, len(ranks))
     worst = int(excess_ns.argmax())
     return (
         f"{int(late.sum()):,} stretches between two collectives take as long as the median of the other "
@@ -353,29 +359,22 @@ def _stretches(context: ScenarioContext) -> Stretches:
     for index in np.unique(rank).tolist():
         rows = np.flatnonzero(rank == index)
         begin[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
-    return Stretches(arrival, rank, meeting, before, begin, graph.start[arrival] - begin)
-
-
-def _median_of_others(stretches: Stretches) -> Float:
-    """Of each stretch the median duration of the other ranks' stretches before the same collective, ns.
-
-    Its own duration where the ranks come from different collectives, or one of them has not left its last.
-    """
-    allowed = stretches.dur.astype(float)
-    group, (_,) = codes(stretches.meeting)
+    dur = graph.start[arrival] - begin
+    # The median of the others, of collectives with as many ranks at once.
+    others_ns = dur.astype(float)
+    group, (_,) = codes(meeting)
     count = np.bincount(group)
     lowest = np.full(len(count), np.iinfo(np.int64).max)
     highest = np.full(len(count), -1, dtype=np.int64)
-    np.minimum.at(lowest, group, np.where(stretches.dur > 0, stretches.before, -1))
-    np.maximum.at(highest, group, stretches.before)
+    np.minimum.at(lowest, group, np.where(dur > 0, before, -1))
+    np.maximum.at(highest, group, before)
     comparable = (lowest == highest) & (lowest >= 0)
     order = np.argsort(group, kind="stable")
-    first = np.concatenate(([0], np.cumsum(count)[:-1]))
+    first_row = np.concatenate(([0], np.cumsum(count)[:-1]))
     for size in np.unique(count[count > 1]).tolist():
         same = np.flatnonzero((count == size) & comparable)
-        rows = order[first[same][:, None] + np.arange(size)]
-        dur = stretches.dur[rows]
+        rows = order[first_row[same][:, None] + np.arange(size)]
+        dur_ns = dur[rows]
         for column in range(size):
-            allowed[rows[:, column]] = np.median(np.delete(dur, column, axis=1), axis=1)
-    result: Float = np.minimum(allowed, stretches.dur)
-    return result
+            others_ns[rows[:, column]] = np.median(np.delete(dur_ns, column, axis=1), axis=1)
+    return Stretches(arrival, rank, begin, dur, np.minimum(others_ns, dur))

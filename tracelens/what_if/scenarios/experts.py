@@ -38,6 +38,7 @@ from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
+from tracelens.what_if.scenarios.changes import work_nodes
 from tracelens.what_if.thresholds import LOOP_GEMMS, LOOP_SHARE
 
 
@@ -102,7 +103,15 @@ class _LoopReader:
         op_name = lookup(self.name, self.read_op[reads], -1)
         names, calls_of_name = np.unique(op_name, return_counts=True)
         reads = reads[np.isin(op_name, names[(names >= 0) & (calls_of_name >= LOOP_SHARE * count)])]
-        all_weights = self._all_weights(rows, layer_pass)
+        # What writes as much as all experts' weights, and what has the same forward op. Work on rows may be
+        # as large, but not of one size in all iterations that is a multiple of a weight's.
+        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
+        is_multiple = np.zeros(len(size), dtype=bool)
+        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
+            is_multiple |= (size % weight == 0) & (size >= count * weight)
+        large = (is_multiple & (times >= LOOP_SHARE * count))[index.ravel()] & ~self.is_gemm[rows]
+        forward = work.forward[rows]
+        all_weights = large | ((forward >= 0) & np.isin(forward, forward[large]))
         gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
         rows = rows[~all_weights]
         for same in self._repeated(rows, count):
@@ -169,21 +178,6 @@ class _LoopReader:
         op = self.work.op[rows]
         return len(np.unique(op)) if (op >= 0).all() else len(rows)
 
-    def _all_weights(self, rows: Int, layer_pass: LayerPass) -> Bool:
-        """Which work writes as much as all experts' weights, and what has the same forward op.
-
-        Work on rows may be as large, but not of one size in all iterations that is a multiple of a weight's.
-        """
-        work, count = self.work, iterations(layer_pass)
-        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
-        is_multiple = np.zeros(len(size), dtype=bool)
-        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
-            is_multiple |= (size % weight == 0) & (size >= count * weight)
-        large = (is_multiple & (times >= LOOP_SHARE * count))[index.ravel()] & ~self.is_gemm[rows]
-        forward = work.forward[rows]
-        result: Bool = large | ((forward >= 0) & np.isin(forward, forward[large]))
-        return result
-
 
 def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     """The loops over experts of one rank."""
@@ -239,7 +233,8 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph, of_rank = context.gpu_graph(), context.read(expert_loops)
     if not any(rank.loops for rank in of_rank):
         raise NotApplicable("no loop over experts: no 4 GEMMs of one weight size in an MoE layer")
-    rates = []
+    rates, passes = [], 0
+    work, waits = (np.zeros(len(graph), dtype=bool) for _ in range(2))
     for index, rank in enumerate(of_rank):
         if not rank.loops:
             continue
@@ -255,14 +250,29 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         elif not rate:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
         rates.append(rate)
-        node, dur = _node_of_work(context, index), rank.dur.astype(float)
+        node, dur = work_nodes(graph, index), rank.dur.astype(float)
         for loop in rank.loops:
             gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device))
             own_ns = dur[loop.gemms]
             _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
             _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
-    rank_loops = [rank.loops for rank in of_rank]
-    launches, passes = _remove(context, edit, rank_loops), sum(map(len, rank_loops))
+            work[node[loop.removed]] = True
+        points = graph.nodes(index, Node.POINT, Node.WAITED)
+        calls = np.concatenate([loop.blocking_calls for loop in rank.loops])
+        waits[points] = np.isin(graph.event[points], calls)
+        passes += len(rank.loops)
+    # Removed work and its calls go; a call does when all that it launched does.
+    launch = graph.edge == Edge.LAUNCH
+    busy, idle = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    idle[graph.src[launch & work[graph.dst]]] = True
+    busy[graph.src[launch & ~work[graph.dst]]] = True
+    point = (idle | waits) & ~busy
+    launches = int((idle & ~busy).sum())
+    edit.dur[work] = 0
+    edit.delay[work | point] = 0
+    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
+    edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
+    edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
     source = f"{share:g} of what the device achieves" if share else "the rate of the run's own large GEMMs"
     return (
         f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
@@ -270,15 +280,6 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         "other work keeps its time less the fixed cost of the removed calls; host reads of sizes and the "
         "expert-by-expert assembly of gradients are gone"
     )
-
-
-def _node_of_work(context: ScenarioContext, rank: int) -> Int:
-    """The node of each of a rank's activities, -1 for none."""
-    graph = context.graph
-    nodes = graph.nodes(rank, Node.WORK)
-    node_of = np.full(len(graph.ranks[rank].is_comm), -1, dtype=np.int64)
-    node_of[graph.work[nodes]] = nodes
-    return node_of
 
 
 def _scale(edit: Edit, nodes: Int, before_ns: Float, after_ns: Float) -> None:
@@ -305,31 +306,6 @@ def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s:
         memory_s = moved / bytes_per_s if bytes_per_s else 0.0
         total += max(2 * all_rows * depth * columns / rate, memory_s)
     return total * 1e9 * (2 if phase == BACKWARD else 1)
-
-
-def _remove(context: ScenarioContext, edit: Edit, rank_loops: list[list[Loop]]) -> int:
-    """Take removed work and its calls out of the graph; returns the number of removed launches."""
-    graph = context.graph
-    work, waits = (np.zeros(len(graph), dtype=bool) for _ in range(2))
-    for rank, own_loops in enumerate(rank_loops):
-        node = _node_of_work(context, rank)
-        for loop in own_loops:
-            work[node[loop.removed]] = True
-        calls = [call for loop in own_loops for call in loop.blocking_calls.tolist()]
-        points = graph.nodes(rank, Node.POINT, Node.WAITED)
-        waits[points] = np.isin(graph.event[points], calls)
-    launch = graph.edge == Edge.LAUNCH
-    # A call goes when all that it launched goes.
-    busy, idle = np.zeros(len(graph), dtype=bool), np.zeros(len(graph), dtype=bool)
-    idle[graph.src[launch & work[graph.dst]]] = True
-    busy[graph.src[launch & ~work[graph.dst]]] = True
-    point = (idle | waits) & ~busy
-    edit.dur[work] = 0
-    edit.delay[work | point] = 0
-    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
-    edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
-    edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
-    return int((idle & ~busy).sum())
 
 
 class ExpertWork(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import CODE, GARBAGE, HOST_CAUSES, blocking_calls, named, threads
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, ROUTER, STAGES, blocking
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
@@ -61,11 +61,7 @@ class HostIdle(NamedTuple):
     end: Int  # ns
 
 
-_FREE = {
-    "1": (ROUTER, PERMUTATION),
-    "2": (ROUTER, PERMUTATION, EXPERTS),
-    "3": tuple(range(len(STAGES))),
-}
+_FREE = {"1": (ROUTER, PERMUTATION), "2": (ROUTER, PERMUTATION, EXPERTS), "3": tuple(range(len(STAGES)))}
 """The parts of a layer that do not wait, by stage; the rest of 2 waits for the sizes of messages only."""
 
 
@@ -258,12 +254,20 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = context.gpu_graph()
     launches = np.zeros(len(graph), dtype=bool)
     for rank, calls in enumerate(context.read(launch_calls)):
-        eager = calls.event[
-            ~np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
-        ]
+        eager = calls.event[~matching(calls.names, _GRAPH)[calls.name]]
         points = graph.nodes(rank, Node.POINT)
         launches[points] = np.isin(graph.event[points], eager)
-    captured = launches & ~_openings(graph, edit, launches)
+    # A graph holds the launches behind others; those behind a step mark or a wait begin one.
+    before = np.full(len(graph), -1, dtype=np.int64)
+    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    before[graph.dst[previous]] = graph.src[previous]
+    waits = np.zeros(len(graph), dtype=bool)
+    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
+    follows = lookup(launches, before, False)
+    # A call that no longer waits for anything splits nothing.
+    passed = lookup((graph.kind == Node.WAITED) & ~waits, before, False)
+    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
+    captured = launches & follows
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
@@ -297,7 +301,7 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph = context.gpu_graph()
     dur = np.full(len(graph), -1, dtype=np.int64)  # of graph launches
     for rank, calls in enumerate(context.read(launch_calls)):
-        is_graph = np.array([bool(_GRAPH.search(name)) for name in calls.names], dtype=bool)[calls.name]
+        is_graph = matching(calls.names, _GRAPH)[calls.name]
         points = graph.nodes(rank, Node.POINT)
         row = np.searchsorted(calls.event[is_graph], graph.event[points])
         row[~np.isin(graph.event[points], calls.event[is_graph])] = -1
@@ -318,21 +322,6 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
         f"{len(launched):,} launches take the place of {len(source):,} graph launches, "
         f"{duration(apart_ns)} of host time each; kernels, their order and streams stay the same"
     )
-
-
-def _openings(graph: RunGraph, edit: Edit, launches: Bool) -> Bool:
-    """The launches that begin a graph: those behind a step mark or a wait."""
-    before = np.full(len(graph), -1, dtype=np.int64)
-    previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
-    before[graph.dst[previous]] = graph.src[previous]
-    waits = np.zeros(len(graph), dtype=bool)
-    waits[graph.dst[(graph.edge == Edge.SYNC) & edit.kept]] = True
-    follows = lookup(launches, before, False)
-    # A call that no longer waits for anything splits nothing.
-    free = (graph.kind == Node.WAITED) & ~waits
-    passed = lookup(free, before, False)
-    follows |= passed & lookup(launches, lookup(before, lookup(before, before, -1), -1), False)
-    return launches & ~follows
 
 
 def host_idle(trace: Trace, device: Device | None) -> HostIdle:

@@ -25,6 +25,7 @@ from tracelens.trace import WORK_KINDS, Trace, matching
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS
 
 _NODE = 8
 """GPUs that the links of a node connect, in all bundled devices' servers."""
@@ -249,7 +250,7 @@ def _seconds(collective: str, count: int, near: int, device: Device | None, mach
             )
         # The link rate cancels in the ratio of the two times.
         rates = rates._replace(links=1.0, is_mesh=False)
-    if collective.startswith(("all_to_all", "alltoall")):
+    if collective.startswith(ALL_TO_ALLS):
         return all_to_all_seconds(1, count, near, rates)
     return ring_seconds(1, count, near, rates)
 
@@ -340,7 +341,7 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     of_tokens = np.array(
         [
             collective.collective == SEND_RECV
-            or collective.collective.startswith(("all_to_all", "alltoall"))
+            or collective.collective.startswith(ALL_TO_ALLS)
             or not _OF_PARAMETERS.search(collective.participants[0].record.description or "default")
             for collective in collectives
         ],

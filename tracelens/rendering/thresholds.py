@@ -1,8 +1,10 @@
-"""From where on something is worth a word in a summary, the first thing that a reader is told.
+"""From where on something is worth a word, first of all in a summary, the first thing that a reader is told.
 
 None of these is measured. Each is as large as it can be without hiding what a reader would act on: a verdict
 that names every small part says nothing.
 """
+
+# Summaries
 
 CAUSE_SHARE = 0.5
 """Share of a time (0-1) that a cause must exceed to be named as most of it: no other can be as large."""
@@ -32,3 +34,20 @@ NAMED = 3
 
 BOUND_TILES, SCHEDULE_TILES = 4, 6
 """Tiles of operations or collectives, and of schedules: what fits in about one row of the page."""
+
+# Headlines of sections, and figures
+
+DIVIDING_NAMES = 16
+"""Names up to which a table divides a whole, and its largest parts are told; a longer one is a ranking, and
+told is how many take half of it. A trade-off: of many parts, the largest say little about the whole."""
+
+PART_LEAST_SHARE = 0.005
+"""Share (0-1) of a whole below which a part is not named: it would be shown as 0%."""
+
+JOINED_SHARE = 0.01
+"""Share (0-1) of the largest difference below which a waterfall joins differences as one. A trade-off: fewer
+bars are read sooner, and each of the joined ones is told by the table alone."""
+
+EVEN_SPAN, UNEVEN_SPAN = 0.1, 1.0
+"""Distance from the mean load, as a share of it, that colours span at least, or noise would look like
+imbalance, and at most."""

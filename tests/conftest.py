@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.effort import effort
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 SLOW = (
@@ -57,7 +59,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRACELENS_JOBS", "1")
 
 # No deadlines: a shared machine is slow at times. The examples are the same every time, so that a red run is
-# about the change; HYPOTHESIS_PROFILE=thorough looks further.
+# about the change; TRACELENS_TESTS=thorough looks further.
 settings.register_profile(
     "default",
     deadline=None,
@@ -68,7 +70,7 @@ settings.register_profile(
 settings.register_profile(
     "thorough", parent=settings.get_profile("default"), max_examples=1000, derandomize=False
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile(effort("default", "thorough"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import tracelens
+from tests.effort import swept
 from tests.reference.traces import FOLDERS
 from tracelens.analysis import ANALYZERS
 from tracelens.table import Result
@@ -50,7 +51,7 @@ def run_params() -> list[Any]:
         return ["none"]  # one test that the corpus fixture skips
     files = sorted(path for path in root.rglob("*") if path.name.endswith(SUFFIXES))
     return params(
-        sorted({path.parent if path.name.startswith("rank") else path for path in files}),
+        sorted({path.parent if path.name.startswith("rank") else path for path in files if swept(path)}),
         root,
     )
 
@@ -67,7 +68,7 @@ def every_run() -> list[Any]:
         path
         for suffix in ("*.json.zst", "*.json.gz")
         for path in FOREIGN.rglob(suffix)
-        if "capture_traces" not in path.parts
+        if "capture_traces" not in path.parts and swept(path)
     ]
     foreign = sorted({path.parent if path.name.startswith("rank") else path for path in foreign})
     return [

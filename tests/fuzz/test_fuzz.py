@@ -1,4 +1,4 @@
-"""120 mutants of real traces, the same ones every time, and what the fuzzer itself promises.
+"""Mutants of real traces, the same ones every time, and what the fuzzer itself promises.
 
 `python -m tests.fuzz` tries more.
 """
@@ -11,12 +11,13 @@ from itertools import product
 
 import pytest
 
+from tests.effort import effort
 from tests.fuzz.check import REPLAYS, STAGES, Failure, check, rotated
 from tests.fuzz.minimise import least
 from tests.fuzz.mutate import MUTATIONS, mutant
 from tests.fuzz.sources import IN_REPOSITORY, SOURCES, documents
 
-SEED, MUTANTS = 20, 120
+SEED, MUTANTS = 20, effort(60, 240)
 
 
 @pytest.mark.parametrize("source", IN_REPOSITORY)  # each source is read by one worker

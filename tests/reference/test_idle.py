@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 import tracelens
+from tests.effort import swept
 from tests.reference.host import Recorded, recorded_of
 from tests.reference.idle import REFILL, Gap, Piece, gaps_of
 from tests.reference.raw import clipped, length, union
@@ -52,6 +53,7 @@ TRACES = [
     "sample_traces/one_gpu/loop/rank0.json.gz",
 ]
 """All of corpus and foreign but capture traces without GPU work, and a choice of ranks of each large run."""
+SWEPT = [name for name in TRACES if swept(Path(name).parent)]
 
 
 class Blamed(NamedTuple):
@@ -76,7 +78,7 @@ class Compared(NamedTuple):
     blamed: Blamed
 
 
-@pytest.fixture(scope="module", params=TRACES)
+@pytest.fixture(scope="module", params=SWEPT)
 def compared(request: pytest.FixtureRequest) -> Compared:
     path = path_of(request.param)
     recording = recorded_of(path)

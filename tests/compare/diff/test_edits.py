@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
 import pytest
 
 from tests.builders import read
 from tests.compare.diff.edits import EDITS, Program, random_edit
+from tests.effort import effort
 from tracelens.compare.diff import diff
 from tracelens.table import Result
 from tracelens.trace import Run, make_run
 
 SAMPLES = ("one_gpu/grouped", "one_gpu/loop")
-SEEDS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 6 * len(EDITS)
+SEEDS = effort(6 * len(EDITS), 200)
 
 
 @cache

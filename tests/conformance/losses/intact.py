@@ -57,8 +57,8 @@ sample_traces/faults/slow_kernels for 4.5% of the time. Steps of serving may be 
 """
 
 
-def figures(path: Path) -> dict[str, float]:
-    """What the JSON of a run shows, the worst of its ranks.
+def figures(path: Path, ranks: int | None = None) -> dict[str, float]:
+    """What the JSON of a run shows, the worst of its first ranks, of all by default.
 
     head_orphans: share of GPU time in kernels without launch before the first kernel with one, by stream.
     late_orphans: the same after it.
@@ -68,8 +68,8 @@ def figures(path: Path) -> dict[str, float]:
     longest_step: the longest step mark over the shortest.
     """
     files = sorted(path.glob("rank*.json*")) if path.is_dir() else [path]
-    ranks = [_figures(RankRecording(file)) for file in files]
-    return {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+    shown = [_figures(RankRecording(file)) for file in files[:ranks]]
+    return {key: max(rank[key] for rank in shown) for key in shown[0]}
 
 
 def _figures(rank: RankRecording) -> dict[str, float]:

@@ -41,13 +41,11 @@ test: lint ## run the linters, the type checker and the tests that take seconds
 test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, growth, wheels, notebooks
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
-# Files with tests that are skipped without torch, and what other files run of it: pages. Who
-# else computes makes ranks late, so that faults are injected alone.
-TORCH_FILES = $(sort $(shell grep -rl --include='test_*.py' 'importorskip."torch' tests))
-TORCH_PAGES = $(shell grep -rl --include='*.md' -e '^ *. needs torch' -e '^ *. in your training script' README.md CONTRIBUTING.md docs)
+# Files with tests that need torch, or test more with it. Who else computes makes ranks late, so that faults
+# are injected alone.
+TORCH_FILES = $(sort $(shell grep -rlE --include='test_*.py' 'importorskip."torch|mark.(torch|more_with_torch)' tests))
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording, of calibrate and of replayed scripts
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(filter-out %/test_faults.py,$(TORCH_FILES)) \
-		$(TORCH_PAGES:%='tests/docs/test_blocks.py::test_blocks_do_what_the_page_says[%]')
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "torch or more_with_torch" $(filter-out %/test_faults.py,$(TORCH_FILES))
 	$(BIN)/python -m pytest $(filter %/test_faults.py,$(TORCH_FILES))
 
 lint: $(VENV)/.dev ## run ruff and mypy

@@ -1,7 +1,9 @@
 """What all tests share: the corpus of real traces, and how hard hypothesis tries."""
 
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,10 +92,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests; `make test` leaves them to `make test-slow`."""
+    """Mark the slow tests, left to `make test-slow`, and all of a file that needs torch."""
     for item in items:
         if _slow(item.path):
             item.add_marker(pytest.mark.slow)
+        if _NEEDS_TORCH.search(_text(item.path)):
+            item.add_marker(pytest.mark.torch)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before its fixtures are made."""
+    if item.get_closest_marker("torch"):
+        pytest.importorskip("torch", reason="needs torch")
+
+
+_NEEDS_TORCH = re.compile(r'^(\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _slow(path: Path) -> bool:

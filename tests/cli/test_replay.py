@@ -334,8 +334,8 @@ def test_another_interpreter_that_is_none(run, small: str) -> None:
     assert "no script matches 'nothing'" in outcome.err
 
 
+@pytest.mark.torch
 def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     assert run(small, "-o", "out").code == 0
     outcome = run("verify", "out", "--device", "cpu", "--iters", "1", "--json")
     assert outcome.code == 0, outcome.err

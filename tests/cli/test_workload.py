@@ -66,6 +66,7 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -88,7 +89,6 @@ def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
 def test_a_job_that_cannot_run(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     arguments = [str(tmp_path / "out") if text == "OUT" else text for text in arguments]
     assert run(["workload", "run", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -98,7 +98,6 @@ def test_a_job_that_cannot_run(
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     """The folder of a run on two CPU ranks, and what it printed."""
-    pytest.importorskip("torch", reason="the workload needs torch")
     folder: Path = tmp_path_factory.mktemp("run") / "traces"
     arguments = [
         "--preset",
@@ -121,6 +120,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads(done.stdout)
 
 
+@pytest.mark.torch
 def test_a_run_tells_what_it_came_to(recorded: tuple[Path, dict[str, object]]) -> None:
     _, told = recorded
     assert told["toggles"] == {"experts": "grouped"}
@@ -130,6 +130,7 @@ def test_a_run_tells_what_it_came_to(recorded: tuple[Path, dict[str, object]]) -
     assert told["config"]["model"]["layers"] == 3  # type: ignore[index]
 
 
+@pytest.mark.torch
 def test_a_run_writes_a_trace_a_rank_and_a_sidecar(recorded: tuple[Path, dict[str, object]]) -> None:
     folder, told = recorded
     assert sorted(path.name for path in folder.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "run.json"]
@@ -138,6 +139,7 @@ def test_a_run_writes_a_trace_a_rank_and_a_sidecar(recorded: tuple[Path, dict[st
     assert sidecar["mesh"]["ep"] == 2
 
 
+@pytest.mark.torch
 def test_the_report_explains_the_run(
     recorded: tuple[Path, dict[str, object]], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

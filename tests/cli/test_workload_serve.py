@@ -39,6 +39,7 @@ def test_bad_settings_are_one_line(arguments: list[str], message: str, refused: 
     assert message in refused("workload", "serve", *arguments)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -54,7 +55,6 @@ def test_bad_settings_are_one_line(arguments: list[str], message: str, refused: 
 def test_a_run_that_cannot_be_is_refused(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     arguments = [str(tmp_path / "out") if text == "OUT" else text for text in arguments]
     assert run(["workload", "serve", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -91,10 +91,10 @@ def served(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.torch
 def test_a_run_tells_what_it_came_to_and_writes_traces(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     folder = tmp_path / "traces"
     options = ["--ticks", "20", "--profile-start", "14", "--profile-end", "18", "--rate", "0.5"]
     told = json.loads(
@@ -115,8 +115,8 @@ def test_a_run_tells_what_it_came_to_and_writes_traces(
     assert "ATOM" in report
 
 
+@pytest.mark.torch
 def test_a_run_in_words() -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     lines = served("--ticks", "24", "--tbo", "token", "--rate", "0.5").stderr.splitlines()
     assert lines[0] == "tiny on 2 x cpu: tbo=token"
     assert lines[1].endswith("output tokens/s (16 timed ticks)")

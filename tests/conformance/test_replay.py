@@ -133,13 +133,13 @@ def test_every_file_is_one_that_can_be_read(replayed: Replayed) -> None:
     }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (known.ops > 100)) for name, known in TRACES.items()],
 )
 def test_scripts_run_and_are_right(name: str, corpus: Path, tmp_path: Path) -> None:
     """All scripts on the CPU, with small tensors."""
-    pytest.importorskip("torch")
     made = replay(tracelens.load(corpus / TRACES[name].path), tmp_path, top=None, max_elements=SMALL)
     found = verify(tmp_path, device="cpu", iters=1, python=sys.executable)
     table = found["scripts"]

@@ -24,11 +24,9 @@ def reader(template: Path, tmp_path: Path) -> Reader:
     return Reader(folder)
 
 
-SLOW = ("docs/gate.md", "docs/how-to/extend.md", "docs/how-to/workload.md")
-
-
 def marked(page: str) -> Any:
-    return pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
+    needs_torch = any(block.need == "torch" for block in blocks(page))
+    return pytest.param(page, marks=pytest.mark.more_with_torch if needs_torch else ())
 
 
 @pytest.mark.parametrize("page", [marked(page) for page in pages() if blocks(page)])

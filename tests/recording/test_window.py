@@ -21,6 +21,7 @@ def test_phases_follow_each_other(window: RecordingWindow) -> None:
     assert phases == expected
 
 
+@pytest.mark.torch
 @given(WINDOWS)
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 def test_as_torch_schedules_it(window: RecordingWindow) -> None:

@@ -11,9 +11,9 @@ import pytest
 from tests.reproducers.test_collectives import script_of
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("options", "code"), [([], 2), (["--ranks", "11"], 2), (["--ranks", "12"], 0)])
 def test_more_than_8_processes_need_an_option(options: list[str], code: int, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     file = tmp_path / "script.py"
     # Print the number of processes instead of starting them.
     text = script_of("allreduce", 12, "Half").text

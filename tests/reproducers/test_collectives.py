@@ -362,7 +362,6 @@ for path in paths:
 
 def run(folder: Path, texts: Sequence[str], *options: str) -> tuple[list[tuple[int, dict[str, Any]]], str]:
     """(Exit status, result) of each script on the CPU, and what they wrote to stderr."""
-    pytest.importorskip("torch")
     files = [folder / f"{number}.py" for number in range(len(texts))]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text, encoding="utf-8")
@@ -380,6 +379,7 @@ def run(folder: Path, texts: Sequence[str], *options: str) -> tuple[list[tuple[i
     return found, ran.stderr
 
 
+@pytest.mark.torch
 def test_every_kind_runs_and_is_right(tmp_path: Path) -> None:
     scripts = [script_of(name, 2, "BFloat16") for name in [*EACH_KIND, "all_to_allv"]]
     scripts += [
@@ -419,6 +419,7 @@ WRONG = {
 """What a script does, and what would be wrong."""
 
 
+@pytest.mark.torch
 def test_a_wrong_result_is_found(tmp_path: Path) -> None:
     texts = []
     for name, (right, wrong) in WRONG.items():
@@ -432,6 +433,7 @@ def test_a_wrong_result_is_found(tmp_path: Path) -> None:
         assert re.fullmatch(r"wrong: \d+ of \d+ bytes on rank [01]", said["check"])
 
 
+@pytest.mark.torch
 def test_a_wrong_result_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     text = script_of("allreduce", 3, "Half").text
     marred = text.replace("dist.all_reduce(send)", "dist.all_reduce(send); send[7] += rank == 2")
@@ -441,6 +443,7 @@ def test_a_wrong_result_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     assert re.match("wrong: [12] of 120 bytes on rank 2$", said["check"])
 
 
+@pytest.mark.torch
 def test_scaled_down_there_is_no_ratio(tmp_path: Path) -> None:
     scripts = [
         *(script_of(name, 2, "Float") for name in ("allreduce", "_allgather_base")),
@@ -452,6 +455,7 @@ def test_scaled_down_there_is_no_ratio(tmp_path: Path) -> None:
     assert [(status, said["check"], said["ratio"]) for status, said in found] == [(0, "ok", None)] * 3
 
 
+@pytest.mark.torch
 def test_skew_lets_ranks_start_as_late_as_they_did(tmp_path: Path) -> None:
     what = record("allreduce")
     script = only(rank(what, "    " + "a" * 300), rank(what, " " * 103 + "a" * 201))
@@ -464,6 +468,7 @@ def test_skew_lets_ranks_start_as_late_as_they_did(tmp_path: Path) -> None:
     assert status == 2, "one rank alone does not show when the others started"
 
 
+@pytest.mark.torch
 def test_profiles_of_all_ranks(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     run(tmp_path, [script_of("allreduce", 2, "Half").text], "--iters", "1", "--profile", str(file))
@@ -472,6 +477,7 @@ def test_profiles_of_all_ranks(tmp_path: Path) -> None:
         assert names["c10d::allreduce_"] >= 1
 
 
+@pytest.mark.torch
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     text = script_of("allreduce", 2, "Half").text
@@ -486,9 +492,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert (status, errors) == (2, "needs 2 GPUs, found 0; --device cpu needs none\n")
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     file = tmp_path / "script.py"
     file.write_text(script_of("all_to_allv", 2, "Half").text, encoding="utf-8")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -154,8 +154,8 @@ def run(text: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.torch
 def test_hostile_names_are_printed_as_one_line_of_ascii(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     name = f'{MI300X} %(prog)s 50% \x1b[2J\n"\\'
     done = run(script(case_of(called(*MM, kernel=name), device=name)).text, tmp_path, "--json")
     assert done.returncode == 0, done.stderr
@@ -167,6 +167,7 @@ def test_hostile_names_are_printed_as_one_line_of_ascii(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("op", "said"),
     [
@@ -177,7 +178,6 @@ def test_hostile_names_are_printed_as_one_line_of_ascii(tmp_path: Path) -> None:
     ],
 )
 def test_what_torch_does_not_know_is_refused(op: str, said: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     done = run(script_of(op, "fp32 4").text, tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -144,8 +144,8 @@ def rotate(x: torch.Tensor, by: int) -> torch.Tensor:
 """
 
 
+@pytest.mark.torch
 def test_its_script_calls_it(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     options = 'shapes=[[4,4],[]] types=["float","Scalar"] strides=[[4,1],[]] values=["","1"]'
     trace = draw(aligned(f"""
         op rotating::rotate {options} | ---

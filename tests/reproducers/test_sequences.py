@@ -327,7 +327,6 @@ class Ran:
     """What a script printed, and what it left: its names, exit status and last words."""
 
     def __init__(self, text: str, path: Path, monkeypatch: Any, capsys: Any, *options: str) -> None:
-        pytest.importorskip("torch")
         monkeypatch.setattr(sys, "argv", [str(path), "--device", "cpu", "--iters", "2", *options])
         self.names: dict[str, Any] = {"__name__": "replayed"}
         with pytest.raises(SystemExit) as ended:
@@ -361,6 +360,7 @@ def run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Any:
     return ran
 
 
+@pytest.mark.torch
 def test_a_layer_runs(run: Any) -> None:
     script = forward(LOOP)
     ran = run(script.text, "--json")
@@ -381,12 +381,14 @@ def test_a_layer_runs(run: Any) -> None:
     assert all(f'yield "{one["op"]}"' in lines[one["line"] - 1] for one in result["calls"])
 
 
+@pytest.mark.torch
 def test_without_json_a_table_and_a_line_for_each_key(run: Any) -> None:
     ran = run(forward(LOOP).text)
     assert re.search(r"^    4 x aten::mm +[\d.]+ us, traced 4.0 us, line \d+$", ran.out, re.MULTILINE)
     assert re.search(r"^traced_us +40.0$", ran.out, re.MULTILINE)
 
 
+@pytest.mark.torch
 def test_results_flow_to_the_calls_behind(run: Any) -> None:
     ran = run(forward(LOOP).text)
     assert ran.flow() == [
@@ -405,6 +407,7 @@ def test_results_flow_to_the_calls_behind(run: Any) -> None:
     ]
 
 
+@pytest.mark.torch
 def test_no_result_is_two_arguments_of_a_call(run: Any) -> None:
     square = bf16(4, 4, dtype="float32")
     ran = run(
@@ -431,6 +434,7 @@ def test_no_result_is_two_arguments_of_a_call(run: Any) -> None:
     ]
 
 
+@pytest.mark.torch
 def test_lists_of_tensors(run: Any) -> None:
     pair = [bf16(2, 3, dtype="float32"), bf16(2, 3, dtype="float32")]
     ran = run(
@@ -450,6 +454,7 @@ def test_lists_of_tensors(run: Any) -> None:
     assert set(nodes[3].kwargs["tensors"]) == {first, second}
 
 
+@pytest.mark.torch
 def test_numbers_that_are_not_finite_are_wrong(run: Any) -> None:
     ran = run(script_of(call("log", bf16(64, 64)), call("mm", bf16(64, 64), bf16(64, 64))), "--json")
     assert ran.code is True
@@ -462,6 +467,7 @@ def test_numbers_that_are_not_finite_are_wrong(run: Any) -> None:
     assert (ran.code, ran.result["check"][:4]) == (False, "none")
 
 
+@pytest.mark.torch
 def test_what_a_cpu_lacks_is_left_out_and_said(run: Any) -> None:
     histogram = call("histc", TensorArgument("int32", (64,), (1,)), 8, 0, 63)
     ran = run(script_of(histogram, call("silu", bf16(4, 4))), "--json")
@@ -470,18 +476,21 @@ def test_what_a_cpu_lacks_is_left_out_and_said(run: Any) -> None:
     assert [one["op"] for one in ran.result["calls"]] == ["aten::silu"]
 
 
+@pytest.mark.torch
 def test_an_unknown_op_is_one_line_and_status_2(run: Any) -> None:
     ran = run(script_of(call("no_such_op", bf16(4, 4))))
     assert (ran.code, ran.error.count("\n")) == (2, 1)
     assert "has no aten::no_such_op that takes these arguments" in ran.error
 
 
+@pytest.mark.torch
 def test_a_profile_is_written(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     run(script_of(call("mm", bf16(4, 4), bf16(4, 4))), "--profile", str(path))
     assert any(event.get("name") == "aten::mm" for event in json.loads(path.read_text())["traceEvents"])
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
 def test_compiled_as_a_whole(run: Any) -> None:

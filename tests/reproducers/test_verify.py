@@ -603,8 +603,8 @@ WORK = """
 """
 
 
+@pytest.mark.torch
 def test_generated_scripts_run_and_are_right(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     trace = draw(aligned(WORK))
     scripts = [made_of(case) for case in cases(trace, gpu_work(trace, "all"))]
     result = checked(tmp_path, *scripts, device="cpu", iters=1)
@@ -633,9 +633,9 @@ torch.use_deterministic_algorithms(True)
 """
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_settings_of_the_real_torch_are_put_back(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     mixed = "import torch\ntorch.backends.fp32_precision = 'tf32'\ntorch.set_default_device('meta')"
     scripts = [source(before=lines) for lines in (FLAGS, FLAGS, mixed, FLAGS)]
     checked(tmp_path, *(writing(script, tmp_path) for script in scripts))

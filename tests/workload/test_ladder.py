@@ -152,6 +152,7 @@ def test_what_is_wrong_is_told_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -166,7 +167,6 @@ def test_what_is_wrong_is_told_before_anything_runs(
 def test_what_torch_must_be_there_to_tell(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     assert (
         run(["workload", "ladder", *(str(tmp_path / "out") if text == OUT else text for text in arguments)])
         == 2
@@ -175,8 +175,8 @@ def test_what_torch_must_be_there_to_tell(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.torch
 def test_an_older_ladder_and_a_launcher_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     from tracelens.workload.ladder_runner import Ladder
 
     (tmp_path / "ladder.json").write_text("{}")
@@ -188,8 +188,8 @@ def test_an_older_ladder_and_a_launcher_are_refused(tmp_path: Path, monkeypatch:
         Ladder(tmp_path / "other")
 
 
+@pytest.mark.torch
 def test_what_a_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     from tracelens.workload import launch
     from tracelens.workload.ladder_runner import lacking
 
@@ -229,7 +229,6 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """The folder of a ladder on two CPU ranks, what it printed as JSON, and what it said."""
-    pytest.importorskip("torch", reason="the workload needs torch")
     folder = tmp_path_factory.mktemp("ladder")
     (folder / "rungs.toml").write_text(RUNGS)
     done = command(
@@ -240,6 +239,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_each_rung_has_its_traces_and_its_numbers(climbed: tuple[Path, dict[str, Any], str]) -> None:
     folder, found, said = climbed
@@ -264,6 +264,7 @@ def test_each_rung_has_its_traces_and_its_numbers(climbed: tuple[Path, dict[str,
     assert "# tracelens workload ladder: 2 rungs" in (folder / "ladder.md").read_text()
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_whole_gain_is_accounted_for(climbed: tuple[Path, dict[str, Any], str]) -> None:
     folder, found, _ = climbed
@@ -288,6 +289,7 @@ def test_the_whole_gain_is_accounted_for(climbed: tuple[Path, dict[str, Any], st
     assert mine == records(table[table["level"] == "cause"], "name", "delta_ns")
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_report_is_made_again_without_torch(
     climbed: tuple[Path, dict[str, Any], str], tmp_path: Path
@@ -303,6 +305,7 @@ def test_the_report_is_made_again_without_torch(
     assert json.loads(done.stdout) == found
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_the_gate_fails_when_rungs_are_turned_off(climbed: tuple[Path, dict[str, Any], str]) -> None:
     folder, *_ = climbed
@@ -314,9 +317,9 @@ def test_the_gate_fails_when_rungs_are_turned_off(climbed: tuple[Path, dict[str,
     assert run(["gate", last, last]) == 0
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_a_rung_that_fails_is_named_and_those_below_are_kept(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     out = tmp_path / "out"
     rungs = ("--rung", "manual: gc=manual", "--rung", "deep: dispatch=deepep")
     done = command(str(out), "--timed", "1", "--recorded", "1", *rungs)
@@ -331,6 +334,7 @@ def test_a_rung_that_fails_is_named_and_those_below_are_kept(tmp_path: Path) -> 
     assert "ladder: 1 rung, " in (tmp_path / "ladder.md").read_text()
 
 
+@pytest.mark.torch
 def test_an_error_of_a_rung_is_one_line_and_the_rest_is_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,8 +74,8 @@ def test_interleaving_makes_the_bubble_smaller() -> None:
     assert bubble["interleaved"] < bubble["plain"]
 
 
+@pytest.mark.torch
 def test_recording_without_a_gpu(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     command = [sys.executable, "-m", "tests.workload.record_samples", "toggles", "--out", str(tmp_path)]
     done = subprocess.run(
         [*command, "--device", "cpu", "--run", "loss_fused", "--run", "sync_free_3"],
@@ -88,8 +88,8 @@ def test_recording_without_a_gpu(tmp_path: Path) -> None:
     assert analyze(load(tmp_path / "toggles" / "sync_free_3"), "moe").meta["sync_free_stage"] == 3
 
 
+@pytest.mark.torch
 def test_an_unknown_run_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="the workload needs torch")
     command = [sys.executable, "-m", "tests.workload.record_samples", "toggles", "--out", str(tmp_path)]
     done = subprocess.run(
         [*command, "--device", "cpu", "--run", "nothing"], capture_output=True, text=True, check=False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.layouts import assumed_values, resolved, texts
-from tracelens.session.reading import STEP, Partial, Source, at_step, loaded
+from tracelens.session.reading import STEP, Partial, Source, loaded
 from tracelens.session.request import (
     DEVICE,
     RUN,
@@ -119,7 +119,7 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
         if any(shapes) or self.nodes is not None:
             name = "--nodes" if self.nodes is not None else "a shape"
             raise TracelensError(f"{name} is not for traces, which hold their own collectives and ranks")
-        run = at_step(loaded(self.run, partial=self.partial, progress=self.progress), self.step)
+        run = loaded(self.run, self.step, partial=self.partial, progress=self.progress)
         platform = self._platform(chosen or traced_device(run), _NODES)
         self.progress("matching collectives")
         return trace_bounds(run, platform)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
 from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import STEP, GraphsOfSides, Partial, Scoped, Source, at_step, loaded
+from tracelens.session.reading import STEP, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
 from tracelens.session.request import (
@@ -94,7 +94,7 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
             for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
         ]
         twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
-        sides = {side: at_step(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
+        sides = {side: loaded(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
         self.progress("comparing the runs")
         metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
         result = replace(compare(**sides), command="tracelens diff BASE CAND")

@@ -220,31 +220,20 @@ class Reading:
 
 
 def loaded(
-    source: Source, *, partial: bool = False, progress: Progress = quiet, graphs: GraphSources = BESIDE
+    source: Source,
+    step: str | int | None = None,
+    *,
+    partial: bool = False,
+    progress: Progress = quiet,
+    graphs: GraphSources = BESIDE,
 ) -> Run:
-    """The run of a source."""
-    traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
-    if not isinstance(traces, TraceFiles):
-        return traces
-    with Reading(traces.all(), partial=partial, progress=progress, graphs=graphs) as reading:
-        return reading.run()
-
-
-def is_phase(step: str | int | None) -> bool:
-    """Whether a step is named by the phase of serving: all steps of this phase are meant."""
-    from tracelens.analysis.serving import PHASES
-
-    return step in PHASES
-
-
-def at_step(run: Run, step: str | int | None) -> Run:
-    """The run narrowed to a step, "2" or 2 for ProfilerStep#2, or a phase of serving; None for all of it."""
+    """The run of a source, narrowed to a step if there is one."""
+    run = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
+    if isinstance(run, TraceFiles):
+        with Reading(run.all(), partial=partial, progress=progress, graphs=graphs) as reading:
+            run = reading.run()
     if step is None:
         return run
-    if is_phase(step):
-        from tracelens.analysis.serving import select_phase
+    from tracelens.analysis.serving import at_step
 
-        return select_phase(run, str(step))
-    from tracelens.trace import select_step
-
-    return select_step(run, str(step))
+    return at_step(run, step)

@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
 from tracelens.errors import TracelensError
-from tracelens.filenames import SIDECAR
 from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import Reading, at_step, is_phase
+from tracelens.session.reading import Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
 from tracelens.workers import start
 
 if TYPE_CHECKING:
     from tracelens.analysis import Analyzer
-    from tracelens.analysis.common import Setup
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
     from tracelens.workers import Executor
-
-
-_LARGEST_SIDECAR_BYTES = 64 * 2**20
-"""Of a run.json that is read; it grows with what the program adds."""
 
 
 class ReportPlan(NamedTuple):
@@ -73,10 +65,12 @@ class Reporting:
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            reading = Reading(files, partial=partial, progress=progress, graphs=graphs)
-            self._reading = self._processes.enter_context(reading)
+            self._reading = self._processes.enter_context(self._read())
         else:
             self._execute = self._processes.enter_context(start(files))
+
+    def _read(self) -> Reading:
+        return Reading(self._files, partial=self._partial, progress=self._progress, graphs=self._graphs)
 
     def __enter__(self) -> Reporting:
         return self
@@ -95,13 +89,13 @@ class Reporting:
         **options: Any,
     ) -> Report:
         """Read and analyze the files; arguments and errors as for `report` and `load`."""
+        from tracelens.analysis.serving import PHASES
+
         plan = _plan(names, step, options)
         if self._reading is not None:
             return _report_run(self._reading.run(), plan, fork, self._progress)
-        if is_phase(plan.step):  # which steps are in it, all ranks tell together
-            with Reading(
-                self._files, partial=self._partial, progress=self._progress, graphs=self._graphs
-            ) as reading:
+        if plan.step in PHASES:  # which steps are in it, all ranks tell together
+            with self._read() as reading:
                 return _report_run(reading.run(), plan, fork, self._progress)
         from tracelens.workers import analyze_files
 
@@ -115,9 +109,8 @@ class Reporting:
             progress=self._progress,
             **plan.options,
         )
-        metas = [portion.meta for portion in portions]
-        report_options = {"step": plan.step, **plan.options}
-        return assembled(results, metas, [portion.rank for portion in portions], report_options)
+        metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
+        return assembled(results, metas, ranks, {"step": plan.step, **plan.options})
 
 
 def analyze(
@@ -151,8 +144,7 @@ def analyze(
         TracelensError: no such step.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    (result,) = _report_run(run, _plan([name], step, options), False, quiet).results
-    return result
+    return report(run, [name], step=step, **options).results[0]
 
 
 def report(
@@ -282,36 +274,12 @@ def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[
 
 def _report_run(run: Run, plan: ReportPlan, fork: bool, progress: Progress) -> Report:
     """The report on a run that is in memory; with `fork` a copy of this process runs the slow analyzers."""
-    from tracelens.analysis import with_required
-    from tracelens.workers import beside, jobs
+    from tracelens.workers import analyze_run
 
-    options, report_options = plan.options, dict(plan.options)
-    if plan.step is not None:
-        run = at_step(run, plan.step)
-        report_options["step"] = plan.step
-    slow = [item for item in plan.analyzers if item.slow] if fork and len(run.traces) == 1 else []
-    # Computed before the fork, since both processes need it.
-    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
-
-    def parts() -> list[Any]:
-        return [item.part_of(run.traces[0], **options) for item in slow]
-
-    result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
-    with beside(parts, events, jobs()) as wait:
-        for item in with_required(plan.analyzers):
-            if item not in slow:
-                progress(f"analyzing {item.name}")
-                result_of[item.name] = item(run, result_of, **options)
-        for done in wait():
-            result_of |= {
-                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
-            }
-    for item in slow:
-        if item.name not in result_of:
-            progress(f"analyzing {item.name}")
-            result_of[item.name] = item(run, **options)
-    results = [result_of[item.name] for item in plan.analyzers]
-    return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
+    run = loaded(run, plan.step)
+    results = analyze_run(run, plan.analyzers, fork=fork, progress=progress, **plan.options)
+    metas = [trace.meta for trace in run.traces]
+    return assembled(results, metas, run.ranks, {**plan.options, "step": plan.step})
 
 
 def with_results(report: Report) -> Report:
@@ -325,7 +293,7 @@ def assembled(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
     """A report with the origin and options of its results; doubts about the recording come first."""
-    from tracelens.analysis.common import noted
+    from tracelens.analysis.common import noted, setup_of
     from tracelens.analysis.completeness import COMPLETENESS, trust
     from tracelens.analysis.host import HOST_CAUSES
     from tracelens.analysis.overview import PACE_META
@@ -359,30 +327,3 @@ def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
         "ranks": list(ranks),
         "devices": device_names(metas),
     }
-
-
-def setup_of(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> Setup:
-    """The setup of a run from its traces' headers and its run.json.
-
-    Args:
-        metas: of its traces.
-        ranks: those that were read.
-    """
-    from tracelens.analysis.common import Setup, device_names
-
-    def mapping(value: Any) -> dict[str, Any]:
-        return value if isinstance(value, dict) else {}
-
-    facts: dict[str, Any] = {}
-    if metas:
-        path = metas[0].path
-        sidecar, beside = os.path.join(os.path.dirname(path), SIDECAR), {}
-        with suppress(OSError, ValueError):  # none that can be read
-            if os.path.isfile(path) and os.path.getsize(sidecar) <= _LARGEST_SIDECAR_BYTES:
-                with open(sidecar, "rb") as file:
-                    beside = mapping(orjson.loads(file.read()))
-        software = {**metas[0].software, **mapping(beside.get("software"))}
-        software = {key: text for key, text in software.items() if text}
-        facts = {**beside, **metas[0].program, "software": software}
-    world_size = max((meta.world_size for meta in metas), default=-1)
-    return Setup.of(device_names(metas), world_size if world_size > 0 else len(set(ranks)), facts)

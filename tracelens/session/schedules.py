@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.layouts import SETTINGS, assignments, texts
-from tracelens.session.reading import Partial, Source, at_step, loaded
+from tracelens.session.reading import Partial, Source, loaded
 from tracelens.session.request import ApiRequest, Texts, function_of, option
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
 
         assert self.run is not None
-        run = at_step(loaded(self.run, partial=self.partial, progress=self.progress), self.step)
+        run = loaded(self.run, self.step, partial=self.partial, progress=self.progress)
         self.progress("reading the passes of the pipeline")
         measured = measure(run)
         size = measured.size

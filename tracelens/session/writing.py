@@ -17,7 +17,6 @@ from tracelens.session.reading import (
     Partial,
     Rooflines,
     Source,
-    at_step,
     loaded,
 )
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
@@ -211,7 +210,7 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         from tracelens.reproducers import replay, replay_layers
 
         peaks = choose_device(self.device, None if self.device_file is None else os.fspath(self.device_file))
-        run = at_step(loaded(self.run, partial=self.partial, progress=self.progress), self.step)
+        run = loaded(self.run, self.step, partial=self.partial, progress=self.progress)
         if self.sequence:
             return replay_layers(run, Path(self.folder), max_elements=self.max_elements)
         return replay(

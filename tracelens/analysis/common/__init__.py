@@ -15,6 +15,7 @@ from tracelens.analysis.common.setup import (
     no_gpu_work,
     noted,
     own_device,
+    setup_of,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "noted",
     "own_device",
     "recomputed",
+    "setup_of",
 ]

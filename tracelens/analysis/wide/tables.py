@@ -1,27 +1,50 @@
-"""Wide tables: every kernel, op call and collective in a row, with all that the analyzers know of it.
+"""What the wide DataFrames of a run hold: a row per kernel, op call or collective.
 
-As in all tables of this package, absent numbers are -1; `wide_frame` makes missing values of them.
+As in all tables of this package, absent numbers are -1 here; the frames have missing values instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analysis.comm import AlignedRun, RankCommunication, collective_kinds
-from tracelens.analysis.common import call_time, distinct_names, group_kind, recomputed
+from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis.comm import AlignedRun, Group, RankCommunication, align_run, collective_kinds
+from tracelens.analysis.common import (
+    call_time,
+    choose_device,
+    distinct_names,
+    group_kind,
+    own_device,
+    recomputed,
+)
 from tracelens.analysis.moe import PHASES, STAGES, regions
 from tracelens.analysis.pipeline import in_autograd
 from tracelens.analysis.roofline import BOUNDS, Costing, bounds, costing
+from tracelens.analysis.serving import at_step
 from tracelens.analysis.step_timeline import activity_texts
 from tracelens.arrays import Bool, Float, Int, lookup
 from tracelens.devices import Device
 from tracelens.dtypes import short_dtype
+from tracelens.errors import TracelensError, WrongOption
 from tracelens.table import RANK, Coded, Column, Schema, Table, codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Trace, Work, collectives, exclusive, launched_in, shares, steps_of
+from tracelens.trace import (
+    WORK_KINDS,
+    Run,
+    Scope,
+    Trace,
+    Work,
+    collectives,
+    exclusive,
+    gpu_work,
+    launched_in,
+    shares,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +66,6 @@ _OF_COLLECTIVE = (
     "busbw_bytes_per_s",
     "last_rank",
 )
-Group = tuple[str, tuple[int, ...]]
 
 
 class Matches(NamedTuple):
@@ -249,6 +271,66 @@ COLLECTIVES = Schema(
 )
 
 
+class RunSelection(NamedTuple):
+    """What the arguments of a table select."""
+
+    run: Run  # all ranks, narrowed to the step
+    scope: Scope
+    parts: list[tuple[Trace, Work, Device | None]]  # of selected ranks with work; device of the roofline
+
+
+def select(
+    run: Run,
+    step: str | int | None,
+    rank: int | Iterable[int] | None,
+    scope: Scope,
+    device: str | None,
+    device_file: str | os.PathLike[str] | None,
+) -> RunSelection:
+    """Check what a table is asked for, and narrow the run.
+
+    Raises:
+        TracelensError: no such step, rank, scope or device.
+    """
+    if scope not in get_args(Scope):
+        known = " or ".join(map(repr, get_args(Scope)))
+        raise WrongOption(f"scope must be {known}, not {scope!r}")
+    peaks = choose_device(device, device_file)
+    ranks = set(run.ranks if rank is None else [rank] if isinstance(rank, int) else rank)
+    if unknown := ranks - set(run.ranks):
+        raise TracelensError(f"no rank {min(unknown)} (has: {', '.join(map(str, run.ranks))})")
+    narrowed = at_step(run, step)
+    traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
+    parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
+    return RunSelection(narrowed, scope, [part for part in parts if len(part[1].event)])
+
+
+def kernel_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every kernel, copy and memset, as in KERNELS."""
+    return wide_frame(KERNELS.concat([kernel_rows(*part) for part in selected.parts]))
+
+
+def op_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every op call that launched GPU work itself, as in OPS."""
+    return wide_frame(
+        OPS.concat(
+            [op_rows(trace, work, kernel_rows(trace, work, peaks)) for trace, work, peaks in selected.parts]
+        )
+    )
+
+
+def collective_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every collective, on each rank that took part, as in COLLECTIVES."""
+    aligned = align_run(selected.run, selected.scope)
+    result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=selected.scope)
+    matched = matches(aligned, result.data)
+    rows = [
+        collective_rows(trace, work, kernel_rows(trace, work, peaks), matched)
+        for trace, work, peaks in selected.parts
+    ]
+    return wide_frame(COLLECTIVES.concat(rows))
+
+
 def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
     """Columns of KERNELS of one rank.
 
@@ -258,6 +340,8 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
         device: whose peaks set the roofline, None where they are not known.
     """
     names = trace.arrays.names
+    # Wall time of each piece of work alone, by the rule of the breakdown.
+    piece, _, alone_ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
     return (
         activity_texts(trace, work)
         | program(trace, work)
@@ -270,7 +354,7 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
             "stream": work.stream,
             "ts_ns": work.start,
             "dur_ns": work.dur,
-            "exclusive_ns": _exclusive(trace, work),
+            "exclusive_ns": sums(piece, alone_ns, len(work.event)),
             "launch_ts_ns": lookup(trace.arrays.start, work.launch, -1),
             "kernel_id": work.event,
             "op_id": work.op,
@@ -303,21 +387,17 @@ def _phase(trace: Trace, work: Work) -> Int:
     """
     forward, backward, recompute = range(len(PHASES))
     call = work.host_call
-    phase = np.where(lookup(_numbered(trace), work.op, False), forward, -1)
+    events, ops = trace.arrays, trace.tables["ops"]
+    # Events inside of ops that autograd numbered for a later backward pass.
+    numbered = np.zeros(len(events.start), dtype=bool)
+    is_forward = (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0)
+    numbered[ops.array("event_id")[is_forward]] = True
+    is_inside = nearest(events.parent, events.depth, numbered) >= 0
+    phase = np.where(lookup(is_inside, work.op, False), forward, -1)
     phase[lookup(in_autograd(trace), call, False)] = backward
     phase[lookup(trace.once(recomputed), call, False)] = recompute
     of_moe = trace.once(regions).phase[trace.arrays.places(trace.work.event)[work.event]]
     return np.where(of_moe >= 0, of_moe, phase)
-
-
-def _numbered(trace: Trace) -> Bool:
-    """Events inside of ops that autograd numbered for a later backward pass."""
-    events, ops = trace.arrays, trace.tables["ops"]
-    numbered = np.zeros(len(events.start), dtype=bool)
-    is_forward = (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0)
-    numbered[ops.array("event_id")[is_forward]] = True
-    inside: Bool = nearest(events.parent, events.depth, numbered) >= 0
-    return inside
 
 
 def _op_source(trace: Trace, work: Work) -> Coded:
@@ -329,12 +409,6 @@ def _op_source(trace: Trace, work: Work) -> Coded:
     code = source.codes + count * is_inferred
     texts = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
     return Coded.used(lookup(code, work.op, 2 * count), texts)
-
-
-def _exclusive(trace: Trace, work: Work) -> Int:
-    """Wall time of each piece of work alone, by the rule of the breakdown."""
-    row, _, ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
-    return sums(row, ns, len(work.event))
 
 
 def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,7 +508,10 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
     kernel = np.append([record.kernel for record in own.records], silent).astype(np.int64)
     order = np.argsort(kernel, kind="stable")
     row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
-    texts = _texts(own, matched, _kinds(trace, work.event[row[len(own.records) :]]))
+    # The collectives of kernels without a record, by their names; "" where these do not tell.
+    names = (*collectives(), "")
+    places = trace.arrays.places(trace.work.event)[work.event[row[len(own.records) :]]]
+    texts = _texts(own, matched, [names[kind] for kind in trace.once(collective_kinds)[places]])
     columns = _numbers(own, matched, len(silent)) | {name: Coded.of(values) for name, values in texts.items()}
     columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
     start, end, wait = own.start[kernel], own.end[kernel], columns["wait_ns"]
@@ -446,14 +523,6 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
         "exposed_ns": own.alone.covered(start, end),
     }
     return {name: values.take(order) for name, values in columns.items()}
-
-
-def _kinds(trace: Trace, kernels: Int) -> list[str]:
-    """The collectives that these event rows are by their names, "" where these do not tell."""
-    names = (*collectives(), "")
-    return [
-        names[kind] for kind in trace.once(collective_kinds)[trace.arrays.places(trace.work.event)[kernels]]
-    ]
 
 
 def _texts(own: RankCommunication, matched: Matches, silent: list[str]) -> dict[str, list[str]]:

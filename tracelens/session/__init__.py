@@ -2,11 +2,11 @@
 
     request      what a command or a function can be asked: each option is declared once
     reading      `load`: reads files in processes that start while the caller imports and checks
-    run          its run, whose kernels, ops and collectives are DataFrames; their columns are in wide
+    run          its run, whose kernels, ops and collectives are DataFrames
     reports      runs analyzers on a run, or on files in the processes that read them; `render`
     comparison   two runs: `diff`; runs against a baseline: `gate`
     writing      `fuse` and `replay`
-    layouts, schedules, bounds   projections before a run, in the words of the command line
+    projections  projections before a run, in the words of the command line
 
 Importing this package is cheap; each function imports what it needs.
 """
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.session.bounds import BoundsRequest, project_bounds
     from tracelens.session.comparison import (
         RULES,
         BaselineRequest,
@@ -29,12 +28,18 @@ if TYPE_CHECKING:
         diff,
         gate,
     )
-    from tracelens.session.layouts import (
+    from tracelens.session.projections import (
         SEARCH,
+        BoundsRequest,
+        BubbleRequest,
         MemoryRequest,
+        PipelineRequest,
         ScalingRequest,
         SearchRequest,
+        project_bounds,
+        project_bubble,
         project_memory,
+        project_pipeline,
         project_scaling,
         search_layouts,
     )
@@ -75,7 +80,6 @@ if TYPE_CHECKING:
         quiet,
     )
     from tracelens.session.run import Run, load
-    from tracelens.session.schedules import BubbleRequest, PipelineRequest, project_bubble, project_pipeline
     from tracelens.session.writing import FuseRequest, ReplayRequest, fuse, replay
 
 __all__ = [
@@ -139,16 +143,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bounds": "BoundsRequest project_bounds",
     "comparison": "RULES BaselineRequest DiffRequest GateRequest GateSide comment diff gate",
-    "layouts": "SEARCH MemoryRequest ScalingRequest SearchRequest project_memory project_scaling "
+    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
+    "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
     "search_layouts",
     "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Source Traces Unprofiled loaded",
     "reports": "Reporting analyze as_report render report report_files with_results",
     "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
     "declared from_command_line option quiet",
     "run": "Run load",
-    "schedules": "BubbleRequest PipelineRequest project_bubble project_pipeline",
     "writing": "FuseRequest ReplayRequest fuse replay",
 }
 

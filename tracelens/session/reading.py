@@ -61,6 +61,10 @@ class Partial(Reported, panel=READING):
 
     partial: bool = option("Accept missing ranks.", default=False)
 
+    def loaded(self, source: Source, step: str | int | None = None, graphs: GraphSources = BESIDE) -> Run:
+        """The run of a source, narrowed to a step if there is one."""
+        return loaded(source, step, partial=self.partial, progress=self.progress, graphs=graphs)
+
 
 class Graphs(Partial, panel=READING):
     """Where the graphs of one run are from."""
@@ -153,8 +157,7 @@ class AnalyzerOptions(Unprofiled, Rooflines, Scoped, panel=RUN):
 
     def of_analyzers(self) -> dict[str, Any]:
         """Those that are passed on to analyzers."""
-        names = ("scope", "device", "device_file", "unprofiled_step_ms")
-        return {name: getattr(self, name) for name in names}
+        return self.values("scope", "device", "device_file", "unprofiled_step_ms")
 
 
 class Traces(Graphs, panel=READING):

@@ -108,6 +108,10 @@ class OptionGroup:
                 item.metadata = {"option": replace(declared, panel=panel)}
         dataclass(frozen=True, kw_only=True)(cls)
 
+    def values(self, *names: str) -> dict[str, Any]:
+        """Some of the options by name."""
+        return {name: getattr(self, name) for name in names}
+
 
 class ApiRequest(OptionGroup, Generic[R]):
     """Options, and what answers them."""

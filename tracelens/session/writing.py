@@ -210,7 +210,7 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         from tracelens.reproducers import replay, replay_layers
 
         peaks = choose_device(self.device, None if self.device_file is None else os.fspath(self.device_file))
-        run = loaded(self.run, self.step, partial=self.partial, progress=self.progress)
+        run = self.loaded(self.run, self.step)
         if self.sequence:
             return replay_layers(run, Path(self.folder), max_elements=self.max_elements)
         return replay(

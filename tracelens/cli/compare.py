@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -32,17 +32,10 @@ from tracelens.session import (
     FuseRequest,
     GateRequest,
     OptionGroup,
-    Reading,
     as_report,
-    comment,
     option,
     render,
 )
-
-if TYPE_CHECKING:
-    from tracelens.compare.gate import Verdict
-    from tracelens.table import Report
-    from tracelens.trace import Run
 
 _CANDIDATES = "\0"
 """Stands for the -- between bases and candidates, which the parser would drop."""
@@ -62,21 +55,10 @@ def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> 
         tracelens diff eager.json.gz graphed.json.gz
         tracelens diff a.json.gz b.json.gz --captures captures_a/ --captures captures_b/
     """
-    paths = [str(request.base), str(request.cand)]
-    traces = TraceFiles(paths)
-    runs: list[Run] = []
-    with progress() as line:
-        for path, graphs in zip(paths, request.graphs, strict=True):
-            files = traces.of(path)
-            with Reading(files, partial=request.partial, progress=line, graphs=graphs) as reading:
-                if not runs:
-                    out.check((), traces)
-                    import tracelens.compare.diff  # noqa: F401  # while the processes start
-
-                    out.import_formats()
-                runs.append(reading.run())
-        report = DiffRequest(*runs, step=request.step, progress=line).answer()
-    out.deliver(report, json=out.json, full=sections.full)
+    traces = TraceFiles([str(request.base), str(request.cand)])
+    out.check((), traces)
+    base, cand = map(traces.only, traces.paths)
+    out.deliver(answer(replace(request, base=base, cand=cand)), full=sections.full)
 
 
 class GateCommand(Command):
@@ -122,28 +104,6 @@ class GateOutputs(OptionGroup, panel=OUTPUT):
     )
     github: bool = option("Print annotations for GitHub Actions (on stderr with --json).", default=False)
 
-    def deliver(self, verdict: Verdict, compared: Report | None, json: bool) -> None:
-        """Write and print the verdict."""
-        from tracelens.compare.gate import commands, junit
-
-        report = as_report(verdict)
-        if self.report is not None:
-            results = (*report.results, *(compared.results if compared else ()))
-            render(replace(report, results=results), self.report)
-            say(f"wrote {self.report}")
-        if self.junit is not None:
-            write_file(self.junit, junit(verdict))
-            say(f"wrote {self.junit}")
-        if self.markdown is not None:
-            write_file(self.markdown, comment(verdict).encode())
-            say(f"wrote {self.markdown}")
-        print_report(report, json=json)
-        for text in commands(verdict) if self.github else ():
-            if json:
-                say(text)
-            else:
-                write_stdout(f"{text}\n".encode())
-
 
 @command
 def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
@@ -162,7 +122,8 @@ def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs,
         tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
         tracelens gate baseline add runs/*/ -o base.json
     """
-    from tracelens.compare.gate import settings
+    from tracelens.compare.gate import commands, comment, junit, settings
+    from tracelens.rendering.formats import escaped
 
     bases, candidates = _sides(runs.paths or [], request)
     file = settings(None if request.config is None else str(request.config))
@@ -178,12 +139,25 @@ def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs,
             sides.append(side)
             if side.failures:
                 say(f"tracelens: {banner(side.failures)}")
-        before, after = sides
-        verdict, compared = request.judged(before, after, options), None
-        if verdict.verdict != "pass" or out.report:
-            explained, compared = request.explained(verdict, before, after)
-            verdict = explained if verdict.verdict != "pass" else verdict
-    out.deliver(verdict, compared, printed.json)
+        verdict, compared = request.outcome(options, sides, why=True, compared=bool(out.report))
+    report = as_report(verdict)
+    if out.report is not None:
+        render(
+            replace(report, results=(*report.results, *(compared.results if compared else ()))), out.report
+        )
+        say(f"wrote {out.report}")
+    if out.junit is not None:
+        write_file(out.junit, junit(verdict))
+        say(f"wrote {out.junit}")
+    if out.markdown is not None:
+        write_file(out.markdown, comment(verdict, escaped).encode())
+        say(f"wrote {out.markdown}")
+    print_report(report, json=printed.json)
+    for text in commands(verdict) if out.github else ():
+        if printed.json:
+            say(text)
+        else:
+            write_stdout(f"{text}\n".encode())
     counted: str = verdict.verdict
     if counted == "inconclusive":
         counted = out.inconclusive or file.inconclusive or counted
@@ -253,9 +227,6 @@ def fuse(request: FuseRequest, _: ReadLimits) -> None:
         tracelens fuse traces/ -o merged.json.gz
         tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
     """
-    from tracelens.merge import check_suffix
-
-    check_suffix(request.path)
     assert isinstance(request.run, TraceFiles)
     check_outputs((), (), [str(request.path)], request.run)
     answer(request)

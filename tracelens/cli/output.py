@@ -18,7 +18,7 @@ from tracelens.guard import banner
 from tracelens.limits import set_limits
 from tracelens.printable import printable
 from tracelens.read import TraceFiles
-from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, option
+from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, as_report, option
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
@@ -58,32 +58,28 @@ class Written(OptionGroup):
     output: list[str] | None = option(WRITTEN, default=None)
 
     def check(self, inputs: Iterable[str | None] = (), traces: TraceFiles | None = None) -> None:
-        """Fail before the work if an output cannot or must not be written.
-
-        Args:
-            inputs: what the command reads beside traces; None for what is not named.
-            traces: the traces that it reads.
-        """
+        """Fail before the work if an output cannot or must not be written; arguments as `check_outputs`."""
         check_outputs(self.output or (), inputs, (), traces)
-
-    def import_formats(self) -> None:
-        """Import what the outputs need, while a trace is being decoded."""
         if self.output:
             from tracelens.rendering import by_path
 
             if any(by_path(path).name == "html" for path in self.output):
-                import jinja2  # noqa: F401
+                import jinja2  # noqa: F401  # while a trace is being decoded
 
-    def deliver(self, report: Report, *, json: bool = False, full: bool = True) -> None:
-        """Write a report to files and directories; print it with `json`, or without outputs.
+    def deliver(
+        self, made: Report | Result, title: str = "", inputs: Sequence[str] = (), *, full: bool = True
+    ) -> None:
+        """Write a report to files and directories; print it with --json, or without outputs.
 
         Args:
-            report: to deliver.
-            json: print it as JSON.
+            made: a report, or the result of `tracelens {title}`.
+            title: of a result.
+            inputs: that a result is from.
             full: print all of it, not only the first screen.
         """
         from tracelens.session import render
 
+        report, json = as_report(made, title, inputs), isinstance(self, Json) and self.json
         for path in self.output or ():
             with progress() as line:
                 line(f"writing {path}")
@@ -108,22 +104,6 @@ class Full(OptionGroup):
 
 class Delivery(Json, Written):
     """Where the result of a command goes."""
-
-    def deliver_result(
-        self, result: Result, title: str, inputs: Sequence[str] = (), *, full: bool = True
-    ) -> None:
-        """Deliver a single result as `tracelens {title}`."""
-        self.deliver(as_report(result, title, inputs), json=self.json, full=full)
-
-
-def as_report(result: Result, title: str, inputs: Sequence[str]) -> Report:
-    """A report with one result."""
-    from tracelens.rendering.summary import result_summary
-    from tracelens.table import Report
-    from tracelens.version import __version__
-
-    meta = {"version": __version__, "inputs": list(inputs)}
-    return Report((result,), f"tracelens {title}", meta, result_summary(result))
 
 
 def check_outputs(

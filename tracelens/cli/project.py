@@ -95,7 +95,7 @@ def whatif(
     title = f"project whatif: {base_ms:,.3f} ms as measured"
     if base_ms != recorded_ms:
         title = f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"
-    out.deliver_result(result, title, [trace.meta.path for trace in run.traces], full=sections.full)
+    out.deliver(result, title, [trace.meta.path for trace in run.traces], full=sections.full)
 
 
 class Searched(OptionGroup, panel=SEARCH):
@@ -165,7 +165,7 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
                     title += f"; {words} {', '.join(names)}"
         if "optimised_bytes" in result.meta:
             title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
-    out.deliver_result(result, title, [model])
+    out.deliver(result, title, [model])
 
 
 @command
@@ -185,7 +185,7 @@ def scaling(request: ScalingRequest, out: Delivery) -> None:
     result = request.answer()
     device = result.meta["device"]
     title = f"project scaling of {request.model}: EP {request.ep} on {request.gpus:,} x {device}"
-    out.deliver_result(result, title, [request.model])
+    out.deliver(result, title, [request.model])
 
 
 @command
@@ -214,7 +214,7 @@ def pipeline(request: PipelineRequest, _: ReadLimits, out: Delivery) -> None:
     )
     if "simulation" in meta:
         title += f" (simulation: {meta['simulation']})"
-    out.deliver_result(result, title, traces.paths if traces is not None else ())
+    out.deliver(result, title, traces.paths if traces is not None else ())
 
 
 @command
@@ -227,7 +227,7 @@ def bubble(request: BubbleRequest, out: Delivery) -> None:
     out.check()
     result = request.answer()
     share = result.data["bubble"].array("fraction")[0]
-    out.deliver_result(result, f"project bubble: {share:.2%} of the time at VPP {request.vpp}")
+    out.deliver(result, f"project bubble: {share:.2%} of the time at VPP {request.vpp}")
 
 
 @command
@@ -255,4 +255,4 @@ def bounds(request: BoundsRequest, _: ReadLimits, out: Delivery) -> None:
         excess, share = duration(float(table.array("excess_ns")[0])), table.array("achieved")[0]
         name, ranks = table.texts("collective")[0], table.texts("group")[0]
         title += f": {name} of {ranks} at {share:.0%} of its links, {excess} above them"
-    out.deliver_result(result, title, traces.paths if traces is not None else ())
+    out.deliver(result, title, traces.paths if traces is not None else ())

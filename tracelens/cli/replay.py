@@ -15,14 +15,13 @@ from tracelens.cli.output import (
     Delivery,
     Json,
     ReadLimits,
-    as_report,
     check_complete,
     print_report,
     progress,
     say,
 )
 from tracelens.read import TraceFiles
-from tracelens.session import RUN, Graphs, OptionGroup, Reading, ReplayRequest, option
+from tracelens.session import RUN, Graphs, OptionGroup, Reading, ReplayRequest, as_report, option
 
 VERDICT = "Verdict"
 
@@ -147,7 +146,7 @@ def verify(scripts: Verification, out: VerifyDelivery) -> None:
             progress=line,
         )
     counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
-    out.deliver_result(result, f"replay verify: {counts}", [scripts.folder])
+    out.deliver(result, f"replay verify: {counts}", [scripts.folder])
     if failed(result, strict=scripts.strict):
         raise typer.Exit(1)
 

@@ -58,7 +58,6 @@ def report(
     with progress() as line, _reporting(traces, line) as reporting:
         out.check([None if options.device_file is None else str(options.device_file)], traces.paths)
         # Imported while the processes start that decode the traces.
-        out.import_formats()
         from tracelens.analysis import ANALYZERS
         from tracelens.costs import COSTS
         from tracelens.trace import classes

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from tracelens.cli.command import command
-from tracelens.cli.output import Delivery, Full, as_report, check_outputs, progress, say
+from tracelens.cli.output import Delivery, Full, check_outputs, progress, say
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.planner.config import HELP, MODELS, PARTS, override, preset
-from tracelens.session import CommandOption, OptionGroup, option
+from tracelens.session import CommandOption, OptionGroup, as_report, option
 
 if TYPE_CHECKING:
     from tracelens.table import Report
@@ -260,7 +260,7 @@ def _ladder(
     else:
         check_outputs(out.output or (), (), [index])
         _run_ladder(folder, options, model, model.assigned(settings))
-    out.deliver(_ladder_report(folder), json=out.json, full=sections.full)
+    out.deliver(_ladder_report(folder), full=sections.full)
 
 
 def _run_ladder(folder: Path, options: LadderOptions, model: Workload, assignments: Sequence[str]) -> None:

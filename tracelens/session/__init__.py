@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         BaselineRequest,
         DiffRequest,
         GateRequest,
-        GateSide,
-        comment,
         diff,
         gate,
     )
@@ -101,7 +99,6 @@ __all__ = [
     "DiffRequest",
     "FuseRequest",
     "GateRequest",
-    "GateSide",
     "Graphs",
     "MemoryRequest",
     "OptionGroup",
@@ -119,7 +116,6 @@ __all__ = [
     "Unprofiled",
     "analyze",
     "as_report",
-    "comment",
     "declared",
     "diff",
     "from_command_line",
@@ -143,7 +139,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "comparison": "RULES BaselineRequest DiffRequest GateRequest GateSide comment diff gate",
+    "comparison": "RULES BaselineRequest DiffRequest GateRequest diff gate",
     "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
     "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
     "search_layouts",

@@ -1,10 +1,12 @@
-"""Two runs compared: `diff`, and `gate` with its baselines and its comment for a pull request."""
+"""Two runs compared: `diff`, and `gate` with its baselines."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import mean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,12 +44,6 @@ GATED = ("steps", "completeness")
 Recording: TypeAlias = "Run | Report | StrPath"
 """One run: in memory, a report with the analyzer "steps", or a path of traces, a report or a baseline."""
 
-# A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
-COMMENT_LINES = 25
-_COMMENT_RULES = 8
-_COMMENT_NOTES = 2
-_COMMENT_WIDTH = 100
-
 
 class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
     """Compare two runs: what changed, and what explains the difference in step time.
@@ -83,16 +79,18 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
 
     def answer(self) -> Report:
         """The report on the difference."""
+        runs = [
+            self.loaded(source, graphs=graphs)
+            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
+        ]
+        # Imported when the processes that decode the traces have been started.
         from tracelens.analysis.common import noted
         from tracelens.compare.diff import diff as compare
+        from tracelens.compare.diff import headline
         from tracelens.rendering.summary import result_summary
         from tracelens.table import Report
         from tracelens.trace.graphs import with_twin
 
-        runs = [
-            loaded(source, partial=self.partial, progress=self.progress, graphs=graphs)
-            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
-        ]
         twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
         sides = {side: loaded(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
         self.progress("comparing the runs")
@@ -105,16 +103,7 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         }
         if self.step is not None:
             meta["options"] = {"step": str(self.step)}
-        before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
-        change = f"{before:,.3f} ms to {after:,.3f} ms per step"
-        change += f" ({after / before - 1:+.1%})" if before else ""
-        pace = result.data.get("pace")
-        if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
-            before, after = (pace.array("step_ns") / 1e6).tolist()
-            change += (
-                f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
-            )
-        return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
+        return Report((result,), f"tracelens diff: {headline(result)}", meta, result_summary(result))
 
 
 diff = function_of("diff", DiffRequest)
@@ -210,11 +199,7 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         from tracelens.compare.gate import GateSettings, settings
 
         options = self.options(GateSettings() if self.config is None else settings(os.fspath(self.config)))
-        base, candidate = self.sides()
-        verdict = self.judged(base, candidate, options)
-        if self.why and verdict.verdict != "pass":
-            verdict, _ = self.explained(verdict, base, candidate)
-        return verdict
+        return self.outcome(options, [*self.sides()], self.why)[0]
 
     def options(self, file: GateSettings) -> GateOptions:
         """What is judged by, where a file has these settings."""
@@ -228,11 +213,19 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
             yield gate_side(recordings, traces, self.scope, self.partial, graphs, self.progress)
 
-    def judged(self, base: GateSide, candidate: GateSide, options: GateOptions) -> Verdict:
-        """The verdict without its causes."""
-        from tracelens.compare.gate import gate
+    def outcome(
+        self, options: GateOptions, sides: Sequence[GateSide], why: bool, compared: bool = False
+    ) -> tuple[Verdict, Report | None]:
+        """The verdict, and with `why` the largest causes of the difference where something is wrong.
 
-        return gate(
+        Also the diff that tells them, with `compared` where nothing is wrong, too. Of several runs of a side
+        with traces the typical one counts: whose step time is nearest to their mean. Where a side has no
+        traces, the causes are the largest moves among its metrics, and there is no diff.
+        """
+        from tracelens.compare.gate import gate, of_diff, of_metrics
+
+        base, candidate = sides
+        verdict = gate(
             base.side,
             candidate.side,
             options.rules,
@@ -241,39 +234,30 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
             confidence=options.confidence,
             min_effect=options.min_effect,
         )
-
-    def explained(
-        self, verdict: Verdict, base: GateSide, candidate: GateSide
-    ) -> tuple[Verdict, Report | None]:
-        """The verdict with the largest causes of the difference, and the diff that tells them.
-
-        Of several runs of a side with traces the typical one counts: whose step time is nearest to their
-        mean. Where a side has no traces, the causes are the largest moves among its metrics, and there is no
-        diff.
-        """
-        from tracelens.compare.gate import of_diff, of_metrics
-
+        is_wrong = why and verdict.verdict != "pass"
+        if not is_wrong and not compared:
+            return verdict, None
         typical: list[Source] = []
-        for side in (base, candidate):
-            traced = [number for number, source in enumerate(side.sources) if source is not None]
-            times = [float(side.side.runs[number].each_step("step.time").mean()) for number in traced]
-            if traced:
-                distance = {
-                    number: abs(time - mean(times)) for number, time in zip(traced, times, strict=True)
-                }
-                nearest = side.sources[min(traced, key=distance.__getitem__)]
-                typical += [] if nearest is None else [nearest]
+        for side in sides:
+            traced = [
+                (float(run.each_step("step.time").mean()), source)
+                for run, source in zip(side.side.runs, side.sources, strict=True)
+                if source is not None
+            ]
+            middle = mean(time for time, _ in traced) if traced else 0.0
+            nearest = min(traced, key=lambda timed: abs(timed[0] - middle), default=None)
+            typical += [nearest[1]] if nearest else []
+        report = None
         if len(typical) == 2:
             captures, twins = zip(base.graphs, candidate.graphs, strict=True)
-            try:
-                compared = diff(
+            with suppress(TracelensError):  # runs with metrics of the host only
+                report = diff(
                     *typical, partial=self.partial, captures=captures, twin=twins, progress=self.progress
                 )
-            except TracelensError:  # runs with metrics of the host only
-                pass
-            else:
-                return verdict.because(of_diff(compared["diff"])), compared
-        return verdict.because(of_metrics(base.side, candidate.side)), None
+        if not is_wrong:
+            return verdict, report
+        causes = of_diff(report["diff"]) if report else of_metrics(base.side, candidate.side)
+        return verdict.because(causes), report
 
 
 gate = function_of("gate", GateRequest)
@@ -330,15 +314,7 @@ def gate_side(
     graphs: GraphSources = BESIDE,
     progress: Progress = quiet,
 ) -> GateSide:
-    """One side of a gate, from runs, traces, saved reports or a stored baseline.
-
-    Args:
-        recordings: one, or several of one program.
-        traces: expanded paths, these among them.
-        scope: as for `gate`.
-        partial: as for `gate`.
-        graphs: captures and twin from which graph launches of this side are attributed.
-        progress: as for `gate`.
+    """One side of a gate, from runs, traces, saved reports or a stored baseline of one program.
 
     Raises:
         TracelensError: there is none, or it cannot be read.
@@ -378,49 +354,8 @@ def gate_side(
         raise TracelensError("a side has no run; pass at least one")
     if len(parts) == 1:
         return parts[0]
-    runs = tuple(run for part in parts for run in part.side.runs)
-    history = tuple(group for part in parts for group in part.side.history)
-    sources = tuple(source for part in parts for source in part.sources)
-    return GateSide(
-        Side(runs, history), sources, graphs, tuple(failure for part in parts for failure in part.failures)
+    runs, history, sources, failures = (
+        tuple(item for part in parts for item in attrgetter(name)(part))
+        for name in ("side.runs", "side.history", "sources", "failures")
     )
-
-
-def comment(verdict: Verdict) -> str:
-    """The verdict in Markdown: what it is, the rules in a table, the largest causes; few lines."""
-    from tracelens.compare.gate import cause_text, headline, in_order, interval_text, knowledge, limited
-    from tracelens.rendering.formats import escaped
-    from tracelens.units import amount
-
-    def cell(text: str) -> str:
-        return escaped(text if len(text) <= _COMMENT_WIDTH else f"{text[: _COMMENT_WIDTH - 1]}…")
-
-    sides = f"({cell(verdict.candidate)} against {cell(verdict.base)})"
-    lines = [f"**tracelens gate: {escaped(headline(verdict))}** {sides}", ""]
-    if known := knowledge(verdict):
-        lines += [escaped(known), ""]
-    outcomes = in_order(verdict)
-    if outcomes:
-        lines += ["| result | rule | base | candidate | measured | interval |", "|---|---|---|---|---|---|"]
-    for outcome in outcomes[:_COMMENT_RULES]:
-        texts = (
-            outcome.status,
-            str(outcome.rule),
-            amount(outcome.base, outcome.unit),
-            amount(outcome.candidate, outcome.unit),
-            limited(outcome, outcome.interval.estimate),
-            interval_text(outcome) or "-",
-        )
-        lines.append(f"| {' | '.join(map(cell, texts))} |")
-    if (more := len(outcomes) - _COMMENT_RULES) > 0:
-        lines += ["", f"{more} more rules: the last are {outcomes[-1].status}."]
-    if verdict.causes:
-        causes = [f"- {cell(cause_text(cause))}" for cause in verdict.causes]
-        lines += ["", "Largest causes, per step:", *causes]
-    skips = [f"{skip.subject}: {skip.reason}" for skip in verdict.skips]
-    room = min(_COMMENT_NOTES, COMMENT_LINES - len(lines) - 1)
-    if skips and room > 0:
-        if len(skips) > room:
-            skips[room - 1 :] = [f"{len(skips) - room + 1} more notes are in the full report"]
-        lines += ["", *(f"- {cell(text)}" for text in skips[:room])][: COMMENT_LINES - len(lines)]
-    return "\n".join(lines) + "\n"
+    return GateSide(Side(runs, history), sources, graphs, failures)

@@ -241,8 +241,10 @@ def render(report: Report | Result | Verdict, path: StrPath) -> None:
     write(as_report(report), os.fspath(path))
 
 
-def as_report(renderable: Report | Result | Verdict) -> Report:
-    """A result or verdict as a report of its own; a report unchanged."""
+def as_report(
+    renderable: Report | Result | Verdict, title: str = "", inputs: Sequence[str] | None = None
+) -> Report:
+    """A result or verdict as a report of its own, `tracelens {title}`; a report unchanged."""
     from tracelens.table import Report, Result
 
     if isinstance(renderable, Report):
@@ -250,7 +252,8 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
     if isinstance(renderable, Result):
         from tracelens.rendering.summary import result_summary
 
-        title, meta = f"tracelens {renderable.analyzer}", {"version": __version__}
+        meta = {"version": __version__} | ({} if inputs is None else {"inputs": list(inputs)})
+        title = f"tracelens {title or renderable.analyzer}"
         return Report((renderable,), title, meta, result_summary(renderable))
     from tracelens.compare.gate import report
 

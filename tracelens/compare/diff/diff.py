@@ -628,3 +628,15 @@ def unattributed(rows: dict[str, Any]) -> list[Skip]:
                 )
             )
     return skips
+
+
+def headline(result: Result) -> str:
+    """The change of the step time in a few words."""
+    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
+    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
+    change += f" ({after / before - 1:+.1%})" if before else ""
+    pace = result.data.get("pace")
+    if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
+        before, after = (pace.array("step_ns") / 1e6).tolist()
+        change += f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
+    return change

@@ -14,14 +14,10 @@ from tracelens.compare.gate.runs import (
 )
 from tracelens.compare.gate.verdict import (
     TABLES,
-    cause_text,
     commands,
+    comment,
     headline,
-    in_order,
-    interval_text,
     junit,
-    knowledge,
-    limited,
     report,
 )
 
@@ -37,16 +33,12 @@ __all__ = [
     "Verdict",
     "add_to_baseline",
     "baseline_side",
-    "cause_text",
     "commands",
+    "comment",
     "from_result",
     "gate",
     "headline",
-    "in_order",
-    "interval_text",
     "junit",
-    "knowledge",
-    "limited",
     "of_diff",
     "of_metrics",
     "read_baseline",

@@ -35,7 +35,6 @@ _FEW = 9
 
 _NAME_COLUMNS = 34
 _EXAMPLES = re.compile(r"^Examples:\n", re.MULTILINE)
-_WORDS = {int: "NUMBER", float: "NUMBER"}
 
 Given = NewType("Given", frozenset[str])
 """Names of the options that have a value on the command line, as a parameter of a command."""
@@ -83,7 +82,8 @@ def _parameter(item: Declared) -> inspect.Parameter:
     known = item.option
     words = completion.of(known.complete) if known.complete else None
     default = inspect.Parameter.empty if item.default is MISSING else item.default
-    shared: dict[str, Any] = {"help": known.help, "metavar": known.metavar, "autocompletion": words}
+    metavar = known.metavar or ("N" if item.kind in (int, int | None) else None)
+    shared: dict[str, Any] = {"help": known.help, "metavar": metavar, "autocompletion": words}
     if known.argument:
         info = typer.Argument(show_default=False, **shared)
     else:
@@ -243,7 +243,7 @@ def _word(param: Any, ctx: Any) -> str:
     kind = param.type_descriptor
     if kind.is_choice:
         return str(param.display_type(ctx)).strip("<>").removeprefix("list[").removesuffix("]")
-    word = _WORDS.get(kind.annotation, "PATH" if kind.is_path else "TEXT")
+    word = "NUMBER" if kind.annotation is float else "PATH" if kind.is_path else "TEXT"
     return param.name.upper() if isinstance(param, TyperArgument) else word
 
 

@@ -86,8 +86,8 @@ class Verification(OptionGroup, panel=RUN):
     device: Literal["cuda", "cpu"] | None = option(
         "Where to run.", default=None, shown="the GPU if there is one"
     )
-    iters: int | None = option("Timed calls per script.", metavar="N", default=None, shown="50")
-    max_bytes: int | None = option("Scale collective messages down to N bytes.", metavar="N", default=None)
+    iters: int | None = option("Timed calls per script.", default=None, shown="50")
+    max_bytes: int | None = option("Scale collective messages down to N bytes.", default=None)
     only: str = option("Only scripts with this text in name, op or shapes.", metavar="STRING", default="")
     tolerance: float = option(
         "Allowed relative deviation from the traced time.", VERDICT, metavar="SHARE", default=0.1
@@ -96,7 +96,6 @@ class Verification(OptionGroup, panel=RUN):
     timeout: float = option("Time limit per script, in seconds.", metavar="SECONDS", default=180.0)
     ranks: int | None = option(
         "Skip collectives with more than N ranks.",
-        metavar="N",
         default=None,
         min=1,
         shown="the number of GPUs, or 8 on the CPU",

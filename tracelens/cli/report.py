@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracelens.cli.command import command
-from tracelens.cli.output import (
-    Full,
-    Json,
-    ReadLimits,
-    Written,
-    check_complete,
-    print_report,
-    progress,
-    say,
-)
+from tracelens.cli.output import Full, Json, ReadLimits, Written, check_complete, print_report, progress, say
 from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
 
 ROWS = 40
@@ -26,11 +17,7 @@ class Analyzers(OptionGroup, panel=RUN):
     """Which analyzers run."""
 
     only: list[str] | None = option(
-        "Run only this analyzer. Repeatable.",
-        metavar="NAME",
-        default=None,
-        shown="all",
-        complete="analyzers",
+        "Run only this analyzer. Repeatable.", metavar="NAME", default=None, shown="all", complete="analyzers"
     )
 
 

@@ -33,7 +33,7 @@ class Workload(OptionGroup, panel=MODEL):
         "The model (`tracelens list models`).", metavar="MODEL", default="tiny", complete="models"
     )
     layers: int | None = option(
-        "Number of layers, to make a large model fit.", metavar="N", default=None, shown="those of the model"
+        "Number of layers, to make a large model fit.", default=None, shown="those of the model"
     )
     assignments: list[str] | None = option(
         "Override a field of the model: --set top_k=4. Repeatable.",
@@ -74,7 +74,7 @@ class TrainingSteps(OptionGroup, panel=RECORDING):
     """How long it is trained, and what is recorded of it."""
 
     steps: int = option(
-        "Train at least this many steps, and to the end of the recording.", "Options", metavar="N", default=10
+        "Train at least this many steps, and to the end of the recording.", "Options", default=10
     )
     profile_start: int = option("First recorded step, counted from 0.", metavar="STEP", default=8)
     profile_end: int = option("The step after the last recorded one.", metavar="STEP", default=10)
@@ -216,8 +216,8 @@ class LadderOptions(OptionGroup, panel=LADDER):
     without: list[str] | None = option(
         "Leave this rung out. Repeatable.", metavar="NAME", default=None, complete=_rung_names
     )
-    timed: int = option("Timed steps per rung, without the profiler.", metavar="N", default=10)
-    recorded: int = option("TraceTarget steps per rung.", metavar="N", default=3)
+    timed: int = option("Timed steps per rung, without the profiler.", default=10)
+    recorded: int = option("TraceTarget steps per rung.", default=3)
 
     def rungs(self) -> tuple[tuple[LadderRung, ...], bool]:
         """The rungs, and whether they are custom."""
@@ -307,17 +307,14 @@ class ServedModel(Workload):
         metavar="FIELD=VALUE",
         default=None,
     )
-    ranks: int = option("Ranks, each with its own requests.", MODEL, metavar="N", default=1)
+    ranks: int = option("Ranks, each with its own requests.", MODEL, default=1)
 
 
 class ServingTime(OptionGroup, panel=RECORDING):
     """How long it is served, and what is recorded of it."""
 
     ticks: int = option(
-        "Run at least this many forward passes, and to the end of the recording.",
-        "Options",
-        metavar="N",
-        default=64,
+        "Run at least this many forward passes, and to the end of the recording.", "Options", default=64
     )
     profile_start: int = option("First recorded tick, counted from 0.", metavar="TICK", default=48)
     profile_end: int = option("The tick after the last recorded one.", metavar="TICK", default=56)

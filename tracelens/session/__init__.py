@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.session.comparison import (
-        RULES,
-        BaselineRequest,
-        DiffRequest,
-        GateRequest,
-        diff,
-        gate,
-    )
+    from tracelens.session.comparison import RULES, BaselineRequest, DiffRequest, GateRequest, diff, gate
     from tracelens.session.projections import (
         SEARCH,
         BoundsRequest,

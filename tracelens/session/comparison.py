@@ -281,19 +281,12 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
         type=list[str],
     )
     path: str = option(
-        "The baseline, created or extended.",
-        OUTPUT,
-        name="output",
-        flags=("-o", "--output"),
-        metavar="FILE",
+        "The baseline, created or extended.", OUTPUT, name="output", flags=("-o", "--output"), metavar="FILE"
     )
     commit: str | None = option(
-        "Version of the program.",
-        metavar="ID",
-        default=None,
-        shown="$GITHUB_SHA or $CI_COMMIT_SHA",
+        "Version of the program.", metavar="ID", default=None, shown="$GITHUB_SHA or $CI_COMMIT_SHA"
     )
-    keep: int = option("Keep at most this many runs; drops the oldest first.", default=20)
+    keep: int = option("Keep at most this many runs; drops the oldest first.", metavar="NUMBER", default=20)
 
     def answer(self) -> tuple[bytes, int]:
         """The content of the file, and how many runs it has."""

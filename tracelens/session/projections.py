@@ -55,7 +55,7 @@ MODEL = CommandOption(
     type=str,
     complete="models",
 )
-GPUS = CommandOption(help="GPUs of the run.", panel=LAYOUT, metavar="N", min=1)
+GPUS = CommandOption(help="GPUs of the run.", panel=LAYOUT, min=1)
 PP = _number(
     "Pipeline stages. With --search, this and the sizes below may be lists: 8,16.",
     LAYOUT,
@@ -67,7 +67,7 @@ CP = _number("GPUs that share a sequence.", LAYOUT, _FILE_OR_1)
 TP = _number("GPUs that share each dense matrix.", LAYOUT, _FILE_OR_1)
 VPP = _number("Model chunks per stage (interleaved pipeline).", LAYOUT, _FILE_OR_1)
 MBS = _number("Sequences per micro-batch.", TRAINING, "as in the model")
-SEQ = CommandOption(help="Tokens per sequence.", panel=TRAINING, metavar="N", min=1, shown="as in the model")
+SEQ = CommandOption(help="Tokens per sequence.", panel=TRAINING, min=1, shown="as in the model")
 RECOMPUTE = CommandOption(
     help="Recompute in the backward pass: none, attention (of each layer), full (each layer), or layers as "
     "in 0,1,2; in Megatron-core also moe, moe_act or mla_up_proj. With --search, what to try: none, full, or "
@@ -184,7 +184,6 @@ class MemorySizes(OptionGroup):
     micro_batches: int | None = option(
         "Micro-batches per step on each data-parallel rank; beyond 2 x pp, more add no memory.",
         TRAINING,
-        metavar="N",
         default=None,
         min=1,
         shown="2 x pp in a pipeline",
@@ -262,11 +261,7 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
         RECOMPUTE, doc='layers per chunk to recompute, like "none,2,full".', type=str | None, default=()
     )
     global_batch: int | None = option(
-        "Sequences per step on all GPUs.",
-        metavar="N",
-        default=None,
-        min=1,
-        shown="as in the model file, or 15360",
+        "Sequences per step on all GPUs.", default=None, min=1, shown="as in the model file, or 15360"
     )
     assume: Texts = option(ASSUME, default=())
     network: str = option(
@@ -275,9 +270,7 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
         default="",
         complete="networks",
     )
-    top: int = option(
-        "Layouts to show per device.", metavar="N", type=int | None, default=10, min=1, shown="10"
-    )
+    top: int = option("Layouts to show per device.", type=int | None, default=10, min=1, shown="10")
 
     def answer(self) -> Result:
         """The layouts, ranked."""
@@ -383,7 +376,6 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
     )
     pp: int | None = option(
         "Pipeline stages.",
-        metavar="N",
         default=None,
         min=1,
         shown="as in the model file, or one expert group of the largest --ep each",
@@ -393,12 +385,7 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
     tp: int | None = option(TP, type=int | None, default=None, min=1)
     mbs: int | None = option(MBS, type=int | None, default=None, min=1, shown="as in the model, or 1")
     micro_batches: int | None = option(
-        "Micro-batches per step on each data-parallel rank.",
-        TRAINING,
-        metavar="N",
-        default=None,
-        min=1,
-        shown="4 x pp",
+        "Micro-batches per step on each data-parallel rank.", TRAINING, default=None, min=1, shown="4 x pp"
     )
     seq: int | None = option(SEQ, default=None)
     recompute: str | None = option(
@@ -436,15 +423,15 @@ class BubbleRequest(ApiRequest["Result"], panel="Pipeline"):
         TracelensError: sizes that do not divide each other.
     """
 
-    pp: int = option("Pipeline stages.", metavar="N", kw_only=False)
-    global_tokens: int = option("Tokens per step on all GPUs.", metavar="N", kw_only=False)
-    nodes: int = option("Number of nodes.", metavar="N", kw_only=False)
-    seq: int = option("Tokens per sequence.", metavar="N", default=4096)
-    mbs: int = option("Sequences per micro-batch.", metavar="N", default=1)
-    vpp: int = option("Model chunks per stage.", metavar="N", default=1)
-    gpus_per_node: int = option("GPUs per node.", metavar="N", default=8)
-    cp: int = option("Ranks that share a sequence.", metavar="N", default=1)
-    tp: int = option("Ranks that share each matrix.", metavar="N", default=1)
+    pp: int = option("Pipeline stages.", kw_only=False)
+    global_tokens: int = option("Tokens per step on all GPUs.", kw_only=False)
+    nodes: int = option("Number of nodes.", kw_only=False)
+    seq: int = option("Tokens per sequence.", default=4096)
+    mbs: int = option("Sequences per micro-batch.", default=1)
+    vpp: int = option("Model chunks per stage.", default=1)
+    gpus_per_node: int = option("GPUs per node.", default=8)
+    cp: int = option("Ranks that share a sequence.", default=1)
+    tp: int = option("Ranks that share each matrix.", default=1)
 
     def answer(self) -> Result:
         """The bubble."""
@@ -478,17 +465,12 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         shown="1f1b, and interleaved with --vpp",
         complete="schedules",
     )
-    pp: int | None = option("Pipeline stages.", metavar="N", default=None, min=1)
-    micro_batches: int | None = option(
-        "Micro-batches per step on each rank (GA).", metavar="N", default=None, min=1
-    )
-    vpp: int | None = option(
-        "Model chunks per stage, for interleaved schedules.", metavar="N", default=None, min=1
-    )
+    pp: int | None = option("Pipeline stages.", default=None, min=1)
+    micro_batches: int | None = option("Micro-batches per step on each rank (GA).", default=None, min=1)
+    vpp: int | None = option("Model chunks per stage, for interleaved schedules.", default=None, min=1)
     turn: int = option(
         "Micro-batches per turn through a chunk, for interleaved schedules.",
         doc="micro-batches per turn through a chunk, for interleaved schedules; `pp` by default.",
-        metavar="N",
         default=0,
         min=0,
         shown="--pp",
@@ -535,7 +517,6 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         "Layers of the model, if neither --model nor the trace says.",
         MEASURED,
         doc="of the model, if neither `model` nor annotations of the trace tell.",
-        metavar="N",
         default=0,
         min=0,
         shown=None,
@@ -551,14 +532,12 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
     device: str | None = option(
         "Device for the roofline.", MODELED, metavar="NAME", default=None, complete="devices"
     )
-    gpus: int | None = option(
-        "GPUs of the run.", MODELED, metavar="N", default=None, min=0, shown="one per stage"
-    )
-    ep: int | None = option("Ranks that share the experts.", MODELED, metavar="N", default=None)
-    tp: int | None = option("Ranks that share each matrix.", MODELED, metavar="N", default=None)
-    cp: int | None = option("Ranks that share a sequence.", MODELED, metavar="N", default=None)
-    seq: int | None = option("Tokens per sequence.", MODELED, metavar="N", default=None)
-    mbs: int | None = option("Sequences per micro-batch.", MODELED, metavar="N", default=None)
+    gpus: int | None = option("GPUs of the run.", MODELED, default=None, min=0, shown="one per stage")
+    ep: int | None = option("Ranks that share the experts.", MODELED, default=None)
+    tp: int | None = option("Ranks that share each matrix.", MODELED, default=None)
+    cp: int | None = option("Ranks that share a sequence.", MODELED, default=None)
+    seq: int | None = option("Tokens per sequence.", MODELED, default=None)
+    mbs: int | None = option("Sequences per micro-batch.", MODELED, default=None)
     settings: Texts = option(
         SETTINGS,
         MODELED,
@@ -692,10 +671,8 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
         shown="without any shape, those of the AMD Developer Challenge 2025",
     )
     dtype: str = option("Element type of these shapes.", metavar="TYPE", default="bf16")
-    nodes: int | None = option(
-        "Nodes of the all-reduce.", MACHINE, metavar="N", default=None, min=1, shown="2"
-    )
-    gpus_per_node: int = option("GPUs per node.", MACHINE, metavar="N", default=8, min=1)
+    nodes: int | None = option("Nodes of the all-reduce.", MACHINE, default=None, min=1, shown="2")
+    gpus_per_node: int = option("GPUs per node.", MACHINE, default=8, min=1)
     assume: Texts = option(
         "A rate or latency, as in nic_bytes_per_s=25e9; the result lists all. Repeatable.",
         MACHINE,

@@ -325,8 +325,4 @@ def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
     """Inputs, ranks and devices of a report."""
     from tracelens.analysis.common import device_names
 
-    return {
-        "inputs": [meta.path for meta in metas],
-        "ranks": list(ranks),
-        "devices": device_names(metas),
-    }
+    return {"inputs": [meta.path for meta in metas], "ranks": list(ranks), "devices": device_names(metas)}

@@ -8,8 +8,8 @@ also does the work: `answer`.
     class BubbleRequest(ApiRequest[Result], panel="Pipeline"):
         '''The idle share of a pipeline, in closed form.'''
 
-        pp: int = option("Pipeline stages.", metavar="N", kw_only=False)
-        seq: int = option("Tokens per sequence.", metavar="N", default=4096)
+        pp: int = option("Pipeline stages.", kw_only=False)
+        seq: int = option("Tokens per sequence.", default=4096)
 
         def answer(self) -> Result: ...
 
@@ -58,7 +58,7 @@ class CommandOption:
     shown: str | None = (
         ""  # what a help page says of the default; "" for the default itself, None for nothing
     )
-    metavar: str | None = None
+    metavar: str | None = None  # N for whole numbers
     min: float | None = None
     max: float | None = None
     complete: (

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.comparison import diff
-from tracelens.session.reading import (
-    PATHS,
-    STEP,
-    Partial,
-    Rooflines,
-    Source,
-    loaded,
-)
+from tracelens.session.reading import PATHS, STEP, Partial, Rooflines, Source, loaded
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
 
 if TYPE_CHECKING:
@@ -150,7 +143,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         "Write at most this many scripts, for the calls with the longest total time; 0 for all.",
         SCRIPTS,
         doc="number of scripts, longest total time first; None for all.",
-        metavar="N",
         type=int,
         convert=lambda count: count or None,
         default=20,
@@ -183,7 +175,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
     row: int = option(
         "With --diff, only this row of 'What changed' in `tracelens diff BASE PATH`.",
         doc="of the table changes of `tracelens.diff(base, run)`.",
-        metavar="N",
         default=1,
         min=1,
     )
@@ -191,16 +182,11 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         "Write whole MoE layers instead, one script per direction.", SCRIPTS, default=False
     )
     max_elements: int | None = option(
-        "Scale sizes down until no tensor has more than N elements.",
-        SCRIPTS,
-        metavar="N",
-        default=None,
-        min=1,
+        "Scale sizes down until no tensor has more than N elements.", SCRIPTS, default=None, min=1
     )
     first_ranks: int | None = option(
         "Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
         SCRIPTS,
-        metavar="N",
         default=None,
     )
 

@@ -103,9 +103,7 @@ _STEP = Column("step", "category", doc="the step that launched it: name of its m
 _PROGRAM = (
     Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
     Column(
-        "layer",
-        "int64",
-        doc="among the MoE layers of all chunks of the rank, from 0; missing outside them",
+        "layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0; missing outside them"
     ),
     Column("microbatch", "int64", doc="of the MoE layer, in the step, from 0; missing outside MoE layers"),
     Column(

@@ -11,14 +11,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.limits import set_limits
 from tracelens.printable import printable
 from tracelens.read import TraceFiles
-from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, as_report, option
+from tracelens.session import (
+    OUTPUT,
+    READING,
+    ApiRequest,
+    CommandOption,
+    OptionGroup,
+    Progress,
+    as_report,
+    option,
+)
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
@@ -132,39 +141,29 @@ def files_of(*names: object) -> list[str]:
     return [str(name) for name in names if name and Path(str(name)).is_file()]
 
 
-class StatusLine:
-    """A line on stderr for work that takes a while, if stderr is a terminal."""
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A line on stderr for work that takes a while, if stderr is a terminal; also an error clears it."""
+    started, status = time.monotonic(), None
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._status: Any = None
-
-    def __call__(self, text: str) -> None:
-        if self._status is None and sys.stderr.isatty() and time.monotonic() - self._started > PATIENCE_S:
+    def show(text: str) -> None:
+        nonlocal status
+        if status is None and sys.stderr.isatty() and time.monotonic() - started > PATIENCE_S:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("")
-            self._status.start()
-        if self._status is not None:
+            status = Console(stderr=True).status("")
+            status.start()
+        if status is not None:
             from rich.text import Text
 
             # A path may look like markup: [red], [link=...], :smile:.
-            self._status.update(Text(printable(text)))
+            status.update(Text(printable(text)))
 
-    def stop(self) -> None:
-        """Clear it."""
-        if self._status is not None:
-            self._status.stop()
-
-
-@contextmanager
-def progress() -> Iterator[StatusLine]:
-    """Progress that is cleared at the end, also by an error."""
-    line = StatusLine()
     try:
-        yield line
+        yield show
     finally:
-        line.stop()
+        if status is not None:
+            status.stop()
 
 
 def answer(request: ApiRequest[R]) -> R:

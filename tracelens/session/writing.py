@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from tracelens.trace import Run
 
 CALLS, SCRIPTS = "Calls to replay", "Scripts"
-_RANKS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
 class FuseRequest(Partial, ApiRequest[None]):
@@ -60,43 +58,16 @@ class FuseRequest(Partial, ApiRequest[None]):
     def answer(self) -> None:
         """Write the file."""
         from tracelens.analysis.comm import align_run
-        from tracelens.merge import check_suffix, fuse
-        from tracelens.trace import Run
+        from tracelens.merge import check_suffix, fuse, read_ranks, with_ranks
 
         check_suffix(self.path)
         spans = None if self.ranks is None else read_ranks(self.ranks)
-        run = loaded(self.run, partial=self.partial or spans is not None, progress=self.progress)
-        if spans is not None:
-            for low, high in spans:
-                missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
-                if missing is not None:
-                    has = ", ".join(map(str, run.ranks))
-                    raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
-            run = Run(
-                tuple(
-                    trace
-                    for trace in run.traces
-                    if any(low <= trace.meta.rank <= high for low, high in spans)
-                )
-            )
+        partial = self.partial or spans is not None
+        run = with_ranks(loaded(self.run, partial=partial, progress=self.progress), spans)
         self.progress("aligning clocks")
         aligned = align_run(run)
         shift, waits = aligned.shift, aligned.waits()
         fuse(run, self.path, offsets=shift, waits=waits, cpu=self.cpu, progress=self.progress)
-
-
-def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
-    if not isinstance(ranks, str):
-        return [(rank, rank) for rank in ranks]
-    spans = []
-    for part in ranks.split(","):
-        match = _RANKS.fullmatch(part)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if high < low:
-            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
-        spans.append((low, high))
-    return spans
 
 
 class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):

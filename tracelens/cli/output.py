@@ -82,13 +82,17 @@ class Written(OptionGroup):
 
         Args:
             made: a report, or the result of `tracelens {title}`.
-            title: of a result.
+            title: of a result; by default as it says itself.
             inputs: that a result is from.
             full: print all of it, not only the first screen.
         """
+        from tracelens.rendering.summary import result_title
         from tracelens.session import render
+        from tracelens.table import Result
 
-        report, json = as_report(made, title, inputs), isinstance(self, Json) and self.json
+        if isinstance(made, Result):
+            made = as_report(made, title or result_title(made), inputs)
+        report, json = made, isinstance(self, Json) and self.json
         for path in self.output or ():
             with progress() as line:
                 line(f"writing {path}")

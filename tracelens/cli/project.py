@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tracelens.cli.command import Given, command
@@ -66,9 +67,8 @@ def whatif(
         tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
         tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    device, device_file = rooflines.device, rooflines.device_file
-    file = None if device_file is None else str(device_file)
-    out.check([file], change.paths)
+    device, file = rooflines.device, rooflines.device_file
+    out.check([None if file is None else str(file)], change.paths)
     from tracelens.analysis.common import choose_device
     from tracelens.what_if import parse_request
     from tracelens.what_if import whatif as replayed
@@ -78,7 +78,7 @@ def whatif(
     for text in scenarios:
         parse_request(text)
     with progress() as line:
-        run = loaded(change.paths, partial=reading.partial, progress=line, graphs=reading.graphs)
+        run = loaded(change.paths, None, replace(reading, progress=line))
         result = replayed(
             run,
             scenarios,

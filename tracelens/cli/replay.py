@@ -21,7 +21,7 @@ from tracelens.cli.output import (
     say,
 )
 from tracelens.read import TraceFiles
-from tracelens.session import RUN, Graphs, OptionGroup, Reading, ReplayRequest, as_report, option
+from tracelens.session import RUN, Graphs, OptionGroup, ReplayRequest, as_report, loaded, option
 
 VERDICT = "Verdict"
 
@@ -62,14 +62,11 @@ def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> 
 
     traces, base = request.run, request.base
     assert isinstance(traces, TraceFiles)
-    device_file = None if request.device_file is None else str(request.device_file)
-    inputs = [*traces.paths, *(base.paths if isinstance(base, TraceFiles) else ()), device_file]
-    check(str(request.folder), filter(None, inputs), traces)
-    choose_device(request.device, device_file)
+    inputs = [*traces.paths, *(base.paths if isinstance(base, TraceFiles) else ()), request.device_file]
+    check(str(request.folder), map(str, filter(None, inputs)), traces)
+    choose_device(request.device, request.device_file)
     with progress() as line:
-        files, graphs = traces.all(), reading.graphs
-        with Reading(files, partial=request.partial, progress=line, graphs=graphs) as processes:
-            run = processes.run()
+        run = loaded(traces, None, replace(reading, progress=line))
         result = replace(request, run=run, progress=line).answer()
     title = f"replay: {len(result.data['scripts'])} scripts, {result.meta['fraction']:.1%} of GPU time"
     report = as_report(result, title, [trace.meta.path for trace in run.traces])
@@ -134,13 +131,9 @@ def verify(scripts: Verification, out: VerifyDelivery) -> None:
     with progress() as line:
         result = run_all(
             folder,
-            device=scripts.device,
-            iters=scripts.iters,
-            max_bytes=scripts.max_bytes,
-            tolerance=scripts.tolerance,
+            **scripts.values("device", "iters", "max_bytes", "tolerance", "ranks"),
             python=scripts.python or None,
             timeout_s=scripts.timeout,
-            ranks=scripts.ranks,
             only=re.compile(re.escape(scripts.only)) if scripts.only else None,
             progress=line,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tracelens.cli.command import command
@@ -76,8 +77,7 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOpti
 
 def _reporting(traces: Traces, line: Progress) -> Reporting:
     """The traces, and the processes that read them."""
-    files = traces.paths.all()
-    return Reporting(files, partial=traces.partial, dask=traces.dask, progress=line, graphs=traces.graphs)
+    return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask)
 
 
 def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:

@@ -12,20 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
 from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import STEP, GraphsOfSides, Partial, Scoped, Source, loaded
+from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
-from tracelens.session.request import (
-    OUTPUT,
-    ApiRequest,
-    Progress,
-    StrPath,
-    Texts,
-    function_of,
-    keyword,
-    option,
-    quiet,
-)
+from tracelens.session.request import OUTPUT, ApiRequest, StrPath, Texts, function_of, keyword, option
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
@@ -211,7 +201,7 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
     def sides(self, traces: TraceFiles | None = None) -> Iterator[GateSide]:
         """The base, then the candidate; paths may be expanded already."""
         for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
-            yield gate_side(recordings, traces, self.scope, self.partial, graphs, self.progress)
+            yield gate_side(recordings, self.scope, self.reads(graphs), traces)
 
     def outcome(
         self, options: GateOptions, sides: Sequence[GateSide], why: bool, compared: bool = False
@@ -295,17 +285,12 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
         commit = self.commit
         if commit is None:
             commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
-        read = gate_side(self.recordings, None, self.scope, self.partial, BESIDE, self.progress)
+        read = gate_side(self.recordings, self.scope, self.reads())
         return add_to_baseline(self.path, read.side.runs, commit, self.keep)
 
 
 def gate_side(
-    recordings: Recording | Sequence[Recording],
-    traces: TraceFiles | None = None,
-    scope: Scope = "all",
-    partial: bool = False,
-    graphs: GraphSources = BESIDE,
-    progress: Progress = quiet,
+    recordings: Recording | Sequence[Recording], scope: Scope, reads: Graphs, traces: TraceFiles | None = None
 ) -> GateSide:
     """One side of a gate, from runs, traces, saved reports or a stored baseline of one program.
 
@@ -325,7 +310,9 @@ def gate_side(
     def read(item: Recording) -> GateSide:
         if isinstance(item, Report | Run):
             report = (
-                item if isinstance(item, Report) else report_run(item, GATED, scope=scope, progress=progress)
+                item
+                if isinstance(item, Report)
+                else report_run(item, GATED, scope=scope, progress=reads.progress)
             )
             name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
             return GateSide(measured(report, name), (None if isinstance(item, Report) else item,))
@@ -336,9 +323,9 @@ def gate_side(
         if (saved := read_saved(path)) is not None:
             return GateSide(Side((saved,)), (None,))
         files = (traces or TraceFiles()).of(path)
-        with Reporting(files, partial=partial, progress=progress, graphs=graphs) as reporting:
+        with Reporting(files, reads) as reporting:
             report = reporting.report(GATED, scope=scope)
-        return GateSide(measured(report, path), (path,), graphs, tuple(report.failures))
+        return GateSide(measured(report, path), (path,), reads.graphs, tuple(report.failures))
 
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
@@ -351,4 +338,4 @@ def gate_side(
         tuple(item for part in parts for item in attrgetter(name)(part))
         for name in ("side.runs", "side.history", "sources", "failures")
     )
-    return GateSide(Side(runs, history), sources, graphs, failures)
+    return GateSide(Side(runs, history), sources, reads.graphs, failures)

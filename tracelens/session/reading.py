@@ -61,9 +61,13 @@ class Partial(Reported, panel=READING):
 
     partial: bool = option("Accept missing ranks.", default=False)
 
+    def reads(self, graphs: GraphSources = BESIDE) -> Graphs:
+        """How the files of one run are read."""
+        return Graphs(partial=self.partial, progress=self.progress, **graphs._asdict())
+
     def loaded(self, source: Source, step: str | int | None = None, graphs: GraphSources = BESIDE) -> Run:
         """The run of a source, narrowed to a step if there is one."""
-        return loaded(source, step, partial=self.partial, progress=self.progress, graphs=graphs)
+        return loaded(source, step, self.reads(graphs))
 
 
 class Graphs(Partial, panel=READING):
@@ -173,28 +177,15 @@ class Traces(Graphs, panel=READING):
 
 
 class Reading:
-    """Files to read; the processes that decode them start at once, before heavy imports.
+    """Files of one job to read; the processes that decode them start at once, before heavy imports.
 
     with Reading(files) as reading:
         ...  # what the caller imports and checks, while the processes start up
         run = reading.run()
-
-    Args:
-        files: of one job, from `TraceFiles`.
-        partial: whether ranks may be missing.
-        progress: called with a line of text before each file.
-        graphs: captures and twin from which graph launches are attributed.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        *,
-        partial: bool = False,
-        progress: Progress = quiet,
-        graphs: GraphSources = BESIDE,
-    ) -> None:
-        self._files, self._graphs, self._partial, self._progress = files, graphs, partial, progress
+    def __init__(self, files: Sequence[str], reads: Graphs | None = None) -> None:
+        self._files, self._reads = files, reads or Graphs()
         self._children = Children(files)
 
     def __enter__(self) -> Reading:
@@ -214,26 +205,19 @@ class Reading:
         from tracelens.read import parse
         from tracelens.trace import make_run
 
-        traces, count = [], len(self._files)
+        traces, count, reads = [], len(self._files), self._reads
         with self._children as children:
             for number, file in enumerate(self._files, start=1):
-                self._progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(file, children.processes, self._graphs)
-        return make_run(traces, partial=self._partial)
+                reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
+                traces += parse(file, children.processes, reads.graphs)
+        return make_run(traces, partial=reads.partial)
 
 
-def loaded(
-    source: Source,
-    step: str | int | None = None,
-    *,
-    partial: bool = False,
-    progress: Progress = quiet,
-    graphs: GraphSources = BESIDE,
-) -> Run:
+def loaded(source: Source, step: str | int | None = None, reads: Graphs | None = None) -> Run:
     """The run of a source, narrowed to a step if there is one."""
     run = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
     if isinstance(run, TraceFiles):
-        with Reading(run.all(), partial=partial, progress=progress, graphs=graphs) as reading:
+        with Reading(run.all(), reads) as reading:
             run = reading.run()
     if step is None:
         return run

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracelens.errors import TracelensError
-from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import Reading, loaded
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Graphs, Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
 from tracelens.workers import start
@@ -42,35 +42,21 @@ class Reporting:
 
     Args:
         files: of one job, from `TraceFiles`.
-        partial: whether ranks may be missing.
+        reads: how they are read.
         dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
-        progress: called with a line of text as the work goes on.
-        graphs: captures and twin from which graph launches are attributed.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        *,
-        partial: bool = False,
-        dask: str | None = None,
-        progress: Progress = quiet,
-        graphs: GraphSources = BESIDE,
-    ) -> None:
-        self._files, self._partial, self._dask, self._progress = files, partial, dask, progress
-        self._graphs = graphs
+    def __init__(self, files: Sequence[str], reads: Graphs | None = None, *, dask: str | None = None) -> None:
+        self._files, self._reads, self._dask = files, reads or Graphs(), dask
         self._processes = ExitStack()
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            self._reading = self._processes.enter_context(self._read())
+            self._reading = self._processes.enter_context(Reading(files, self._reads))
         else:
             self._execute = self._processes.enter_context(start(files))
-
-    def _read(self) -> Reading:
-        return Reading(self._files, partial=self._partial, progress=self._progress, graphs=self._graphs)
 
     def __enter__(self) -> Reporting:
         return self
@@ -91,12 +77,11 @@ class Reporting:
         """Read and analyze the files; arguments and errors as for `report` and `load`."""
         from tracelens.analysis.serving import PHASES
 
-        plan = _plan(names, step, options)
+        plan, reads = _plan(names, step, options), self._reads
         if self._reading is not None:
-            return _report_run(self._reading.run(), plan, fork, self._progress)
+            return _report_run(self._reading.run(), plan, fork, reads.progress)
         if plan.step in PHASES:  # which steps are in it, all ranks tell together
-            with self._read() as reading:
-                return _report_run(reading.run(), plan, fork, self._progress)
+            return _report_run(loaded(TraceFiles(self._files), None, reads), plan, fork, reads.progress)
         from tracelens.workers import analyze_files
 
         portions, results = analyze_files(
@@ -104,9 +89,9 @@ class Reporting:
             [item.name for item in plan.analyzers],
             self._execute or self._processes.enter_context(start(self._files, self._dask)),
             step=plan.step,
-            partial=self._partial,
-            graphs=self._graphs,
-            progress=self._progress,
+            partial=reads.partial,
+            graphs=reads.graphs,
+            progress=reads.progress,
             **plan.options,
         )
         metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
@@ -221,8 +206,8 @@ def report_files(
         TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    files, graphs = TraceFiles(paths).all(), GraphSources(os.fspath(captures), os.fspath(twin))
-    with Reporting(files, partial=partial, dask=dask, progress=progress, graphs=graphs) as reporting:
+    reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
+    with Reporting(TraceFiles(paths).all(), reads, dask=dask) as reporting:
         return reporting.report(names, step=step, fork=fork, **options)
 
 

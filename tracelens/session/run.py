@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tracelens.read import GraphSources, TraceFiles
-from tracelens.session.reading import loaded
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Graphs, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.trace import Run as Traces
 from tracelens.trace import Scope
@@ -41,9 +41,8 @@ def load(
     Raises:
         ParseError: a file holds no intact trace, or two claim one rank; the message names them.
     """
-    graphs = GraphSources(os.fspath(captures), os.fspath(twin))
-    run = loaded(TraceFiles(paths), partial=partial, progress=progress, graphs=graphs)
-    return LoadedRun(run.traces)
+    reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
+    return LoadedRun(loaded(TraceFiles(paths), None, reads).traces)
 
 
 class LoadedRun(Traces):

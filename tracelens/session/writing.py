@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.comparison import diff
-from tracelens.session.reading import PATHS, STEP, Partial, Rooflines, Source, loaded
+from tracelens.session.reading import PATHS, STEP, Graphs, Partial, Rooflines, Source, loaded
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class FuseRequest(Partial, ApiRequest[None]):
         check_suffix(self.path)
         spans = None if self.ranks is None else read_ranks(self.ranks)
         partial = self.partial or spans is not None
-        run = with_ranks(loaded(self.run, partial=partial, progress=self.progress), spans)
+        run = with_ranks(loaded(self.run, None, replace(self.reads(), partial=partial)), spans)
         self.progress("aligning clocks")
         aligned = align_run(run)
         shift, waits = aligned.shift, aligned.waits()
@@ -191,7 +192,7 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
             raise TracelensError(f"no rank {self.rank} in the trace; it has {has}")
         changed: list[str] = []
         if self.base is not None:
-            base = loaded(self.base, partial=self.partial)
+            base = loaded(self.base, None, Graphs(partial=self.partial))
             changes = diff(base, run)["diff"].data["changes"]
             if not 1 <= self.row <= len(changes):
                 raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from statistics import mean
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
-from tracelens.read import BESIDE, GraphSources, TraceFiles
+from tracelens.read import TraceFiles
 from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
@@ -19,9 +17,8 @@ from tracelens.session.request import OUTPUT, ApiRequest, StrPath, Texts, functi
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
-    from tracelens.compare.gate import GateSettings, Side, Verdict
+    from tracelens.compare.gate import GateSettings, GateSide, Verdict
     from tracelens.compare.gate import Options as GateOptions
-    from tracelens.guard import Failure
     from tracelens.table import Report
     from tracelens.trace import Run, Scope
 
@@ -97,16 +94,6 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
 
 
 diff = function_of("diff", DiffRequest)
-
-
-@dataclass(frozen=True)
-class GateSide:
-    """One side of a gate as it was read."""
-
-    side: Side
-    sources: tuple[Source | None, ...]  # the traces of each run; None where there are only metrics
-    graphs: GraphSources = BESIDE  # from which its graph launches are attributed
-    failures: tuple[Failure, ...] = ()  # analyzers that failed
 
 
 class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
@@ -227,23 +214,12 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         is_wrong = why and verdict.verdict != "pass"
         if not is_wrong and not compared:
             return verdict, None
-        typical: list[Source] = []
-        for side in sides:
-            traced = [
-                (float(run.each_step("step.time").mean()), source)
-                for run, source in zip(side.side.runs, side.sources, strict=True)
-                if source is not None
-            ]
-            middle = mean(time for time, _ in traced) if traced else 0.0
-            nearest = min(traced, key=lambda timed: abs(timed[0] - middle), default=None)
-            typical += [nearest[1]] if nearest else []
+        typical = [source for side in sides if (source := side.typical) is not None]
         report = None
         if len(typical) == 2:
-            captures, twins = zip(base.graphs, candidate.graphs, strict=True)
             with suppress(TracelensError):  # runs with metrics of the host only
-                report = diff(
-                    *typical, partial=self.partial, captures=captures, twin=twins, progress=self.progress
-                )
+                reads = self.values("partial", "captures", "twin", "progress")
+                report = DiffRequest(*typical, **reads).answer()
         if not is_wrong:
             return verdict, report
         causes = of_diff(report["diff"]) if report else of_metrics(base.side, candidate.side)
@@ -297,45 +273,18 @@ def gate_side(
     Raises:
         TracelensError: there is none, or it cannot be read.
     """
-    from tracelens.compare.gate import Side, baseline_side, from_result, read_baseline, read_saved
+    from tracelens.compare.gate import read_side
     from tracelens.table import Report
     from tracelens.trace import Run
 
-    def measured(report: Report, name: str) -> Side:
-        version = str(report.meta.get("version", __version__))
-        steps = with_results(report)["steps"]
-        metrics = from_result(steps, name, version, report.meta.get("trust"), report.meta.get("setup"))
-        return Side((metrics,))
-
-    def read(item: Recording) -> GateSide:
-        if isinstance(item, Report | Run):
-            report = (
-                item
-                if isinstance(item, Report)
-                else report_run(item, GATED, scope=scope, progress=reads.progress)
-            )
-            name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
-            return GateSide(measured(report, name), (None if isinstance(item, Report) else item,))
-        path = os.fspath(item)
-        if (stored := read_baseline(path)) is not None:
-            side = baseline_side(stored, path)
-            return GateSide(side, (None,) * len(side.runs))
-        if (saved := read_saved(path)) is not None:
-            return GateSide(Side((saved,)), (None,))
-        files = (traces or TraceFiles()).of(path)
-        with Reporting(files, reads) as reporting:
-            report = reporting.report(GATED, scope=scope)
-        return GateSide(measured(report, path), (path,), reads.graphs, tuple(report.failures))
+    def measured(source: Run | str) -> Report:
+        if isinstance(source, Run):
+            report = report_run(source, GATED, scope=scope, progress=reads.progress)
+        else:
+            with Reporting((traces or TraceFiles()).of(source), reads) as reporting:
+                report = reporting.report(GATED, scope=scope)
+        return with_results(report)
 
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
-    parts = [read(item) for item in items]
-    if not parts:
-        raise TracelensError("a side has no run; pass at least one")
-    if len(parts) == 1:
-        return parts[0]
-    runs, history, sources, failures = (
-        tuple(item for part in parts for item in attrgetter(name)(part))
-        for name in ("side.runs", "side.history", "sources", "failures")
-    )
-    return GateSide(Side(runs, history), sources, reads.graphs, failures)
+    return read_side([with_results(item) if isinstance(item, Report) else item for item in items], measured)

@@ -161,10 +161,12 @@ class Trained(OptionGroup, panel=TRAINING):
 
     def assumptions(self, policy: Any = "layers") -> Assumptions:
         """What the memory depends on beside the configuration; raises TracelensError for unknown options."""
-        from tracelens.planner.options import memory_assumptions
+        from tracelens.planner import options
 
         names = ("framework", "optimizer", "imbalance", "overlap", "stage_buffers")
-        return memory_assumptions(self.megatron, self.precision, recompute=policy, **self.values(*names))
+        return options.memory_assumptions(
+            self.megatron, self.precision, recompute=policy, **self.values(*names)
+        )
 
 
 class MemorySizes(OptionGroup):
@@ -211,22 +213,18 @@ class MemoryRequest(Trained, MemorySizes, ApiRequest["Result"]):
 
     def answer(self) -> Result:
         """The memory of each layout."""
+        from tracelens.planner import options
         from tracelens.planner.memory import memory
-        from tracelens.planner.options import (
-            assignments,
-            chosen,
-            configurations,
-            recomputation,
-            reserved,
-            texts,
-        )
 
         names = ("pp", "vpp", "ep", "cp", "tp", "gpus", "mbs", "micro_batches", "seq")
-        policy, recomputed = recomputation(self.recompute)
-        assigned = assignments(self.values(*names), self.optimised, self.precision)
-        settings, assumptions = [*assigned, *recomputed, *texts(self.settings)], self.assumptions(policy)
-        runs = configurations(self.model, settings, self.layouts)
-        return memory(runs, assumptions, chosen(self.devices), reserved(self.reserve_gib))
+        policy, recomputed = options.recomputation(self.recompute)
+        assigned = options.assignments(self.values(*names), self.optimised, self.precision)
+        settings, assumptions = (
+            [*assigned, *recomputed, *options.texts(self.settings)],
+            self.assumptions(policy),
+        )
+        runs = options.configurations(self.model, settings, self.layouts)
+        return memory(runs, assumptions, options.chosen(self.devices), options.reserved(self.reserve_gib))
 
 
 project_memory = function_of("project_memory", MemoryRequest)
@@ -274,33 +272,25 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
 
     def answer(self) -> Result:
         """The layouts, ranked."""
-        from tracelens.planner.options import (
-            assignments,
-            chosen,
-            question,
-            reserved,
-            space,
-            step_machine,
-            texts,
-        )
+        from tracelens.planner import options
         from tracelens.planner.search import search
 
         assumptions = self.assumptions()
-        assigned = assignments({"seq": self.seq}, self.optimised, self.precision)
+        assigned = options.assignments({"seq": self.seq}, self.optimised, self.precision)
         axes = self.values("pp", "vpp", "ep", "cp", "tp", "mbs", "recompute")
-        spaces = [space(axes, text) for text in texts(self.layouts) or [""]]
-        if not (targets := chosen(self.devices)):
+        spaces = [options.space(axes, text) for text in options.texts(self.layouts) or [""]]
+        if not (targets := options.chosen(self.devices)):
             raise TracelensError(
                 "--search needs a device to fit: give --device; see `tracelens list devices`"
             )
-        asked = question(
+        asked = options.question(
             self.model,
-            [*assigned, *texts(self.settings)],
+            [*assigned, *options.texts(self.settings)],
             self.global_batch,
             gpus=self.gpus,
             memory=assumptions,
-            machine=step_machine(self.assume, self.imbalance, self.network, self.overlap),
-            reserve=reserved(self.reserve_gib),
+            machine=options.step_machine(self.assume, self.imbalance, self.network, self.overlap),
+            reserve=options.reserved(self.reserve_gib),
         )
         return search(asked, targets, spaces, self.top)
 
@@ -399,15 +389,15 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
 
     def answer(self) -> Result:
         """The projection for each number of GPUs that share the experts."""
-        from tracelens.planner.options import chosen, numbers, scaling_request
+        from tracelens.planner import options
         from tracelens.planner.scaling import scaling
 
-        devices, eps = chosen(self.device), numbers("ep", self.ep)
+        devices, eps = options.chosen(self.device), options.numbers("ep", self.ep)
         if len(devices) != 1:
             raise TracelensError("a scaling projection is for one device: give --device once")
         sizes = self.values("gpus", "vpp", "cp", "tp", "mbs", "seq", "pp", "micro_batches")
         names = ("recompute", "settings", "dispatch", "overlap", "assume", "network", "routing")
-        return scaling(scaling_request(self.model, eps, sizes, **self.values(*names)), devices[0])
+        return scaling(options.scaling_request(self.model, eps, sizes, **self.values(*names)), devices[0])
 
 
 project_scaling = function_of("project_scaling", ScalingRequest)
@@ -570,12 +560,12 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
 
     def answer(self) -> Result:
         """The simulation."""
-        from tracelens.planner.options import as_measured, by_roofline, texts, uniform, whole
+        from tracelens.planner import options
         from tracelens.planner.pipeline import Setting, pipeline
 
         self._check_sources()
         setting = Setting(
-            schedules=texts(self.schedules),
+            schedules=options.texts(self.schedules),
             stages=self.pp or 0,
             microbatches=self.micro_batches or 0,
             chunks=self.vpp or 0,
@@ -587,18 +577,22 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         if self.run is not None:
             run = self.loaded(self.run, self.step)
             self.progress("reading the passes of the pipeline")
-            setting, times, measured = as_measured(setting, run, self.layers)
+            setting, times, measured = options.as_measured(setting, run, self.layers)
         elif self.model is not None:
             layout = self.values("ep", "tp", "cp", "seq", "mbs", "gpus")
-            setting, times = by_roofline(setting, self.model, self.device, layout, self.settings, self.layers)
+            setting, times = options.by_roofline(
+                setting, self.model, self.device, layout, self.settings, self.layers
+            )
         else:
             share = self.exchange_share or 0.0
-            setting, times = uniform(setting, self.forward_ms or 0.0, self.backward_ms, share, self.layers)
+            setting, times = options.uniform(
+                setting, self.forward_ms or 0.0, self.backward_ms, share, self.layers
+            )
         costs = setting.costs._replace(weight_share=self.weight_share)
         if self.p2p_us is not None:
-            transit = whole(self.p2p_us * 1e3)
+            transit = options.whole(self.p2p_us * 1e3)
             costs = costs._replace(forward_transit=transit, backward_transit=transit)
-        activation_bytes = -1 if self.activation_gb is None else whole(self.activation_gb * 1e9)
+        activation_bytes = -1 if self.activation_gb is None else options.whole(self.activation_gb * 1e9)
         return pipeline(replace(setting, costs=costs, activation_bytes=activation_bytes), times, measured)
 
     def _check_sources(self) -> None:
@@ -698,23 +692,23 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
 
     def answer(self) -> Result:
         """The bounds."""
+        from tracelens.planner import options
         from tracelens.planner.bounds import bounds, trace_bounds, traced_device
-        from tracelens.planner.options import chosen, operations, platform
 
         shapes = self.all_to_all, self.gemm_rs, self.ag_gemm
-        device = chosen(self.device)[0] if self.device is not None else None
+        device = options.chosen(self.device)[0] if self.device is not None else None
         if self.run is None:
             if self.step is not None:
                 raise TracelensError("--step is for traces: pass their paths")
-            of_shapes = platform(
-                device or chosen("mi300x")[0], self.nodes or 2, self.gpus_per_node, self.assume
+            of_shapes = options.platform(
+                device or options.chosen("mi300x")[0], self.nodes or 2, self.gpus_per_node, self.assume
             )
-            return bounds(of_shapes, operations(*shapes, self.gpus_per_node, self.dtype))
+            return bounds(of_shapes, options.operations(*shapes, self.gpus_per_node, self.dtype))
         if any(shapes) or self.nodes is not None:
             name = "--nodes" if self.nodes is not None else "a shape"
             raise TracelensError(f"{name} is not for traces, which hold their own collectives and ranks")
         run = self.loaded(self.run, self.step)
-        of_run = platform(device or traced_device(run), 2, self.gpus_per_node, self.assume)
+        of_run = options.platform(device or traced_device(run), 2, self.gpus_per_node, self.assume)
         self.progress("matching collectives")
         return trace_bounds(run, of_run)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
     from tracelens.workers import Executor
-
-
-class ReportPlan(NamedTuple):
-    """What to run on what, checked."""
-
-    analyzers: list[Analyzer]  # in the order of their results
-    step: str | None  # None for all steps
-    options: dict[str, Any]
 
 
 class Reporting:
@@ -77,25 +69,29 @@ class Reporting:
         """Read and analyze the files; arguments and errors as for `report` and `load`."""
         from tracelens.analysis.serving import PHASES
 
-        plan, reads = _plan(names, step, options), self._reads
+        analyzers, options = _checked(names, options)
+        reads, step = self._reads, None if step is None else str(step)
+        run: Run | None = None
         if self._reading is not None:
-            return _report_run(self._reading.run(), plan, fork, reads.progress)
-        if plan.step in PHASES:  # which steps are in it, all ranks tell together
-            return _report_run(loaded(TraceFiles(self._files), None, reads), plan, fork, reads.progress)
+            run = self._reading.run()
+        elif step in PHASES:  # which steps are in it, all ranks tell together
+            run = loaded(TraceFiles(self._files), None, reads)
+        if run is not None:
+            return report(run, names, step=step, fork=fork, progress=reads.progress, **options)
         from tracelens.workers import analyze_files
 
         portions, results = analyze_files(
             self._files,
-            [item.name for item in plan.analyzers],
+            [item.name for item in analyzers],
             self._execute or self._processes.enter_context(start(self._files, self._dask)),
-            step=plan.step,
+            step=step,
             partial=reads.partial,
             graphs=reads.graphs,
             progress=reads.progress,
-            **plan.options,
+            **options,
         )
         metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
-        return assembled(results, metas, ranks, {"step": plan.step, **plan.options})
+        return assembled(results, metas, ranks, {"step": step, **options})
 
 
 def analyze(
@@ -164,7 +160,13 @@ def report(
         TracelensError: as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    return _report_run(run, _plan(names, step, options), fork, progress)
+    from tracelens.workers import analyze_run
+
+    analyzers, options = _checked(names, options)
+    run = loaded(run, step)
+    results = analyze_run(run, analyzers, fork=fork, progress=progress, **options)
+    step = None if step is None else str(step)
+    return assembled(results, [trace.meta for trace in run.traces], run.ranks, {**options, "step": step})
 
 
 def report_files(
@@ -245,29 +247,21 @@ def as_report(
     return report(renderable, version=__version__, inputs=[renderable.base, renderable.candidate])
 
 
-def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> ReportPlan:
-    """The checked request; raises TracelensError for unknown names and options."""
+def _checked(
+    names: Iterable[str] | None, options: Mapping[str, Any]
+) -> tuple[list[Analyzer], dict[str, Any]]:
+    """Analyzers in the order of their results, and options; TracelensError for unknown names and options."""
     from tracelens.analysis import ANALYZERS, check_options, in_order
     from tracelens.analysis.common import choose_device
 
     names = [names] if isinstance(names, str) else names
     analyzers = in_order() if names is None else [ANALYZERS.get(name) for name in names]
-    plain_options = {
+    checked = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()
     }
-    check_options(analyzers, plain_options)
-    choose_device(plain_options.get("device"), plain_options.get("device_file"))
-    return ReportPlan(analyzers, None if step is None else str(step), plain_options)
-
-
-def _report_run(run: Run, plan: ReportPlan, fork: bool, progress: Progress) -> Report:
-    """The report on a run that is in memory; with `fork` a copy of this process runs the slow analyzers."""
-    from tracelens.workers import analyze_run
-
-    run = loaded(run, plan.step)
-    results = analyze_run(run, plan.analyzers, fork=fork, progress=progress, **plan.options)
-    metas = [trace.meta for trace in run.traces]
-    return assembled(results, metas, run.ranks, {**plan.options, "step": plan.step})
+    check_options(analyzers, checked)
+    choose_device(checked.get("device"), checked.get("device_file"))
+    return analyzers, checked
 
 
 def with_results(report: Report) -> Report:

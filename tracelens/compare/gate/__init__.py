@@ -4,6 +4,7 @@ from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict, gate, of_di
 from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
 from tracelens.compare.gate.runs import (
     KEEP,
+    GateSide,
     Samples,
     Side,
     add_to_baseline,
@@ -11,6 +12,7 @@ from tracelens.compare.gate.runs import (
     from_result,
     read_baseline,
     read_saved,
+    read_side,
 )
 from tracelens.compare.gate.verdict import (
     TABLES,
@@ -26,6 +28,7 @@ __all__ = [
     "TABLES",
     "Cause",
     "GateSettings",
+    "GateSide",
     "Options",
     "RuleOutcome",
     "Samples",
@@ -44,6 +47,7 @@ __all__ = [
     "read_baseline",
     "read_rule",
     "read_saved",
+    "read_side",
     "report",
     "settings",
 ]

@@ -10,6 +10,7 @@
 
 Importing this package is cheap; each function imports what it needs.
 """
+# ruff: noqa: F403, F405
 
 from __future__ import annotations
 
@@ -17,61 +18,14 @@ from typing import TYPE_CHECKING
 
 from tracelens.lazy import lazy
 
-if TYPE_CHECKING:
-    from tracelens.session.comparison import RULES, BaselineRequest, DiffRequest, GateRequest, diff, gate
-    from tracelens.session.projections import (
-        SEARCH,
-        BoundsRequest,
-        BubbleRequest,
-        MemoryRequest,
-        PipelineRequest,
-        ScalingRequest,
-        SearchRequest,
-        project_bounds,
-        project_bubble,
-        project_memory,
-        project_pipeline,
-        project_scaling,
-        search_layouts,
-    )
-    from tracelens.session.reading import (
-        PATHS,
-        STEP,
-        AnalyzerOptions,
-        Graphs,
-        Reading,
-        Rooflines,
-        Source,
-        Traces,
-        Unprofiled,
-        loaded,
-    )
-    from tracelens.session.reports import (
-        Reporting,
-        analyze,
-        as_report,
-        render,
-        report,
-        report_files,
-        with_results,
-    )
-    from tracelens.session.request import (
-        DEVICE,
-        OUTPUT,
-        READING,
-        RUN,
-        ApiRequest,
-        CommandOption,
-        Declared,
-        OptionGroup,
-        Progress,
-        declared,
-        from_command_line,
-        option,
-        quiet,
-    )
-    from tracelens.session.run import Run, load
-    from tracelens.session.writing import FuseRequest, ReplayRequest, fuse, replay
+if TYPE_CHECKING:  # all that is public in them
+    from tracelens.session.comparison import *
+    from tracelens.session.projections import *
+    from tracelens.session.reading import *
+    from tracelens.session.reports import *
+    from tracelens.session.request import *
+    from tracelens.session.run import *
+    from tracelens.session.writing import *
 
 __all__ = [
     "DEVICE",

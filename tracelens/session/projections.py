@@ -219,10 +219,8 @@ class MemoryRequest(Trained, MemorySizes, ApiRequest["Result"]):
         names = ("pp", "vpp", "ep", "cp", "tp", "gpus", "mbs", "micro_batches", "seq")
         policy, recomputed = options.recomputation(self.recompute)
         assigned = options.assignments(self.values(*names), self.optimised, self.precision)
-        settings, assumptions = (
-            [*assigned, *recomputed, *options.texts(self.settings)],
-            self.assumptions(policy),
-        )
+        settings = [*assigned, *recomputed, *options.texts(self.settings)]
+        assumptions = self.assumptions(policy)
         runs = options.configurations(self.model, settings, self.layouts)
         return memory(runs, assumptions, options.chosen(self.devices), options.reserved(self.reserve_gib))
 

@@ -584,7 +584,7 @@ def read_side(
         if isinstance(item, Report | Run):
             report = item if isinstance(item, Report) else measured(item)
             name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
-            parts.append(GateSide(Side((samples(report, name),)), (None if item is report else item,)))
+            parts.append(GateSide(Side((samples(report, name),)), (item if isinstance(item, Run) else None,)))
         elif (stored := read_baseline(path := os.fspath(item))) is not None:
             side = baseline_side(stored, path)
             parts.append(GateSide(side, (None,) * len(side.runs)))

@@ -164,30 +164,24 @@ def steps(context: typer.Context) -> list[Word]:
     """Recorded steps of the first trace on the line, as far as its sidecar or first megabytes tell."""
     # An option without its value leaves the arguments unparsed.
     paths = [*(context.params.get("paths") or ()), context.params.get("base"), *context.args]
-    numbers: list[int] = []
+    numbers: set[int] = set()
     with suppress(TracelensError, OSError, ValueError, KeyError, TypeError, StopIteration):
         path = next(Path(path) for path in paths if path and Path(path).exists())
         sidecar = (path if path.is_dir() else path.parent) / SIDECAR
         if sidecar.is_file():
-            numbers = [int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]]
+            numbers = {int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]}
         else:
-            numbers = _first_steps(str(path))
-    return [(str(number), f"ProfilerStep#{number}") for number in numbers] or [("ProfilerStep#", "")]
+            (source,), marks, read_bytes = open_source(TraceFiles([path]).all()[0])[:1], [], 0
+            for block in source.blocks():
+                marks += _STEP.findall(block)
+                read_bytes += len(block)
+                if read_bytes > _HEAD_BYTES:
+                    break
+            numbers = set(map(int, marks))
+    words = [(str(number), f"ProfilerStep#{number}") for number in sorted(numbers)]
+    return words or [("ProfilerStep#", "")]
 
 
 def steps_or_all(context: typer.Context) -> list[Word]:
     """The same, and `all`."""
     return [*steps(context), ("all", "every recorded step")]
-
-
-def _first_steps(path: str) -> list[int]:
-    """Steps that the first megabytes of a trace name."""
-    steps: set[int] = set()
-    for source in open_source(TraceFiles([path]).all()[0])[:1]:
-        read_bytes = 0
-        for block in source.blocks():
-            steps.update(int(number) for number in _STEP.findall(block))
-            read_bytes += len(block)
-            if read_bytes > _HEAD_BYTES:
-                break
-    return sorted(steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,7 @@ from tracelens.session.reading import PATHS, STEP, Graphs, Partial, Rooflines, S
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device
-    from tracelens.reproducers import ReplaySelection
     from tracelens.table import Result
-    from tracelens.trace import Run
 
 CALLS, SCRIPTS = "Calls to replay", "Scripts"
 
@@ -165,52 +161,29 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
     def answer(self) -> Result:
         """The table of the scripts that it writes."""
         from tracelens.analysis.common import choose_device
-        from tracelens.reproducers import replay, replay_layers
+        from tracelens.compare.diff import changed_ops
+        from tracelens.reproducers import ReplaySelection, replay, replay_layers, sizes, time_of
 
-        peaks = choose_device(self.device, None if self.device_file is None else os.fspath(self.device_file))
+        peaks, changed = choose_device(self.device, self.device_file), []
         run = self.loaded(self.run, self.step)
         if self.sequence:
             return replay_layers(run, Path(self.folder), max_elements=self.max_elements)
-        return replay(
-            run,
-            Path(self.folder),
-            self._selection(run, peaks),
-            top=self.top,
-            order=self.by,
-            max_elements=self.max_elements,
-            first_ranks=self.first_ranks,
-            device=peaks,
-            progress=self.progress,
-        )
-
-    def _selection(self, run: Run, peaks: Device | None) -> ReplaySelection:
-        """The calls; raises TracelensError for an unknown rank, finding or row, or a malformed shape."""
-        from tracelens.reproducers import ReplaySelection, sizes, time_of
-
         if self.rank is not None and self.rank not in run.ranks:
             has = ", ".join(map(str, run.ranks))
             raise TracelensError(f"no rank {self.rank} in the trace; it has {has}")
-        changed: list[str] = []
         if self.base is not None:
             base = loaded(self.base, None, Graphs(partial=self.partial))
-            changes = diff(base, run)["diff"].data["changes"]
-            if not 1 <= self.row <= len(changes):
-                raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")
-            changed = changes.texts("cand")[self.row - 1].split(", ")
-            if changed == [""]:
-                op = changes.texts("base")[self.row - 1].split(", ")[0]
-                path = ", ".join(trace.meta.path for trace in base.traces[:1])
-                raise TracelensError(f"row {self.row} exists only in {path}: replay that, --op {op}")
+            changed = changed_ops(diff(base, run)["diff"], self.row, base)
         shapes = [self.shapes] if isinstance(self.shapes, str) and self.shapes else self.shapes
-        return ReplaySelection(
-            op=self.op,
+        selection = ReplaySelection(
             ops=changed,
             shapes=tuple(sizes(shape) if isinstance(shape, str) else tuple(shape) for shape in shapes),
-            module=self.module,
             rank=-1 if self.rank is None else self.rank,
-            at_ns=self.at_ns,
             during=time_of(run, self.finding, peaks) if self.finding else None,
+            **self.values("op", "module", "at_ns"),
         )
+        options = self.values("top", "max_elements", "first_ranks", "progress")
+        return replay(run, Path(self.folder), selection, order=self.by, device=peaks, **options)
 
 
 fuse = function_of("fuse", FuseRequest)

@@ -37,6 +37,7 @@ from tracelens.compare.diff.pairing import (
 )
 from tracelens.compare.diff.sides import Forest, RankSide
 from tracelens.compare.noise import StepSpread, differences
+from tracelens.errors import TracelensError
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, codes, result
 from tracelens.trace import Run, Union, union
@@ -640,3 +641,20 @@ def headline(result: Result) -> str:
         before, after = (pace.array("step_ns") / 1e6).tolist()
         change += f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
     return change
+
+
+def changed_ops(result: Result, row: int, base: Run) -> list[str]:
+    """The candidate's ops in a row of the table `changes`, counted from 1.
+
+    Raises:
+        TracelensError: no such row, or only the base has its ops.
+    """
+    changes = result.data["changes"]
+    if not 1 <= row <= len(changes):
+        raise TracelensError(f"no row {row}: {len(changes)} rows changed")
+    ops = changes.texts("cand")[row - 1].split(", ")
+    if ops == [""]:
+        op = changes.texts("base")[row - 1].split(", ")[0]
+        path = ", ".join(trace.meta.path for trace in base.traces[:1])
+        raise TracelensError(f"row {row} exists only in {path}: replay that, --op {op}")
+    return ops

@@ -13,7 +13,7 @@ from tracelens.session import OUTPUT, OptionGroup, option
 class CalibrateOptions(OptionGroup):
     """What is measured, and where the results go."""
 
-    output: str = option("Write the device file here.", OUTPUT, flags=("-o", "--output"), metavar="FILE")
+    output: str = option("Write the device file here.", OUTPUT, metavar="FILE")
     device: str = option("cuda, or cpu to try the code.", default="cuda", hidden=True)
 
 

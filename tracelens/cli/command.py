@@ -45,11 +45,8 @@ def command(
 ) -> Callable[..., None]:
     """The function that typer calls: it has the options of all parameters of `function`.
 
-    Options of one name in several parameters are one option of the command line.
-
-    Args:
-        function: its parameters are annotated with subclasses of `OptionGroup`, or with `Given`.
-        settings: options that are passed on as texts by name, in the parameter `settings`.
+    These are annotated with subclasses of `OptionGroup`, or with `Given`; options of one name in several of
+    them are one option of the command line. `settings` are passed on as texts by name.
     """
     hints = {
         name: kind for name, kind in get_type_hints(function).items() if name not in ("return", "settings")
@@ -87,8 +84,9 @@ def _parameter(item: Declared) -> inspect.Parameter:
     if known.argument:
         info = typer.Argument(show_default=False, **shared)
     else:
+        flags = known.flags or ("-o" if item.name == "output" else "", f"--{item.name.replace('_', '-')}")
         info = typer.Option(
-            *(known.flags or (f"--{item.name.replace('_', '-')}",)),
+            *filter(None, flags),
             show_default=False if known.shown is None or (default in ("", None) and not known.shown)
             else known.shown or True,
             rich_help_panel=known.panel or None,

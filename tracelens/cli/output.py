@@ -18,16 +18,7 @@ from tracelens.guard import banner
 from tracelens.limits import set_limits
 from tracelens.printable import printable
 from tracelens.read import TraceFiles
-from tracelens.session import (
-    OUTPUT,
-    READING,
-    ApiRequest,
-    CommandOption,
-    OptionGroup,
-    Progress,
-    as_report,
-    option,
-)
+from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, Progress, option
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
@@ -39,7 +30,6 @@ PATIENCE_S = 1.0
 WRITTEN = CommandOption(
     help="Write to a .html, .md, .txt, .json or .xlsx file, or to a directory of CSV files. Repeatable.",
     panel=OUTPUT,
-    flags=("-o", "--output"),
     metavar="PATH",
     shown="print",
     complete="outputs",
@@ -67,7 +57,7 @@ class Written(OptionGroup):
     output: list[str] | None = option(WRITTEN, default=None)
 
     def check(self, inputs: Iterable[str | None] = (), traces: TraceFiles | None = None) -> None:
-        """Fail before the work if an output cannot or must not be written; arguments as `check_outputs`."""
+        """Fail before the work if an output cannot or must not be written, see `check_outputs`."""
         check_outputs(self.output or (), inputs, (), traces)
         if self.output:
             from tracelens.rendering import by_path
@@ -78,16 +68,9 @@ class Written(OptionGroup):
     def deliver(
         self, made: Report | Result, title: str = "", inputs: Sequence[str] = (), *, full: bool = True
     ) -> None:
-        """Write a report to files and directories; print it with --json, or without outputs.
-
-        Args:
-            made: a report, or the result of `tracelens {title}`.
-            title: of a result; by default as it says itself.
-            inputs: that a result is from.
-            full: print all of it, not only the first screen.
-        """
+        """Write a report, or the result of `tracelens {title}`; print it with --json, or without outputs."""
         from tracelens.rendering.summary import result_title
-        from tracelens.session import render
+        from tracelens.session import as_report, render
         from tracelens.table import Result
 
         if isinstance(made, Result):
@@ -125,13 +108,9 @@ def check_outputs(
     others: Sequence[str] = (),
     traces: TraceFiles | None = None,
 ) -> None:
-    """Fail before the work if an output cannot or must not be written.
+    """Fail before the work if a report or another output cannot or must not be written.
 
-    Args:
-        reports: files and directories of reports.
-        inputs: all that the command reads beside traces; None for what is not named.
-        others: other files that it writes.
-        traces: the traces that it reads.
+    Inputs are what the command reads beside traces, None for what is not named.
     """
     if reports or others:
         from tracelens.rendering import check
@@ -197,11 +176,7 @@ def write_stdout(data: bytes) -> None:
 def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:
     """Print a report for the terminal's width and colors, or its first result as JSON.
 
-    Args:
-        report: any report.
-        json: as JSON.
-        full: every section, not only the first screen.
-        rows: of each table, at most; None for as many as the console shows of a report.
+    Of each table so many `rows`, None for as many as the console shows of a report.
     """
     if json:
         from tracelens.rendering.formats import one_result

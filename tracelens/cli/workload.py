@@ -57,11 +57,7 @@ class TraceTarget(OptionGroup, panel=RECORDING):
     """Where traces go, and whether they have frames."""
 
     output: Path | None = option(
-        "Write the traces to this directory.",
-        flags=("-o", "--output"),
-        metavar="DIR",
-        default=None,
-        shown="record nothing",
+        "Write the traces to this directory.", metavar="DIR", default=None, shown="record nothing"
     )
     stack: bool = option("Record Python frames; slows the host down.", default=False)
 
@@ -93,28 +89,21 @@ def _settings(
     """Options of the fields of a part of the configuration, whose defaults depend on the preset."""
     types, presets = get_type_hints(kind), list(presets)
     for name in types:
-        choices = (
-            [str(value) for value in get_args(types[name])] if get_origin(types[name]) is Literal else []
-        )
-        if types[name] is bool:
-            choices = ["true", "false"]
+        is_choice = get_origin(types[name]) is Literal
+        choices = [str(value) for value in get_args(types[name]) if is_choice]
+        choices = ["true", "false"] if types[name] is bool else choices
         defaults = {getattr(part, name) for part in presets}
         default = defaults.pop() if len(defaults) == 1 else "as in --preset"
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
         text = help_of[name]
-        yield (
-            name,
-            CommandOption(
-                help=f"{text if text.partition(':')[0] in choices else text[:1].upper() + text[1:]}.",
-                metavar="|".join(choices) or {int: "N", float: "NUMBER"}.get(types[name], "LAYERS"),
-                shown=None
-                if default in ("", ())
-                else str(default).lower()
-                if isinstance(default, bool)
-                else str(default),
-                complete=tuple(choices),
-                panel=panel,
-            ),
+        known = CommandOption(
+            help=f"{text if text.partition(':')[0] in choices else text[:1].upper() + text[1:]}.",
+            metavar="|".join(choices) or {int: "N", float: "NUMBER"}.get(types[name], "LAYERS"),
+            shown=None if default in ("", ()) else shown,
+            complete=tuple(choices),
+            panel=panel,
         )
+        yield name, known
 
 
 def _training_settings() -> dict[str, CommandOption]:

@@ -246,9 +246,7 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
         argument=True,
         type=list[str],
     )
-    path: str = option(
-        "The baseline, created or extended.", OUTPUT, name="output", flags=("-o", "--output"), metavar="FILE"
-    )
+    path: str = option("The baseline, created or extended.", OUTPUT, name="output", metavar="FILE")
     commit: str | None = option(
         "Version of the program.", metavar="ID", default=None, shown="$GITHUB_SHA or $CI_COMMIT_SHA"
     )

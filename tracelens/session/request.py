@@ -52,18 +52,15 @@ class CommandOption:
     panel: str = ""  # heading of its group in a help page
     doc: str = ""  # what Python's documentation says instead of the help
     name: str = ""  # on the command line, where it is not that of the field
-    flags: tuple[str, ...] = ()  # where they are not --name
+    flags: tuple[str, ...] = ()  # where they are not --name, or -o and --output
     type: Any = None  # on the command line, where Python allows more
     convert: Callable[[Any], Any] | None = None  # from a value of the command line to one of Python
-    shown: str | None = (
-        ""  # what a help page says of the default; "" for the default itself, None for nothing
-    )
+    shown: str | None = ""  # instead of the default in a help page; None for nothing
     metavar: str | None = None  # N for whole numbers
     min: float | None = None
     max: float | None = None
-    complete: (
-        str | tuple[str, ...] | Callable[..., list[str]]
-    ) = ()  # `tracelens.cli.completion` has those named
+    # words, a function, or the name of one in `tracelens.cli.completion`
+    complete: str | tuple[str, ...] | Callable[..., list[str]] = ()
     argument: bool = False  # whether it is named by its place
     hidden: bool = False
     file: CommandOption | None = None  # names a TOML file instead, as `--name-file`

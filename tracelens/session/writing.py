@@ -31,7 +31,6 @@ class FuseRequest(Partial, ApiRequest[None]):
         "Write this .json or .json.gz file.",
         doc="where to: .json or .json.gz.",
         name="output",
-        flags=("-o", "--output"),
         metavar="FILE",
         kw_only=False,
     )
@@ -83,7 +82,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         SCRIPTS,
         doc="where to.",
         name="output",
-        flags=("-o", "--output"),
         metavar="DIR",
         kw_only=False,
     )

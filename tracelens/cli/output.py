@@ -56,7 +56,7 @@ class Written(OptionGroup):
 
     output: list[str] | None = option(WRITTEN, default=None)
 
-    def check(self, inputs: Iterable[str | None] = (), traces: TraceFiles | None = None) -> None:
+    def check(self, inputs: Iterable[object] = (), traces: TraceFiles | None = None) -> None:
         """Fail before the work if an output cannot or must not be written, see `check_outputs`."""
         check_outputs(self.output or (), inputs, (), traces)
         if self.output:
@@ -104,7 +104,7 @@ class Delivery(Json, Written):
 
 def check_outputs(
     reports: Sequence[str],
-    inputs: Iterable[str | None],
+    inputs: Iterable[object],
     others: Sequence[str] = (),
     traces: TraceFiles | None = None,
 ) -> None:
@@ -116,7 +116,7 @@ def check_outputs(
         from tracelens.rendering import check
 
         paths = traces.paths if traces is not None else ()
-        check(reports, [*paths, *(path for path in inputs if path is not None)], others, traces)
+        check(reports, [*paths, *(str(path) for path in inputs if path is not None)], others, traces)
 
 
 def files_of(*names: object) -> list[str]:

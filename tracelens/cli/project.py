@@ -50,16 +50,12 @@ class ScenarioOptions(OptionGroup, panel=RUN):
     )
 
 
+class ChangedRun(Graphs, Unprofiled, Rooflines, ScenarioOptions):
+    """The same, and how the run is read."""
+
+
 @command
-def whatif(
-    change: ScenarioOptions,
-    rooflines: Rooflines,
-    pace: Unprofiled,
-    reading: Graphs,
-    _: ReadLimits,
-    out: Delivery,
-    sections: Full,
-) -> None:
+def whatif(change: ChangedRun, _: ReadLimits, out: Delivery, sections: Full) -> None:
     """Step time of a recorded run after a change, and what it would wait for.
 
     Examples:
@@ -67,27 +63,19 @@ def whatif(
         tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
         tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    device, file = rooflines.device, rooflines.device_file
-    out.check([None if file is None else str(file)], change.paths)
+    out.check([change.device_file], change.paths)
     from tracelens.analysis.common import choose_device
     from tracelens.what_if import parse_request
     from tracelens.what_if import whatif as replayed
 
-    choose_device(device, file)
+    choose_device(change.device, change.device_file)
     scenarios = change.scenario or ()
     for text in scenarios:
         parse_request(text)
     with progress() as line:
-        run = loaded(change.paths, None, replace(reading, progress=line))
-        result = replayed(
-            run,
-            scenarios,
-            step=change.step,
-            unprofiled_step_ms=pace.unprofiled_step_ms,
-            device=device,
-            device_file=file,
-            progress=line,
-        )
+        run = loaded(change.paths, None, replace(change, progress=line))
+        options = change.values("step", "device", "device_file", "unprofiled_step_ms")
+        result = replayed(run, scenarios, **options, progress=line)
     out.deliver(result, inputs=[trace.meta.path for trace in run.traces], full=sections.full)
 
 
@@ -207,6 +195,6 @@ def bounds(request: BoundsRequest, _: ReadLimits, out: Delivery) -> None:
         tracelens project bounds traces/
     """
     traces = request.run if isinstance(request.run, TraceFiles) else None
-    out.check([str(request.device) if isinstance(request.device, Path) else None], traces)
+    out.check([request.device] if isinstance(request.device, Path) else (), traces)
     result = answer(request)
     out.deliver(result, inputs=traces.paths if traces is not None else ())

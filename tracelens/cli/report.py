@@ -44,7 +44,7 @@ def report(
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
     with progress() as line, _reporting(traces, line) as reporting:
-        out.check([None if options.device_file is None else str(options.device_file)], traces.paths)
+        out.check([options.device_file], traces.paths)
         # Imported while the processes start that decode the traces.
         from tracelens.analysis import ANALYZERS
         from tracelens.costs import COSTS
@@ -82,7 +82,7 @@ def _reporting(traces: Traces, line: Progress) -> Reporting:
 
 def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:
     """The options that these analyzers (default: all) have; warns of those that none of them has."""
-    values = options.of_analyzers()
+    values = options.values("scope", "device", "device_file", "unprofiled_step_ms")
     changed = {name for name, value in values.items() if value not in (None, "all")}
     if not names or not changed:
         return values

@@ -18,6 +18,12 @@ from tracelens.session import CommandOption, OptionGroup, option
 RECORDING, MODEL, LADDER, SERVING = "Recording", "Model", "Ladder", "Requests and scheduling"
 _HEADINGS = {"layout": "Layout", "training": "TrainingSteps", "toggles": "Optimizations"}
 _SUMMARY = CommandOption(help="Print the summary as one JSON object.", flags=("--json",))
+_ASSIGNMENTS = CommandOption(
+    help="Override a field of the model: --set top_k=4. Repeatable.",
+    panel=MODEL,
+    name="set",
+    metavar="FIELD=VALUE",
+)
 Settings = Mapping[str, str]
 """Fields of the configuration that have a value on the command line."""
 
@@ -31,12 +37,7 @@ class Workload(OptionGroup, panel=MODEL):
     layers: int | None = option(
         "Number of layers, to make a large model fit.", default=None, shown="those of the model"
     )
-    assignments: list[str] | None = option(
-        "Override a field of the model: --set top_k=4. Repeatable.",
-        name="set",
-        metavar="FIELD=VALUE",
-        default=None,
-    )
+    assignments: list[str] | None = option(_ASSIGNMENTS, default=None)
     device: str | None = option(
         "Run on cuda (NVIDIA and AMD GPUs) or cpu.",
         "Options",
@@ -258,10 +259,8 @@ class ServedModel(Workload):
     """The model that is served."""
 
     assignments: list[str] | None = option(
-        "Override a field of the model, or dtype, routing, permute or router. Repeatable.",
-        MODEL,
-        name="set",
-        metavar="FIELD=VALUE",
+        _ASSIGNMENTS,
+        help="Override a field of the model, or dtype, routing, permute or router. Repeatable.",
         default=None,
     )
     ranks: int = option("Ranks, each with its own requests.", MODEL, default=1)

@@ -58,7 +58,6 @@ __all__ = [
     "Run",
     "ScalingRequest",
     "SearchRequest",
-    "Source",
     "Traces",
     "Unprofiled",
     "analyze",
@@ -76,7 +75,6 @@ __all__ = [
     "project_memory",
     "project_pipeline",
     "project_scaling",
-    "quiet",
     "render",
     "replay",
     "report",
@@ -90,10 +88,10 @@ _HOMES = {
     "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
     "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
     "search_layouts",
-    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Source Traces Unprofiled loaded",
+    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
     "reports": "Reporting analyze as_report render report report_files with_results",
     "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
-    "declared from_command_line option quiet",
+    "declared from_command_line option",
     "run": "Run load",
     "writing": "FuseRequest ReplayRequest fuse replay",
 }

@@ -13,7 +13,16 @@ from tracelens.read import TraceFiles
 from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
-from tracelens.session.request import OUTPUT, ApiRequest, StrPath, Texts, function_of, keyword, option
+from tracelens.session.request import (
+    OUTPUT,
+    ApiRequest,
+    CommandOption,
+    StrPath,
+    Texts,
+    function_of,
+    keyword,
+    option,
+)
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from tracelens.trace import Run, Scope
 
 RUNS, RULES = "Runs", "Rules"
-_TRACES = "a trace, a directory of ranks, or a quoted pattern."
+_SIDE = CommandOption(help="", argument=True, type=str)
 
 GATED = ("steps", "completeness")
 """Analyzers that a gate reads of each run."""
@@ -45,19 +54,17 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
     """
 
     base: Source = option(
-        f"The baseline: {_TRACES}",
+        _SIDE,
+        help="The baseline: a trace, a directory of ranks, or a quoted pattern.",
         doc="the run before, or its path.",
         metavar="BASE",
-        argument=True,
-        type=str,
         kw_only=False,
     )
     cand: Source = option(
-        f"The run to compare: {_TRACES}",
+        _SIDE,
+        help="The run to compare: a trace, a directory of ranks, or a quoted pattern.",
         doc="the run after, or its path; it may have other steps, ranks, libraries and hardware.",
         metavar="CAND",
-        argument=True,
-        type=str,
         kw_only=False,
     )
     step: str | int | None = option(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
-from tracelens.session.reading import STEP, Partial, Source
+from tracelens.session.reading import DEVICE_FILE, PATHS, STEP, Partial, Source
 from tracelens.session.request import (
     DEVICE,
     RUN,
@@ -561,7 +561,15 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         from tracelens.planner import options
         from tracelens.planner.pipeline import Setting, pipeline
 
-        self._check_sources()
+        of_model = self.values("ep", "tp", "cp", "seq", "mbs", "device") | {"gpus": self.gpus or None}
+        of_times = {"backward-ms": self.backward_ms, "exchange-share": self.exchange_share or None}
+        options.check_sources(
+            {
+                "--from": (self.run, {"step": self.step, "partial": self.partial or None}),
+                "--model": (self.model, of_model | {"set": self.settings or None}),
+                "--forward-ms": (self.forward_ms, of_times),
+            }
+        )
         setting = Setting(
             schedules=options.texts(self.schedules),
             stages=self.pp or 0,
@@ -593,26 +601,6 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         activation_bytes = -1 if self.activation_gb is None else options.whole(self.activation_gb * 1e9)
         return pipeline(replace(setting, costs=costs, activation_bytes=activation_bytes), times, measured)
 
-    def _check_sources(self) -> None:
-        """Raise TracelensError unless there is one source of times, with only the options that go with it."""
-        of_model = self.values("ep", "tp", "cp", "seq", "mbs", "device") | {"gpus": self.gpus or None}
-        sources = {
-            "--from": (self.run, {"step": self.step, "partial": self.partial or None}),
-            "--model": (self.model, of_model | {"set": self.settings or None}),
-            "--forward-ms": (
-                self.forward_ms,
-                {"backward-ms": self.backward_ms, "exchange-share": self.exchange_share or None},
-            ),
-        }
-        for name, (source, options) in sources.items():
-            for option_name, value in options.items():
-                if source is None and value is not None:
-                    raise TracelensError(f"--{option_name} goes with {name}: give both or neither")
-        if sum(source is not None for source, _ in sources.values()) != 1:
-            raise TracelensError(
-                "give one source of times: --forward-ms, --from with the traces of a run, or --model"
-            )
-
 
 project_pipeline = function_of("project_pipeline", PipelineRequest)
 
@@ -632,12 +620,10 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
     """
 
     run: Source | None = option(
-        "A recorded run: trace files, directories of ranks, or quoted patterns. Its own collectives are "
+        PATHS,
+        help="A recorded run: trace files, directories of ranks, or quoted patterns. Its own collectives are "
         "compared with their links.",
         doc="a recorded run from `load`, or its path.",
-        name="paths",
-        metavar="PATH...",
-        argument=True,
         type=list[str] | None,
         convert=lambda paths: TraceFiles(paths) if paths else None,
         default=None,
@@ -683,9 +669,7 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
         default=None,
         shown="the traced one, or mi300x",
         complete="devices",
-        file=CommandOption(
-            help="Compute rooflines for the device in this TOML file.", panel=DEVICE, metavar="FILE"
-        ),
+        file=DEVICE_FILE,
     )
 
     def answer(self) -> Result:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tracelens.read import BESIDE, GraphSources, TraceFiles, sources_of_sides
 from tracelens.session.request import (
@@ -127,6 +127,11 @@ class Scoped(OptionGroup, panel=RUN):
     )
 
 
+DEVICE_FILE = CommandOption(
+    help="Compute rooflines for the device in this TOML file.", panel=DEVICE, metavar="FILE"
+)
+
+
 class Rooflines(OptionGroup, panel=DEVICE):
     """The device of the rooflines."""
 
@@ -137,9 +142,7 @@ class Rooflines(OptionGroup, panel=DEVICE):
         shown="the traced one",
         complete="devices",
     )
-    device_file: StrPath | None = option(
-        "Compute rooflines for the device in this TOML file.", metavar="FILE", default=None
-    )
+    device_file: StrPath | None = option(DEVICE_FILE, default=None)
 
 
 class Unprofiled(OptionGroup, panel=RUN):
@@ -159,10 +162,6 @@ class AnalyzerOptions(Unprofiled, Rooflines, Scoped, panel=RUN):
 
     step: str | int | None = option(STEP, default=None)
 
-    def of_analyzers(self) -> dict[str, Any]:
-        """Those that are passed on to analyzers."""
-        return self.values("scope", "device", "device_file", "unprofiled_step_ms")
-
 
 class Traces(Graphs, panel=READING):
     """Files of one run, and how they are read."""
@@ -176,7 +175,7 @@ class Traces(Graphs, panel=READING):
     )
 
 
-class Reading:
+class Reading(ExitStack):
     """Files of one job to read; the processes that decode them start at once, before heavy imports.
 
     with Reading(files) as reading:
@@ -185,16 +184,10 @@ class Reading:
     """
 
     def __init__(self, files: Sequence[str], reads: Graphs | None = None) -> None:
+        super().__init__()
         self._files, self._reads = files, reads or Graphs()
         self._children = Children(files)
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._children.__exit__(kind, error, trace)
+        self.push(self._children)
 
     def run(self) -> Run:
         """Read the files and end the processes.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import TracelensError
@@ -26,37 +25,24 @@ if TYPE_CHECKING:
     from tracelens.workers import Executor
 
 
-class Reporting:
+class Reporting(ExitStack):
     """Files to read and analyze; the processes that do so start at once, as for `Reading`.
 
     A single file is read into this process. Several files are read and analyzed one by one by the next free
-    process, so that no process holds more than one trace.
-
-    Args:
-        files: of one job, from `TraceFiles`.
-        reads: how they are read.
-        dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
+    process, so that no process holds more than one trace; or by the workers of a Dask scheduler (tcp://...).
     """
 
     def __init__(self, files: Sequence[str], reads: Graphs | None = None, *, dask: str | None = None) -> None:
+        super().__init__()
         self._files, self._reads, self._dask = files, reads or Graphs(), dask
-        self._processes = ExitStack()
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            self._reading = self._processes.enter_context(Reading(files, self._reads))
+            self._reading = self.enter_context(Reading(files, self._reads))
         else:
-            self._execute = self._processes.enter_context(start(files))
-
-    def __enter__(self) -> Reporting:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._processes.__exit__(kind, error, trace)
+            self._execute = self.enter_context(start(files))
 
     def report(
         self,
@@ -83,7 +69,7 @@ class Reporting:
         portions, results = analyze_files(
             self._files,
             [item.name for item in analyzers],
-            self._execute or self._processes.enter_context(start(self._files, self._dask)),
+            self._execute or self.enter_context(start(self._files, self._dask)),
             step=step,
             partial=reads.partial,
             graphs=reads.graphs,

@@ -66,13 +66,6 @@ class CommandOption:
     file: CommandOption | None = None  # names a TOML file instead, as `--name-file`
 
 
-@dataclass(frozen=True)
-class Keyword:
-    """What is known of an argument that only Python has."""
-
-    doc: str
-
-
 def option(
     text: str | CommandOption, panel: str = "", *, default: Any = MISSING, kw_only: bool = True, **known: Any
 ) -> Any:
@@ -85,7 +78,7 @@ def option(
 
 def keyword(doc: str, *, default: Any = MISSING, kw_only: bool = True) -> Any:
     """A field that the command line does not have."""
-    return field(default=default, kw_only=kw_only, metadata={"option": Keyword(doc)})
+    return field(default=default, kw_only=kw_only, metadata={"option": doc})
 
 
 def quiet(_: str) -> None:
@@ -186,12 +179,7 @@ def from_command_line(options: type[O], values: Mapping[str, Any]) -> O:
 
 
 def function_of(name: str, request: Callable[P, ApiRequest[R]]) -> Callable[P, R]:
-    """The function of the API that answers a request; its arguments are the options.
-
-    Args:
-        name: of the function.
-        request: the class; its docstring is the function's, to which the arguments are added.
-    """
+    """The function of the API that answers a request: its arguments are the options, also in its text."""
 
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         return request(*args, **kwargs).answer()
@@ -211,9 +199,9 @@ def function_of(name: str, request: Callable[P, ApiRequest[R]]) -> Callable[P, R
     return function
 
 
-def _argument(name: str, known: CommandOption | Keyword) -> str:
+def _argument(name: str, known: CommandOption | str) -> str:
     """Its line in a docstring; a help text begins with a small letter there, unless it is a name."""
-    text = known.doc
+    text = known if isinstance(known, str) else known.doc
     if isinstance(known, CommandOption) and not text:
         text = known.help.removesuffix(" Repeatable.")
         text = text if re.match(r"\w[A-Z0-9]|\w+[A-Z]", text) else text[:1].lower() + text[1:]

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Devices",
     "Numbers",
-    "Precision",
     "as_measured",
     "assignments",
     "by_roofline",
+    "check_sources",
     "chosen",
     "configuration",
     "configurations",
@@ -62,7 +62,6 @@ __all__ = [
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Numbers: TypeAlias = int | str | Sequence[int]
 """One number, several, or a text like "24,48"."""
-Precision: TypeAlias = Literal["bf16", "bf16-fp32-gradients", "bf16-no-main", "fp32"]
 
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Options to fields of a configuration, where they differ."""
@@ -149,7 +148,7 @@ def chosen(devices: Devices) -> list[Device]:
 
 
 def assignments(
-    sizes: Mapping[str, object], optimised: bool = False, precision: Precision | None = None
+    sizes: Mapping[str, object], optimised: bool = False, precision: str | None = None
 ) -> list[str]:
     """Texts `field=value` of the sizes that are not None, then of fused kernels and precision."""
     assigned = [_field(f"{name}={value}") for name, value in sizes.items() if value is not None]
@@ -205,9 +204,7 @@ def _recomputed_layers(text: str, policies: str) -> str:
     return f"recompute_layer_ids={text}"
 
 
-def memory_assumptions(
-    megatron: str | Sequence[str], precision: Precision | None, **others: Any
-) -> Assumptions:
+def memory_assumptions(megatron: str | Sequence[str], precision: str | None, **others: Any) -> Assumptions:
     """What the memory depends on beside the configuration.
 
     Args:
@@ -439,6 +436,18 @@ def _gemm(flag: str, text: str) -> tuple[int, int, int]:
         raise TracelensError(f"{flag}: {text!r} is not of the form 8192x8192x29568 (m x n x k)")
     m, n, k = map(int, match.groups())
     return m, n, k
+
+
+def check_sources(sources: Mapping[str, tuple[object, Mapping[str, object]]]) -> None:
+    """Raise TracelensError unless there is one source of times, with only the options that go with it."""
+    for name, (source, options) in sources.items():
+        for option, value in options.items():
+            if source is None and value is not None:
+                raise TracelensError(f"--{option} goes with {name}: give both or neither")
+    if sum(source is not None for source, _ in sources.values()) != 1:
+        raise TracelensError(
+            "give one source of times: --forward-ms, --from with the traces of a run, or --model"
+        )
 
 
 def _names(schedules: Iterable[str], chunks: int) -> list[str]:

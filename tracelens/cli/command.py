@@ -108,9 +108,8 @@ class _Page:
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
         """`[OPTIONS] PATH...`, with brackets around what may be left out."""
         arguments = [param for param in self.params if isinstance(param, TyperArgument)]
-        words = [(_word(param, ctx), param.required) for param in arguments]
-        pieces = [word if required else f"[{word}]" for word, required in words]
-        return ["[OPTIONS]", *pieces, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
+        words = [_word(param, ctx) if param.required else f"[{_word(param, ctx)}]" for param in arguments]
+        return ["[OPTIONS]", *words, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
 
     def format_help_text(self: Any, ctx: Any, formatter: Any) -> None:
         """The docstring up to its examples."""
@@ -132,8 +131,7 @@ class _Page:
         section("Arguments", [(_word(param, ctx), _text(param, ctx)) for param in arguments])
         if isinstance(self, TyperGroup):
             commands: dict[str, list[tuple[str, str]]] = {}
-            names = self.list_commands(ctx)
-            for name in names:
+            for name in (names := self.list_commands(ctx)):
                 child: Any = self.get_command(ctx, name)
                 if not child.hidden:
                     summary = _description(child.help).partition("\n\n")[0].replace("\n", " ").rstrip(".")

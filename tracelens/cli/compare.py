@@ -74,8 +74,8 @@ class GateCommand(Command):
         return super().parse_args(ctx, args)
 
 
-class GatedRuns(OptionGroup):
-    """Runs that are named by their place."""
+class GateOutputs(OptionGroup, panel=OUTPUT):
+    """Runs that are named by their place, where their verdict goes, and what it counts as."""
 
     paths: list[str] | None = option(
         "Runs of the baseline and runs to check: traces (a file, a directory, a pattern), JSON reports of "
@@ -84,11 +84,6 @@ class GatedRuns(OptionGroup):
         default=None,
         argument=True,
     )
-
-
-class GateOutputs(OptionGroup, panel=OUTPUT):
-    """Where a verdict goes, and what it counts as."""
-
     inconclusive: Literal["pass", "fail"] | None = option(
         "Count an inconclusive verdict as this.", RULES, default=None, shown="neither: exit code 3"
     )
@@ -106,7 +101,7 @@ class GateOutputs(OptionGroup, panel=OUTPUT):
 
 
 @command
-def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
+def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
     """Check runs against a baseline: fail on a regression.
 
     Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
@@ -125,12 +120,12 @@ def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs,
     from tracelens.compare.gate import commands, comment, junit, settings
     from tracelens.rendering.formats import escaped
 
-    bases, candidates = _sides(runs.paths or [], request)
+    bases, candidates = _sides(out.paths or [], request)
     file = settings(None if request.config is None else str(request.config))
     traces = TraceFiles([*bases, *candidates])
     _ = request.graphs  # too many paths are said before the work
-    others = [path for path in (out.junit, out.markdown) if path is not None]
-    check_outputs([out.report] if out.report else [], [file.file], others, traces)
+    reports, others = ([*filter(None, paths)] for paths in ([out.report], [out.junit, out.markdown]))
+    check_outputs(reports, [file.file], others, traces)
     options = request.options(file)
     with progress() as line:
         request = replace(request, base=bases, candidate=candidates, progress=line)

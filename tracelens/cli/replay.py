@@ -58,6 +58,7 @@ def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> 
         tracelens replay verify replay/
     """
     from tracelens.analysis.common import choose_device
+    from tracelens.rendering.summary import result_title
     from tracelens.reproducers import check
 
     traces, base = request.run, request.base
@@ -68,8 +69,7 @@ def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> 
     with progress() as line:
         run = loaded(traces, None, replace(reading, progress=line))
         result = replace(request, run=run, progress=line).answer()
-    title = f"replay: {len(result.data['scripts'])} scripts, {result.meta['fraction']:.1%} of GPU time"
-    report = as_report(result, title, [trace.meta.path for trace in run.traces])
+    report = as_report(result, result_title(result), [trace.meta.path for trace in run.traces])
     print_report(report, json=out.json)
     check_complete(report)
     omitted = result.meta["not_written"]
@@ -90,7 +90,9 @@ class Verification(OptionGroup, panel=RUN):
         "Allowed relative deviation from the traced time.", VERDICT, metavar="SHARE", default=0.1
     )
     strict: bool = option("Also exit with 1 if a time does not match.", VERDICT, default=False)
-    timeout: float = option("Time limit per script, in seconds.", metavar="SECONDS", default=180.0)
+    timeout_s: float = option(
+        "Time limit per script, in seconds.", name="timeout", metavar="SECONDS", default=180.0
+    )
     ranks: int | None = option(
         "Skip collectives with more than N ranks.",
         default=None,
@@ -131,14 +133,12 @@ def verify(scripts: Verification, out: VerifyDelivery) -> None:
     with progress() as line:
         result = run_all(
             folder,
-            **scripts.values("device", "iters", "max_bytes", "tolerance", "ranks"),
+            **scripts.values("device", "iters", "max_bytes", "tolerance", "timeout_s", "ranks"),
             python=scripts.python or None,
-            timeout_s=scripts.timeout,
             only=re.compile(re.escape(scripts.only)) if scripts.only else None,
             progress=line,
         )
-    counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
-    out.deliver(result, f"replay verify: {counts}", [scripts.folder])
+    out.deliver(result, inputs=[scripts.folder])
     if failed(result, strict=scripts.strict):
         raise typer.Exit(1)
 

@@ -19,10 +19,7 @@ RECORDING, MODEL, LADDER, SERVING = "Recording", "Model", "Ladder", "Requests an
 _HEADINGS = {"layout": "Layout", "training": "TrainingSteps", "toggles": "Optimizations"}
 _SUMMARY = CommandOption(help="Print the summary as one JSON object.", flags=("--json",))
 _ASSIGNMENTS = CommandOption(
-    help="Override a field of the model: --set top_k=4. Repeatable.",
-    panel=MODEL,
-    name="set",
-    metavar="FIELD=VALUE",
+    help="Override a field of the model: --set top_k=4. Repeatable.", name="set", metavar="FIELD=VALUE"
 )
 Settings = Mapping[str, str]
 """Fields of the configuration that have a value on the command line."""
@@ -260,6 +257,7 @@ class ServedModel(Workload):
 
     assignments: list[str] | None = option(
         _ASSIGNMENTS,
+        MODEL,
         help="Override a field of the model, or dtype, routing, permute or router. Repeatable.",
         default=None,
     )

@@ -100,9 +100,6 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         return Report((result,), f"tracelens diff: {headline(result)}", meta, result_summary(result))
 
 
-diff = function_of("diff", DiffRequest)
-
-
 class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
     """Check runs against a baseline.
 
@@ -233,9 +230,6 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         return verdict.because(causes), report
 
 
-gate = function_of("gate", GateRequest)
-
-
 class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
     """A stored baseline with these runs as its newest.
 
@@ -263,9 +257,8 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
         """The content of the file, and how many runs it has."""
         from tracelens.compare.gate import add_to_baseline
 
-        commit = self.commit
-        if commit is None:
-            commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+        of_ci = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+        commit = of_ci if self.commit is None else self.commit
         read = gate_side(self.recordings, self.scope, self.reads())
         return add_to_baseline(self.path, read.side.runs, commit, self.keep)
 
@@ -293,3 +286,7 @@ def gate_side(
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
     return read_side([with_results(item) if isinstance(item, Report) else item for item in items], measured)
+
+
+diff = function_of("diff", DiffRequest)
+gate = function_of("gate", GateRequest)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tracelens.errors import TracelensError
@@ -225,9 +224,6 @@ class MemoryRequest(Trained, MemorySizes, ApiRequest["Result"]):
         return memory(runs, assumptions, options.chosen(self.devices), options.reserved(self.reserve_gib))
 
 
-project_memory = function_of("project_memory", MemoryRequest)
-
-
 class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
     """Layouts of a model that fit on a number of GPUs, shortest step first.
 
@@ -291,9 +287,6 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
             reserve=options.reserved(self.reserve_gib),
         )
         return search(asked, targets, spaces, self.top)
-
-
-search_layouts = function_of("search_layouts", SearchRequest)
 
 
 class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
@@ -398,9 +391,6 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
         return scaling(options.scaling_request(self.model, eps, sizes, **self.values(*names)), devices[0])
 
 
-project_scaling = function_of("project_scaling", ScalingRequest)
-
-
 class BubbleRequest(ApiRequest["Result"], panel="Pipeline"):
     """The idle share of a pipeline, in closed form.
 
@@ -427,9 +417,6 @@ class BubbleRequest(ApiRequest["Result"], panel="Pipeline"):
 
         names = ("pp", "global_tokens", "seq", "nodes", "mbs", "gpus_per_node", "cp", "tp")
         return bubble(PipelineSizes(**self.values(*names)), self.vpp)
-
-
-project_bubble = function_of("project_bubble", BubbleRequest)
 
 
 class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
@@ -559,7 +546,7 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
     def answer(self) -> Result:
         """The simulation."""
         from tracelens.planner import options
-        from tracelens.planner.pipeline import Setting, pipeline
+        from tracelens.planner.pipeline import pipeline
 
         of_model = self.values("ep", "tp", "cp", "seq", "mbs", "device") | {"gpus": self.gpus or None}
         of_times = {"backward-ms": self.backward_ms, "exchange-share": self.exchange_share or None}
@@ -570,15 +557,8 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
                 "--forward-ms": (self.forward_ms, of_times),
             }
         )
-        setting = Setting(
-            schedules=options.texts(self.schedules),
-            stages=self.pp or 0,
-            microbatches=self.micro_batches or 0,
-            chunks=self.vpp or 0,
-            group=self.turn,
-            layout=self.partition,
-            best=self.best_partition,
-        )
+        names = ("schedules", "pp", "micro_batches", "vpp", "turn", "partition", "best_partition")
+        setting = options.setting(**self.values(*names))
         measured, times = None, None
         if self.run is not None:
             run = self.loaded(self.run, self.step)
@@ -594,15 +574,8 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
             setting, times = options.uniform(
                 setting, self.forward_ms or 0.0, self.backward_ms, share, self.layers
             )
-        costs = setting.costs._replace(weight_share=self.weight_share)
-        if self.p2p_us is not None:
-            transit = options.whole(self.p2p_us * 1e3)
-            costs = costs._replace(forward_transit=transit, backward_transit=transit)
-        activation_bytes = -1 if self.activation_gb is None else options.whole(self.activation_gb * 1e9)
-        return pipeline(replace(setting, costs=costs, activation_bytes=activation_bytes), times, measured)
-
-
-project_pipeline = function_of("project_pipeline", PipelineRequest)
+        setting = options.with_costs(setting, self.p2p_us, self.weight_share, self.activation_gb)
+        return pipeline(setting, times, measured)
 
 
 class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
@@ -695,4 +668,9 @@ class BoundsRequest(Partial, ApiRequest["Result"], panel=SHAPES):
         return trace_bounds(run, of_run)
 
 
+project_memory = function_of("project_memory", MemoryRequest)
+search_layouts = function_of("search_layouts", SearchRequest)
+project_scaling = function_of("project_scaling", ScalingRequest)
+project_bubble = function_of("project_bubble", BubbleRequest)
+project_pipeline = function_of("project_pipeline", PipelineRequest)
 project_bounds = function_of("project_bounds", BoundsRequest)

@@ -50,15 +50,10 @@ STEP = CommandOption(
 )
 
 
-class Reported(OptionGroup):
-    """What every request has that takes a while."""
+class Partial(OptionGroup, panel=READING):
+    """How a run is read: whether it may be incomplete, and who is told of the progress."""
 
     progress: Progress = keyword("called with a line of text before each part of the work.", default=quiet)
-
-
-class Partial(Reported, panel=READING):
-    """Whether a run may be incomplete."""
-
     partial: bool = option("Accept missing ranks.", default=False)
 
     def reads(self, graphs: GraphSources = BESIDE) -> Graphs:

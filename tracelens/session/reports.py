@@ -276,8 +276,7 @@ def assembled(
         if result.analyzer == "steps":
             # A report begins with what a step takes when nobody looks.
             meta |= {key: result.meta[key] for key in PACE_META if key in result.meta}
-    completeness = [result for result in results if result.analyzer == COMPLETENESS]
-    for result in completeness:
+    for result in [result for result in results if result.analyzer == COMPLETENESS]:
         meta["trust"] = trust(result)
         if not meta["trust"]["complete"]:
             # Whoever reads on should know what not to believe.

@@ -52,11 +52,12 @@ __all__ = [
     "recomputation",
     "reserved",
     "scaling_request",
+    "setting",
     "space",
     "step_machine",
     "texts",
     "uniform",
-    "whole",
+    "with_costs",
 ]
 
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
@@ -118,7 +119,7 @@ def _listed(values: Numbers | Sequence[str]) -> list[str]:
     return str(values).split(",") if isinstance(values, int | str) else [str(value) for value in values]
 
 
-def whole(number: float) -> int:
+def _whole(number: float) -> int:
     """A whole number of ns or bytes; raises TracelensError above _MOST."""
     if not number <= _MOST:  # nan, too
         raise TracelensError("a time must be at most 1,000 s, and activations at most 1,000 GB")
@@ -485,6 +486,42 @@ def _sizes(setting: Setting) -> tuple[int, int, int]:
     return setting.stages, setting.microbatches, setting.chunks or 1
 
 
+def setting(
+    *,
+    schedules: str | Sequence[str],
+    pp: int | None,
+    micro_batches: int | None,
+    vpp: int | None,
+    turn: int,
+    partition: str,
+    best_partition: bool,
+) -> Setting:
+    """What is said of a simulation; sizes that are not are 0."""
+    from tracelens.planner.pipeline import Setting
+
+    return Setting(
+        schedules=texts(schedules),
+        stages=pp or 0,
+        microbatches=micro_batches or 0,
+        chunks=vpp or 0,
+        group=turn,
+        layout=partition,
+        best=best_partition,
+    )
+
+
+def with_costs(
+    setting: Setting, p2p_us: float | None, weight_share: float, activation_gb: float | None
+) -> Setting:
+    """The setting with the user's times of messages, share of weight gradients and bytes of activations."""
+    costs = setting.costs._replace(weight_share=weight_share)
+    if p2p_us is not None:
+        transit = _whole(p2p_us * 1e3)
+        costs = costs._replace(forward_transit=transit, backward_transit=transit)
+    activation_bytes = -1 if activation_gb is None else _whole(activation_gb * 1e9)
+    return replace(setting, costs=costs, activation_bytes=activation_bytes)
+
+
 def uniform(
     setting: Setting, forward_ms: float, backward_ms: float | None, exchange_share: float, layers: int
 ) -> tuple[Setting, Uniform]:
@@ -493,7 +530,7 @@ def uniform(
 
     sizes = _sizes(setting)
     backward_ms = 2 * forward_ms if backward_ms is None else backward_ms
-    times = Uniform(whole(forward_ms * 1e6), whole(backward_ms * 1e6), exchange_share, layers)
+    times = Uniform(_whole(forward_ms * 1e6), _whole(backward_ms * 1e6), exchange_share, layers)
     return _completed(setting, *sizes), times
 
 

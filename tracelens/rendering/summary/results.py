@@ -397,10 +397,10 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
 
 
 def result_title(result: Result, model: str = "") -> str:
-    """A projection in a few words, after the command that makes it.
+    """A result in a few words, after the command that makes it.
 
     Args:
-        result: of the commands of `tracelens project`.
+        result: of the commands of `tracelens project` and `tracelens replay`.
         model: that it is of.
     """
     meta, data = result.meta, result.data
@@ -443,6 +443,11 @@ def result_title(result: Result, model: str = "") -> str:
             excess, share = duration(float(table.array("excess_ns")[0])), table.array("achieved")[0]
             name, ranks = table.texts("collective")[0], table.texts("group")[0]
             return f"{title}: {name} of {ranks} at {share:.0%} of its links, {excess} above them"
+        case "replay":
+            return f"replay: {len(data['scripts'])} scripts, {meta['fraction']:.1%} of GPU time"
+        case "replay_verify":
+            counts = ", ".join(f"{count} {status}" for status, count in meta["statuses"].items())
+            return f"replay verify: {counts}"
         case "whatif":
             base_ms, recorded_ms = meta["base_ns"] / 1e6, meta["recorded_ns"] / 1e6
             if base_ms == recorded_ms:

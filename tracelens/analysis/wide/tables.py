@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import ANALYZERS
-from tracelens.analysis.comm import AlignedRun, Group, RankCommunication, align_run, collective_kinds
+from tracelens.analysis.comm import AlignedRun, Group, align_run, collective_kinds
 from tracelens.analysis.common import (
     call_time,
     choose_device,
@@ -24,10 +23,10 @@ from tracelens.analysis.common import (
 )
 from tracelens.analysis.moe import PHASES, STAGES, regions
 from tracelens.analysis.pipeline import in_autograd
-from tracelens.analysis.roofline import BOUNDS, Costing, bounds, costing
+from tracelens.analysis.roofline import BOUNDS, bounds, costing
 from tracelens.analysis.serving import at_step
 from tracelens.analysis.step_timeline import activity_texts
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.devices import Device
 from tracelens.dtypes import short_dtype
 from tracelens.errors import TracelensError, WrongOption
@@ -80,17 +79,6 @@ class Matches(NamedTuple):
 
 
 AMOUNTS = ("flops", "read_bytes", "write_bytes", "link_bytes")
-
-
-class _Calls(NamedTuple):
-    """The counted calls, one entry a counted piece of work."""
-
-    row: Int  # position of the piece in the work
-    item: Int  # index into the costing's `items`
-    call_ns: Int  # GPU time of the call: union of its work
-    fraction: Float  # of the call's time that is this piece's; those of a call add up to 1
-    group: Int  # number of the call
-    is_longest: Bool  # whether the piece has the largest fraction of its call; one piece of each call
 
 
 ALWAYS_KNOWN = frozenset(
@@ -338,6 +326,13 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
         device: whose peaks set the roofline, None where they are not known.
     """
     names = trace.arrays.names
+    # Where each op is recorded, and whether its shapes are of another batch size.
+    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
+    count = len(source.values)
+    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
+    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
+    source_code = source.codes + count * is_inferred
+    sources = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
     # Wall time of each piece of work alone, by the rule of the breakdown.
     piece, _, alone_ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
     return (
@@ -356,35 +351,29 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
             "launch_ts_ns": lookup(trace.arrays.start, work.launch, -1),
             "kernel_id": work.event,
             "op_id": work.op,
-            "op_source": _op_source(trace, work),
+            "op_source": Coded.used(lookup(source_code, work.op, 2 * count), sources),
         }
     )
 
 
 def program(trace: Trace, work: Work) -> dict[str, Any]:
-    """Step, MoE layer, micro-batch and phase of each piece of work."""
-    steps, moe = steps_of(trace), trace.once(regions)
-    number = moe.layer_pass[trace.arrays.places(trace.work.event)[work.event]]
+    """Step, MoE layer, micro-batch and phase of each piece of work.
+
+    The MoE layers tell the phase first. Elsewhere autograd does: what its engine runs is backward, unless it
+    is a forward pass again; what an op launches that it numbered for a later backward pass is forward.
+    """
+    steps, moe, places = (
+        steps_of(trace),
+        trace.once(regions),
+        trace.arrays.places(trace.work.event)[work.event],
+    )
+    number = moe.layer_pass[places]
     layer, microbatch = (
         np.array([getattr(layer_pass, name) for layer_pass in moe.passes], dtype=np.int64)
         for name in ("layer", "microbatch")
     )
-    return {
-        "step": Coded.used(launched_in(trace, steps, work.event), steps.labels),
-        "layer": lookup(layer, number, -1),
-        "microbatch": lookup(microbatch, number, -1),
-        "phase": Coded.used(_phase(trace, work), [*PHASES, ""]),
-    }
-
-
-def _phase(trace: Trace, work: Work) -> Int:
-    """Code into PHASES of each piece of work, -1 where nothing tells: the MoE layers tell first.
-
-    Elsewhere autograd does: what its engine runs is backward, unless it is a forward pass again; what an op
-    launches that it numbered for a later backward pass is forward.
-    """
+    # Code into PHASES, -1 where nothing tells.
     forward, backward, recompute = range(len(PHASES))
-    call = work.host_call
     events, ops = trace.arrays, trace.tables["ops"]
     # Events inside of ops that autograd numbered for a later backward pass.
     numbered = np.zeros(len(events.start), dtype=bool)
@@ -392,21 +381,15 @@ def _phase(trace: Trace, work: Work) -> Int:
     numbered[ops.array("event_id")[is_forward]] = True
     is_inside = nearest(events.parent, events.depth, numbered) >= 0
     phase = np.where(lookup(is_inside, work.op, False), forward, -1)
-    phase[lookup(in_autograd(trace), call, False)] = backward
-    phase[lookup(trace.once(recomputed), call, False)] = recompute
-    of_moe = trace.once(regions).phase[trace.arrays.places(trace.work.event)[work.event]]
-    return np.where(of_moe >= 0, of_moe, phase)
-
-
-def _op_source(trace: Trace, work: Work) -> Coded:
-    """Where each op is recorded, and whether its shapes are of another batch size."""
-    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
-    count = len(source.values)
-    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
-    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
-    code = source.codes + count * is_inferred
-    texts = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
-    return Coded.used(lookup(code, work.op, 2 * count), texts)
+    phase[lookup(in_autograd(trace), work.host_call, False)] = backward
+    phase[lookup(trace.once(recomputed), work.host_call, False)] = recompute
+    of_moe = moe.phase[places]
+    return {
+        "step": Coded.used(launched_in(trace, steps, work.event), steps.labels),
+        "layer": lookup(layer, number, -1),
+        "microbatch": lookup(microbatch, number, -1),
+        "phase": Coded.used(np.where(of_moe >= 0, of_moe, phase), [*PHASES, ""]),
+    }
 
 
 def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, Any]:
@@ -502,68 +485,54 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
         matched: the collectives of the run.
     """
     own = next(rank for rank in matched.aligned.ranks if rank.rank == trace.meta.rank)
-    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in own.records])
-    kernel = np.append([record.kernel for record in own.records], silent).astype(np.int64)
-    order = np.argsort(kernel, kind="stable")
+    records, shared, parts = own.records, matched.tables["collectives"], matched.tables["participants"]
+    # One row a record, then one a kernel without a record.
+    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in records])
+    kernel = np.append([record.kernel for record in records], silent).astype(np.int64)
     row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
-    # The collectives of kernels without a record, by their names; "" where these do not tell.
-    names = (*collectives(), "")
-    places = trace.arrays.places(trace.work.event)[work.event[row[len(own.records) :]]]
-    texts = _texts(own, matched, [names[kind] for kind in trace.once(collective_kinds)[places]])
-    columns = _numbers(own, matched, len(silent)) | {name: Coded.of(values) for name, values in texts.items()}
-    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
-    start, end, wait = own.start[kernel], own.end[kernel], columns["wait_ns"]
-    columns |= {
-        "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
-        "ts_ns": start + matched.aligned.shift[own.rank],
-        "local_ts_ns": start,
-        "comm_ns": np.where(wait >= 0, end - start - wait, -1),
-        "exposed_ns": own.alone.covered(start, end),
-    }
-    return {name: values.take(order) for name, values in columns.items()}
+    collective, participant = (
+        np.array([*(row_of.get(id(record), -1) for record in records), *[-1] * len(silent)], dtype=np.int64)
+        for row_of in (matched.collective, matched.participant)
+    )
 
+    def recorded(name: str) -> Int:
+        values = [getattr(record, name) for record in records]
+        return np.array([*values, *[-1] * len(silent)], dtype=np.int64)
 
-def _texts(own: RankCommunication, matched: Matches, silent: list[str]) -> dict[str, list[str]]:
-    """The text columns: one row a record, then one a kernel without a record, of these collectives."""
-    records, shared = own.records, matched.tables["collectives"]
-    names = shared.coded("collective")
-    collective = [
-        names.values[names.codes[row]]
-        if (row := matched.collective.get(id(record), -1)) >= 0
-        else record.collective
-        for record in records
-    ]
+    # What kernels without a record are by their names; "" where these do not tell.
+    names, kinds = shared.coded("collective"), (*collectives(), "")
+    places = trace.arrays.places(trace.work.event)[work.event[row[len(records) :]]]
+    kind = [
+        names.values[names.codes[place]] if place >= 0 else record.collective
+        for record, place in zip(records, collective.tolist(), strict=False)
+    ] + [kinds[code] for code in trace.once(collective_kinds)[places]]
     texts = {
         "role": [group_kind(record.group, record.description, record.group_ranks) for record in records],
         "group": [matched.group[record.group, record.group_ranks] for record in records],
         "group_name": [record.group for record in records],
         "dtype": [short_dtype(record.dtype) for record in records],
     }
-    return {"collective": collective + silent} | {
-        name: values + [""] * len(silent) for name, values in texts.items()
-    }
-
-
-def _numbers(own: RankCommunication, matched: Matches, silent: int) -> dict[str, Any]:
-    """The number columns: one row a record, then one for each of `silent` kernels without one."""
-    shared, parts = matched.tables["collectives"], matched.tables["participants"]
-    collective, participant = (
-        np.array([*(row_of.get(id(record), -1) for record in own.records), *[-1] * silent], dtype=np.int64)
-        for row_of in (matched.collective, matched.participant)
-    )
-
-    def recorded(name: str) -> Int:
-        return np.array([*(getattr(record, name) for record in own.records), *[-1] * silent], dtype=np.int64)
-
-    return {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE} | {
+    columns = {name: Coded.of(values + [""] * len(silent)) for name, values in texts.items()}
+    columns |= {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE}
+    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
+    start, end, wait = own.start[kernel], own.end[kernel], lookup(parts.array("wait_ns"), participant, -1)
+    columns |= {
+        "collective": Coded.of(kind),
         "group_size": recorded("size"),
         "bytes": lookup(shared.array("bytes"), collective, recorded("bytes")),
         "sent_bytes": recorded("sent"),
         "received_bytes": recorded("received"),
-        "wait_ns": lookup(parts.array("wait_ns"), participant, -1),
+        "wait_ns": wait,
         "exposed_comm_ns": lookup(parts.array("exposed_ns"), participant, -1),
         "ranks": lookup(shared.array("ranks"), collective, 1),
+        "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
+        "ts_ns": start + matched.aligned.shift[own.rank],
+        "local_ts_ns": start,
+        "comm_ns": np.where(wait >= 0, end - start - wait, -1),
+        "exposed_ns": own.alone.covered(start, end),
     }
+    order = np.argsort(kernel, kind="stable")
+    return {name: values.take(order) for name, values in columns.items()}
 
 
 def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
@@ -575,63 +544,51 @@ def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, A
         device: whose peaks set the roofline, None where they are not known.
     """
     counted = costing(trace, work)
-    calls = _calls(work, counted)
-    limits = bounds(counted.items, device)
-    costs = [item.cost for item in counted.items]
+    # The counted pieces of work, and the call that each is of.
+    row = np.flatnonzero(counted.item >= 0)
+    item, start, end = counted.item[row], work.start[row], work.end[row]
+    call, (calls,) = codes(counted.call[row])
+    # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
+    own_ns = end - exclusive(start, end, call)
+    call_ns = sums(call, own_ns, len(calls))[call]
+    is_longest = np.zeros(len(row), dtype=bool)
+    is_longest[largest(own_ns, call)] = True
+    fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
+
+    limits, costs = bounds(counted.items, device), [cost_item.cost for cost_item in counted.items]
     amounts = {
-        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[calls.item]
-        for name in AMOUNTS
+        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[item] for name in AMOUNTS
     }
-    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[calls.item]
+    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[item]
     moved = np.where(is_link, amounts["link_bytes"], amounts["read_bytes"] + amounts["write_bytes"])
-    least = limits.roofline[calls.item]
-    ns = np.maximum(calls.call_ns, 1)
-    numbers = {name: _divided(amount, calls) for name, amount in amounts.items()} | {
+    least, ns = limits.roofline[item], np.maximum(call_ns, 1)
+    numbers = {
         "flops_per_s": amounts["flops"] / ns * 1e9,
         "bytes_per_s": moved / ns * 1e9,
-        "roofline_ns": np.where(least >= 0, least * calls.fraction, -1.0),
+        "roofline_ns": np.where(least >= 0, least * fraction, -1.0),
         "efficiency": np.where(least >= 0, least / ns, -1.0),
     }
+    for name, amount in amounts.items():
+        # The longest piece takes what rounding leaves, so sums are exact.
+        part = np.where(is_longest, 0, np.floor(amount * fraction).astype(np.int64))
+        others = sums(call, part, len(calls))[call]
+        numbers[name] = np.where(is_longest, amount - others, part)
+    position = np.full(len(work.event), -1, dtype=np.int64)
+    position[row] = np.arange(len(row))
     bound = np.full(len(counted.items) + 1, BOUNDS.index(""))
     bound[:-1] = limits.bound
-    item, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
-    return {name: _spread(values, calls.row, len(work.event)) for name, values in numbers.items()} | {
-        "dtype": Coded.used(item, [*(cost.dtype for cost in costs), ""]),
-        "bound": Coded.used(bound[item], BOUNDS),
+    item_of, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
+    return {name: lookup(values, position, -1) for name, values in numbers.items()} | {
+        "dtype": Coded.used(item_of, [*(cost.dtype for cost in costs), ""]),
+        "bound": Coded.used(bound[item_of], BOUNDS),
         "uncounted": Coded.used(reason, [*counted.reasons, ""]),
     }
-
-
-def _calls(work: Work, counted: Costing) -> _Calls:
-    row = np.flatnonzero(counted.item >= 0)
-    start, end = work.start[row], work.end[row]
-    group, (calls,) = codes(counted.call[row])
-    # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
-    own_ns = end - exclusive(start, end, group)
-    call_ns = sums(group, own_ns, len(calls))[group]
-    is_longest = np.zeros(len(row), dtype=bool)
-    is_longest[largest(own_ns, group)] = True
-    fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
-    return _Calls(row, counted.item[row], call_ns, fraction, group, is_longest)
 
 
 def largest(values: Int, group: Int) -> Int:
     """Position of the largest value of each group; of equal ones the last."""
     order = np.lexsort((values, group))
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
-
-
-def _divided(amount: Int, calls: _Calls) -> Int:
-    """Whole numbers by fraction; the longest piece takes what rounding leaves, so sums are exact."""
-    part = np.where(calls.is_longest, 0, np.floor(amount * calls.fraction).astype(np.int64))
-    others = sums(calls.group, part, int(calls.group.max(initial=-1)) + 1)[calls.group]
-    return np.where(calls.is_longest, amount - others, part)
-
-
-def _spread(values: NDArray[Any], row: Int, count: int) -> NDArray[Any]:
-    position = np.full(count, -1, dtype=np.int64)
-    position[row] = np.arange(len(row))
-    return lookup(values, position, -1)
 
 
 def wide_frame(table: Table) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -131,7 +132,8 @@ def _torch_part(module: str) -> Any:
         raise MissingExtra("tracelens workload", "workload") from None
 
 
-def _train(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Settings) -> None:
+@partial(command, settings=_training_settings())
+def run(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Settings) -> None:
     """Train the reference model and record one trace per rank.
 
     Every optimization has its own option and is off by default. --inject makes a fault for `tracelens
@@ -204,7 +206,8 @@ class LadderOptions(OptionGroup, panel=LADDER):
     recorded: int = option("TraceTarget steps per rung.", default=3)
 
 
-def _ladder(
+@partial(command, settings=_training_settings())
+def ladder(
     options: LadderOptions, out: Delivery, sections: Full, model: Workload, settings: Settings
 ) -> None:
     """Add optimizations one by one, and report what each gains and changes.
@@ -245,10 +248,10 @@ def _ladder(
         for rung in skipped:
             say(f"left out: {rung.rung.name}: {rung.reason}")
         runner.run_ladder(recorded, planned, skipped, preset=model.preset, progress=say)
-    run = read(folder)
+    measured = read(folder)
     with progress() as line:
-        result = compared(run, (load(rung.folder, progress=line) for rung in run.rungs))
-    folders = [str(rung.folder) for rung in run.rungs]
+        result = compared(measured, (load(rung.folder, progress=line) for rung in measured.rungs))
+    folders = [str(rung.folder) for rung in measured.rungs]
     out.deliver(result, f"workload ladder: {headline(result)}", folders, full=sections.full)
 
 
@@ -277,7 +280,8 @@ class ServingTime(OptionGroup, panel=RECORDING):
     as_json: bool = option(_SUMMARY, "Options", default=False)
 
 
-def _serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Settings) -> None:
+@partial(command, settings=_serving_settings())
+def serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Settings) -> None:
     """Serve synthetic requests and record one trace per rank.
 
     Attention is data parallel, with one cache per rank; experts are sharded over all ranks, so all ranks
@@ -303,7 +307,3 @@ def _serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Set
     )
     if (summary := part.run_serving(job)) is not None:
         _tell(summary | {"config": job.settings()}, in_words(summary, model.preset), how.as_json, out)
-
-
-run, ladder = command(_train, _training_settings()), command(_ladder, _training_settings())
-serve = command(_serve, _serving_settings())

@@ -512,7 +512,7 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
         "group_name": [record.group for record in records],
         "dtype": [short_dtype(record.dtype) for record in records],
     }
-    columns = {name: Coded.of(values + [""] * len(silent)) for name, values in texts.items()}
+    columns: dict[str, Any] = {name: Coded.of(values + [""] * len(silent)) for name, values in texts.items()}
     columns |= {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE}
     columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
     start, end, wait = own.start[kernel], own.end[kernel], lookup(parts.array("wait_ns"), participant, -1)

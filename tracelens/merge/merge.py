@@ -201,6 +201,34 @@ def _base(plans: Sequence[_Plan]) -> int:
     return first.earliest_ns
 
 
+def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
+    if not isinstance(ranks, str):
+        return [(rank, rank) for rank in ranks]
+    spans = []
+    for part in ranks.split(","):
+        match = _RANKS.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if high < low:
+            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
+        spans.append((low, high))
+    return spans
+
+
+def with_ranks(run: Run, spans: Sequence[tuple[int, int]] | None) -> Run:
+    """The run with the ranks of these parts of a list, None for all; TracelensError if it lacks one."""
+    if spans is None:
+        return run
+    for low, high in spans:
+        missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
+        if missing is not None:
+            has = ", ".join(map(str, run.ranks))
+            raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
+    return Run(
+        tuple(trace for trace in run.traces if any(low <= trace.meta.rank <= high for low, high in spans))
+    )
+
+
 def steps_track(trace: Trace) -> Track:
     """The step windows as the analyzers see them; empty where the trace has no step marks or no GPU work."""
     work = gpu_work(trace)
@@ -714,31 +742,3 @@ def _packed(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         yield packer.compress(block)
     yield packer.flush()
-
-
-def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
-    if not isinstance(ranks, str):
-        return [(rank, rank) for rank in ranks]
-    spans = []
-    for part in ranks.split(","):
-        match = _RANKS.fullmatch(part)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if high < low:
-            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
-        spans.append((low, high))
-    return spans
-
-
-def with_ranks(run: Run, spans: Sequence[tuple[int, int]] | None) -> Run:
-    """The run with the ranks of these parts of a list, None for all; TracelensError if it lacks one."""
-    if spans is None:
-        return run
-    for low, high in spans:
-        missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
-        if missing is not None:
-            has = ", ".join(map(str, run.ranks))
-            raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
-    return Run(
-        tuple(trace for trace in run.traces if any(low <= trace.meta.rank <= high for low, high in spans))
-    )

@@ -363,6 +363,35 @@ def _noise(base: StepSpread, cand: StepSpread) -> list[str]:
     return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
 
 
+def headline(result: Result) -> str:
+    """The change of the step time in a few words."""
+    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
+    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
+    change += f" ({after / before - 1:+.1%})" if before else ""
+    pace = result.data.get("pace")
+    if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
+        before, after = (pace.array("step_ns") / 1e6).tolist()
+        change += f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
+    return change
+
+
+def changed_ops(result: Result, row: int, base: Run) -> list[str]:
+    """The candidate's ops in a row of the table `changes`, counted from 1.
+
+    Raises:
+        TracelensError: no such row, or only the base has its ops.
+    """
+    changes = result.data["changes"]
+    if not 1 <= row <= len(changes):
+        raise TracelensError(f"no row {row}: {len(changes)} rows changed")
+    ops = changes.texts("cand")[row - 1].split(", ")
+    if ops == [""]:
+        op = changes.texts("base")[row - 1].split(", ")[0]
+        path = ", ".join(trace.meta.path for trace in base.traces[:1])
+        raise TracelensError(f"row {row} exists only in {path}: replay that, --op {op}")
+    return ops
+
+
 def _change_rows(
     by_key: Mapping[ChangeKey, Change], sides: Sequence[Sequence[RankSide]]
 ) -> Iterator[dict[str, Any]]:
@@ -486,35 +515,6 @@ def _times_of_matched(
         if base_ns != cand_ns:
             change.count = max(map(len, change.ns))
             by_key[key] = change
-
-
-def headline(result: Result) -> str:
-    """The change of the step time in a few words."""
-    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
-    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
-    change += f" ({after / before - 1:+.1%})" if before else ""
-    pace = result.data.get("pace")
-    if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
-        before, after = (pace.array("step_ns") / 1e6).tolist()
-        change += f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
-    return change
-
-
-def changed_ops(result: Result, row: int, base: Run) -> list[str]:
-    """The candidate's ops in a row of the table `changes`, counted from 1.
-
-    Raises:
-        TracelensError: no such row, or only the base has its ops.
-    """
-    changes = result.data["changes"]
-    if not 1 <= row <= len(changes):
-        raise TracelensError(f"no row {row}: {len(changes)} rows changed")
-    ops = changes.texts("cand")[row - 1].split(", ")
-    if ops == [""]:
-        op = changes.texts("base")[row - 1].split(", ")[0]
-        path = ", ".join(trace.meta.path for trace in base.traces[:1])
-        raise TracelensError(f"row {row} exists only in {path}: replay that, --op {op}")
-    return ops
 
 
 def merged(per_rank: Sequence[dict[ChangeKey, Change]]) -> dict[ChangeKey, Change]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.plugins import load_plugins
@@ -75,3 +77,33 @@ def _import_package(package: str) -> None:
             _import_package(module.name)
         else:
             importlib.import_module(module.name)
+
+
+class Registered(NamedTuple):
+    """What the source says of a registered function."""
+
+    name: str
+    doc: str
+    argument: str = ""
+    usual: tuple[str, ...] = ("",)
+
+
+def registered(kind: str, folder: str) -> Iterator[Registered]:
+    """Functions under a decorator `@kind("name", ...)`, and those of plugins if there are any.
+
+    Args:
+        kind: of registry, the name of its decorator.
+        folder: below the package, where they are.
+    """
+    pattern = re.compile(
+        rf'^@{kind}\(\s*"(?P<name>\w+)"(?P<options>.*?)\)\n(?:@.*?\n)*def .*?"""(?P<doc>.*?)(?:\n\n|""")',
+        re.MULTILINE | re.DOTALL,
+    )
+    for file in sorted((Path(__file__).parent / folder).rglob("*.py")):
+        text = file.read_text("utf-8")
+        for match in pattern.finditer(text) if f"@{kind}(" in text else ():
+            argument = re.search(r'argument="(.*?)"', match["options"])
+            usual = re.search(r"usual=\((.*?)\)", match["options"])
+            words = re.findall(r'"(.*?)"', usual[1]) if usual else [""]
+            doc = " ".join(match["doc"].split())
+            yield Registered(match["name"], doc, argument[1] if argument else "", tuple(words))

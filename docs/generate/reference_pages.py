@@ -13,7 +13,7 @@ from markdown_pages import arguments, code, docstring, page, schemas, section, t
 
 import tracelens
 from tracelens import planner, reproducers, what_if
-from tracelens.analysis import Analyzer, in_order
+from tracelens.analysis import Analyzer, in_order, wide
 from tracelens.compare import diff, gate, ladder
 from tracelens.devices import Device, devices
 from tracelens.devices.files import numbers
@@ -22,7 +22,6 @@ from tracelens.findings.remedies import TracePlatform, entries
 from tracelens.planner import bounds as planner_bounds
 from tracelens.planner import memory, pipeline, scaling, search
 from tracelens.reproducers import verify
-from tracelens.session import wide
 from tracelens.table import Schema
 from tracelens.trace.trace import COLLECTIVES, EVENTS, LINKS, OPS
 from tracelens.units import largest_scale

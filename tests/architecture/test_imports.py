@@ -89,6 +89,7 @@ FLOORS = (
     {"moe"},
     {"fusable", "overview"},
     {"step_timeline"},
+    {"wide"},
 )
 """The rooms of `analysis` from the ground up; each is built on those below it."""
 PAST_THE_DOOR = 596

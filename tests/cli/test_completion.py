@@ -16,8 +16,8 @@ import pytest
 from tests.builders import events, write
 from tracelens.analysis import in_order
 from tracelens.cli import run
-from tracelens.cli.completion import registered
 from tracelens.findings.detectors import DETECTORS
+from tracelens.registry import registered
 from tracelens.rendering import RENDERERS
 from tracelens.what_if import SCENARIOS
 

@@ -9,7 +9,7 @@ from tests.builders import events, write
 from tests.merge.reading import load_json, process_names
 from tracelens.cli import run as run_cli
 from tracelens.errors import TracelensError
-from tracelens.session.writing import read_ranks
+from tracelens.merge import read_ranks
 
 DRAWING = """
     op aten::mm | -----

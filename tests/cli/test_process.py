@@ -93,7 +93,7 @@ def test_an_internal_error_is_one_line(tmp_path: Path) -> None:
     plugin.write_text(
         "import tracelens.compare.gate as gate\n"
         "def broken(*_, **__):\n    raise KeyError('x')\n"
-        "gate.from_result = broken\n"
+        "gate.read_side = broken\n"
     )
     env = {"TRACELENS_PLUGINS": str(plugin)}
     code, _, errors = ended("gate", FAST, SLOW, env=env)

@@ -12,8 +12,8 @@ import pytest
 import tracelens
 from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw, events, write
+from tracelens.analysis import wide
 from tracelens.errors import TracelensError, WrongOption
-from tracelens.session import wide
 from tracelens.table import Schema
 from tracelens.trace import Run as Traces
 from tracelens.trace.graphs import attributed

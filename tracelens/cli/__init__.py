@@ -42,14 +42,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; an error is one line on stderr and exit code 2.
-
-    Args:
-        arguments: without the program name; none shows the help.
-
-    Returns:
-        the exit code.
-    """
+    """The exit code of a command line without the program name; an error is one line on stderr and code 2."""
     try:
         code = guard("the command", _run, arguments)
     except KeyboardInterrupt:

@@ -52,21 +52,6 @@ class RootCommands(LazyGroup):
         return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
 
 
-class ProjectCommands(LazyGroup):
-    """The commands of `tracelens project`."""
-
-    homes = {  # noqa: RUF012
-        name: Home("project", name)
-        for name in ("whatif", "memory", "scaling", "pipeline", "bubble", "bounds")
-    }
-
-
-class WorkloadCommands(LazyGroup):
-    """The commands of `tracelens workload`."""
-
-    homes = {name: Home("workload", name) for name in ("run", "ladder", "serve")}  # noqa: RUF012
-
-
 app = typer.Typer(
     cls=RootCommands,
     name="tracelens",
@@ -74,8 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
-project = group(ProjectCommands, name="project")
-workload = group(WorkloadCommands, name="workload")
 
 
 def _debug(enabled: bool) -> None:
@@ -112,31 +95,40 @@ def root(
     """
 
 
-@project.callback(invoke_without_command=True)
-def projections(context: typer.Context) -> None:
-    """Predict memory, scaling, schedules, bounds, and changes.
+def subcommands(module: str, *names: str, doc: str) -> typer.Typer:
+    """A group of the commands of a module, which shows its help where none is named."""
+    homes = {name: Home(module, name) for name in names}
+    made = group(type(f"{module.title()}Commands", (LazyGroup,), {"homes": homes}), name=module)
+
+    @made.callback(help=doc, invoke_without_command=True)
+    def shown(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return made
+
+
+project = subcommands(
+    *("project", "whatif", "memory", "scaling", "pipeline", "bubble", "bounds"),
+    doc="""Predict memory, scaling, schedules, bounds, and changes.
 
     Examples:
         tracelens project whatif traces/
         tracelens project memory --model deepseek_v3 --gpus 256 --pp 16 --ep 8 --device mi355x
         tracelens project pipeline --from traces/ --vpp 2
         tracelens project bounds traces/
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@workload.callback(invoke_without_command=True)
-def recordings(context: typer.Context) -> None:
-    """Train or serve the bundled MoE model, and record traces of it.
+    """,
+)
+workload = subcommands(
+    *("workload", "run", "ladder", "serve"),
+    doc="""Train or serve the bundled MoE model, and record traces of it.
 
     Examples:
         tracelens workload run --ranks 2 -o traces/
         tracelens workload ladder ladder/ --preset small --ranks 8 -o ladder.html
         tracelens workload serve --ranks 2 -o traces/
-    """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    """,
+)
 
 
 @cache

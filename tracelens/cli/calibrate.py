@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tracelens.cli.command import command
-from tracelens.cli.output import progress, say
+from tracelens.cli.output import check_outputs, progress, say
 from tracelens.errors import MissingExtra
 from tracelens.session import OUTPUT, OptionGroup, option
 
@@ -13,7 +13,7 @@ from tracelens.session import OUTPUT, OptionGroup, option
 class CalibrateOptions(OptionGroup):
     """What is measured, and where the results go."""
 
-    output: str = option("Write the device file here.", OUTPUT, flags=("-o", "--output"), metavar="FILE")
+    output: str = option("Write the device file here.", OUTPUT, metavar="FILE")
     device: str = option("cuda, or cpu to try the code.", default="cuda", hidden=True)
 
 
@@ -30,9 +30,9 @@ def calibrate(request: CalibrateOptions) -> None:
         tracelens report trace.json.gz --device-file mygpu.toml
     """
     from tracelens.devices import device_toml
-    from tracelens.outputs import Output, check_outputs, write_file
+    from tracelens.outputs import write_file
 
-    check_outputs([Output(request.output)], [])
+    check_outputs((), (), [request.output])
     try:
         from tracelens.calibrate import calibrate as measure
     except ModuleNotFoundError as error:

@@ -35,7 +35,6 @@ _FEW = 9
 
 _NAME_COLUMNS = 34
 _EXAMPLES = re.compile(r"^Examples:\n", re.MULTILINE)
-_WORDS = {int: "NUMBER", float: "NUMBER"}
 
 Given = NewType("Given", frozenset[str])
 """Names of the options that have a value on the command line, as a parameter of a command."""
@@ -46,11 +45,8 @@ def command(
 ) -> Callable[..., None]:
     """The function that typer calls: it has the options of all parameters of `function`.
 
-    Options of one name in several parameters are one option of the command line.
-
-    Args:
-        function: its parameters are annotated with subclasses of `OptionGroup`, or with `Given`.
-        settings: options that are passed on as texts by name, in the parameter `settings`.
+    These are annotated with subclasses of `OptionGroup`, or with `Given`; options of one name in several of
+    them are one option of the command line. `settings` are passed on as texts by name.
     """
     hints = {
         name: kind for name, kind in get_type_hints(function).items() if name not in ("return", "settings")
@@ -83,12 +79,14 @@ def _parameter(item: Declared) -> inspect.Parameter:
     known = item.option
     words = completion.of(known.complete) if known.complete else None
     default = inspect.Parameter.empty if item.default is MISSING else item.default
-    shared: dict[str, Any] = {"help": known.help, "metavar": known.metavar, "autocompletion": words}
+    metavar = known.metavar or ("N" if item.kind in (int, int | None) else None)
+    shared: dict[str, Any] = {"help": known.help, "metavar": metavar, "autocompletion": words}
     if known.argument:
         info = typer.Argument(show_default=False, **shared)
     else:
+        flags = known.flags or ("-o" if item.name == "output" else "", f"--{item.name.replace('_', '-')}")
         info = typer.Option(
-            *(known.flags or (f"--{item.name.replace('_', '-')}",)),
+            *filter(None, flags),
             show_default=False if known.shown is None or (default in ("", None) and not known.shown)
             else known.shown or True,
             rich_help_panel=known.panel or None,
@@ -110,9 +108,8 @@ class _Page:
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
         """`[OPTIONS] PATH...`, with brackets around what may be left out."""
         arguments = [param for param in self.params if isinstance(param, TyperArgument)]
-        words = [(_word(param, ctx), param.required) for param in arguments]
-        pieces = [word if required else f"[{word}]" for word, required in words]
-        return ["[OPTIONS]", *pieces, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
+        words = [_word(param, ctx) if param.required else f"[{_word(param, ctx)}]" for param in arguments]
+        return ["[OPTIONS]", *words, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
 
     def format_help_text(self: Any, ctx: Any, formatter: Any) -> None:
         """The docstring up to its examples."""
@@ -134,8 +131,7 @@ class _Page:
         section("Arguments", [(_word(param, ctx), _text(param, ctx)) for param in arguments])
         if isinstance(self, TyperGroup):
             commands: dict[str, list[tuple[str, str]]] = {}
-            names = self.list_commands(ctx)
-            for name in names:
+            for name in (names := self.list_commands(ctx)):
                 child: Any = self.get_command(ctx, name)
                 if not child.hidden:
                     summary = _description(child.help).partition("\n\n")[0].replace("\n", " ").rstrip(".")
@@ -243,7 +239,7 @@ def _word(param: Any, ctx: Any) -> str:
     kind = param.type_descriptor
     if kind.is_choice:
         return str(param.display_type(ctx)).strip("<>").removeprefix("list[").removesuffix("]")
-    word = _WORDS.get(kind.annotation, "PATH" if kind.is_path else "TEXT")
+    word = "NUMBER" if kind.annotation is float else "PATH" if kind.is_path else "TEXT"
     return param.name.upper() if isinstance(param, TyperArgument) else word
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -32,17 +32,10 @@ from tracelens.session import (
     FuseRequest,
     GateRequest,
     OptionGroup,
-    Reading,
     as_report,
-    comment,
     option,
     render,
 )
-
-if TYPE_CHECKING:
-    from tracelens.compare.gate import Verdict
-    from tracelens.table import Report
-    from tracelens.trace import Run
 
 _CANDIDATES = "\0"
 """Stands for the -- between bases and candidates, which the parser would drop."""
@@ -62,21 +55,10 @@ def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> 
         tracelens diff eager.json.gz graphed.json.gz
         tracelens diff a.json.gz b.json.gz --captures captures_a/ --captures captures_b/
     """
-    paths = [str(request.base), str(request.cand)]
-    traces = TraceFiles(paths)
-    runs: list[Run] = []
-    with progress() as line:
-        for path, graphs in zip(paths, request.graphs, strict=True):
-            files = traces.of(path)
-            with Reading(files, partial=request.partial, progress=line, graphs=graphs) as reading:
-                if not runs:
-                    out.check((), traces)
-                    import tracelens.compare.diff  # noqa: F401  # while the processes start
-
-                    out.import_formats()
-                runs.append(reading.run())
-        report = DiffRequest(*runs, step=request.step, progress=line).answer()
-    out.deliver(report, json=out.json, full=sections.full)
+    traces = TraceFiles([str(request.base), str(request.cand)])
+    out.check((), traces)
+    base, cand = map(traces.only, traces.paths)
+    out.deliver(answer(replace(request, base=base, cand=cand)), full=sections.full)
 
 
 class GateCommand(Command):
@@ -92,8 +74,8 @@ class GateCommand(Command):
         return super().parse_args(ctx, args)
 
 
-class GatedRuns(OptionGroup):
-    """Runs that are named by their place."""
+class GateOutputs(OptionGroup, panel=OUTPUT):
+    """Runs that are named by their place, where their verdict goes, and what it counts as."""
 
     paths: list[str] | None = option(
         "Runs of the baseline and runs to check: traces (a file, a directory, a pattern), JSON reports of "
@@ -102,11 +84,6 @@ class GatedRuns(OptionGroup):
         default=None,
         argument=True,
     )
-
-
-class GateOutputs(OptionGroup, panel=OUTPUT):
-    """Where a verdict goes, and what it counts as."""
-
     inconclusive: Literal["pass", "fail"] | None = option(
         "Count an inconclusive verdict as this.", RULES, default=None, shown="neither: exit code 3"
     )
@@ -122,31 +99,9 @@ class GateOutputs(OptionGroup, panel=OUTPUT):
     )
     github: bool = option("Print annotations for GitHub Actions (on stderr with --json).", default=False)
 
-    def deliver(self, verdict: Verdict, compared: Report | None, json: bool) -> None:
-        """Write and print the verdict."""
-        from tracelens.compare.gate import commands, junit
-
-        report = as_report(verdict)
-        if self.report is not None:
-            results = (*report.results, *(compared.results if compared else ()))
-            render(replace(report, results=results), self.report)
-            say(f"wrote {self.report}")
-        if self.junit is not None:
-            write_file(self.junit, junit(verdict))
-            say(f"wrote {self.junit}")
-        if self.markdown is not None:
-            write_file(self.markdown, comment(verdict).encode())
-            say(f"wrote {self.markdown}")
-        print_report(report, json=json)
-        for text in commands(verdict) if self.github else ():
-            if json:
-                say(text)
-            else:
-                write_stdout(f"{text}\n".encode())
-
 
 @command
-def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
+def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
     """Check runs against a baseline: fail on a regression.
 
     Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
@@ -162,14 +117,15 @@ def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs,
         tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
         tracelens gate baseline add runs/*/ -o base.json
     """
-    from tracelens.compare.gate import settings
+    from tracelens.compare.gate import commands, comment, junit, settings
+    from tracelens.rendering.formats import escaped
 
-    bases, candidates = _sides(runs.paths or [], request)
+    bases, candidates = _sides(out.paths or [], request)
     file = settings(None if request.config is None else str(request.config))
     traces = TraceFiles([*bases, *candidates])
     _ = request.graphs  # too many paths are said before the work
-    others = [path for path in (out.junit, out.markdown) if path is not None]
-    check_outputs([out.report] if out.report else [], [file.file], others, traces)
+    reports, others = ([*filter(None, paths)] for paths in ([out.report], [out.junit, out.markdown]))
+    check_outputs(reports, [file.file], others, traces)
     options = request.options(file)
     with progress() as line:
         request = replace(request, base=bases, candidate=candidates, progress=line)
@@ -178,12 +134,25 @@ def gate(runs: GatedRuns, request: GateRequest, printed: Json, out: GateOutputs,
             sides.append(side)
             if side.failures:
                 say(f"tracelens: {banner(side.failures)}")
-        before, after = sides
-        verdict, compared = request.judged(before, after, options), None
-        if verdict.verdict != "pass" or out.report:
-            explained, compared = request.explained(verdict, before, after)
-            verdict = explained if verdict.verdict != "pass" else verdict
-    out.deliver(verdict, compared, printed.json)
+        verdict, compared = request.outcome(options, sides, why=True, compared=bool(out.report))
+    report = as_report(verdict)
+    if out.report is not None:
+        render(
+            replace(report, results=(*report.results, *(compared.results if compared else ()))), out.report
+        )
+        say(f"wrote {out.report}")
+    if out.junit is not None:
+        write_file(out.junit, junit(verdict))
+        say(f"wrote {out.junit}")
+    if out.markdown is not None:
+        write_file(out.markdown, comment(verdict, escaped).encode())
+        say(f"wrote {out.markdown}")
+    print_report(report, json=printed.json)
+    for text in commands(verdict) if out.github else ():
+        if printed.json:
+            say(text)
+        else:
+            write_stdout(f"{text}\n".encode())
     counted: str = verdict.verdict
     if counted == "inconclusive":
         counted = out.inconclusive or file.inconclusive or counted
@@ -238,11 +207,7 @@ gate_app = group(None)
 gate_app.command("gate", cls=GateCommand)(gate)
 baseline = group(CommandGroup, help="Keep the metrics of past runs to compare with.", no_args_is_help=True)
 baseline.command("add", cls=Command)(add)
-
-
-@baseline.callback()
-def _baseline() -> None:
-    """Keep the metrics of past runs to compare with."""
+baseline.callback()(lambda: None)  # a group, though it has one command
 
 
 @command
@@ -253,9 +218,6 @@ def fuse(request: FuseRequest, _: ReadLimits) -> None:
         tracelens fuse traces/ -o merged.json.gz
         tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
     """
-    from tracelens.merge import check_suffix
-
-    check_suffix(request.path)
     assert isinstance(request.run, TraceFiles)
     check_outputs((), (), [str(request.path)], request.run)
     answer(request)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import typer
 
@@ -21,6 +20,7 @@ from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.plugins import any_plugins
 from tracelens.read import TraceFiles, open_source
+from tracelens.registry import Registered, registered
 
 _INSTRUCTION = "_TRACELENS_COMPLETE"
 _BREAKS = ("=", ":")
@@ -37,15 +37,6 @@ Word = tuple[str, str]
 """A word and its help, which zsh, fish and PowerShell show."""
 
 
-class Registered(NamedTuple):
-    """What the source says of a registered function."""
-
-    name: str
-    doc: str
-    argument: str = ""
-    usual: tuple[str, ...] = ("",)
-
-
 def of(
     words: str | tuple[str, ...] | Callable[..., list[str]],
 ) -> Callable[..., list[Word]] | Callable[..., list[str]]:
@@ -53,27 +44,6 @@ def of(
     if isinstance(words, str):
         return globals()[words]  # type: ignore[no-any-return]
     return words if callable(words) else lambda: list(words)
-
-
-def registered(kind: str, folder: str) -> Iterator[Registered]:
-    """Functions under a decorator `@kind("name", ...)`, and those of plugins if there are any.
-
-    Args:
-        kind: of registry, the name of its decorator.
-        folder: below the package, where they are.
-    """
-    pattern = re.compile(
-        rf'^@{kind}\(\s*"(?P<name>\w+)"(?P<options>.*?)\)\n(?:@.*?\n)*def .*?"""(?P<doc>.*?)(?:\n\n|""")',
-        re.MULTILINE | re.DOTALL,
-    )
-    for file in sorted((_ROOT / folder).rglob("*.py")):
-        text = file.read_text("utf-8")
-        for match in pattern.finditer(text) if f"@{kind}(" in text else ():
-            argument = re.search(r'argument="(.*?)"', match["options"])
-            usual = re.search(r"usual=\((.*?)\)", match["options"])
-            words = re.findall(r'"(.*?)"', usual[1]) if usual else [""]
-            doc = " ".join(match["doc"].split())
-            yield Registered(match["name"], doc, argument[1] if argument else "", tuple(words))
 
 
 def analyzers() -> list[Word]:
@@ -194,30 +164,24 @@ def steps(context: typer.Context) -> list[Word]:
     """Recorded steps of the first trace on the line, as far as its sidecar or first megabytes tell."""
     # An option without its value leaves the arguments unparsed.
     paths = [*(context.params.get("paths") or ()), context.params.get("base"), *context.args]
-    numbers: list[int] = []
+    numbers: set[int] = set()
     with suppress(TracelensError, OSError, ValueError, KeyError, TypeError, StopIteration):
         path = next(Path(path) for path in paths if path and Path(path).exists())
         sidecar = (path if path.is_dir() else path.parent) / SIDECAR
         if sidecar.is_file():
-            numbers = [int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]]
+            numbers = {int(step) for step in json.loads(sidecar.read_bytes())["window"]["recorded"]}
         else:
-            numbers = _first_steps(str(path))
-    return [(str(number), f"ProfilerStep#{number}") for number in numbers] or [("ProfilerStep#", "")]
+            (source,), marks, read_bytes = open_source(TraceFiles([path]).all()[0])[:1], [], 0
+            for block in source.blocks():
+                marks += _STEP.findall(block)
+                read_bytes += len(block)
+                if read_bytes > _HEAD_BYTES:
+                    break
+            numbers = set(map(int, marks))
+    words = [(str(number), f"ProfilerStep#{number}") for number in sorted(numbers)]
+    return words or [("ProfilerStep#", "")]
 
 
 def steps_or_all(context: typer.Context) -> list[Word]:
     """The same, and `all`."""
     return [*steps(context), ("all", "every recorded step")]
-
-
-def _first_steps(path: str) -> list[int]:
-    """Steps that the first megabytes of a trace name."""
-    steps: set[int] = set()
-    for source in open_source(TraceFiles([path]).all()[0])[:1]:
-        read_bytes = 0
-        for block in source.blocks():
-            steps.update(int(number) for number in _STEP.findall(block))
-            read_bytes += len(block)
-            if read_bytes > _HEAD_BYTES:
-                break
-    return sorted(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     from tracelens.devices import Device
 
 
+REGISTRIES = {
+    "parsers": ("read", "PARSERS"),
+    "renderers": ("rendering", "RENDERERS"),
+    "costs": ("costs", "COSTS"),
+    "detectors": ("findings.detectors", "DETECTORS"),
+    "models": ("planner.config", "MODELS"),
+    "scenarios": ("what_if", "SCENARIOS"),
+}
 KINDS = ("analyzers", "parsers", "renderers", "devices", "costs", "detectors", "models", "scenarios")
-_DEVICE_COLUMNS = (
-    *("name", "title", "units", "HBM GB", "TB/s", "bf16", "fp8", "fp32", "MAF bf16", "link GB/s"),
-    "sources",
-)
 # Column to field of a model.
 _MODEL_COLUMNS = {
     "layers": "layers",
@@ -47,9 +52,15 @@ def listing(what: Listed) -> None:
         tracelens list analyzers
         tracelens list devices
     """
-    kind = what.kind
-    _table(_rows(kind))
-    if kind == "devices":
+    columns = list(zip(*_rows(what.kind), strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    # Numbers stand to the right.
+    right = [all(cell == "-" or cell.replace(".", "").isdigit() for cell in column[1:]) for column in columns]
+    for row in zip(*columns, strict=True):
+        cells = zip(row, widths, right, strict=True)
+        line = "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells)
+        typer.echo(line.rstrip())
+    if what.kind == "devices":
         import tracelens.devices
 
         template = Path(tracelens.devices.__file__).with_name("NAME.toml")
@@ -61,78 +72,53 @@ def listing(what: Listed) -> None:
         )
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows in columns, numbers right-aligned."""
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(cell == "-" or cell.replace(".", "").isdigit() for cell in column[1:]) for column in columns]
-    for row in rows:
-        cells = zip(row, widths, right, strict=True)
-        line = "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells)
-        typer.echo(line.rstrip())
-
-
 def _rows(kind: str) -> list[tuple[str, ...]]:
     """What is registered of a kind."""
     if kind == "analyzers":
         from tracelens.analysis import in_order
 
         return [(plugin.name, plugin.doc) for plugin in in_order()]
-    if kind == "detectors":
-        from tracelens.findings.detectors import DETECTORS
-
-        rows = [(name, plugin.scenario or "-", plugin.doc) for name, plugin in DETECTORS.items()]
-        return [("name", "replayed as", "signature"), *rows]
-    if kind == "parsers":
-        from tracelens.read import PARSERS
-
-        return [(name, plugin.doc) for name, plugin in PARSERS.items()]
-    if kind == "scenarios":
-        from tracelens.what_if import SCENARIOS
-
-        return [(plugin.grammar, plugin.doc) for _, plugin in SCENARIOS.items()]
-    if kind == "costs":
-        from tracelens.costs import COSTS
-
-        homes = {
-            name: cost.function.__module__.removeprefix("tracelens.costs.") for name, cost in COSTS.items()
-        }
-        return [(name, homes[name], cost.doc) for name, cost in COSTS.items()]
-    if kind == "models":
-        from tracelens.planner.config import MODELS
-
-        models = [
-            (name, *(str(getattr(model, field)) for field in _MODEL_COLUMNS.values()))
-            for name, model in MODELS.items()
-        ]
-        return [("name", *_MODEL_COLUMNS), *models]
     if kind == "devices":
         from tracelens.devices import devices
 
-        return [_DEVICE_COLUMNS, *map(_device, devices())]
-    from tracelens.rendering import RENDERERS
+        listed = [_device(device) for device in devices()]
+        return [tuple(listed[0]), *(tuple(cells.values()) for cells in listed)]
+    module, name = REGISTRIES[kind]
+    items = list(getattr(import_module(f"tracelens.{module}"), name).items())
+    if kind == "detectors":
+        rows = [(name, plugin.scenario or "-", plugin.doc) for name, plugin in items]
+        return [("name", "replayed as", "signature"), *rows]
+    if kind == "scenarios":
+        return [(plugin.grammar, plugin.doc) for _, plugin in items]
+    if kind == "costs":
+        modules = [cost.function.__module__.removeprefix("tracelens.costs.") for _, cost in items]
+        return [(name, module, cost.doc) for (name, cost), module in zip(items, modules, strict=True)]
+    if kind == "models":
+        models = [
+            [name, *(getattr(model, field) for field in _MODEL_COLUMNS.values())] for name, model in items
+        ]
+        return [("name", *_MODEL_COLUMNS), *(tuple(map(str, cells)) for cells in models)]
+    return [(name, plugin.doc) for name, plugin in items]
 
-    return [(name, plugin.doc) for name, plugin in RENDERERS.items()]
 
-
-def _device(device: Device) -> tuple[str, ...]:
+def _device(device: Device) -> dict[str, str]:
+    """A device by column; numbers have four digits, "-" if unknown."""
     from tracelens.devices import SECONDARY
 
-    def scaled(value: float | None, unit: float) -> str:
-        """A number in a larger unit with four digits; "-" if unknown."""
-        return f"{value / unit:.4g}" if value else "-"
-
+    numbers = {
+        "HBM GB": (device.hbm_bytes, 1e9),
+        "TB/s": (device.hbm_bytes_per_s, 1e12),
+        "bf16": (device.matrix.get("bf16"), 1e12),
+        "fp8": (device.matrix.get("fp8"), 1e12),
+        "fp32": (device.vector.get("fp32"), 1e12),
+        "MAF bf16": (device.maf.get("bf16"), 1e12),
+        "link GB/s": (device.gpu_link_bytes_per_s, 1e9),
+    }
     secondary = sum(text.endswith(SECONDARY) for text in device.sources.values())
-    return (
-        device.name,
-        device.title,
-        str(device.units),
-        scaled(device.hbm_bytes, 1e9),
-        scaled(device.hbm_bytes_per_s, 1e12),
-        scaled(device.matrix.get("bf16"), 1e12),
-        scaled(device.matrix.get("fp8"), 1e12),
-        scaled(device.vector.get("fp32"), 1e12),
-        scaled(device.maf.get("bf16"), 1e12),
-        scaled(device.gpu_link_bytes_per_s, 1e9),
-        f"{secondary} of {len(device.sources)} secondary" if secondary else device.vendor,
-    )
+    return {
+        "name": device.name,
+        "title": device.title,
+        "units": str(device.units),
+        **{name: f"{value / unit:.4g}" if value else "-" for name, (value, unit) in numbers.items()},
+        "sources": f"{secondary} of {len(device.sources)} secondary" if secondary else device.vendor,
+    }

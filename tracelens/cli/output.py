@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tracelens.errors import TracelensError
 from tracelens.guard import banner
 from tracelens.limits import set_limits
 from tracelens.printable import printable
 from tracelens.read import TraceFiles
-from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, option
+from tracelens.session import OUTPUT, READING, ApiRequest, CommandOption, OptionGroup, Progress, option
 
 if TYPE_CHECKING:
     from tracelens.table import Report, Result
@@ -30,7 +30,6 @@ PATIENCE_S = 1.0
 WRITTEN = CommandOption(
     help="Write to a .html, .md, .txt, .json or .xlsx file, or to a directory of CSV files. Repeatable.",
     panel=OUTPUT,
-    flags=("-o", "--output"),
     metavar="PATH",
     shown="print",
     complete="outputs",
@@ -57,33 +56,26 @@ class Written(OptionGroup):
 
     output: list[str] | None = option(WRITTEN, default=None)
 
-    def check(self, inputs: Iterable[str | None] = (), traces: TraceFiles | None = None) -> None:
-        """Fail before the work if an output cannot or must not be written.
-
-        Args:
-            inputs: what the command reads beside traces; None for what is not named.
-            traces: the traces that it reads.
-        """
+    def check(self, inputs: Iterable[object] = (), traces: TraceFiles | None = None) -> None:
+        """Fail before the work if an output cannot or must not be written, see `check_outputs`."""
         check_outputs(self.output or (), inputs, (), traces)
-
-    def import_formats(self) -> None:
-        """Import what the outputs need, while a trace is being decoded."""
         if self.output:
             from tracelens.rendering import by_path
 
             if any(by_path(path).name == "html" for path in self.output):
-                import jinja2  # noqa: F401
+                import jinja2  # noqa: F401  # while a trace is being decoded
 
-    def deliver(self, report: Report, *, json: bool = False, full: bool = True) -> None:
-        """Write a report to files and directories; print it with `json`, or without outputs.
+    def deliver(
+        self, made: Report | Result, title: str = "", inputs: Sequence[str] = (), *, full: bool = True
+    ) -> None:
+        """Write a report, or the result of `tracelens {title}`; print it with --json, or without outputs."""
+        from tracelens.rendering.summary import result_title
+        from tracelens.session import as_report, render
+        from tracelens.table import Result
 
-        Args:
-            report: to deliver.
-            json: print it as JSON.
-            full: print all of it, not only the first screen.
-        """
-        from tracelens.session import render
-
+        if isinstance(made, Result):
+            made = as_report(made, title or result_title(made), inputs)
+        report, json = made, isinstance(self, Json) and self.json
         for path in self.output or ():
             with progress() as line:
                 line(f"writing {path}")
@@ -109,42 +101,22 @@ class Full(OptionGroup):
 class Delivery(Json, Written):
     """Where the result of a command goes."""
 
-    def deliver_result(
-        self, result: Result, title: str, inputs: Sequence[str] = (), *, full: bool = True
-    ) -> None:
-        """Deliver a single result as `tracelens {title}`."""
-        self.deliver(as_report(result, title, inputs), json=self.json, full=full)
-
-
-def as_report(result: Result, title: str, inputs: Sequence[str]) -> Report:
-    """A report with one result."""
-    from tracelens.rendering.summary import result_summary
-    from tracelens.table import Report
-    from tracelens.version import __version__
-
-    meta = {"version": __version__, "inputs": list(inputs)}
-    return Report((result,), f"tracelens {title}", meta, result_summary(result))
-
 
 def check_outputs(
     reports: Sequence[str],
-    inputs: Iterable[str | None],
+    inputs: Iterable[object],
     others: Sequence[str] = (),
     traces: TraceFiles | None = None,
 ) -> None:
-    """Fail before the work if an output cannot or must not be written.
+    """Fail before the work if a report or another output cannot or must not be written.
 
-    Args:
-        reports: files and directories of reports.
-        inputs: all that the command reads beside traces; None for what is not named.
-        others: other files that it writes.
-        traces: the traces that it reads.
+    Inputs are what the command reads beside traces, None for what is not named.
     """
     if reports or others:
         from tracelens.rendering import check
 
         paths = traces.paths if traces is not None else ()
-        check(reports, [*paths, *(path for path in inputs if path is not None)], others, traces)
+        check(reports, [*paths, *(str(path) for path in inputs if path is not None)], others, traces)
 
 
 def files_of(*names: object) -> list[str]:
@@ -152,39 +124,29 @@ def files_of(*names: object) -> list[str]:
     return [str(name) for name in names if name and Path(str(name)).is_file()]
 
 
-class StatusLine:
-    """A line on stderr for work that takes a while, if stderr is a terminal."""
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A line on stderr for work that takes a while, if stderr is a terminal; also an error clears it."""
+    started, status = time.monotonic(), None
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._status: Any = None
-
-    def __call__(self, text: str) -> None:
-        if self._status is None and sys.stderr.isatty() and time.monotonic() - self._started > PATIENCE_S:
+    def show(text: str) -> None:
+        nonlocal status
+        if status is None and sys.stderr.isatty() and time.monotonic() - started > PATIENCE_S:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("")
-            self._status.start()
-        if self._status is not None:
+            status = Console(stderr=True).status("")
+            status.start()
+        if status is not None:
             from rich.text import Text
 
             # A path may look like markup: [red], [link=...], :smile:.
-            self._status.update(Text(printable(text)))
+            status.update(Text(printable(text)))
 
-    def stop(self) -> None:
-        """Clear it."""
-        if self._status is not None:
-            self._status.stop()
-
-
-@contextmanager
-def progress() -> Iterator[StatusLine]:
-    """Progress that is cleared at the end, also by an error."""
-    line = StatusLine()
     try:
-        yield line
+        yield show
     finally:
-        line.stop()
+        if status is not None:
+            status.stop()
 
 
 def answer(request: ApiRequest[R]) -> R:
@@ -214,11 +176,7 @@ def write_stdout(data: bytes) -> None:
 def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:
     """Print a report for the terminal's width and colors, or its first result as JSON.
 
-    Args:
-        report: any report.
-        json: as JSON.
-        full: every section, not only the first screen.
-        rows: of each table, at most; None for as many as the console shows of a report.
+    Of each table so many `rows`, None for as many as the console shows of a report.
     """
     if json:
         from tracelens.rendering.formats import one_result

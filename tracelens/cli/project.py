@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tracelens.cli.command import Given, command
@@ -26,9 +27,6 @@ from tracelens.session import (
     loaded,
     option,
 )
-from tracelens.units import GIB, duration
-
-GB = 1e9
 
 
 class ScenarioOptions(OptionGroup, panel=RUN):
@@ -52,16 +50,12 @@ class ScenarioOptions(OptionGroup, panel=RUN):
     )
 
 
+class ChangedRun(Graphs, Unprofiled, Rooflines, ScenarioOptions):
+    """The same, and how the run is read."""
+
+
 @command
-def whatif(
-    change: ScenarioOptions,
-    rooflines: Rooflines,
-    pace: Unprofiled,
-    reading: Graphs,
-    _: ReadLimits,
-    out: Delivery,
-    sections: Full,
-) -> None:
+def whatif(change: ChangedRun, _: ReadLimits, out: Delivery, sections: Full) -> None:
     """Step time of a recorded run after a change, and what it would wait for.
 
     Examples:
@@ -69,33 +63,20 @@ def whatif(
         tracelens project whatif traces/ --scenario no_blocking --scenario all_to_all_bandwidth=300
         tracelens project whatif traces/ --scenario no_blocking+scale:gemm=0.5 -o whatif.html
     """
-    device, device_file = rooflines.device, rooflines.device_file
-    file = None if device_file is None else str(device_file)
-    out.check([file], change.paths)
+    out.check([change.device_file], change.paths)
     from tracelens.analysis.common import choose_device
     from tracelens.what_if import parse_request
     from tracelens.what_if import whatif as replayed
 
-    choose_device(device, file)
+    choose_device(change.device, change.device_file)
     scenarios = change.scenario or ()
     for text in scenarios:
         parse_request(text)
     with progress() as line:
-        run = loaded(change.paths, partial=reading.partial, progress=line, graphs=reading.graphs)
-        result = replayed(
-            run,
-            scenarios,
-            step=change.step,
-            unprofiled_step_ms=pace.unprofiled_step_ms,
-            device=device,
-            device_file=file,
-            progress=line,
-        )
-    base_ms, recorded_ms = result.meta["base_ns"] / 1e6, result.meta["recorded_ns"] / 1e6
-    title = f"project whatif: {base_ms:,.3f} ms as measured"
-    if base_ms != recorded_ms:
-        title = f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"
-    out.deliver_result(result, title, [trace.meta.path for trace in run.traces], full=sections.full)
+        run = loaded(change.paths, None, replace(change, progress=line))
+        options = change.values("step", "device", "device_file", "unprofiled_step_ms")
+        result = replayed(run, scenarios, **options, progress=line)
+    out.deliver(result, inputs=[trace.meta.path for trace in run.traces], full=sections.full)
 
 
 class Searched(OptionGroup, panel=SEARCH):
@@ -122,6 +103,7 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
         tracelens project memory --search --model moe_1t --gpus 768 --optimised --device mi300x
     """
     from tracelens.planner.config import OPTIMISED, read_file
+    from tracelens.rendering.summary import result_title
 
     model, devices = search.model, request.devices
     assert isinstance(devices, list | tuple)
@@ -143,29 +125,11 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
         with progress() as line:
             line("trying layouts")
             result = search.answer()
-        best = "; ".join(
-            f"{name}: {result.meta['best'].get(name, 'nothing fits')}" for name in result.meta["fits"]
-        )
-        title = f"project memory --search: {model} on {search.gpus:,} GPU{'s' * (search.gpus > 1)}; {best}"
         changed = {text.partition("=")[0] for text in result.meta["toggles"].split()}
-        title += "" if OPTIMISED.keys() <= changed else "; without --optimised"
+        note = "" if OPTIMISED.keys() <= changed else "; without --optimised"
     else:
-        result = request.answer()
-        most, tables = result.meta["worst_bytes"], result.tables
-        # Devices and charts use decimal GB.
-        in_gb = "fits" in tables or result.meta["framework"] == "amd-guide"
-        title = (
-            f"project memory of {model}: {most / GIB:,.2f} GiB{f' ({most / GB:,.1f} GB)' if in_gb else ''}"
-        )
-        title += " on the worst GPU"
-        if "fits" in tables and len(result.meta["layouts"]) == 1:
-            rows = list(zip(result["fits"]["device"], result["fits"]["fits"], strict=True))
-            for fits, words in (("yes", "fits"), ("no", "does not fit")):
-                if names := [name for name, verdict in rows if verdict == fits]:
-                    title += f"; {words} {', '.join(names)}"
-        if "optimised_bytes" in result.meta:
-            title += f"; {result.meta['optimised_bytes'] / GIB:,.2f} GiB with --optimised"
-    out.deliver_result(result, title, [model])
+        result, note = request.answer(), ""
+    out.deliver(result, result_title(result, model) + note, [model])
 
 
 @command
@@ -185,7 +149,7 @@ def scaling(request: ScalingRequest, out: Delivery) -> None:
     result = request.answer()
     device = result.meta["device"]
     title = f"project scaling of {request.model}: EP {request.ep} on {request.gpus:,} x {device}"
-    out.deliver_result(result, title, [request.model])
+    out.deliver(result, title, [request.model])
 
 
 @command
@@ -204,17 +168,7 @@ def pipeline(request: PipelineRequest, _: ReadLimits, out: Delivery) -> None:
     traces = request.run if isinstance(request.run, TraceFiles) else None
     out.check(files_of(request.model, *request.schedules), traces)
     result = answer(request)
-    # The shortest schedule, and the simulation error on a measured run.
-    summary, meta = result.data["summary"], result.meta
-    spans = summary.array("makespan_ns")
-    best = int(spans.argmin())
-    title = (
-        f"project pipeline (PP {meta['stages']}, GA {meta['microbatches']}): "
-        f"{summary.texts('schedule')[best]} {spans[best] / 1e6:,.3f} ms"
-    )
-    if "simulation" in meta:
-        title += f" (simulation: {meta['simulation']})"
-    out.deliver_result(result, title, traces.paths if traces is not None else ())
+    out.deliver(result, inputs=traces.paths if traces is not None else ())
 
 
 @command
@@ -225,9 +179,7 @@ def bubble(request: BubbleRequest, out: Delivery) -> None:
         tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
     """
     out.check()
-    result = request.answer()
-    share = result.data["bubble"].array("fraction")[0]
-    out.deliver_result(result, f"project bubble: {share:.2%} of the time at VPP {request.vpp}")
+    out.deliver(request.answer())
 
 
 @command
@@ -243,16 +195,6 @@ def bounds(request: BoundsRequest, _: ReadLimits, out: Delivery) -> None:
         tracelens project bounds traces/
     """
     traces = request.run if isinstance(request.run, TraceFiles) else None
-    out.check([str(request.device) if isinstance(request.device, Path) else None], traces)
+    out.check([request.device] if isinstance(request.device, Path) else (), traces)
     result = answer(request)
-    meta = result.meta
-    title = f"project bounds: {meta.get('gpus_per_node')} x {meta['device']} per node"
-    if result.analyzer != "bounds":
-        title = f"project bounds of {meta['ranks']} ranks on {meta['device']}"
-    if "collectives" in result.data:
-        # The collective with most time above its bound.
-        table = result.data["collectives"]
-        excess, share = duration(float(table.array("excess_ns")[0])), table.array("achieved")[0]
-        name, ranks = table.texts("collective")[0], table.texts("group")[0]
-        title += f": {name} of {ranks} at {share:.0%} of its links, {excess} above them"
-    out.deliver_result(result, title, traces.paths if traces is not None else ())
+    out.deliver(result, inputs=traces.paths if traces is not None else ())

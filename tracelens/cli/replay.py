@@ -15,14 +15,13 @@ from tracelens.cli.output import (
     Delivery,
     Json,
     ReadLimits,
-    as_report,
     check_complete,
     print_report,
     progress,
     say,
 )
 from tracelens.read import TraceFiles
-from tracelens.session import RUN, Graphs, OptionGroup, Reading, ReplayRequest, option
+from tracelens.session import RUN, Graphs, OptionGroup, ReplayRequest, as_report, loaded, option
 
 VERDICT = "Verdict"
 
@@ -59,21 +58,18 @@ def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> 
         tracelens replay verify replay/
     """
     from tracelens.analysis.common import choose_device
+    from tracelens.rendering.summary import result_title
     from tracelens.reproducers import check
 
     traces, base = request.run, request.base
     assert isinstance(traces, TraceFiles)
-    device_file = None if request.device_file is None else str(request.device_file)
-    inputs = [*traces.paths, *(base.paths if isinstance(base, TraceFiles) else ()), device_file]
-    check(str(request.folder), filter(None, inputs), traces)
-    choose_device(request.device, device_file)
+    inputs = [*traces.paths, *(base.paths if isinstance(base, TraceFiles) else ()), request.device_file]
+    check(str(request.folder), map(str, filter(None, inputs)), traces)
+    choose_device(request.device, request.device_file)
     with progress() as line:
-        files, graphs = traces.all(), reading.graphs
-        with Reading(files, partial=request.partial, progress=line, graphs=graphs) as processes:
-            run = processes.run()
+        run = loaded(traces, None, replace(reading, progress=line))
         result = replace(request, run=run, progress=line).answer()
-    title = f"replay: {len(result.data['scripts'])} scripts, {result.meta['fraction']:.1%} of GPU time"
-    report = as_report(result, title, [trace.meta.path for trace in run.traces])
+    report = as_report(result, result_title(result), [trace.meta.path for trace in run.traces])
     print_report(report, json=out.json)
     check_complete(report)
     omitted = result.meta["not_written"]
@@ -87,17 +83,18 @@ class Verification(OptionGroup, panel=RUN):
     device: Literal["cuda", "cpu"] | None = option(
         "Where to run.", default=None, shown="the GPU if there is one"
     )
-    iters: int | None = option("Timed calls per script.", metavar="N", default=None, shown="50")
-    max_bytes: int | None = option("Scale collective messages down to N bytes.", metavar="N", default=None)
+    iters: int | None = option("Timed calls per script.", default=None, shown="50")
+    max_bytes: int | None = option("Scale collective messages down to N bytes.", default=None)
     only: str = option("Only scripts with this text in name, op or shapes.", metavar="STRING", default="")
     tolerance: float = option(
         "Allowed relative deviation from the traced time.", VERDICT, metavar="SHARE", default=0.1
     )
     strict: bool = option("Also exit with 1 if a time does not match.", VERDICT, default=False)
-    timeout: float = option("Time limit per script, in seconds.", metavar="SECONDS", default=180.0)
+    timeout_s: float = option(
+        "Time limit per script, in seconds.", name="timeout", metavar="SECONDS", default=180.0
+    )
     ranks: int | None = option(
         "Skip collectives with more than N ranks.",
-        metavar="N",
         default=None,
         min=1,
         shown="the number of GPUs, or 8 on the CPU",
@@ -136,18 +133,12 @@ def verify(scripts: Verification, out: VerifyDelivery) -> None:
     with progress() as line:
         result = run_all(
             folder,
-            device=scripts.device,
-            iters=scripts.iters,
-            max_bytes=scripts.max_bytes,
-            tolerance=scripts.tolerance,
+            **scripts.values("device", "iters", "max_bytes", "tolerance", "timeout_s", "ranks"),
             python=scripts.python or None,
-            timeout_s=scripts.timeout,
-            ranks=scripts.ranks,
             only=re.compile(re.escape(scripts.only)) if scripts.only else None,
             progress=line,
         )
-    counts = ", ".join(f"{count} {status}" for status, count in result.meta["statuses"].items())
-    out.deliver_result(result, f"replay verify: {counts}", [scripts.folder])
+    out.deliver(result, inputs=[scripts.folder])
     if failed(result, strict=scripts.strict):
         raise typer.Exit(1)
 

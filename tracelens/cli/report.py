@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tracelens.cli.command import command
-from tracelens.cli.output import (
-    Full,
-    Json,
-    ReadLimits,
-    Written,
-    check_complete,
-    print_report,
-    progress,
-    say,
-)
+from tracelens.cli.output import Full, Json, ReadLimits, Written, check_complete, print_report, progress, say
 from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
 
 ROWS = 40
@@ -26,11 +18,7 @@ class Analyzers(OptionGroup, panel=RUN):
     """Which analyzers run."""
 
     only: list[str] | None = option(
-        "Run only this analyzer. Repeatable.",
-        metavar="NAME",
-        default=None,
-        shown="all",
-        complete="analyzers",
+        "Run only this analyzer. Repeatable.", metavar="NAME", default=None, shown="all", complete="analyzers"
     )
 
 
@@ -56,9 +44,8 @@ def report(
         tracelens report trace.json.gz --device mi355x -o projected.html
     """
     with progress() as line, _reporting(traces, line) as reporting:
-        out.check([None if options.device_file is None else str(options.device_file)], traces.paths)
+        out.check([options.device_file], traces.paths)
         # Imported while the processes start that decode the traces.
-        out.import_formats()
         from tracelens.analysis import ANALYZERS
         from tracelens.costs import COSTS
         from tracelens.trace import classes
@@ -90,13 +77,12 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOpti
 
 def _reporting(traces: Traces, line: Progress) -> Reporting:
     """The traces, and the processes that read them."""
-    files = traces.paths.all()
-    return Reporting(files, partial=traces.partial, dask=traces.dask, progress=line, graphs=traces.graphs)
+    return Reporting(traces.paths.all(), replace(traces, progress=line), dask=traces.dask)
 
 
 def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:
     """The options that these analyzers (default: all) have; warns of those that none of them has."""
-    values = options.of_analyzers()
+    values = options.values("scope", "device", "device_file", "unprofiled_step_ms")
     changed = {name for name, value in values.items() if value not in (None, "all")}
     if not names or not changed:
         return values

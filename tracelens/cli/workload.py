@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tracelens.cli.command import command
-from tracelens.cli.output import Delivery, Full, as_report, check_outputs, progress, say
+from tracelens.cli.output import Delivery, Full, check_outputs, progress, say
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.planner.config import HELP, MODELS, PARTS, override, preset
 from tracelens.session import CommandOption, OptionGroup, option
 
-if TYPE_CHECKING:
-    from tracelens.table import Report
-    from tracelens.workload import LadderRung
-
 RECORDING, MODEL, LADDER, SERVING = "Recording", "Model", "Ladder", "Requests and scheduling"
-_HEADINGS = {"layout": "Layout", "training": "TrainingSteps", "toggles": "Optimizations"}
+_HEADINGS = {"layout": "Layout", "training": "Training", "toggles": "Optimizations"}
 _SUMMARY = CommandOption(help="Print the summary as one JSON object.", flags=("--json",))
+_ASSIGNMENTS = CommandOption(
+    help="Override a field of the model: --set top_k=4. Repeatable.", name="set", metavar="FIELD=VALUE"
+)
 Settings = Mapping[str, str]
 """Fields of the configuration that have a value on the command line."""
 
@@ -33,14 +33,9 @@ class Workload(OptionGroup, panel=MODEL):
         "The model (`tracelens list models`).", metavar="MODEL", default="tiny", complete="models"
     )
     layers: int | None = option(
-        "Number of layers, to make a large model fit.", metavar="N", default=None, shown="those of the model"
+        "Number of layers, to make a large model fit.", default=None, shown="those of the model"
     )
-    assignments: list[str] | None = option(
-        "Override a field of the model: --set top_k=4. Repeatable.",
-        name="set",
-        metavar="FIELD=VALUE",
-        default=None,
-    )
+    assignments: list[str] | None = option(_ASSIGNMENTS, default=None)
     device: str | None = option(
         "Run on cuda (NVIDIA and AMD GPUs) or cpu.",
         "Options",
@@ -61,11 +56,7 @@ class TraceTarget(OptionGroup, panel=RECORDING):
     """Where traces go, and whether they have frames."""
 
     output: Path | None = option(
-        "Write the traces to this directory.",
-        flags=("-o", "--output"),
-        metavar="DIR",
-        default=None,
-        shown="record nothing",
+        "Write the traces to this directory.", metavar="DIR", default=None, shown="record nothing"
     )
     stack: bool = option("Record Python frames; slows the host down.", default=False)
 
@@ -74,10 +65,12 @@ class TrainingSteps(OptionGroup, panel=RECORDING):
     """How long it is trained, and what is recorded of it."""
 
     steps: int = option(
-        "Train at least this many steps, and to the end of the recording.", "Options", metavar="N", default=10
+        "Train at least this many steps, and to the end of the recording.", "Options", default=10
     )
-    profile_start: int = option("First recorded step, counted from 0.", metavar="STEP", default=8)
-    profile_end: int = option("The step after the last recorded one.", metavar="STEP", default=10)
+    start: int = option(
+        "First recorded step, counted from 0.", name="profile_start", metavar="STEP", default=8
+    )
+    end: int = option("The step after the last recorded one.", name="profile_end", metavar="STEP", default=10)
     memory: bool = option("Record allocations.", default=False)
     inject: list[str] | None = option(
         "Inject a fault into a rank: rank=3,kind=host_delay,ms=4. Kinds: host_delay, blocking_call and gc "
@@ -89,45 +82,44 @@ class TrainingSteps(OptionGroup, panel=RECORDING):
     as_json: bool = option(_SUMMARY, "Options", default=False)
 
 
-def _setting(kind: Any, text: str, panel: str, defaults: set[Any]) -> CommandOption:
-    """The option of a field of the configuration, whose text in a list and defaults by preset are known."""
-    choices = [str(value) for value in get_args(kind)] if get_origin(kind) is Literal else []
-    if kind is bool:
-        choices = ["true", "false"]
-    default = defaults.pop() if len(defaults) == 1 else "as in --preset"
-    shown = str(default).lower() if isinstance(default, bool) else str(default)
-    return CommandOption(
-        help=f"{text if text.partition(':')[0] in choices else text[:1].upper() + text[1:]}.",
-        metavar="|".join(choices) or {int: "N", float: "NUMBER"}.get(kind, "LAYERS"),
-        shown=None if default in ("", ()) else shown,
-        complete=tuple(choices),
-        panel=panel,
-    )
+def _settings(
+    kind: Any, help_of: Mapping[str, str], panel: str, presets: Iterable[Any]
+) -> Iterator[tuple[str, CommandOption]]:
+    """Options of the fields of a part of the configuration, whose defaults depend on the preset."""
+    types, presets = get_type_hints(kind), list(presets)
+    for name in types:
+        is_choice = get_origin(types[name]) is Literal
+        choices = [str(value) for value in get_args(types[name]) if is_choice]
+        choices = ["true", "false"] if types[name] is bool else choices
+        defaults = {getattr(part, name) for part in presets}
+        default = defaults.pop() if len(defaults) == 1 else "as in --preset"
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        text = help_of[name]
+        known = CommandOption(
+            help=f"{text if text.partition(':')[0] in choices else text[:1].upper() + text[1:]}.",
+            metavar="|".join(choices) or {int: "N", float: "NUMBER"}.get(types[name], "LAYERS"),
+            shown=None if default in ("", ()) else shown,
+            complete=tuple(choices),
+            panel=panel,
+        )
+        yield name, known
 
 
 def _training_settings() -> dict[str, CommandOption]:
     """Options of the fields of layout, training and toggles."""
     presets = [preset(name) for name in MODELS]
-    options = {}
-    for part, heading in _HEADINGS.items():
-        kinds = get_type_hints(PARTS[part])
-        for name in (field.name for field in fields(PARTS[part])):
-            defaults = {getattr(getattr(config, part), name) for config in presets}
-            options[name] = _setting(kinds[name], HELP[name], heading, defaults)
-    return options
+    return {
+        name: known
+        for part, heading in _HEADINGS.items()
+        for name, known in _settings(PARTS[part], HELP, heading, map(attrgetter(part), presets))
+    }
 
 
 def _serving_settings() -> dict[str, CommandOption]:
     """Options of the settings of serving."""
     from tracelens.workload.serving import HELP, Serving, serving_preset
 
-    presets, kinds = [serving_preset(name) for name in ("tiny", "small")], get_type_hints(Serving)
-    return {
-        field.name: _setting(
-            kinds[field.name], HELP[field.name], SERVING, {getattr(preset, field.name) for preset in presets}
-        )
-        for field in fields(Serving)
-    }
+    return dict(_settings(Serving, HELP, SERVING, map(serving_preset, ("tiny", "small"))))
 
 
 def _torch_part(module: str) -> Any:
@@ -140,7 +132,8 @@ def _torch_part(module: str) -> Any:
         raise MissingExtra("tracelens workload", "workload") from None
 
 
-def _train(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Settings) -> None:
+@partial(command, settings=_training_settings())
+def run(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Settings) -> None:
     """Train the reference model and record one trace per rank.
 
     Every optimization has its own option and is off by default. --inject makes a fault for `tracelens
@@ -159,29 +152,22 @@ def _train(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Sett
     job = launch.Job(
         config=config,
         out=out.output,
-        device=model.device,
-        steps=how.steps,
-        start=how.profile_start,
-        end=how.profile_end,
-        stack=out.stack,
-        memory=how.memory,
-        scrub=model.scrub,
         inject=faults,
+        stack=out.stack,
+        **how.values("steps", "start", "end", "memory"),
+        **model.values("device", "scrub"),
     )
     summary = launch.summary(job, launch.run_job(job))
-    if how.as_json:
-        print(json.dumps(summary | {"config": config.as_dict()}, indent=1))
+    _tell(summary | {"config": config.as_dict()}, launch.in_words(summary, model.preset), how.as_json, out)
+
+
+def _tell(summary: dict[str, Any], lines: Iterable[str], as_json: bool, out: TraceTarget) -> None:
+    """What a run came to: as JSON on stdout, or in words on stderr."""
+    if as_json:
+        print(json.dumps(summary, indent=1))
         return
-    changed = " ".join(f"{name}={value}" for name, value in summary["toggles"].items())
-    say(f"{model.preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
-    if summary["step_ms"] is None:
-        say("no timed step: all steps were warm-up or recorded; increase --steps")
-    else:
-        memory = f", {summary['peak_bytes'] / 1e9:.2f} GB peak" if summary["peak_bytes"] else ""
-        say(
-            f"{summary['step_ms']:.1f} ms per step (median of {summary['timed_steps']}), "
-            f"{summary['tokens_per_s']:,.0f} tokens/s{memory}, loss {summary['loss'][-1]:.3f}"
-        )
+    for line in lines:
+        say(line)
     if out.output is not None:
         say(f"traces in {out.output}: tracelens report {out.output}")
 
@@ -216,27 +202,12 @@ class LadderOptions(OptionGroup, panel=LADDER):
     without: list[str] | None = option(
         "Leave this rung out. Repeatable.", metavar="NAME", default=None, complete=_rung_names
     )
-    timed: int = option("Timed steps per rung, without the profiler.", metavar="N", default=10)
-    recorded: int = option("TraceTarget steps per rung.", metavar="N", default=3)
-
-    def rungs(self) -> tuple[tuple[LadderRung, ...], bool]:
-        """The rungs, and whether they are custom."""
-        from tracelens.errors import UnknownName
-        from tracelens.workload import bundled, from_file, from_texts, with_baseline
-
-        if self.rung and self.file is not None:
-            raise TracelensError("use --rung or --rungs, not both")
-        rungs = from_texts(self.rung) if self.rung else from_file(self.file) if self.file else bundled()
-        names = [rung.name for rung in rungs]
-        without = self.without or ()
-        for name in without:
-            if name not in names:
-                raise UnknownName("rung", name, names)
-        custom = bool(self.rung or self.file)
-        return with_baseline([rung for rung in rungs if rung.name not in without]), custom
+    timed: int = option("Timed steps per rung, without the profiler.", default=10)
+    recorded: int = option("Recorded steps per rung.", default=3)
 
 
-def _ladder(
+@partial(command, settings=_training_settings())
+def ladder(
     options: LadderOptions, out: Delivery, sections: Full, model: Workload, settings: Settings
 ) -> None:
     """Add optimizations one by one, and report what each gains and changes.
@@ -249,6 +220,11 @@ def _ladder(
         tracelens workload ladder ladder/ --ranks 2 --rung 'grouped: experts=grouped' --rung 'host: gc=manual'
         tracelens workload ladder --from ladder/ -o ladder.html -o ladder.md
     """
+    from tracelens.compare.ladder import headline, read
+    from tracelens.compare.ladder import ladder as compared
+    from tracelens.session import load
+    from tracelens.workload import chosen_rungs, plan_ladder
+
     folder = options.traces or options.source
     if folder is None or (options.traces is not None and options.source is not None):
         raise TracelensError(
@@ -259,72 +235,53 @@ def _ladder(
         out.check([index, *(str(path) for path in folder.glob("*/"))])
     else:
         check_outputs(out.output or (), (), [index])
-        _run_ladder(folder, options, model, model.assigned(settings))
-    out.deliver(_ladder_report(folder), json=out.json, full=sections.full)
-
-
-def _run_ladder(folder: Path, options: LadderOptions, model: Workload, assignments: Sequence[str]) -> None:
-    """Train every rung that this machine and the model support."""
-    from tracelens.workload import plan_ladder
-
-    rungs, custom = options.rungs()
-    config = override(preset(model.preset), assignments)
-    # Errors in the rungs themselves are reported without torch.
-    plan_ladder(config, rungs, lambda _: "", strict=custom)
-    runner = _torch_part("ladder_runner")
-    ladder = runner.Ladder(
-        folder, device=model.device, timed=options.timed, recorded=options.recorded, scrub=model.scrub
-    )
-    missing = runner.lacking(str(ladder.job(config, "").device))
-    planned, skipped = plan_ladder(config, rungs, missing, strict=custom)
-    for rung in skipped:
-        say(f"left out: {rung.rung.name}: {rung.reason}")
-    runner.run_ladder(ladder, planned, skipped, preset=model.preset, progress=say)
-
-
-def _ladder_report(folder: Path) -> Report:
-    """The report on a recorded ladder, without torch."""
-    from tracelens.compare.ladder import ladder, read
-    from tracelens.session import load
-
-    run = read(folder)
+        rungs, custom = chosen_rungs(options.rung or (), options.file, options.without or ())
+        config = override(preset(model.preset), model.assigned(settings))
+        # Errors in the rungs themselves are reported without torch.
+        plan_ladder(config, rungs, lambda _: "", strict=custom)
+        runner = _torch_part("ladder_runner")
+        recorded = runner.Ladder(
+            folder, scrub=model.scrub, device=model.device, **options.values("timed", "recorded")
+        )
+        missing = runner.lacking(str(recorded.job(config, "").device))
+        planned, skipped = plan_ladder(config, rungs, missing, strict=custom)
+        for rung in skipped:
+            say(f"left out: {rung.rung.name}: {rung.reason}")
+        runner.run_ladder(recorded, planned, skipped, preset=model.preset, progress=say)
+    measured = read(folder)
     with progress() as line:
-        result = ladder(run, (load(rung.folder, progress=line) for rung in run.rungs))
-    meta, count = result.meta, len(run.rungs) - 1
-    change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms per traced step"
-    faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
-    title = f"workload ladder: {count} rung{'s' if count > 1 else ''}, {change}{faster}"
-    return as_report(result, title, [str(rung.folder) for rung in run.rungs])
+        result = compared(measured, (load(rung.folder, progress=line) for rung in measured.rungs))
+    folders = [str(rung.folder) for rung in measured.rungs]
+    out.deliver(result, f"workload ladder: {headline(result)}", folders, full=sections.full)
 
 
 class ServedModel(Workload):
     """The model that is served."""
 
     assignments: list[str] | None = option(
-        "Override a field of the model, or dtype, routing, permute or router. Repeatable.",
+        _ASSIGNMENTS,
         MODEL,
-        name="set",
-        metavar="FIELD=VALUE",
+        help="Override a field of the model, or dtype, routing, permute or router. Repeatable.",
         default=None,
     )
-    ranks: int = option("Ranks, each with its own requests.", MODEL, metavar="N", default=1)
+    ranks: int = option("Ranks, each with its own requests.", MODEL, default=1)
 
 
 class ServingTime(OptionGroup, panel=RECORDING):
     """How long it is served, and what is recorded of it."""
 
     ticks: int = option(
-        "Run at least this many forward passes, and to the end of the recording.",
-        "Options",
-        metavar="N",
-        default=64,
+        "Run at least this many forward passes, and to the end of the recording.", "Options", default=64
     )
-    profile_start: int = option("First recorded tick, counted from 0.", metavar="TICK", default=48)
-    profile_end: int = option("The tick after the last recorded one.", metavar="TICK", default=56)
+    start: int = option(
+        "First recorded tick, counted from 0.", name="profile_start", metavar="TICK", default=48
+    )
+    end: int = option("The tick after the last recorded one.", name="profile_end", metavar="TICK", default=56)
     as_json: bool = option(_SUMMARY, "Options", default=False)
 
 
-def _serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Settings) -> None:
+@partial(command, settings=_serving_settings())
+def serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Settings) -> None:
     """Serve synthetic requests and record one trace per rank.
 
     Attention is data parallel, with one cache per rank; experts are sharded over all ranks, so all ranks
@@ -335,7 +292,7 @@ def _serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Set
         tracelens workload serve --preset small --ranks 4 --prefill-delayer on --tbo token --graph on
             -o traces/
     """
-    from tracelens.workload.serving import model_config, override_serving, serving_preset
+    from tracelens.workload.serving import in_words, model_config, override_serving, serving_preset
 
     serving = override_serving(serving_preset(model.preset), dict(settings))
     config = model_config(model.preset, model.assigned({}), serving)
@@ -343,47 +300,10 @@ def _serve(model: ServedModel, out: TraceTarget, how: ServingTime, settings: Set
     job = part.ServeJob(
         config=config,
         serving=serving,
-        ranks=model.ranks,
         out=out.output,
-        device=model.device,
-        ticks=how.ticks,
-        start=how.profile_start,
-        end=how.profile_end,
         stack=out.stack,
-        scrub=model.scrub,
+        **how.values("ticks", "start", "end"),
+        **model.values("ranks", "device", "scrub"),
     )
-    summary = part.run_serving(job)
-    if summary is None:
-        return
-    if how.as_json:
-        print(json.dumps(summary | {"config": job.settings()}, indent=1))
-        return
-    changed = " ".join(f"{name}={value}" for name, value in summary["serving"].items())
-    say(f"{model.preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}")
-    if summary["tokens_per_s"] is None:
-        say("no timed tick: all ticks were warm-up or recorded; increase --ticks")
-    else:
-        say(f"{summary['tokens_per_s']:,.0f} output tokens/s ({summary['timed_ticks']} timed ticks)")
-    for name, label in (("ttft", "time to first token"), ("tpot", "time per output token")):
-        if summary[f"{name}_ms"] is not None:
-            say(f"{label}: {summary[f'{name}_ms']:.1f} ms, {summary[f'{name}_ticks']:.1f} ticks (median)")
-    counted = {
-        "prefill": "with a prefill",
-        "mismatched": "alongside decodes",
-        "split": "in two batches",
-        "graph": "from a graph",
-        "held": "with delayed prefills",
-        "idle": "idle",
-    }
-    counts = ", ".join(f"{summary[f'{name}_ticks']} {text}" for name, text in counted.items())
-    say(f"{summary['ticks']} ticks: {counts}")
-    if summary["padding_fraction"] is not None:
-        say(f"padding: {summary['padding_fraction']:.1%} of token slots")
-    if summary["peak_bytes"]:
-        say(f"{summary['peak_bytes'] / 1e9:.2f} GB peak")
-    if out.output is not None:
-        say(f"traces in {out.output}: tracelens report {out.output}")
-
-
-run, ladder = command(_train, _training_settings()), command(_ladder, _training_settings())
-serve = command(_serve, _serving_settings())
+    if (summary := part.run_serving(job)) is not None:
+        _tell(summary | {"config": job.settings()}, in_words(summary, model.preset), how.as_json, out)

@@ -1,5 +1,5 @@
 """Fuse: the traces of all ranks in one Perfetto file."""
 
-from tracelens.merge.merge import check_suffix, fuse
+from tracelens.merge.merge import check_suffix, fuse, read_ranks, with_ranks
 
-__all__ = ["check_suffix", "fuse"]
+__all__ = ["check_suffix", "fuse", "read_ranks", "with_ranks"]

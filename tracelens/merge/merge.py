@@ -8,6 +8,7 @@ need the ranks' own files.
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ with suppress(ImportError):  # Several times as fast as zlib, with the same inte
     from isal import isal_zlib as deflate
 
 SUFFIXES = (".json", ".json.gz")
+_RANKS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _LEVEL = 1
 _GZIP = 31
 _AT_ONCE = 1 << 14
@@ -190,6 +192,34 @@ def _epoch(trace: Trace) -> int:
     """The base of a trace's times; some traces give one though their times count from 1970 already."""
     first = int(trace.arrays.start.min(initial=YEAR_2001_NS))
     return 0 if first >= YEAR_2001_NS else trace.meta.epoch_ns
+
+
+def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
+    if not isinstance(ranks, str):
+        return [(rank, rank) for rank in ranks]
+    spans = []
+    for part in ranks.split(","):
+        match = _RANKS.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if high < low:
+            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
+        spans.append((low, high))
+    return spans
+
+
+def with_ranks(run: Run, spans: Sequence[tuple[int, int]] | None) -> Run:
+    """The run with the ranks of these parts of a list, None for all; TracelensError if it lacks one."""
+    if spans is None:
+        return run
+    for low, high in spans:
+        missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
+        if missing is not None:
+            has = ", ".join(map(str, run.ranks))
+            raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
+    return Run(
+        tuple(trace for trace in run.traces if any(low <= trace.meta.rank <= high for low, high in spans))
+    )
 
 
 def steps_track(trace: Trace) -> Track:

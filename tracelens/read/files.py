@@ -91,6 +91,12 @@ class TraceFiles:
         """The files of all paths; raises as `of`."""
         return self.of(*self.paths)
 
+    def only(self, path: str) -> TraceFiles:
+        """The files of one path, which is not expanded again."""
+        part = TraceFiles([path])
+        part._files = self._files
+        return part
+
 
 def local_path(path: str) -> str:
     """Local files given as URLs are read as local files."""

@@ -2,14 +2,15 @@
 
     request      what a command or a function can be asked: each option is declared once
     reading      `load`: reads files in processes that start while the caller imports and checks
-    run          its run, whose kernels, ops and collectives are DataFrames; their columns are in wide
+    run          its run, whose kernels, ops and collectives are DataFrames
     reports      runs analyzers on a run, or on files in the processes that read them; `render`
     comparison   two runs: `diff`; runs against a baseline: `gate`
     writing      `fuse` and `replay`
-    layouts, schedules, bounds   projections before a run, in the words of the command line
+    projections  projections before a run, in the words of the command line
 
 Importing this package is cheap; each function imports what it needs.
 """
+# ruff: noqa: F403, F405
 
 from __future__ import annotations
 
@@ -17,66 +18,14 @@ from typing import TYPE_CHECKING
 
 from tracelens.lazy import lazy
 
-if TYPE_CHECKING:
-    from tracelens.session.bounds import BoundsRequest, project_bounds
-    from tracelens.session.comparison import (
-        RULES,
-        BaselineRequest,
-        DiffRequest,
-        GateRequest,
-        GateSide,
-        comment,
-        diff,
-        gate,
-    )
-    from tracelens.session.layouts import (
-        SEARCH,
-        MemoryRequest,
-        ScalingRequest,
-        SearchRequest,
-        project_memory,
-        project_scaling,
-        search_layouts,
-    )
-    from tracelens.session.reading import (
-        PATHS,
-        STEP,
-        AnalyzerOptions,
-        Graphs,
-        Reading,
-        Rooflines,
-        Source,
-        Traces,
-        Unprofiled,
-        loaded,
-    )
-    from tracelens.session.reports import (
-        Reporting,
-        analyze,
-        as_report,
-        render,
-        report,
-        report_files,
-        with_results,
-    )
-    from tracelens.session.request import (
-        DEVICE,
-        OUTPUT,
-        READING,
-        RUN,
-        ApiRequest,
-        CommandOption,
-        Declared,
-        OptionGroup,
-        Progress,
-        declared,
-        from_command_line,
-        option,
-        quiet,
-    )
-    from tracelens.session.run import Run, load
-    from tracelens.session.schedules import BubbleRequest, PipelineRequest, project_bubble, project_pipeline
-    from tracelens.session.writing import FuseRequest, ReplayRequest, fuse, replay
+if TYPE_CHECKING:  # all that is public in them
+    from tracelens.session.comparison import *
+    from tracelens.session.projections import *
+    from tracelens.session.reading import *
+    from tracelens.session.reports import *
+    from tracelens.session.request import *
+    from tracelens.session.run import *
+    from tracelens.session.writing import *
 
 __all__ = [
     "DEVICE",
@@ -97,7 +46,6 @@ __all__ = [
     "DiffRequest",
     "FuseRequest",
     "GateRequest",
-    "GateSide",
     "Graphs",
     "MemoryRequest",
     "OptionGroup",
@@ -110,12 +58,10 @@ __all__ = [
     "Run",
     "ScalingRequest",
     "SearchRequest",
-    "Source",
     "Traces",
     "Unprofiled",
     "analyze",
     "as_report",
-    "comment",
     "declared",
     "diff",
     "from_command_line",
@@ -129,7 +75,6 @@ __all__ = [
     "project_memory",
     "project_pipeline",
     "project_scaling",
-    "quiet",
     "render",
     "replay",
     "report",
@@ -139,16 +84,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bounds": "BoundsRequest project_bounds",
-    "comparison": "RULES BaselineRequest DiffRequest GateRequest GateSide comment diff gate",
-    "layouts": "SEARCH MemoryRequest ScalingRequest SearchRequest project_memory project_scaling "
+    "comparison": "RULES BaselineRequest DiffRequest GateRequest diff gate",
+    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
+    "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
     "search_layouts",
-    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Source Traces Unprofiled loaded",
+    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
     "reports": "Reporting analyze as_report render report report_files with_results",
     "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
-    "declared from_command_line option quiet",
+    "declared from_command_line option",
     "run": "Run load",
-    "schedules": "BubbleRequest PipelineRequest project_bubble project_pipeline",
     "writing": "FuseRequest ReplayRequest fuse replay",
 }
 

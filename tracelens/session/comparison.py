@@ -1,52 +1,44 @@
-"""Two runs compared: `diff`, and `gate` with its baselines and its comment for a pull request."""
+"""Two runs compared: `diff`, and `gate` with its baselines."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from statistics import mean
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
-from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import STEP, GraphsOfSides, Partial, Scoped, Source, at_step, loaded
+from tracelens.read import TraceFiles
+from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
 from tracelens.session.request import (
     OUTPUT,
     ApiRequest,
-    Progress,
+    CommandOption,
     StrPath,
     Texts,
     function_of,
     keyword,
     option,
-    quiet,
 )
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
-    from tracelens.compare.gate import GateSettings, Side, Verdict
+    from tracelens.compare.gate import GateSettings, GateSide, Verdict
     from tracelens.compare.gate import Options as GateOptions
-    from tracelens.guard import Failure
     from tracelens.table import Report
     from tracelens.trace import Run, Scope
 
 RUNS, RULES = "Runs", "Rules"
-_TRACES = "a trace, a directory of ranks, or a quoted pattern."
+_SIDE = CommandOption(help="", argument=True, type=str)
 
 GATED = ("steps", "completeness")
 """Analyzers that a gate reads of each run."""
 
 Recording: TypeAlias = "Run | Report | StrPath"
 """One run: in memory, a report with the analyzer "steps", or a path of traces, a report or a baseline."""
-
-# A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
-COMMENT_LINES = 25
-_COMMENT_RULES = 8
-_COMMENT_NOTES = 2
-_COMMENT_WIDTH = 100
 
 
 class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
@@ -62,19 +54,17 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
     """
 
     base: Source = option(
-        f"The baseline: {_TRACES}",
+        _SIDE,
+        help="The baseline: a trace, a directory of ranks, or a quoted pattern.",
         doc="the run before, or its path.",
         metavar="BASE",
-        argument=True,
-        type=str,
         kw_only=False,
     )
     cand: Source = option(
-        f"The run to compare: {_TRACES}",
+        _SIDE,
+        help="The run to compare: a trace, a directory of ranks, or a quoted pattern.",
         doc="the run after, or its path; it may have other steps, ranks, libraries and hardware.",
         metavar="CAND",
-        argument=True,
-        type=str,
         kw_only=False,
     )
     step: str | int | None = option(
@@ -83,18 +73,20 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
 
     def answer(self) -> Report:
         """The report on the difference."""
+        runs = [
+            self.loaded(source, graphs=graphs)
+            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
+        ]
+        # Imported when the processes that decode the traces have been started.
         from tracelens.analysis.common import noted
         from tracelens.compare.diff import diff as compare
+        from tracelens.compare.diff import headline
         from tracelens.rendering.summary import result_summary
         from tracelens.table import Report
         from tracelens.trace.graphs import with_twin
 
-        runs = [
-            loaded(source, partial=self.partial, progress=self.progress, graphs=graphs)
-            for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
-        ]
         twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
-        sides = {side: at_step(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
+        sides = {side: loaded(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
         self.progress("comparing the runs")
         metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
         result = replace(compare(**sides), command="tracelens diff BASE CAND")
@@ -105,29 +97,7 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         }
         if self.step is not None:
             meta["options"] = {"step": str(self.step)}
-        before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
-        change = f"{before:,.3f} ms to {after:,.3f} ms per step"
-        change += f" ({after / before - 1:+.1%})" if before else ""
-        pace = result.data.get("pace")
-        if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
-            before, after = (pace.array("step_ns") / 1e6).tolist()
-            change += (
-                f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
-            )
-        return Report((result,), f"tracelens diff: {change}", meta, result_summary(result))
-
-
-diff = function_of("diff", DiffRequest)
-
-
-@dataclass(frozen=True)
-class GateSide:
-    """One side of a gate as it was read."""
-
-    side: Side
-    sources: tuple[Source | None, ...]  # the traces of each run; None where there are only metrics
-    graphs: GraphSources = BESIDE  # from which its graph launches are attributed
-    failures: tuple[Failure, ...] = ()  # analyzers that failed
+        return Report((result,), f"tracelens diff: {headline(result)}", meta, result_summary(result))
 
 
 class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
@@ -210,11 +180,7 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         from tracelens.compare.gate import GateSettings, settings
 
         options = self.options(GateSettings() if self.config is None else settings(os.fspath(self.config)))
-        base, candidate = self.sides()
-        verdict = self.judged(base, candidate, options)
-        if self.why and verdict.verdict != "pass":
-            verdict, _ = self.explained(verdict, base, candidate)
-        return verdict
+        return self.outcome(options, [*self.sides()], self.why)[0]
 
     def options(self, file: GateSettings) -> GateOptions:
         """What is judged by, where a file has these settings."""
@@ -226,13 +192,21 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
     def sides(self, traces: TraceFiles | None = None) -> Iterator[GateSide]:
         """The base, then the candidate; paths may be expanded already."""
         for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
-            yield gate_side(recordings, traces, self.scope, self.partial, graphs, self.progress)
+            yield gate_side(recordings, self.scope, self.reads(graphs), traces)
 
-    def judged(self, base: GateSide, candidate: GateSide, options: GateOptions) -> Verdict:
-        """The verdict without its causes."""
-        from tracelens.compare.gate import gate
+    def outcome(
+        self, options: GateOptions, sides: Sequence[GateSide], why: bool, compared: bool = False
+    ) -> tuple[Verdict, Report | None]:
+        """The verdict, and with `why` the largest causes of the difference where something is wrong.
 
-        return gate(
+        Also the diff that tells them, with `compared` where nothing is wrong, too. Of several runs of a side
+        with traces the typical one counts: whose step time is nearest to their mean. Where a side has no
+        traces, the causes are the largest moves among its metrics, and there is no diff.
+        """
+        from tracelens.compare.gate import gate, of_diff, of_metrics
+
+        base, candidate = sides
+        verdict = gate(
             base.side,
             candidate.side,
             options.rules,
@@ -241,42 +215,19 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
             confidence=options.confidence,
             min_effect=options.min_effect,
         )
-
-    def explained(
-        self, verdict: Verdict, base: GateSide, candidate: GateSide
-    ) -> tuple[Verdict, Report | None]:
-        """The verdict with the largest causes of the difference, and the diff that tells them.
-
-        Of several runs of a side with traces the typical one counts: whose step time is nearest to their
-        mean. Where a side has no traces, the causes are the largest moves among its metrics, and there is no
-        diff.
-        """
-        from tracelens.compare.gate import of_diff, of_metrics
-
-        typical: list[Source] = []
-        for side in (base, candidate):
-            traced = [number for number, source in enumerate(side.sources) if source is not None]
-            times = [float(side.side.runs[number].each_step("step.time").mean()) for number in traced]
-            if traced:
-                distance = {
-                    number: abs(time - mean(times)) for number, time in zip(traced, times, strict=True)
-                }
-                nearest = side.sources[min(traced, key=distance.__getitem__)]
-                typical += [] if nearest is None else [nearest]
+        is_wrong = why and verdict.verdict != "pass"
+        if not is_wrong and not compared:
+            return verdict, None
+        typical = [source for side in sides if (source := side.typical) is not None]
+        report = None
         if len(typical) == 2:
-            captures, twins = zip(base.graphs, candidate.graphs, strict=True)
-            try:
-                compared = diff(
-                    *typical, partial=self.partial, captures=captures, twin=twins, progress=self.progress
-                )
-            except TracelensError:  # runs with metrics of the host only
-                pass
-            else:
-                return verdict.because(of_diff(compared["diff"])), compared
-        return verdict.because(of_metrics(base.side, candidate.side)), None
-
-
-gate = function_of("gate", GateRequest)
+            with suppress(TracelensError):  # runs with metrics of the host only
+                reads = self.values("partial", "captures", "twin", "progress")
+                report = DiffRequest(*typical, **reads).answer()
+        if not is_wrong:
+            return verdict, report
+        causes = of_diff(report["diff"]) if report else of_metrics(base.side, candidate.side)
+        return verdict.because(causes), report
 
 
 class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
@@ -296,131 +247,46 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
         argument=True,
         type=list[str],
     )
-    path: str = option(
-        "The baseline, created or extended.",
-        OUTPUT,
-        name="output",
-        flags=("-o", "--output"),
-        metavar="FILE",
-    )
+    path: str = option("The baseline, created or extended.", OUTPUT, name="output", metavar="FILE")
     commit: str | None = option(
-        "Version of the program.",
-        metavar="ID",
-        default=None,
-        shown="$GITHUB_SHA or $CI_COMMIT_SHA",
+        "Version of the program.", metavar="ID", default=None, shown="$GITHUB_SHA or $CI_COMMIT_SHA"
     )
-    keep: int = option("Keep at most this many runs; drops the oldest first.", default=20)
+    keep: int = option("Keep at most this many runs; drops the oldest first.", metavar="NUMBER", default=20)
 
     def answer(self) -> tuple[bytes, int]:
         """The content of the file, and how many runs it has."""
         from tracelens.compare.gate import add_to_baseline
 
-        commit = self.commit
-        if commit is None:
-            commit = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
-        read = gate_side(self.recordings, None, self.scope, self.partial, BESIDE, self.progress)
+        of_ci = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
+        commit = of_ci if self.commit is None else self.commit
+        read = gate_side(self.recordings, self.scope, self.reads())
         return add_to_baseline(self.path, read.side.runs, commit, self.keep)
 
 
 def gate_side(
-    recordings: Recording | Sequence[Recording],
-    traces: TraceFiles | None = None,
-    scope: Scope = "all",
-    partial: bool = False,
-    graphs: GraphSources = BESIDE,
-    progress: Progress = quiet,
+    recordings: Recording | Sequence[Recording], scope: Scope, reads: Graphs, traces: TraceFiles | None = None
 ) -> GateSide:
-    """One side of a gate, from runs, traces, saved reports or a stored baseline.
-
-    Args:
-        recordings: one, or several of one program.
-        traces: expanded paths, these among them.
-        scope: as for `gate`.
-        partial: as for `gate`.
-        graphs: captures and twin from which graph launches of this side are attributed.
-        progress: as for `gate`.
+    """One side of a gate, from runs, traces, saved reports or a stored baseline of one program.
 
     Raises:
         TracelensError: there is none, or it cannot be read.
     """
-    from tracelens.compare.gate import Side, baseline_side, from_result, read_baseline, read_saved
+    from tracelens.compare.gate import read_side
     from tracelens.table import Report
     from tracelens.trace import Run
 
-    def measured(report: Report, name: str) -> Side:
-        version = str(report.meta.get("version", __version__))
-        steps = with_results(report)["steps"]
-        metrics = from_result(steps, name, version, report.meta.get("trust"), report.meta.get("setup"))
-        return Side((metrics,))
-
-    def read(item: Recording) -> GateSide:
-        if isinstance(item, Report | Run):
-            report = (
-                item if isinstance(item, Report) else report_run(item, GATED, scope=scope, progress=progress)
-            )
-            name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
-            return GateSide(measured(report, name), (None if isinstance(item, Report) else item,))
-        path = os.fspath(item)
-        if (stored := read_baseline(path)) is not None:
-            side = baseline_side(stored, path)
-            return GateSide(side, (None,) * len(side.runs))
-        if (saved := read_saved(path)) is not None:
-            return GateSide(Side((saved,)), (None,))
-        files = (traces or TraceFiles()).of(path)
-        with Reporting(files, partial=partial, progress=progress, graphs=graphs) as reporting:
-            report = reporting.report(GATED, scope=scope)
-        return GateSide(measured(report, path), (path,), graphs, tuple(report.failures))
+    def measured(source: Run | str) -> Report:
+        if isinstance(source, Run):
+            report = report_run(source, GATED, scope=scope, progress=reads.progress)
+        else:
+            with Reporting((traces or TraceFiles()).of(source), reads) as reporting:
+                report = reporting.report(GATED, scope=scope)
+        return with_results(report)
 
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]
-    parts = [read(item) for item in items]
-    if not parts:
-        raise TracelensError("a side has no run; pass at least one")
-    if len(parts) == 1:
-        return parts[0]
-    runs = tuple(run for part in parts for run in part.side.runs)
-    history = tuple(group for part in parts for group in part.side.history)
-    sources = tuple(source for part in parts for source in part.sources)
-    return GateSide(
-        Side(runs, history), sources, graphs, tuple(failure for part in parts for failure in part.failures)
-    )
+    return read_side([with_results(item) if isinstance(item, Report) else item for item in items], measured)
 
 
-def comment(verdict: Verdict) -> str:
-    """The verdict in Markdown: what it is, the rules in a table, the largest causes; few lines."""
-    from tracelens.compare.gate import cause_text, headline, in_order, interval_text, knowledge, limited
-    from tracelens.rendering.formats import escaped
-    from tracelens.units import amount
-
-    def cell(text: str) -> str:
-        return escaped(text if len(text) <= _COMMENT_WIDTH else f"{text[: _COMMENT_WIDTH - 1]}…")
-
-    sides = f"({cell(verdict.candidate)} against {cell(verdict.base)})"
-    lines = [f"**tracelens gate: {escaped(headline(verdict))}** {sides}", ""]
-    if known := knowledge(verdict):
-        lines += [escaped(known), ""]
-    outcomes = in_order(verdict)
-    if outcomes:
-        lines += ["| result | rule | base | candidate | measured | interval |", "|---|---|---|---|---|---|"]
-    for outcome in outcomes[:_COMMENT_RULES]:
-        texts = (
-            outcome.status,
-            str(outcome.rule),
-            amount(outcome.base, outcome.unit),
-            amount(outcome.candidate, outcome.unit),
-            limited(outcome, outcome.interval.estimate),
-            interval_text(outcome) or "-",
-        )
-        lines.append(f"| {' | '.join(map(cell, texts))} |")
-    if (more := len(outcomes) - _COMMENT_RULES) > 0:
-        lines += ["", f"{more} more rules: the last are {outcomes[-1].status}."]
-    if verdict.causes:
-        causes = [f"- {cell(cause_text(cause))}" for cause in verdict.causes]
-        lines += ["", "Largest causes, per step:", *causes]
-    skips = [f"{skip.subject}: {skip.reason}" for skip in verdict.skips]
-    room = min(_COMMENT_NOTES, COMMENT_LINES - len(lines) - 1)
-    if skips and room > 0:
-        if len(skips) > room:
-            skips[room - 1 :] = [f"{len(skips) - room + 1} more notes are in the full report"]
-        lines += ["", *(f"- {cell(text)}" for text in skips[:room])][: COMMENT_LINES - len(lines)]
-    return "\n".join(lines) + "\n"
+diff = function_of("diff", DiffRequest)
+gate = function_of("gate", GateRequest)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tracelens.read import BESIDE, GraphSources, TraceFiles, sources_of_sides
 from tracelens.session.request import (
@@ -50,16 +50,19 @@ STEP = CommandOption(
 )
 
 
-class Reported(OptionGroup):
-    """What every request has that takes a while."""
+class Partial(OptionGroup, panel=READING):
+    """How a run is read: whether it may be incomplete, and who is told of the progress."""
 
     progress: Progress = keyword("called with a line of text before each part of the work.", default=quiet)
-
-
-class Partial(Reported, panel=READING):
-    """Whether a run may be incomplete."""
-
     partial: bool = option("Accept missing ranks.", default=False)
+
+    def reads(self, graphs: GraphSources = BESIDE) -> Graphs:
+        """How the files of one run are read."""
+        return Graphs(partial=self.partial, progress=self.progress, **graphs._asdict())
+
+    def loaded(self, source: Source, step: str | int | None = None, graphs: GraphSources = BESIDE) -> Run:
+        """The run of a source, narrowed to a step if there is one."""
+        return loaded(source, step, self.reads(graphs))
 
 
 class Graphs(Partial, panel=READING):
@@ -119,6 +122,11 @@ class Scoped(OptionGroup, panel=RUN):
     )
 
 
+DEVICE_FILE = CommandOption(
+    help="Compute rooflines for the device in this TOML file.", panel=DEVICE, metavar="FILE"
+)
+
+
 class Rooflines(OptionGroup, panel=DEVICE):
     """The device of the rooflines."""
 
@@ -129,9 +137,7 @@ class Rooflines(OptionGroup, panel=DEVICE):
         shown="the traced one",
         complete="devices",
     )
-    device_file: StrPath | None = option(
-        "Compute rooflines for the device in this TOML file.", metavar="FILE", default=None
-    )
+    device_file: StrPath | None = option(DEVICE_FILE, default=None)
 
 
 class Unprofiled(OptionGroup, panel=RUN):
@@ -151,11 +157,6 @@ class AnalyzerOptions(Unprofiled, Rooflines, Scoped, panel=RUN):
 
     step: str | int | None = option(STEP, default=None)
 
-    def of_analyzers(self) -> dict[str, Any]:
-        """Those that are passed on to analyzers."""
-        names = ("scope", "device", "device_file", "unprofiled_step_ms")
-        return {name: getattr(self, name) for name in names}
-
 
 class Traces(Graphs, panel=READING):
     """Files of one run, and how they are read."""
@@ -169,38 +170,19 @@ class Traces(Graphs, panel=READING):
     )
 
 
-class Reading:
-    """Files to read; the processes that decode them start at once, before heavy imports.
+class Reading(ExitStack):
+    """Files of one job to read; the processes that decode them start at once, before heavy imports.
 
     with Reading(files) as reading:
         ...  # what the caller imports and checks, while the processes start up
         run = reading.run()
-
-    Args:
-        files: of one job, from `TraceFiles`.
-        partial: whether ranks may be missing.
-        progress: called with a line of text before each file.
-        graphs: captures and twin from which graph launches are attributed.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        *,
-        partial: bool = False,
-        progress: Progress = quiet,
-        graphs: GraphSources = BESIDE,
-    ) -> None:
-        self._files, self._graphs, self._partial, self._progress = files, graphs, partial, progress
+    def __init__(self, files: Sequence[str], reads: Graphs | None = None) -> None:
+        super().__init__()
+        self._files, self._reads = files, reads or Graphs()
         self._children = Children(files)
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._children.__exit__(kind, error, trace)
+        self.push(self._children)
 
     def run(self) -> Run:
         """Read the files and end the processes.
@@ -211,40 +193,22 @@ class Reading:
         from tracelens.read import parse
         from tracelens.trace import make_run
 
-        traces, count = [], len(self._files)
+        traces, count, reads = [], len(self._files), self._reads
         with self._children as children:
             for number, file in enumerate(self._files, start=1):
-                self._progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(file, children.processes, self._graphs)
-        return make_run(traces, partial=self._partial)
+                reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
+                traces += parse(file, children.processes, reads.graphs)
+        return make_run(traces, partial=reads.partial)
 
 
-def loaded(
-    source: Source, *, partial: bool = False, progress: Progress = quiet, graphs: GraphSources = BESIDE
-) -> Run:
-    """The run of a source."""
-    traces = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
-    if not isinstance(traces, TraceFiles):
-        return traces
-    with Reading(traces.all(), partial=partial, progress=progress, graphs=graphs) as reading:
-        return reading.run()
-
-
-def is_phase(step: str | int | None) -> bool:
-    """Whether a step is named by the phase of serving: all steps of this phase are meant."""
-    from tracelens.analysis.serving import PHASES
-
-    return step in PHASES
-
-
-def at_step(run: Run, step: str | int | None) -> Run:
-    """The run narrowed to a step, "2" or 2 for ProfilerStep#2, or a phase of serving; None for all of it."""
+def loaded(source: Source, step: str | int | None = None, reads: Graphs | None = None) -> Run:
+    """The run of a source, narrowed to a step if there is one."""
+    run = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
+    if isinstance(run, TraceFiles):
+        with Reading(run.all(), reads) as reading:
+            run = reading.run()
     if step is None:
         return run
-    if is_phase(step):
-        from tracelens.analysis.serving import select_phase
+    from tracelens.analysis.serving import at_step
 
-        return select_phase(run, str(step))
-    from tracelens.trace import select_step
-
-    return select_step(run, str(step))
+    return at_step(run, step)

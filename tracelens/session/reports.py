@@ -7,84 +7,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import orjson
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import TracelensError
-from tracelens.filenames import SIDECAR
-from tracelens.read import BESIDE, GraphSources, TraceFiles
-from tracelens.session.reading import Reading, at_step, is_phase
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Graphs, Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
 from tracelens.workers import start
 
 if TYPE_CHECKING:
     from tracelens.analysis import Analyzer
-    from tracelens.analysis.common import Setup
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
     from tracelens.workers import Executor
 
 
-_LARGEST_SIDECAR_BYTES = 64 * 2**20
-"""Of a run.json that is read; it grows with what the program adds."""
-
-
-class ReportPlan(NamedTuple):
-    """What to run on what, checked."""
-
-    analyzers: list[Analyzer]  # in the order of their results
-    step: str | None  # None for all steps
-    options: dict[str, Any]
-
-
-class Reporting:
+class Reporting(ExitStack):
     """Files to read and analyze; the processes that do so start at once, as for `Reading`.
 
     A single file is read into this process. Several files are read and analyzed one by one by the next free
-    process, so that no process holds more than one trace.
-
-    Args:
-        files: of one job, from `TraceFiles`.
-        partial: whether ranks may be missing.
-        dask: address of a Dask scheduler whose workers read and analyze the files, tcp://...
-        progress: called with a line of text as the work goes on.
-        graphs: captures and twin from which graph launches are attributed.
+    process, so that no process holds more than one trace; or by the workers of a Dask scheduler (tcp://...).
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        *,
-        partial: bool = False,
-        dask: str | None = None,
-        progress: Progress = quiet,
-        graphs: GraphSources = BESIDE,
-    ) -> None:
-        self._files, self._partial, self._dask, self._progress = files, partial, dask, progress
-        self._graphs = graphs
-        self._processes = ExitStack()
+    def __init__(self, files: Sequence[str], reads: Graphs | None = None, *, dask: str | None = None) -> None:
+        super().__init__()
+        self._files, self._reads, self._dask = files, reads or Graphs(), dask
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            reading = Reading(files, partial=partial, progress=progress, graphs=graphs)
-            self._reading = self._processes.enter_context(reading)
+            self._reading = self.enter_context(Reading(files, self._reads))
         else:
-            self._execute = self._processes.enter_context(start(files))
-
-    def __enter__(self) -> Reporting:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._processes.__exit__(kind, error, trace)
+            self._execute = self.enter_context(start(files))
 
     def report(
         self,
@@ -95,29 +53,31 @@ class Reporting:
         **options: Any,
     ) -> Report:
         """Read and analyze the files; arguments and errors as for `report` and `load`."""
-        plan = _plan(names, step, options)
+        from tracelens.analysis.serving import PHASES
+
+        analyzers, options = _checked(names, options)
+        reads, step = self._reads, None if step is None else str(step)
+        run: Run | None = None
         if self._reading is not None:
-            return _report_run(self._reading.run(), plan, fork, self._progress)
-        if is_phase(plan.step):  # which steps are in it, all ranks tell together
-            with Reading(
-                self._files, partial=self._partial, progress=self._progress, graphs=self._graphs
-            ) as reading:
-                return _report_run(reading.run(), plan, fork, self._progress)
+            run = self._reading.run()
+        elif step in PHASES:  # which steps are in it, all ranks tell together
+            run = loaded(TraceFiles(self._files), None, reads)
+        if run is not None:
+            return report(run, names, step=step, fork=fork, progress=reads.progress, **options)
         from tracelens.workers import analyze_files
 
         portions, results = analyze_files(
             self._files,
-            [item.name for item in plan.analyzers],
-            self._execute or self._processes.enter_context(start(self._files, self._dask)),
-            step=plan.step,
-            partial=self._partial,
-            graphs=self._graphs,
-            progress=self._progress,
-            **plan.options,
+            [item.name for item in analyzers],
+            self._execute or self.enter_context(start(self._files, self._dask)),
+            step=step,
+            partial=reads.partial,
+            graphs=reads.graphs,
+            progress=reads.progress,
+            **options,
         )
-        metas = [portion.meta for portion in portions]
-        report_options = {"step": plan.step, **plan.options}
-        return assembled(results, metas, [portion.rank for portion in portions], report_options)
+        metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
+        return assembled(results, metas, ranks, {"step": step, **options})
 
 
 def analyze(
@@ -151,8 +111,7 @@ def analyze(
         TracelensError: no such step.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    (result,) = _report_run(run, _plan([name], step, options), False, quiet).results
-    return result
+    return report(run, [name], step=step, **options).results[0]
 
 
 def report(
@@ -187,7 +146,13 @@ def report(
         TracelensError: as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    return _report_run(run, _plan(names, step, options), fork, progress)
+    from tracelens.workers import analyze_run
+
+    analyzers, options = _checked(names, options)
+    run = loaded(run, step)
+    results = analyze_run(run, analyzers, fork=fork, progress=progress, **options)
+    step = None if step is None else str(step)
+    return assembled(results, [trace.meta for trace in run.traces], run.ranks, {**options, "step": step})
 
 
 def report_files(
@@ -229,8 +194,8 @@ def report_files(
         TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
-    files, graphs = TraceFiles(paths).all(), GraphSources(os.fspath(captures), os.fspath(twin))
-    with Reporting(files, partial=partial, dask=dask, progress=progress, graphs=graphs) as reporting:
+    reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
+    with Reporting(TraceFiles(paths).all(), reads, dask=dask) as reporting:
         return reporting.report(names, step=step, fork=fork, **options)
 
 
@@ -249,8 +214,10 @@ def render(report: Report | Result | Verdict, path: StrPath) -> None:
     write(as_report(report), os.fspath(path))
 
 
-def as_report(renderable: Report | Result | Verdict) -> Report:
-    """A result or verdict as a report of its own; a report unchanged."""
+def as_report(
+    renderable: Report | Result | Verdict, title: str = "", inputs: Sequence[str] | None = None
+) -> Report:
+    """A result or verdict as a report of its own, `tracelens {title}`; a report unchanged."""
     from tracelens.table import Report, Result
 
     if isinstance(renderable, Report):
@@ -258,60 +225,29 @@ def as_report(renderable: Report | Result | Verdict) -> Report:
     if isinstance(renderable, Result):
         from tracelens.rendering.summary import result_summary
 
-        title, meta = f"tracelens {renderable.analyzer}", {"version": __version__}
+        meta = {"version": __version__} | ({} if inputs is None else {"inputs": list(inputs)})
+        title = f"tracelens {title or renderable.analyzer}"
         return Report((renderable,), title, meta, result_summary(renderable))
     from tracelens.compare.gate import report
 
     return report(renderable, version=__version__, inputs=[renderable.base, renderable.candidate])
 
 
-def _plan(names: Iterable[str] | None, step: str | int | None, options: Mapping[str, Any]) -> ReportPlan:
-    """The checked request; raises TracelensError for unknown names and options."""
+def _checked(
+    names: Iterable[str] | None, options: Mapping[str, Any]
+) -> tuple[list[Analyzer], dict[str, Any]]:
+    """Analyzers in the order of their results, and options; TracelensError for unknown names and options."""
     from tracelens.analysis import ANALYZERS, check_options, in_order
     from tracelens.analysis.common import choose_device
 
     names = [names] if isinstance(names, str) else names
     analyzers = in_order() if names is None else [ANALYZERS.get(name) for name in names]
-    plain_options = {
+    checked = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()
     }
-    check_options(analyzers, plain_options)
-    choose_device(plain_options.get("device"), plain_options.get("device_file"))
-    return ReportPlan(analyzers, None if step is None else str(step), plain_options)
-
-
-def _report_run(run: Run, plan: ReportPlan, fork: bool, progress: Progress) -> Report:
-    """The report on a run that is in memory; with `fork` a copy of this process runs the slow analyzers."""
-    from tracelens.analysis import with_required
-    from tracelens.workers import beside, jobs
-
-    options, report_options = plan.options, dict(plan.options)
-    if plan.step is not None:
-        run = at_step(run, plan.step)
-        report_options["step"] = plan.step
-    slow = [item for item in plan.analyzers if item.slow] if fork and len(run.traces) == 1 else []
-    # Computed before the fork, since both processes need it.
-    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
-
-    def parts() -> list[Any]:
-        return [item.part_of(run.traces[0], **options) for item in slow]
-
-    result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
-    with beside(parts, events, jobs()) as wait:
-        for item in with_required(plan.analyzers):
-            if item not in slow:
-                progress(f"analyzing {item.name}")
-                result_of[item.name] = item(run, result_of, **options)
-        for done in wait():
-            result_of |= {
-                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
-            }
-    for item in slow:
-        if item.name not in result_of:
-            progress(f"analyzing {item.name}")
-            result_of[item.name] = item(run, **options)
-    results = [result_of[item.name] for item in plan.analyzers]
-    return assembled(results, [trace.meta for trace in run.traces], run.ranks, report_options)
+    check_options(analyzers, checked)
+    choose_device(checked.get("device"), checked.get("device_file"))
+    return analyzers, checked
 
 
 def with_results(report: Report) -> Report:
@@ -325,7 +261,7 @@ def assembled(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
     """A report with the origin and options of its results; doubts about the recording come first."""
-    from tracelens.analysis.common import noted
+    from tracelens.analysis.common import noted, setup_of
     from tracelens.analysis.completeness import COMPLETENESS, trust
     from tracelens.analysis.host import HOST_CAUSES
     from tracelens.analysis.overview import PACE_META
@@ -340,8 +276,7 @@ def assembled(
         if result.analyzer == "steps":
             # A report begins with what a step takes when nobody looks.
             meta |= {key: result.meta[key] for key in PACE_META if key in result.meta}
-    completeness = [result for result in results if result.analyzer == COMPLETENESS]
-    for result in completeness:
+    for result in [result for result in results if result.analyzer == COMPLETENESS]:
         meta["trust"] = trust(result)
         if not meta["trust"]["complete"]:
             # Whoever reads on should know what not to believe.
@@ -354,35 +289,4 @@ def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:
     """Inputs, ranks and devices of a report."""
     from tracelens.analysis.common import device_names
 
-    return {
-        "inputs": [meta.path for meta in metas],
-        "ranks": list(ranks),
-        "devices": device_names(metas),
-    }
-
-
-def setup_of(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> Setup:
-    """The setup of a run from its traces' headers and its run.json.
-
-    Args:
-        metas: of its traces.
-        ranks: those that were read.
-    """
-    from tracelens.analysis.common import Setup, device_names
-
-    def mapping(value: Any) -> dict[str, Any]:
-        return value if isinstance(value, dict) else {}
-
-    facts: dict[str, Any] = {}
-    if metas:
-        path = metas[0].path
-        sidecar, beside = os.path.join(os.path.dirname(path), SIDECAR), {}
-        with suppress(OSError, ValueError):  # none that can be read
-            if os.path.isfile(path) and os.path.getsize(sidecar) <= _LARGEST_SIDECAR_BYTES:
-                with open(sidecar, "rb") as file:
-                    beside = mapping(orjson.loads(file.read()))
-        software = {**metas[0].software, **mapping(beside.get("software"))}
-        software = {key: text for key, text in software.items() if text}
-        facts = {**beside, **metas[0].program, "software": software}
-    world_size = max((meta.world_size for meta in metas), default=-1)
-    return Setup.of(device_names(metas), world_size if world_size > 0 else len(set(ranks)), facts)
+    return {"inputs": [meta.path for meta in metas], "ranks": list(ranks), "devices": device_names(metas)}

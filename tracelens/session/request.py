@@ -8,8 +8,8 @@ also does the work: `answer`.
     class BubbleRequest(ApiRequest[Result], panel="Pipeline"):
         '''The idle share of a pipeline, in closed form.'''
 
-        pp: int = option("Pipeline stages.", metavar="N", kw_only=False)
-        seq: int = option("Tokens per sequence.", metavar="N", default=4096)
+        pp: int = option("Pipeline stages.", kw_only=False)
+        seq: int = option("Tokens per sequence.", default=4096)
 
         def answer(self) -> Result: ...
 
@@ -52,28 +52,18 @@ class CommandOption:
     panel: str = ""  # heading of its group in a help page
     doc: str = ""  # what Python's documentation says instead of the help
     name: str = ""  # on the command line, where it is not that of the field
-    flags: tuple[str, ...] = ()  # where they are not --name
+    flags: tuple[str, ...] = ()  # where they are not --name, or -o and --output
     type: Any = None  # on the command line, where Python allows more
     convert: Callable[[Any], Any] | None = None  # from a value of the command line to one of Python
-    shown: str | None = (
-        ""  # what a help page says of the default; "" for the default itself, None for nothing
-    )
-    metavar: str | None = None
+    shown: str | None = ""  # instead of the default in a help page; None for nothing
+    metavar: str | None = None  # N for whole numbers
     min: float | None = None
     max: float | None = None
-    complete: (
-        str | tuple[str, ...] | Callable[..., list[str]]
-    ) = ()  # `tracelens.cli.completion` has those named
+    # words, a function, or the name of one in `tracelens.cli.completion`
+    complete: str | tuple[str, ...] | Callable[..., list[str]] = ()
     argument: bool = False  # whether it is named by its place
     hidden: bool = False
     file: CommandOption | None = None  # names a TOML file instead, as `--name-file`
-
-
-@dataclass(frozen=True)
-class Keyword:
-    """What is known of an argument that only Python has."""
-
-    doc: str
 
 
 def option(
@@ -88,7 +78,7 @@ def option(
 
 def keyword(doc: str, *, default: Any = MISSING, kw_only: bool = True) -> Any:
     """A field that the command line does not have."""
-    return field(default=default, kw_only=kw_only, metadata={"option": Keyword(doc)})
+    return field(default=default, kw_only=kw_only, metadata={"option": doc})
 
 
 def quiet(_: str) -> None:
@@ -107,6 +97,10 @@ class OptionGroup:
             if isinstance(declared, CommandOption) and not declared.panel:
                 item.metadata = {"option": replace(declared, panel=panel)}
         dataclass(frozen=True, kw_only=True)(cls)
+
+    def values(self, *names: str) -> dict[str, Any]:
+        """Some of the options by name."""
+        return {name: getattr(self, name) for name in names}
 
 
 class ApiRequest(OptionGroup, Generic[R]):
@@ -185,12 +179,7 @@ def from_command_line(options: type[O], values: Mapping[str, Any]) -> O:
 
 
 def function_of(name: str, request: Callable[P, ApiRequest[R]]) -> Callable[P, R]:
-    """The function of the API that answers a request; its arguments are the options.
-
-    Args:
-        name: of the function.
-        request: the class; its docstring is the function's, to which the arguments are added.
-    """
+    """The function of the API that answers a request: its arguments are the options, also in its text."""
 
     def function(*args: P.args, **kwargs: P.kwargs) -> R:
         return request(*args, **kwargs).answer()
@@ -210,9 +199,9 @@ def function_of(name: str, request: Callable[P, ApiRequest[R]]) -> Callable[P, R
     return function
 
 
-def _argument(name: str, known: CommandOption | Keyword) -> str:
+def _argument(name: str, known: CommandOption | str) -> str:
     """Its line in a docstring; a help text begins with a small letter there, unless it is a name."""
-    text = known.doc
+    text = known if isinstance(known, str) else known.doc
     if isinstance(known, CommandOption) and not text:
         text = known.help.removesuffix(" Repeatable.")
         text = text if re.match(r"\w[A-Z0-9]|\w+[A-Z]", text) else text[:1].lower() + text[1:]

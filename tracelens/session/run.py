@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING
 
-from tracelens.errors import TracelensError, WrongOption
-from tracelens.read import GraphSources, TraceFiles
-from tracelens.session.reading import at_step, loaded
+from tracelens.read import TraceFiles
+from tracelens.session.reading import Graphs, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.trace import Run as Traces
-from tracelens.trace import Scope, Trace, Work, gpu_work
+from tracelens.trace import Scope
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tracelens.devices import Device
 
 
 def load(
@@ -44,9 +41,8 @@ def load(
     Raises:
         ParseError: a file holds no intact trace, or two claim one rank; the message names them.
     """
-    graphs = GraphSources(os.fspath(captures), os.fspath(twin))
-    run = loaded(TraceFiles(paths), partial=partial, progress=progress, graphs=graphs)
-    return LoadedRun(run.traces)
+    reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
+    return LoadedRun(loaded(TraceFiles(paths), None, reads).traces)
 
 
 class LoadedRun(Traces):
@@ -92,11 +88,9 @@ class LoadedRun(Traces):
         Raises:
             TracelensError: no such step, rank, scope or device.
         """
-        from tracelens.session.wide import KERNELS, kernel_rows, wide_frame
+        from tracelens.analysis.wide import kernel_frame, select
 
-        selected = _select(self, step, rank, scope, device, device_file)
-        rows = [kernel_rows(trace, work, peaks) for trace, work, peaks in selected.parts]
-        return wide_frame(KERNELS.concat(rows))
+        return kernel_frame(select(self, step, rank, scope, device, device_file))
 
     def ops(
         self,
@@ -126,13 +120,9 @@ class LoadedRun(Traces):
         Raises:
             TracelensError: no such step, rank, scope or device.
         """
-        from tracelens.session.wide import OPS, kernel_rows, op_rows, wide_frame
+        from tracelens.analysis.wide import op_frame, select
 
-        selected = _select(self, step, rank, scope, device, device_file)
-        rows = [
-            op_rows(trace, work, kernel_rows(trace, work, peaks)) for trace, work, peaks in selected.parts
-        ]
-        return wide_frame(OPS.concat(rows))
+        return op_frame(select(self, step, rank, scope, device, device_file))
 
     def collectives(
         self,
@@ -162,51 +152,10 @@ class LoadedRun(Traces):
         Raises:
             TracelensError: no such step, rank, scope or device.
         """
-        from tracelens.analysis import ANALYZERS
-        from tracelens.analysis.comm import align_run
-        from tracelens.session.wide import COLLECTIVES, collective_rows, kernel_rows, matches, wide_frame
+        from tracelens.analysis.wide import collective_frame, select
 
-        selected = _select(self, step, rank, scope, device, device_file)
-        aligned = align_run(selected.run, scope)
-        result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=scope)
-        matched = matches(aligned, result.data)
-        rows = [
-            collective_rows(trace, work, kernel_rows(trace, work, peaks), matched)
-            for trace, work, peaks in selected.parts
-        ]
-        return wide_frame(COLLECTIVES.concat(rows))
+        return collective_frame(select(self, step, rank, scope, device, device_file))
 
 
 Run = LoadedRun
 """Its public name."""
-
-
-class RunSelection(NamedTuple):
-    """What the arguments of a table select."""
-
-    run: Traces  # all ranks, narrowed to the step
-    parts: list[tuple[Trace, Work, Device | None]]  # of selected ranks with work; device of the roofline
-
-
-def _select(
-    run: Traces,
-    step: str | int | None,
-    rank: int | Iterable[int] | None,
-    scope: Scope,
-    device: str | None,
-    device_file: StrPath | None,
-) -> RunSelection:
-    """Check the arguments and narrow the run; errors as for `Run.kernels`."""
-    from tracelens.analysis.common import choose_device, own_device
-
-    if scope not in get_args(Scope):
-        known = " or ".join(map(repr, get_args(Scope)))
-        raise WrongOption(f"scope must be {known}, not {scope!r}")
-    peaks = choose_device(device, None if device_file is None else os.fspath(device_file))
-    ranks = set(run.ranks if rank is None else [rank] if isinstance(rank, int) else rank)
-    if unknown := ranks - set(run.ranks):
-        raise TracelensError(f"no rank {min(unknown)} (has: {', '.join(map(str, run.ranks))})")
-    narrowed = at_step(run, step)
-    traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
-    parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
-    return RunSelection(narrowed, [part for part in parts if len(part[1].event)])

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.comparison import diff
-from tracelens.session.reading import (
-    PATHS,
-    STEP,
-    Partial,
-    Rooflines,
-    Source,
-    at_step,
-    loaded,
-)
+from tracelens.session.reading import PATHS, STEP, Graphs, Partial, Rooflines, Source, loaded
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
 
 if TYPE_CHECKING:
-    from tracelens.devices import Device
-    from tracelens.reproducers import ReplaySelection
     from tracelens.table import Result
-    from tracelens.trace import Run
 
 CALLS, SCRIPTS = "Calls to replay", "Scripts"
-_RANKS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
 class FuseRequest(Partial, ApiRequest[None]):
@@ -44,7 +31,6 @@ class FuseRequest(Partial, ApiRequest[None]):
         "Write this .json or .json.gz file.",
         doc="where to: .json or .json.gz.",
         name="output",
-        flags=("-o", "--output"),
         metavar="FILE",
         kw_only=False,
     )
@@ -68,43 +54,16 @@ class FuseRequest(Partial, ApiRequest[None]):
     def answer(self) -> None:
         """Write the file."""
         from tracelens.analysis.comm import align_run
-        from tracelens.merge import check_suffix, fuse
-        from tracelens.trace import Run
+        from tracelens.merge import check_suffix, fuse, read_ranks, with_ranks
 
         check_suffix(self.path)
         spans = None if self.ranks is None else read_ranks(self.ranks)
-        run = loaded(self.run, partial=self.partial or spans is not None, progress=self.progress)
-        if spans is not None:
-            for low, high in spans:
-                missing = next((rank for rank in range(low, high + 1) if rank not in run.ranks), None)
-                if missing is not None:
-                    has = ", ".join(map(str, run.ranks))
-                    raise TracelensError(f"--ranks: the run has no rank {missing} (it has {has})")
-            run = Run(
-                tuple(
-                    trace
-                    for trace in run.traces
-                    if any(low <= trace.meta.rank <= high for low, high in spans)
-                )
-            )
+        partial = self.partial or spans is not None
+        run = with_ranks(loaded(self.run, None, replace(self.reads(), partial=partial)), spans)
         self.progress("aligning clocks")
         aligned = align_run(run)
         shift, waits = aligned.shift, aligned.waits()
         fuse(run, self.path, offsets=shift, waits=waits, cpu=self.cpu, progress=self.progress)
-
-
-def read_ranks(ranks: str | Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last rank of each part of a list like 0-3,7; raises TracelensError if malformed."""
-    if not isinstance(ranks, str):
-        return [(rank, rank) for rank in ranks]
-    spans = []
-    for part in ranks.split(","):
-        match = _RANKS.fullmatch(part)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if high < low:
-            raise TracelensError(f"--ranks {ranks!r}: not a list of ranks; write it like 0-3,7")
-        spans.append((low, high))
-    return spans
 
 
 class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
@@ -123,7 +82,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         SCRIPTS,
         doc="where to.",
         name="output",
-        flags=("-o", "--output"),
         metavar="DIR",
         kw_only=False,
     )
@@ -151,7 +109,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         "Write at most this many scripts, for the calls with the longest total time; 0 for all.",
         SCRIPTS,
         doc="number of scripts, longest total time first; None for all.",
-        metavar="N",
         type=int,
         convert=lambda count: count or None,
         default=20,
@@ -184,7 +141,6 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
     row: int = option(
         "With --diff, only this row of 'What changed' in `tracelens diff BASE PATH`.",
         doc="of the table changes of `tracelens.diff(base, run)`.",
-        metavar="N",
         default=1,
         min=1,
     )
@@ -192,68 +148,40 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         "Write whole MoE layers instead, one script per direction.", SCRIPTS, default=False
     )
     max_elements: int | None = option(
-        "Scale sizes down until no tensor has more than N elements.",
-        SCRIPTS,
-        metavar="N",
-        default=None,
-        min=1,
+        "Scale sizes down until no tensor has more than N elements.", SCRIPTS, default=None, min=1
     )
     first_ranks: int | None = option(
         "Cut collectives down to the first N ranks of their group, for machines with fewer GPUs.",
         SCRIPTS,
-        metavar="N",
         default=None,
     )
 
     def answer(self) -> Result:
         """The table of the scripts that it writes."""
         from tracelens.analysis.common import choose_device
-        from tracelens.reproducers import replay, replay_layers
+        from tracelens.compare.diff import changed_ops
+        from tracelens.reproducers import ReplaySelection, replay, replay_layers, sizes, time_of
 
-        peaks = choose_device(self.device, None if self.device_file is None else os.fspath(self.device_file))
-        run = at_step(loaded(self.run, partial=self.partial, progress=self.progress), self.step)
+        peaks, changed = choose_device(self.device, self.device_file), []
+        run = self.loaded(self.run, self.step)
         if self.sequence:
             return replay_layers(run, Path(self.folder), max_elements=self.max_elements)
-        return replay(
-            run,
-            Path(self.folder),
-            self._selection(run, peaks),
-            top=self.top,
-            order=self.by,
-            max_elements=self.max_elements,
-            first_ranks=self.first_ranks,
-            device=peaks,
-            progress=self.progress,
-        )
-
-    def _selection(self, run: Run, peaks: Device | None) -> ReplaySelection:
-        """The calls; raises TracelensError for an unknown rank, finding or row, or a malformed shape."""
-        from tracelens.reproducers import ReplaySelection, sizes, time_of
-
         if self.rank is not None and self.rank not in run.ranks:
             has = ", ".join(map(str, run.ranks))
             raise TracelensError(f"no rank {self.rank} in the trace; it has {has}")
-        changed: list[str] = []
         if self.base is not None:
-            base = loaded(self.base, partial=self.partial)
-            changes = diff(base, run)["diff"].data["changes"]
-            if not 1 <= self.row <= len(changes):
-                raise TracelensError(f"no row {self.row}: {len(changes)} rows changed")
-            changed = changes.texts("cand")[self.row - 1].split(", ")
-            if changed == [""]:
-                op = changes.texts("base")[self.row - 1].split(", ")[0]
-                path = ", ".join(trace.meta.path for trace in base.traces[:1])
-                raise TracelensError(f"row {self.row} exists only in {path}: replay that, --op {op}")
+            base = loaded(self.base, None, Graphs(partial=self.partial))
+            changed = changed_ops(diff(base, run)["diff"], self.row, base)
         shapes = [self.shapes] if isinstance(self.shapes, str) and self.shapes else self.shapes
-        return ReplaySelection(
-            op=self.op,
+        selection = ReplaySelection(
             ops=changed,
             shapes=tuple(sizes(shape) if isinstance(shape, str) else tuple(shape) for shape in shapes),
-            module=self.module,
             rank=-1 if self.rank is None else self.rank,
-            at_ns=self.at_ns,
             during=time_of(run, self.finding, peaks) if self.finding else None,
+            **self.values("op", "module", "at_ns"),
         )
+        options = self.values("top", "max_elements", "first_ranks", "progress")
+        return replay(run, Path(self.folder), selection, order=self.by, device=peaks, **options)
 
 
 fuse = function_of("fuse", FuseRequest)

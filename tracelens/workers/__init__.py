@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.workers.aside import beside
+    from tracelens.workers.aside import analyze_run, beside
     from tracelens.workers.children import Children, jobs, start
     from tracelens.workers.tasks import Executor, analyze_files
 
-__all__ = ["Children", "Executor", "analyze_files", "beside", "jobs", "start"]
+__all__ = ["Children", "Executor", "analyze_files", "analyze_run", "beside", "jobs", "start"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -26,6 +26,7 @@ __getattr__, __dir__ = lazy(
         "Children": "workers.children",
         "Executor": "workers.tasks",
         "analyze_files": "workers.tasks",
+        "analyze_run": "workers.aside",
         "beside": "workers.aside",
         "jobs": "workers.children",
         "start": "workers.children",

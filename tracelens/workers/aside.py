@@ -7,7 +7,16 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tracelens.workers.children import jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracelens.analysis import Analyzer
+    from tracelens.table import Result
+    from tracelens.trace import Run
 
 _WORTH_EVENTS = 100_000
 """A copy of the process and the way back take as long as the work on a smaller trace."""
@@ -65,3 +74,41 @@ class ForkedWork:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             self._source = None
+
+
+def analyze_run(
+    run: Run, analyzers: Sequence[Analyzer], *, fork: bool, progress: Callable[[str], None], **options: Any
+) -> list[Result]:
+    """Analyze a run that is in memory.
+
+    Args:
+        run: all of it.
+        analyzers: in the order of the results.
+        fork: whether a copy of this process may run the slow ones, beside the others.
+        progress: called with a line of text.
+        options: of the analyzers.
+    """
+    from tracelens.analysis import with_required
+
+    slow = [item for item in analyzers if item.slow] if fork and len(run.traces) == 1 else []
+    # Computed before the fork, since both processes need it.
+    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
+
+    def parts() -> list[Any]:
+        return [item.part_of(run.traces[0], **options) for item in slow]
+
+    result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
+    with beside(parts, events, jobs()) as wait:
+        for item in with_required(analyzers):
+            if item not in slow:
+                progress(f"analyzing {item.name}")
+                result_of[item.name] = item(run, result_of, **options)
+        for done in wait():
+            result_of |= {
+                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
+            }
+    for item in slow:
+        if item.name not in result_of:
+            progress(f"analyzing {item.name}")
+            result_of[item.name] = item(run, **options)
+    return [result_of[item.name] for item in analyzers]

@@ -155,3 +155,17 @@ def plan_ladder(
         reasons = "; ".join(f"{skip.rung.name}: {skip.reason}" for skip in skipped)
         raise TracelensError(f"no rung above the baseline can run here: {reasons}")
     return steps, skipped
+
+
+def chosen_rungs(
+    texts: Sequence[str], file: Path | None, without: Sequence[str]
+) -> tuple[tuple[LadderRung, ...], bool]:
+    """The rungs of texts or of a file, else the bundled ones, without some; and whether they are custom."""
+    if texts and file is not None:
+        raise TracelensError("use --rung or --rungs, not both")
+    rungs = from_texts(texts) if texts else from_file(file) if file else bundled()
+    names = [rung.name for rung in rungs]
+    for name in without:
+        if name not in names:
+            raise UnknownName("rung", name, names)
+    return with_baseline([rung for rung in rungs if rung.name not in without]), bool(texts or file)

@@ -308,6 +308,20 @@ def summary(job: Job, ranks: list[StepMeasurements]) -> dict[str, Any]:
     }
 
 
+def in_words(summary: Mapping[str, Any], preset: str) -> Iterator[str]:
+    """What `summary` says of a run of a preset, in lines."""
+    changed = " ".join(f"{name}={value}" for name, value in summary["toggles"].items())
+    yield f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}"
+    if summary["step_ms"] is None:
+        yield "no timed step: all steps were warm-up or recorded; increase --steps"
+    else:
+        memory = f", {summary['peak_bytes'] / 1e9:.2f} GB peak" if summary["peak_bytes"] else ""
+        yield (
+            f"{summary['step_ms']:.1f} ms per step (median of {summary['timed_steps']}), "
+            f"{summary['tokens_per_s']:,.0f} tokens/s{memory}, loss {summary['loss'][-1]:.3f}"
+        )
+
+
 def bind(local_rank: int, device: torch.device) -> list[int]:
     """Bind this process to the cores of one NUMA node: the GPU's, or round-robin by rank without one.
 

@@ -16,6 +16,7 @@ from tracelens.analysis.common.setup import (
     no_gpu_work,
     noted,
     own_device,
+    setup_of,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "op_arguments",
     "own_device",
     "recomputed",
+    "setup_of",
 ]

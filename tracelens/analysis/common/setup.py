@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import orjson
+
 from tracelens.devices import Device, match, read_device
 from tracelens.devices import device as device_named
 from tracelens.errors import TracelensError
+from tracelens.filenames import SIDECAR
 from tracelens.table import Result
 from tracelens.trace import Scope, Trace, TraceMeta, decoded, gpu_work
 
@@ -38,6 +43,10 @@ _SIZES = frozenset(
     }
 )
 """Names of the sizes of a model in a flat configuration, as Hugging Face and Megatron have them."""
+
+
+LARGEST_SIDECAR_BYTES = 64 * 2**20
+"""Of a run.json that is read; it grows with what the program adds."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,29 @@ class Setup:
         return {name: value for name, value in asdict(self).items() if value}
 
 
+def setup_of(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> Setup:
+    """The setup of a run from its traces' headers and its run.json.
+
+    Args:
+        metas: of its traces.
+        ranks: those that were read.
+    """
+    facts: dict[str, Any] = {}
+    if metas:
+        path = metas[0].path
+        sidecar = os.path.join(os.path.dirname(path), SIDECAR)
+        beside: Mapping[str, Any] = {}
+        with suppress(OSError, ValueError):  # none that can be read
+            if os.path.isfile(path) and os.path.getsize(sidecar) <= LARGEST_SIDECAR_BYTES:
+                with open(sidecar, "rb") as file:
+                    beside = _mapping(orjson.loads(file.read()))
+        software = {**metas[0].software, **_mapping(beside.get("software"))}
+        software = {key: text for key, text in software.items() if text}
+        facts = {**beside, **metas[0].program, "software": software}
+    world_size = max((meta.world_size for meta in metas), default=-1)
+    return Setup.of(device_names(metas), world_size if world_size > 0 else len(set(ranks)), facts)
+
+
 HOST = "cpu (host ops)"
 """In the place of a device's name."""
 RECORD = "record with ProfilerActivity.CUDA (also on ROCm)"
@@ -142,7 +174,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def choose_device(name: str | None, file: str | None) -> Device | None:
+def choose_device(name: str | None, file: str | os.PathLike[str] | None) -> Device | None:
     """The device of the options `device` and `device_file`, None where neither is given.
 
     Raises:
@@ -151,7 +183,7 @@ def choose_device(name: str | None, file: str | None) -> Device | None:
     if name and file:
         raise TracelensError("--device and --device-file both name a device; pass only one")
     if file:
-        return read_device(file)
+        return read_device(os.fspath(file))
     return device_named(name) if name else None
 
 

@@ -24,6 +24,7 @@ from tracelens.trace import (
     excerpt,
     gpu_work,
     interval_of,
+    select_step,
     union,
 )
 
@@ -395,6 +396,13 @@ def engine_of(events: Events, marks: Int, labels: Iterable[Label]) -> str:
         if engine.name in possible and engine.ops and (ops & events.named(engine.ops.search)).any()
     ]
     return " or ".join(seen or possible)
+
+
+def at_step(run: Run, step: str | int | None) -> Run:
+    """The run narrowed to a step, "2" or 2 for ProfilerStep#2, or a phase of serving; None for all of it."""
+    if step is None:
+        return run
+    return select_phase(run, str(step)) if step in PHASES else select_step(run, str(step))
 
 
 def select_phase(run: Run, phase: str) -> Run:

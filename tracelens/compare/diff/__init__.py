@@ -1,5 +1,5 @@
 """Diff: what changed between two runs, and where the difference of their step times comes from."""
 
-from tracelens.compare.diff.diff import TABLES, diff
+from tracelens.compare.diff.diff import TABLES, changed_ops, diff, headline
 
-__all__ = ["TABLES", "diff"]
+__all__ = ["TABLES", "changed_ops", "diff", "headline"]

@@ -38,6 +38,7 @@ from tracelens.compare.diff.pairing import (
 from tracelens.compare.diff.sides import NO_ROWS, Forest, RankSide
 from tracelens.compare.noise import StepSpread, differences
 from tracelens.compare.thresholds import SAME_CALLS, TAIL
+from tracelens.errors import TracelensError
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip, Table, codes, result
 from tracelens.trace import Run, Union, union
@@ -340,6 +341,35 @@ def _noise(base: StepSpread, cand: StepSpread) -> list[str]:
         return ["unknown"] * len(base.mean)
     low, high = differences(base, cand, TAIL)
     return ["within" if inside else "beyond" for inside in ((low <= 0) & (high >= 0)).tolist()]
+
+
+def headline(result: Result) -> str:
+    """The change of the step time in a few words."""
+    before, after = result.meta["base_ns"] / 1e6, result.meta["cand_ns"] / 1e6
+    change = f"{before:,.3f} ms to {after:,.3f} ms per step"
+    change += f" ({after / before - 1:+.1%})" if before else ""
+    pace = result.data.get("pace")
+    if pace is not None and len(pace) == 2:  # both sides were timed without the profiler
+        before, after = (pace.array("step_ns") / 1e6).tolist()
+        change += f", without the profiler {before:,.3f} ms to {after:,.3f} ms ({after / before - 1:+.1%})"
+    return change
+
+
+def changed_ops(result: Result, row: int, base: Run) -> list[str]:
+    """The candidate's ops in a row of the table `changes`, counted from 1.
+
+    Raises:
+        TracelensError: no such row, or only the base has its ops.
+    """
+    changes = result.data["changes"]
+    if not 1 <= row <= len(changes):
+        raise TracelensError(f"no row {row}: {len(changes)} rows changed")
+    ops = changes.texts("cand")[row - 1].split(", ")
+    if ops == [""]:
+        op = changes.texts("base")[row - 1].split(", ")[0]
+        path = ", ".join(trace.meta.path for trace in base.traces[:1])
+        raise TracelensError(f"row {row} exists only in {path}: replay that, --op {op}")
+    return ops
 
 
 def _change_rows(

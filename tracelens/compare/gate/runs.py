@@ -18,12 +18,14 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +36,10 @@ from tracelens.arrays import Float
 from tracelens.compare.noise import PooledVariance
 from tracelens.compare.thresholds import HISTORY_FREEDOM, HISTORY_VERSIONS, PACE
 from tracelens.errors import TracelensError
-from tracelens.table import Result
+from tracelens.guard import Failure
+from tracelens.table import Report, Result
+from tracelens.trace import Run
+from tracelens.version import __version__
 
 
 @dataclass(frozen=True)
@@ -533,3 +538,65 @@ def baseline_side(runs: Sequence[StoredRun], path: str) -> Side:
     groups = [tuple(run.samples for run in group) for _, group in groupby(alike, key=lambda run: run.commit)]
     name = Path(path).name if len(groups[-1]) == 1 else f"{Path(path).name} ({len(groups[-1])} runs)"
     return Side(groups[-1], tuple(groups[:-1]), name)
+
+
+@dataclass(frozen=True)
+class GateSide:
+    """One side of a gate as it was read."""
+
+    side: Side
+    sources: tuple[Run | str | None, ...]  # the traces of each run; None where there are only metrics
+    failures: tuple[Failure, ...] = ()  # analyzers that failed
+
+    @property
+    def typical(self) -> Run | str | None:
+        """Of the runs with traces the one whose step time is nearest to their mean."""
+        traced = [
+            (float(run.each_step("step.time").mean()), source)
+            for run, source in zip(self.side.runs, self.sources, strict=True)
+            if source is not None
+        ]
+        middle = mean(time for time, _ in traced) if traced else 0.0
+        return min(traced, key=lambda timed: abs(timed[0] - middle), default=(0.0, None))[1]
+
+
+def read_side(
+    recordings: Iterable[Run | Report | str | os.PathLike[str]], measured: Callable[[Run | str], Report]
+) -> GateSide:
+    """One side of a gate.
+
+    Args:
+        recordings: runs, reports, and paths of traces, saved reports and stored baselines.
+        measured: the report on a run or on traces, with the analyzer `steps`.
+
+    Raises:
+        TracelensError: there is none, or it cannot be read.
+    """
+
+    def samples(report: Report, name: str) -> Samples:
+        version = str(report.meta.get("version", __version__))
+        return from_result(report["steps"], name, version, report.meta.get("trust"), report.meta.get("setup"))
+
+    parts: list[GateSide] = []
+    for item in recordings:
+        if isinstance(item, Report | Run):
+            report = item if isinstance(item, Report) else measured(item)
+            name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
+            parts.append(GateSide(Side((samples(report, name),)), (item if isinstance(item, Run) else None,)))
+        elif (stored := read_baseline(path := os.fspath(item))) is not None:
+            side = baseline_side(stored, path)
+            parts.append(GateSide(side, (None,) * len(side.runs)))
+        elif (saved := read_saved(path)) is not None:
+            parts.append(GateSide(Side((saved,)), (None,)))
+        else:
+            report = measured(path)
+            parts.append(GateSide(Side((samples(report, path),)), (path,), tuple(report.failures)))
+    if not parts:
+        raise TracelensError("a side has no run; pass at least one")
+    if len(parts) == 1:
+        return parts[0]
+    runs, history, sources, failures = (
+        tuple(item for part in parts for item in attrgetter(name)(part))
+        for name in ("side.runs", "side.history", "sources", "failures")
+    )
+    return GateSide(Side(runs, history), sources, failures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 from xml.etree import ElementTree
@@ -72,6 +72,11 @@ TABLES = {"verdict": VERDICT, "causes": CAUSES, "figures": FIGURES}
 _FIRST = ("fail", "inconclusive", "pass")
 _RULES = {"fail": "Rules failed", "inconclusive": "Rules inconclusive", "pass": "Rules held"}
 _SHOWN = 3
+# A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
+COMMENT_LINES = 25
+_COMMENT_RULES = 8
+_COMMENT_NOTES = 2
+_COMMENT_WIDTH = 100
 
 
 def report(verdict: Verdict, **meta: Any) -> Report:
@@ -291,3 +296,45 @@ def junit(verdict: Verdict) -> bytes:
 def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
     attributes = {"classname": "tracelens.gate", "name": printable(name), "time": "0"}
     return ElementTree.SubElement(suite, "testcase", attributes)
+
+
+def comment(verdict: Verdict, escaped: Callable[[str], str]) -> str:
+    """The verdict in Markdown: what it is, the rules in a table, the largest causes; few lines.
+
+    Args:
+        verdict: of a gate.
+        escaped: makes of a text what Markdown shows as it is.
+    """
+
+    def cell(text: str) -> str:
+        return escaped(text if len(text) <= _COMMENT_WIDTH else f"{text[: _COMMENT_WIDTH - 1]}…")
+
+    sides = f"({cell(verdict.candidate)} against {cell(verdict.base)})"
+    lines = [f"**tracelens gate: {escaped(headline(verdict))}** {sides}", ""]
+    if known := knowledge(verdict):
+        lines += [escaped(known), ""]
+    outcomes = in_order(verdict)
+    if outcomes:
+        lines += ["| result | rule | base | candidate | measured | interval |", "|---|---|---|---|---|---|"]
+    for outcome in outcomes[:_COMMENT_RULES]:
+        texts = (
+            outcome.status,
+            str(outcome.rule),
+            amount(outcome.base, outcome.unit),
+            amount(outcome.candidate, outcome.unit),
+            limited(outcome, outcome.interval.estimate),
+            interval_text(outcome) or "-",
+        )
+        lines.append(f"| {' | '.join(map(cell, texts))} |")
+    if (more := len(outcomes) - _COMMENT_RULES) > 0:
+        lines += ["", f"{more} more rules: the last are {outcomes[-1].status}."]
+    if verdict.causes:
+        causes = [f"- {cell(cause_text(cause))}" for cause in verdict.causes]
+        lines += ["", "Largest causes, per step:", *causes]
+    skips = [f"{skip.subject}: {skip.reason}" for skip in verdict.skips]
+    room = min(_COMMENT_NOTES, COMMENT_LINES - len(lines) - 1)
+    if skips and room > 0:
+        if len(skips) > room:
+            skips[room - 1 :] = [f"{len(skips) - room + 1} more notes are in the full report"]
+        lines += ["", *(f"- {cell(text)}" for text in skips[:room])][: COMMENT_LINES - len(lines)]
+    return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 """Summaries: the verdict and the headline numbers of a report, read from the tables of its results."""
 
-from tracelens.rendering.summary.results import result_summary
+from tracelens.rendering.summary.results import result_summary, result_title
 from tracelens.rendering.summary.run import run_summary
 from tracelens.rendering.summary.wording import (
     about,
@@ -16,6 +16,7 @@ __all__ = [
     "hardware",
     "percent",
     "result_summary",
+    "result_title",
     "run_summary",
     "short_device",
     "short_reason",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -91,3 +91,30 @@ def summary(ticks: Ticks, ranks: Sequence[dict[str, list[float]]], timed: range)
         "mismatched_ticks": sum(plan.mismatched for plan in run),
         "padding_fraction": 1 - tokens / padded if padded else None,
     }
+
+
+def in_words(summary: Mapping[str, Any], preset: str) -> Iterator[str]:
+    """What the summary of a job says of serving a preset, in lines."""
+    changed = " ".join(f"{name}={value}" for name, value in summary["serving"].items())
+    yield f"{preset} on {summary['ranks']} x {summary['device']}: {changed or 'baseline'}"
+    if summary["tokens_per_s"] is None:
+        yield "no timed tick: all ticks were warm-up or recorded; increase --ticks"
+    else:
+        yield f"{summary['tokens_per_s']:,.0f} output tokens/s ({summary['timed_ticks']} timed ticks)"
+    for name, label in (("ttft", "time to first token"), ("tpot", "time per output token")):
+        if summary[f"{name}_ms"] is not None:
+            yield f"{label}: {summary[f'{name}_ms']:.1f} ms, {summary[f'{name}_ticks']:.1f} ticks (median)"
+    counted = {
+        "prefill": "with a prefill",
+        "mismatched": "alongside decodes",
+        "split": "in two batches",
+        "graph": "from a graph",
+        "held": "with delayed prefills",
+        "idle": "idle",
+    }
+    counts = ", ".join(f"{summary[f'{name}_ticks']} {text}" for name, text in counted.items())
+    yield f"{summary['ticks']} ticks: {counts}"
+    if summary["padding_fraction"] is not None:
+        yield f"padding: {summary['padding_fraction']:.1%} of token slots"
+    if summary["peak_bytes"]:
+        yield f"{summary['peak_bytes'] / 1e9:.2f} GB peak"

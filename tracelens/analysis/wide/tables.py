@@ -1,27 +1,49 @@
-"""Wide tables: every kernel, op call and collective in a row, with all that the analyzers know of it.
+"""What the wide DataFrames of a run hold: a row per kernel, op call or collective.
 
-As in all tables of this package, absent numbers are -1; `wide_frame` makes missing values of them.
+As in all tables of this package, absent numbers are -1 here; the frames have missing values instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tracelens.analysis.comm import AlignedRun, RankCommunication, collective_kinds
-from tracelens.analysis.common import call_time, distinct_names, group_kind, recomputed
+from tracelens.analysis.analyzer import ANALYZERS
+from tracelens.analysis.comm import AlignedRun, Group, align_run, collective_kinds
+from tracelens.analysis.common import (
+    call_time,
+    choose_device,
+    distinct_names,
+    group_kind,
+    own_device,
+    recomputed,
+)
 from tracelens.analysis.moe import PHASES, STAGES, regions
 from tracelens.analysis.pipeline import in_autograd
-from tracelens.analysis.roofline import BOUNDS, Costing, bounds, costing
+from tracelens.analysis.roofline import BOUNDS, bounds, costing
+from tracelens.analysis.serving import at_step
 from tracelens.analysis.step_timeline import activity_texts
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Int, lookup
 from tracelens.devices import Device
 from tracelens.dtypes import short_dtype
+from tracelens.errors import TracelensError, WrongOption
 from tracelens.table import RANK, Coded, Column, Schema, Table, codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Trace, Work, collectives, exclusive, launched_in, shares, steps_of
+from tracelens.trace import (
+    WORK_KINDS,
+    Run,
+    Scope,
+    Trace,
+    Work,
+    collectives,
+    exclusive,
+    gpu_work,
+    launched_in,
+    shares,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +65,6 @@ _OF_COLLECTIVE = (
     "busbw_bytes_per_s",
     "last_rank",
 )
-Group = tuple[str, tuple[int, ...]]
 
 
 class Matches(NamedTuple):
@@ -60,17 +81,6 @@ class Matches(NamedTuple):
 AMOUNTS = ("flops", "read_bytes", "write_bytes", "link_bytes")
 
 
-class _Calls(NamedTuple):
-    """The counted calls, one entry a counted piece of work."""
-
-    row: Int  # position of the piece in the work
-    item: Int  # index into the costing's `items`
-    call_ns: Int  # GPU time of the call: union of its work
-    fraction: Float  # of the call's time that is this piece's; those of a call add up to 1
-    group: Int  # number of the call
-    is_longest: Bool  # whether the piece has the largest fraction of its call; one piece of each call
-
-
 ALWAYS_KNOWN = frozenset(
     {"rank", "device", "stream", "thread", "ts_ns", "local_ts_ns", "host_ts_ns", "dur_ns"}
     | {"exclusive_ns", "exposed_ns", "kernels", "ranks", "kernel_id"}
@@ -81,9 +91,7 @@ _STEP = Column("step", "category", doc="the step that launched it: name of its m
 _PROGRAM = (
     Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
     Column(
-        "layer",
-        "int64",
-        doc="among the MoE layers of all chunks of the rank, from 0; missing outside them",
+        "layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0; missing outside them"
     ),
     Column("microbatch", "int64", doc="of the MoE layer, in the step, from 0; missing outside MoE layers"),
     Column(
@@ -249,6 +257,66 @@ COLLECTIVES = Schema(
 )
 
 
+class RunSelection(NamedTuple):
+    """What the arguments of a table select."""
+
+    run: Run  # all ranks, narrowed to the step
+    scope: Scope
+    parts: list[tuple[Trace, Work, Device | None]]  # of selected ranks with work; device of the roofline
+
+
+def select(
+    run: Run,
+    step: str | int | None,
+    rank: int | Iterable[int] | None,
+    scope: Scope,
+    device: str | None,
+    device_file: str | os.PathLike[str] | None,
+) -> RunSelection:
+    """Check what a table is asked for, and narrow the run.
+
+    Raises:
+        TracelensError: no such step, rank, scope or device.
+    """
+    if scope not in get_args(Scope):
+        known = " or ".join(map(repr, get_args(Scope)))
+        raise WrongOption(f"scope must be {known}, not {scope!r}")
+    peaks = choose_device(device, device_file)
+    ranks = set(run.ranks if rank is None else [rank] if isinstance(rank, int) else rank)
+    if unknown := ranks - set(run.ranks):
+        raise TracelensError(f"no rank {min(unknown)} (has: {', '.join(map(str, run.ranks))})")
+    narrowed = at_step(run, step)
+    traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
+    parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
+    return RunSelection(narrowed, scope, [part for part in parts if len(part[1].event)])
+
+
+def kernel_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every kernel, copy and memset, as in KERNELS."""
+    return wide_frame(KERNELS.concat([kernel_rows(*part) for part in selected.parts]))
+
+
+def op_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every op call that launched GPU work itself, as in OPS."""
+    return wide_frame(
+        OPS.concat(
+            [op_rows(trace, work, kernel_rows(trace, work, peaks)) for trace, work, peaks in selected.parts]
+        )
+    )
+
+
+def collective_frame(selected: RunSelection) -> pd.DataFrame:
+    """Every collective, on each rank that took part, as in COLLECTIVES."""
+    aligned = align_run(selected.run, selected.scope)
+    result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=selected.scope)
+    matched = matches(aligned, result.data)
+    rows = [
+        collective_rows(trace, work, kernel_rows(trace, work, peaks), matched)
+        for trace, work, peaks in selected.parts
+    ]
+    return wide_frame(COLLECTIVES.concat(rows))
+
+
 def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
     """Columns of KERNELS of one rank.
 
@@ -258,6 +326,15 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
         device: whose peaks set the roofline, None where they are not known.
     """
     names = trace.arrays.names
+    # Where each op is recorded, and whether its shapes are of another batch size.
+    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
+    count = len(source.values)
+    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
+    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
+    source_code = source.codes + count * is_inferred
+    sources = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
+    # Wall time of each piece of work alone, by the rule of the breakdown.
+    piece, _, alone_ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
     return (
         activity_texts(trace, work)
         | program(trace, work)
@@ -270,71 +347,49 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
             "stream": work.stream,
             "ts_ns": work.start,
             "dur_ns": work.dur,
-            "exclusive_ns": _exclusive(trace, work),
+            "exclusive_ns": sums(piece, alone_ns, len(work.event)),
             "launch_ts_ns": lookup(trace.arrays.start, work.launch, -1),
             "kernel_id": work.event,
             "op_id": work.op,
-            "op_source": _op_source(trace, work),
+            "op_source": Coded.used(lookup(source_code, work.op, 2 * count), sources),
         }
     )
 
 
 def program(trace: Trace, work: Work) -> dict[str, Any]:
-    """Step, MoE layer, micro-batch and phase of each piece of work."""
-    steps, moe = steps_of(trace), trace.once(regions)
-    number = moe.layer_pass[trace.arrays.places(trace.work.event)[work.event]]
+    """Step, MoE layer, micro-batch and phase of each piece of work.
+
+    The MoE layers tell the phase first. Elsewhere autograd does: what its engine runs is backward, unless it
+    is a forward pass again; what an op launches that it numbered for a later backward pass is forward.
+    """
+    steps, moe, places = (
+        steps_of(trace),
+        trace.once(regions),
+        trace.arrays.places(trace.work.event)[work.event],
+    )
+    number = moe.layer_pass[places]
     layer, microbatch = (
         np.array([getattr(layer_pass, name) for layer_pass in moe.passes], dtype=np.int64)
         for name in ("layer", "microbatch")
     )
+    # Code into PHASES, -1 where nothing tells.
+    forward, backward, recompute = range(len(PHASES))
+    events, ops = trace.arrays, trace.tables["ops"]
+    # Events inside of ops that autograd numbered for a later backward pass.
+    numbered = np.zeros(len(events.start), dtype=bool)
+    is_forward = (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0)
+    numbered[ops.array("event_id")[is_forward]] = True
+    is_inside = nearest(events.parent, events.depth, numbered) >= 0
+    phase = np.where(lookup(is_inside, work.op, False), forward, -1)
+    phase[lookup(in_autograd(trace), work.host_call, False)] = backward
+    phase[lookup(trace.once(recomputed), work.host_call, False)] = recompute
+    of_moe = moe.phase[places]
     return {
         "step": Coded.used(launched_in(trace, steps, work.event), steps.labels),
         "layer": lookup(layer, number, -1),
         "microbatch": lookup(microbatch, number, -1),
-        "phase": Coded.used(_phase(trace, work), [*PHASES, ""]),
+        "phase": Coded.used(np.where(of_moe >= 0, of_moe, phase), [*PHASES, ""]),
     }
-
-
-def _phase(trace: Trace, work: Work) -> Int:
-    """Code into PHASES of each piece of work, -1 where nothing tells: the MoE layers tell first.
-
-    Elsewhere autograd does: what its engine runs is backward, unless it is a forward pass again; what an op
-    launches that it numbered for a later backward pass is forward.
-    """
-    forward, backward, recompute = range(len(PHASES))
-    call = work.host_call
-    phase = np.where(lookup(_numbered(trace), work.op, False), forward, -1)
-    phase[lookup(in_autograd(trace), call, False)] = backward
-    phase[lookup(trace.once(recomputed), call, False)] = recompute
-    of_moe = trace.once(regions).phase[trace.arrays.places(trace.work.event)[work.event]]
-    return np.where(of_moe >= 0, of_moe, phase)
-
-
-def _numbered(trace: Trace) -> Bool:
-    """Events inside of ops that autograd numbered for a later backward pass."""
-    events, ops = trace.arrays, trace.tables["ops"]
-    numbered = np.zeros(len(events.start), dtype=bool)
-    is_forward = (ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0)
-    numbered[ops.array("event_id")[is_forward]] = True
-    inside: Bool = nearest(events.parent, events.depth, numbered) >= 0
-    return inside
-
-
-def _op_source(trace: Trace, work: Work) -> Coded:
-    """Where each op is recorded, and whether its shapes are of another batch size."""
-    source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
-    count = len(source.values)
-    is_inferred = np.zeros(len(trace.arrays.start), dtype=bool)
-    is_inferred[ops.array("event_id")[ops.coded("inferred").mask(bool)]] = True
-    code = source.codes + count * is_inferred
-    texts = [*source.values, *(f"{text}, inferred" for text in source.values), ""]
-    return Coded.used(lookup(code, work.op, 2 * count), texts)
-
-
-def _exclusive(trace: Trace, work: Work) -> Int:
-    """Wall time of each piece of work alone, by the rule of the breakdown."""
-    row, _, ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
-    return sums(row, ns, len(work.event))
 
 
 def op_rows(trace: Trace, work: Work, kernels: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,73 +485,54 @@ def collective_rows(trace: Trace, work: Work, kernels: Mapping[str, Any], matche
         matched: the collectives of the run.
     """
     own = next(rank for rank in matched.aligned.ranks if rank.rank == trace.meta.rank)
-    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in own.records])
-    kernel = np.append([record.kernel for record in own.records], silent).astype(np.int64)
-    order = np.argsort(kernel, kind="stable")
+    records, shared, parts = own.records, matched.tables["collectives"], matched.tables["participants"]
+    # One row a record, then one a kernel without a record.
+    silent = np.setdiff1d(np.arange(len(own.start)), [record.kernel for record in records])
+    kernel = np.append([record.kernel for record in records], silent).astype(np.int64)
     row = np.flatnonzero(work.kind == WORK_KINDS.index("comm"))[kernel]
-    texts = _texts(own, matched, _kinds(trace, work.event[row[len(own.records) :]]))
-    columns = _numbers(own, matched, len(silent)) | {name: Coded.of(values) for name, values in texts.items()}
-    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
-    start, end, wait = own.start[kernel], own.end[kernel], columns["wait_ns"]
-    columns |= {
-        "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
-        "ts_ns": start + matched.aligned.shift[own.rank],
-        "local_ts_ns": start,
-        "comm_ns": np.where(wait >= 0, end - start - wait, -1),
-        "exposed_ns": own.alone.covered(start, end),
-    }
-    return {name: values.take(order) for name, values in columns.items()}
+    collective, participant = (
+        np.array([*(row_of.get(id(record), -1) for record in records), *[-1] * len(silent)], dtype=np.int64)
+        for row_of in (matched.collective, matched.participant)
+    )
 
+    def recorded(name: str) -> Int:
+        values = [getattr(record, name) for record in records]
+        return np.array([*values, *[-1] * len(silent)], dtype=np.int64)
 
-def _kinds(trace: Trace, kernels: Int) -> list[str]:
-    """The collectives that these event rows are by their names, "" where these do not tell."""
-    names = (*collectives(), "")
-    return [
-        names[kind] for kind in trace.once(collective_kinds)[trace.arrays.places(trace.work.event)[kernels]]
-    ]
-
-
-def _texts(own: RankCommunication, matched: Matches, silent: list[str]) -> dict[str, list[str]]:
-    """The text columns: one row a record, then one a kernel without a record, of these collectives."""
-    records, shared = own.records, matched.tables["collectives"]
-    names = shared.coded("collective")
-    collective = [
-        names.values[names.codes[row]]
-        if (row := matched.collective.get(id(record), -1)) >= 0
-        else record.collective
-        for record in records
-    ]
+    # What kernels without a record are by their names; "" where these do not tell.
+    names, kinds = shared.coded("collective"), (*collectives(), "")
+    places = trace.arrays.places(trace.work.event)[work.event[row[len(records) :]]]
+    kind = [
+        names.values[names.codes[place]] if place >= 0 else record.collective
+        for record, place in zip(records, collective.tolist(), strict=False)
+    ] + [kinds[code] for code in trace.once(collective_kinds)[places]]
     texts = {
         "role": [group_kind(record.group, record.description, record.group_ranks) for record in records],
         "group": [matched.group[record.group, record.group_ranks] for record in records],
         "group_name": [record.group for record in records],
         "dtype": [short_dtype(record.dtype) for record in records],
     }
-    return {"collective": collective + silent} | {
-        name: values + [""] * len(silent) for name, values in texts.items()
-    }
-
-
-def _numbers(own: RankCommunication, matched: Matches, silent: int) -> dict[str, Any]:
-    """The number columns: one row a record, then one for each of `silent` kernels without one."""
-    shared, parts = matched.tables["collectives"], matched.tables["participants"]
-    collective, participant = (
-        np.array([*(row_of.get(id(record), -1) for record in own.records), *[-1] * silent], dtype=np.int64)
-        for row_of in (matched.collective, matched.participant)
-    )
-
-    def recorded(name: str) -> Int:
-        return np.array([*(getattr(record, name) for record in own.records), *[-1] * silent], dtype=np.int64)
-
-    return {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE} | {
+    columns: dict[str, Any] = {name: Coded.of(values + [""] * len(silent)) for name, values in texts.items()}
+    columns |= {name: lookup(shared.array(name), collective, -1) for name in _OF_COLLECTIVE}
+    columns |= {name: kernels[name].take(row) for name in _OF_KERNEL}
+    start, end, wait = own.start[kernel], own.end[kernel], lookup(parts.array("wait_ns"), participant, -1)
+    columns |= {
+        "collective": Coded.of(kind),
         "group_size": recorded("size"),
         "bytes": lookup(shared.array("bytes"), collective, recorded("bytes")),
         "sent_bytes": recorded("sent"),
         "received_bytes": recorded("received"),
-        "wait_ns": lookup(parts.array("wait_ns"), participant, -1),
+        "wait_ns": wait,
         "exposed_comm_ns": lookup(parts.array("exposed_ns"), participant, -1),
         "ranks": lookup(shared.array("ranks"), collective, 1),
+        "host": Coded(np.zeros(len(kernel), dtype=np.int64), [own.host]),
+        "ts_ns": start + matched.aligned.shift[own.rank],
+        "local_ts_ns": start,
+        "comm_ns": np.where(wait >= 0, end - start - wait, -1),
+        "exposed_ns": own.alone.covered(start, end),
     }
+    order = np.argsort(kernel, kind="stable")
+    return {name: values.take(order) for name, values in columns.items()}
 
 
 def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
@@ -508,63 +544,51 @@ def kernel_costs(trace: Trace, work: Work, device: Device | None) -> dict[str, A
         device: whose peaks set the roofline, None where they are not known.
     """
     counted = costing(trace, work)
-    calls = _calls(work, counted)
-    limits = bounds(counted.items, device)
-    costs = [item.cost for item in counted.items]
+    # The counted pieces of work, and the call that each is of.
+    row = np.flatnonzero(counted.item >= 0)
+    item, start, end = counted.item[row], work.start[row], work.end[row]
+    call, (calls,) = codes(counted.call[row])
+    # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
+    own_ns = end - exclusive(start, end, call)
+    call_ns = sums(call, own_ns, len(calls))[call]
+    is_longest = np.zeros(len(row), dtype=bool)
+    is_longest[largest(own_ns, call)] = True
+    fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
+
+    limits, costs = bounds(counted.items, device), [cost_item.cost for cost_item in counted.items]
     amounts = {
-        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[calls.item]
-        for name in AMOUNTS
+        name: np.array([getattr(cost, name) for cost in costs], dtype=np.int64)[item] for name in AMOUNTS
     }
-    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[calls.item]
+    is_link = np.array([cost.link != "" for cost in costs], dtype=bool)[item]
     moved = np.where(is_link, amounts["link_bytes"], amounts["read_bytes"] + amounts["write_bytes"])
-    least = limits.roofline[calls.item]
-    ns = np.maximum(calls.call_ns, 1)
-    numbers = {name: _divided(amount, calls) for name, amount in amounts.items()} | {
+    least, ns = limits.roofline[item], np.maximum(call_ns, 1)
+    numbers = {
         "flops_per_s": amounts["flops"] / ns * 1e9,
         "bytes_per_s": moved / ns * 1e9,
-        "roofline_ns": np.where(least >= 0, least * calls.fraction, -1.0),
+        "roofline_ns": np.where(least >= 0, least * fraction, -1.0),
         "efficiency": np.where(least >= 0, least / ns, -1.0),
     }
+    for name, amount in amounts.items():
+        # The longest piece takes what rounding leaves, so sums are exact.
+        part = np.where(is_longest, 0, np.floor(amount * fraction).astype(np.int64))
+        others = sums(call, part, len(calls))[call]
+        numbers[name] = np.where(is_longest, amount - others, part)
+    position = np.full(len(work.event), -1, dtype=np.int64)
+    position[row] = np.arange(len(row))
     bound = np.full(len(counted.items) + 1, BOUNDS.index(""))
     bound[:-1] = limits.bound
-    item, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
-    return {name: _spread(values, calls.row, len(work.event)) for name, values in numbers.items()} | {
-        "dtype": Coded.used(item, [*(cost.dtype for cost in costs), ""]),
-        "bound": Coded.used(bound[item], BOUNDS),
+    item_of, reason = (np.where(code >= 0, code, -1) for code in (counted.item, counted.reason))
+    return {name: lookup(values, position, -1) for name, values in numbers.items()} | {
+        "dtype": Coded.used(item_of, [*(cost.dtype for cost in costs), ""]),
+        "bound": Coded.used(bound[item_of], BOUNDS),
         "uncounted": Coded.used(reason, [*counted.reasons, ""]),
     }
-
-
-def _calls(work: Work, counted: Costing) -> _Calls:
-    row = np.flatnonzero(counted.item >= 0)
-    start, end = work.start[row], work.end[row]
-    group, (calls,) = codes(counted.call[row])
-    # Within a call the kernel that started first owns the time, so shares add up to the call's GPU time.
-    own_ns = end - exclusive(start, end, group)
-    call_ns = sums(group, own_ns, len(calls))[group]
-    is_longest = np.zeros(len(row), dtype=bool)
-    is_longest[largest(own_ns, group)] = True
-    fraction = np.where(call_ns > 0, own_ns / np.maximum(call_ns, 1), is_longest)
-    return _Calls(row, counted.item[row], call_ns, fraction, group, is_longest)
 
 
 def largest(values: Int, group: Int) -> Int:
     """Position of the largest value of each group; of equal ones the last."""
     order = np.lexsort((values, group))
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
-
-
-def _divided(amount: Int, calls: _Calls) -> Int:
-    """Whole numbers by fraction; the longest piece takes what rounding leaves, so sums are exact."""
-    part = np.where(calls.is_longest, 0, np.floor(amount * calls.fraction).astype(np.int64))
-    others = sums(calls.group, part, int(calls.group.max(initial=-1)) + 1)[calls.group]
-    return np.where(calls.is_longest, amount - others, part)
-
-
-def _spread(values: NDArray[Any], row: Int, count: int) -> NDArray[Any]:
-    position = np.full(count, -1, dtype=np.int64)
-    position[row] = np.arange(len(row))
-    return lookup(values, position, -1)
 
 
 def wide_frame(table: Table) -> pd.DataFrame:

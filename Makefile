@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Modules are compiled when they are imported: most never are.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 # What makes each of the example reports in reports/, REPORT_<name of the file>.
 REPORT_loop := report sample_traces/one_gpu/loop/rank0.json.gz
 REPORT_grouped := report sample_traces/one_gpu/grouped/rank0.json.gz

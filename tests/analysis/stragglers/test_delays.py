@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.analysis.stragglers.test_stragglers import LATE, ORDINARY, ranks, verdicts
+from tests.builders import draw
 from tracelens import analyze
 from tracelens.analysis.comm import align_run
 from tracelens.analysis.stragglers.causes import Comparison, Delays
@@ -66,3 +67,13 @@ def test_a_host_that_slept_while_its_gpu_was_busy_is_late_for_that() -> None:
     result = analyze(ranks(AWAKE, AWAKE, AWAKE, late, ns_per_char=MS), "stragglers")
     assert verdicts(result)[0][::3] == (3, "silent_host")
     assert of_rank(delays(AWAKE, AWAKE, AWAKE, late), 3)[SILENT] >= 2
+
+
+def test_a_host_that_works_itself_and_reads_nothing_waits_for_nothing() -> None:
+    trace = draw("""
+        op aten::mm           | ----      ----         ----
+        op c10d::allreduce_   |      -          -          -
+        scope gloo:all_reduce |       --         --          --
+    """)
+    assert trace.meta.cpu_only
+    assert segments(trace).time.min() >= 0

@@ -281,7 +281,7 @@ def test_balanced_routing_is_what_the_router_does(tokens: int, top_k: int, exper
     model = replace(BY_HAND, experts_count=experts, top_k=top_k)
     training = replace(by_hand().training, seq=tokens, micro_batches=1)
     config = Config(model, Layout(ranks=ranks), training=training)
-    expert_TK = Router(config, Groups(config.layout))._forced(torch.zeros(tokens, experts))
+    _, expert_TK = Router(config, Groups(config.layout))(torch.zeros(tokens, 1, model.hidden))
     chosen = [set(row) for row in expert_TK.tolist()]
     assert all(len(row) == top_k for row in chosen)
     each = experts // ranks

@@ -99,6 +99,11 @@ def test_arrivals_and_lengths_are_those_asked_for() -> None:
     )
 
 
+@pytest.mark.parametrize("requests", [0, 3])
+def test_nothing_arrives_at_a_rate_of_zero(requests: int) -> None:
+    assert RequestTraffic(Serving(rate=0.0, requests=requests), VOCAB).arrive(10**6) == []
+
+
 def test_a_request_is_the_same_on_any_number_of_ranks() -> None:
     def arrived(ranks: int) -> dict[int, ServedRequest]:
         parts = [RequestTraffic(replace(TINY, requests=9), VOCAB, rank, ranks) for rank in range(ranks)]

@@ -140,12 +140,12 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         no_name = len(events.names)
         op_name = lookup(events.name, work.op, no_name)
         forward = lookup(events.name, work.forward, no_name)
-        second_names = [*events.names, ""]
+        first_names, second_names = [*events.names, NO_OP], [*events.names, ""]
         distinct, code = np.unique(
             op_name.astype(np.int64) * len(second_names) + forward, return_inverse=True
         )
         pairs = [divmod(int(value), len(second_names)) for value in distinct]
-        op_labels = [([*events.names, NO_OP][first], second_names[second]) for first, second in pairs]
+        op_labels = [(first_names[first], second_names[second]) for first, second in pairs]
         shape, shape_labels = shape_texts(trace, work)
         labels = [
             [(label, "") for label in steps.labels],

@@ -363,7 +363,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
         rows = np.flatnonzero(reads(trace))
         rows = rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
         rows = rows[np.argsort(events.start[rows], kind="stable")]
-        read_ns = np.full(len(gaps.start), -1)
+        read_ns = np.zeros(len(gaps.start), dtype=np.int64)
         host[:, BLOCKED] = -1
         if len(rows):
             reading = union(events.start[rows], events.end[rows])

@@ -35,15 +35,22 @@ def interleave(count: int, forward: Callable[[int], T], backward: Callable[[int,
     helper thread, except the last. What either raises is raised here; the other has ended by then.
     """
     made = forward(0)
-    # Each thread has a device and a stream of its own; setting a stream sets both to those of this thread.
-    adopt = (torch.cuda.set_stream, (torch.cuda.current_stream(),)) if torch.cuda.is_initialized() else ()
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
     usual = Waiting.before
-    with ThreadPoolExecutor(1, "backward", *adopt) as helper:
+
+    def adopted(number: int, made: T) -> None:
+        # Each thread has a device and a stream of its own.
+        if stream is not None:
+            torch.cuda.set_device(stream.device)
+            torch.cuda.set_stream(stream)
+        backward(number, made)
+
+    with ThreadPoolExecutor(1, "backward") as helper:
         for number in range(1, count):
             baton = _Baton()
             Waiting.before = baton.hand_over
             try:
-                backward_done = helper.submit(baton.run, partial(backward, number - 1, made))
+                backward_done = helper.submit(baton.run, partial(adopted, number - 1, made))
                 try:
                     made = baton.run(partial(forward, number))
                 except _Ended:

@@ -128,7 +128,7 @@ class RequestTraffic:
         self.settings, self.vocab = settings, vocab
         self.rank, self.ranks = rank, ranks
         random = Random(f"{settings.seed}.arrivals")
-        numbers = range(settings.requests) if settings.requests else count()
+        numbers = range(settings.requests) if settings.requests or not settings.rate else count()
         times = accumulate(random.expovariate(settings.rate * ranks) for _ in numbers if settings.rate)
         self._stream = enumerate(map(int, times))  # number and tick of all requests of all ranks
         self._next = next(self._stream, None)

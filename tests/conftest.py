@@ -34,6 +34,7 @@ SLOW = (
     "compare/diff/test_wrappers.py",
     "compare/gate/test_noise.py",
     # Against what was recorded, run by run.
+    "contracts/test_tables.py",
     "merge/test_conformance.py",
     "planner/pipeline/test_measured.py",
     "planner/step_time/test_network_measured.py",

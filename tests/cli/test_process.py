@@ -115,6 +115,7 @@ def wait_for_work(process: subprocess.Popen[str], cpu_s: float) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 @pytest.mark.parametrize("cpu_s", [0.3, 0.6, 1.0])
 def test_ctrl_c(cpu_s: float, tmp_path: Path) -> None:

@@ -270,6 +270,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_real_shares_add_up(corpus: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # That a script is what its template says takes most of the time, and is tested elsewhere.

@@ -501,6 +501,7 @@ def test_compiled_as_a_whole(run: Any) -> None:
 # -- real traces -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [

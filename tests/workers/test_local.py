@@ -62,6 +62,7 @@ def contents(report: Report) -> list[object]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"scope": "linked"}, {"step": "2"}, {"device": "mi355x"}], ids=str)
 def test_the_same_as_in_one_process(ranks: Path, processes: int, options: dict[str, str]) -> None:
     apart = tracelens.report_files(ranks, **options)

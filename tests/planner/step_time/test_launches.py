@@ -50,6 +50,7 @@ def counted(config: Config) -> int:
     return sum(total) * config.training.micro_batches + STEP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_counts_are_those_of_recorded_steps(name: str) -> None:
     folder = Path(SAMPLES) / name

@@ -284,6 +284,7 @@ def test_recall_under_edits(own: float, least: float) -> None:
     assert right / total >= least
 
 
+@pytest.mark.slow
 def test_a_long_graph() -> None:
     """20,000 nodes, of which 600 are edited."""
     random = np.random.default_rng(5)

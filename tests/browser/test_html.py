@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import WAIT_S, chromium, errors
+from tests.browser.chromium import chromium, errors, until
 from tests.browser.pages import Run, fill, open_sections
 from tests.rendering import sample
 from tracelens.rendering import write
@@ -44,9 +44,7 @@ def drawn(run: Run) -> int:
 def wait_for_figures(run: Run) -> int:
     """Number of figures that the sample should have; returns when they are drawn, or too late."""
     expected = sum(len(figures(result)) for result in sample.report().results)
-    until = time.monotonic() + WAIT_S
-    while drawn(run) < expected and time.monotonic() < until:
-        time.sleep(0.1)
+    until(lambda: drawn(run) >= expected)
     return expected
 
 
@@ -90,9 +88,7 @@ def test_the_filter_finds_entries(run: Run) -> None:
 def test_the_page_is_not_wider_than_the_window(browser: Any, run: Run, width: int) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    until = time.monotonic() + WAIT_S
-    while run(WIDEST) > width and time.monotonic() < until:
-        time.sleep(0.1)  # figures follow the window a moment later
+    until(lambda: run(WIDEST) <= width)  # figures follow the window a moment later
     assert run(WIDEST) <= width
     assert run("return document.documentElement.scrollWidth") <= width
 

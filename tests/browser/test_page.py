@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import WAIT_S, chromium, errors
+from tests.browser.chromium import chromium, errors, until
 from tests.browser.pages import Run
 from tests.rendering import sample
 from tests.rendering.test_page import findings
@@ -71,10 +70,7 @@ def run(browser: Any) -> Run:
 
 def wait_until(run: Run, condition: str) -> Any:
     """The value of a JavaScript expression, once it is one."""
-    until = time.monotonic() + WAIT_S
-    while not (value := run(f"return {condition}")) and time.monotonic() < until:
-        time.sleep(0.05)
-    return value
+    return until(lambda: run(f"return {condition}"))
 
 
 def test_the_first_screen_holds_verdict_tiles_and_the_first_finding(run: Run) -> None:

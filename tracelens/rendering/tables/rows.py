@@ -73,7 +73,7 @@ _RANK, _AT = "_rank", "_ts_ns"
 _CLOCK = "Positions are times since the trace's first event, as in Perfetto."
 
 # Names stand on a line of their own; sentences are whole, unless a trace makes them endless.
-_NAME_WIDTH = 160
+NAME_WIDTH = 160
 _PROSE_WIDTH = 1200
 _LINE_WIDTH = 4000
 
@@ -406,11 +406,11 @@ def entries(part: Cut) -> list[ProseRow]:
             elif shown.format.unit:
                 text = f"{text} {shown.format.unit}"
             share_at = len(facts) if shown is share else share_at
-            facts.append(Fact(name_of_fact, shorten(text, _NAME_WIDTH), doc))
+            facts.append(Fact(name_of_fact, shorten(text, NAME_WIDTH), doc))
         made.append(
             ProseRow(
                 number=ranking.texts[row] if ranking else "",
-                name=shorten(name.texts[row].strip(), _NAME_WIDTH) or ABSENT if name else ABSENT,
+                name=shorten(name.texts[row].strip(), NAME_WIDTH) or ABSENT if name else ABSENT,
                 share=min(max(float(share.cells[row]), 0.0), 1.0) if share and share_at >= 0 else None,
                 share_at=share_at,
                 facts=facts,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.rendering.tables.rows import readable, skipped
+from tracelens.rendering.tables.rows import NAME_WIDTH, readable, skipped
 from tracelens.rendering.tables.values import encodable, one_line, shorten
 from tracelens.rendering.thresholds import DIVIDING_NAMES, PART_LEAST_SHARE
 from tracelens.table import Report, Result, Table
@@ -47,7 +47,6 @@ _COMMANDS = (
 _POSITION = re.compile(r"Pan to timestamp, (\d+)$")
 _WORD = re.compile(r"[a-z0-9]+")
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z _-]{3,}")
-_NAME_WIDTH = 160
 _NAMES = 30
 """A column with at most so many different names divides a whole: causes, stages, categories."""
 _ROWS = {"launch_bound": "launch overhead"}
@@ -304,7 +303,7 @@ def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:
     shown = sections.get(section[0]) if section else None
     return FindingCard(
         number=int(number("position")),
-        name=shorten(text("finding"), _NAME_WIDTH) or "-",
+        name=shorten(text("finding"), NAME_WIDTH) or "-",
         saving=f"{bound}{time(additional_ns)} {scale.name}" if time(additional_ns) != "0" else "",
         share=min(max(number("fraction"), 0.0), 1.0),
         alone=alone,

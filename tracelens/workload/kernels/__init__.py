@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 
 from torch import Tensor
@@ -24,7 +25,12 @@ def kernels(x: Tensor) -> ModuleType:
         return reference
     if not x.is_cuda:  # AMD's GPUs too
         raise TracelensError(f"{_USERS} run on NVIDIA and AMD GPUs and on the CPU, not on {x.device.type}")
-    # Imported when the first is needed.
+    return _fused()
+
+
+@cache
+def _fused() -> ModuleType:
+    """The kernels in Triton, imported when the first is needed; every layer asks for them at each call."""
     try:
         import triton
     except ImportError as error:

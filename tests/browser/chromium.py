@@ -15,6 +15,17 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 WAIT_S = 30
+FLAGS = (
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-background-networking",
+    # Nobody looks at the window, and the page must go on drawing all the same.
+    "disable-background-timer-throttling",
+    "disable-backgrounding-occluded-windows",
+    "disable-renderer-backgrounding",
+    "disable-dev-shm-usage",  # containers often have 64 MB of it
+)
 
 T = TypeVar("T")
 
@@ -27,7 +38,7 @@ def chromium(folder: Path) -> Iterator[Any]:
         pytest.skip("no chromium and chromedriver on the PATH")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
+    for flag in FLAGS:
         options.add_argument(f"--{flag}")
     options.add_argument(f"--user-data-dir={folder / 'profile'}")
     options.add_argument("--window-size=1400,900")

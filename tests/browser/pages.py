@@ -18,9 +18,12 @@ def wait_alive(browser: Any, grid: str) -> None:
 
 
 def open_sections(browser: Any) -> None:
-    """Open every section, as the button above them does."""
-    browser.execute_script(
-        "for (const section of document.querySelectorAll('details.section')) section.open = true"
+    """Open every section, as the button above them does, and wait until their contents are drawn."""
+    browser.execute_async_script(
+        """
+        for (const section of document.querySelectorAll('details.section')) section.open = true;
+        requestAnimationFrame(() => setTimeout(arguments[0]));
+        """
     )
 
 

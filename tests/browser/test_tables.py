@@ -250,7 +250,7 @@ def test_a_rank_and_a_step_narrow_every_table(browser: Any, pages: Path) -> None
     of_rank = table.array("rank") == 5
     assert count(run, "many-kernels") == f"{of_rank.sum():,} rows"
     assert run("return location.hash") == "#rank=5"
-    assert run("return document.querySelector('#many-kernels th').innerText") == "name"
+    assert run("return document.querySelector('#many-kernels th').textContent") == "name"
     click(run, '.selection input[value="it\'s #2"]')
     both = of_rank & (np.array(table.texts("step")) == "it's #2")
     assert count(run, "many-kernels") == f"{both.sum():,} rows"

@@ -90,11 +90,11 @@
   function draw(index) {
     const spec = specs[index];
     const target = document.getElementById(`figure-${index}`);
-    for (const menu of spec.layout.updatemenus || []) buttons(target, menu);
-    delete spec.layout.updatemenus;
-    fitted(spec, target);
     waiting.delete(index);
     try {
+      for (const menu of spec.layout.updatemenus || []) buttons(target, menu);
+      delete spec.layout.updatemenus;
+      fitted(spec, target);
       Plotly.newPlot(target, spec.data, { ...spec.layout, template: theme() }, config);
     } catch (error) {
       // One that plotly cannot draw must not take the others with it.
@@ -121,25 +121,21 @@
     if (at_once) for (let index = next(); index !== undefined; index = next()) draw(index);
     else if (!drawing) drawNext();
   };
-  // Figures follow the window while they are seen, and later ones when they are: plotly fails on those in
-  // closed sections, which have no size.
+  // Plotly fails on figures in closed sections, which have no size: one that gets a size is drawn, and one that
+  // gets another follows it.
+  let resized;
   function fit() {
     for (const plot of document.querySelectorAll(".js-plotly-plot")) {
       const drawn = plot.querySelector(".main-svg")?.clientWidth;
       if (plot.checkVisibility() && drawn && drawn !== plot.clientWidth) Plotly.Plots.resize(plot);
     }
   }
-
-  let resized;
-  addEventListener("resize", () => {
+  const sizes = new ResizeObserver(() => {
+    tracelens.drawFigures();
     clearTimeout(resized);
     resized = setTimeout(fit, 120);
   });
-  // A toggle does not bubble.
-  document.addEventListener("toggle", () => {
-    tracelens.drawFigures();
-    fit();
-  }, true);
+  for (const target of document.querySelectorAll(".figure")) sizes.observe(target);
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { template: theme() });

@@ -118,6 +118,17 @@ def test_random_routing_fragments_more_than_balanced_routing() -> None:
     assert random.held["allocator"] > 1.5 * balanced.held["allocator"]
 
 
+@pytest.mark.parametrize("fields", ["dense_layers=3 experts_count=1 top_k=1", "experts_count=4 top_k=4"])
+def test_without_a_choice_of_experts_no_rank_gets_more_tokens(fields: str) -> None:
+    """A dense model, and one whose tokens all go to every expert."""
+    runs = [
+        override(preset("tiny"), [*fields.split(), "ranks=2", f"routing={name}"])
+        for name in ("learned", "balanced")
+    ]
+    learned, balanced = (stages(config, MEGATRON) for config in runs)
+    assert learned == balanced
+
+
 def test_the_idle_memory_is_a_component_and_counts() -> None:
     stage = stages(run(RUNS["ep"]), MEGATRON)[0]
     assert stage.total == sum(stage.held.values())

@@ -282,6 +282,7 @@ def test_latencies_are_of_requests_in_timed_ticks() -> None:
         ({"slots": "some"}, "slots must be a whole number, not 'some'"),
         ({"rate": "often"}, "rate must be a number, not 'often'"),
         ({"rate": "-1"}, "rate must be 0 or more"),
+        ({"rate": "nan"}, "rate must be 0 or more, not nan"),
         ({"prompt_min": "50"}, r"prompt_max \(48\) is below prompt_min \(50\)"),
         ({"prefill_tokens": "40"}, r"prefill_tokens \(40\) must be at least prompt_max \(48\)"),
         ({"delay_quorum": "2"}, "delay_quorum must be a fraction from 0 to 1, not 2.0"),

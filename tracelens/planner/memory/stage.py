@@ -188,8 +188,8 @@ class Stages:
         # K of E experts at random, e of them on this rank, a hypergeometric number, summed over the tokens
         # of all ranks. Forced balance sends the same number to each expert.
         s, ratios = RankSizes(self._layer_config), [1.0]
-        if config.training.routing == "learned" and s.P > 1:
-            E, K, rank_tokens = s.model.experts_count, s.model.top_k, s.T * s.P
+        E, K, rank_tokens = s.model.experts_count, s.model.top_k, s.T * s.P
+        if config.training.routing == "learned" and s.P > 1 and K < E:  # there is a choice of experts
             share = s.e / E
             mean = rank_tokens * K * share
             deviation = sqrt(rank_tokens * K * share * (1 - share) * (E - K) / (E - 1)) / mean

@@ -71,7 +71,7 @@ class Serving:
                 "prompts are not chunked across ticks"
             )
         for name in ("rate", "requests", "delay_ticks"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:  # nan, too
                 raise TracelensError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("delay_quorum", "delay_watermark"):
             if not 0 <= getattr(self, name) <= 1:

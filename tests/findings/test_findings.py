@@ -279,7 +279,7 @@ def test_findings_make_the_results_that_detectors_need() -> None:
 def test_every_detector_says_what_it_looks_for_and_what_to_do() -> None:
     for name, item in DETECTORS.items():
         assert item.title, name
-        assert remedy(name, TracePlatform()).endswith("."), name
+        assert remedy(name, TracePlatform(), item.remedy).endswith("."), name
         assert item.doc.endswith("."), name
 
 

@@ -12,44 +12,9 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.filenames import traces_among
-from tracelens.findings.detectors import JOB, Detection, Outcome
+from tracelens.findings.detectors import JOB, Detection, Detector, Outcome
 from tracelens.findings.remedies import TracePlatform, joined, platform_of
 from tracelens.trace import Trace, Union, steps_of, union
-
-EVIDENCE = {
-    "collective_calls": "idle",
-    "cpu_ops": "idle",
-    "data_loading": "idle",
-    "deepep_busy_wait": "moe",
-    "expert_loop": "moe",
-    "exposed_all_to_all": "overlap",
-    "exposed_token_gather": "overlap",
-    "garbage_collection": "idle",
-    "gemm_collective": "overlap",
-    "hierarchical_all_reduce": "collectives",
-    "launch_bound": "idle",
-    "loss_unfused": "ops",
-    "moe_blocking_calls": "moe",
-    "other_blocking_calls": "idle",
-    "permute_unfused": "moe",
-    "pipeline_imbalance": "pipeline",
-    "pipeline_p2p": "pipeline",
-    "pipeline_ramp": "pipeline",
-    "recompute": "ops",
-    "router_unfused": "moe",
-    "serving_padding": "serving",
-    "serving_phases": "serving",
-    "serving_two_batch": "serving",
-    "silent_host": "idle",
-    "small_kernels": "kernels",
-    "stragglers": "stragglers",
-    "stragglers_load": "stragglers",
-    "stragglers_noise": "stragglers",
-    "stragglers_unexplained": "stragglers",
-    "token_imbalance": "moe",
-}
-"""The analyzer whose tables show what a detector measured; `findings` itself for others."""
-
 
 ACTIONS = ("evidence_command", "replay_command", "whatif_command", "location")
 """Columns of a finding."""
@@ -150,12 +115,12 @@ class Commands(NamedTuple):
         return joined(recording.platform for recording in self.recordings.values())
 
     def of(
-        self, detector: str, detections: Mapping[int, Detection], worst: int, scenario: str
+        self, detector: Detector, detections: Mapping[int, Detection], worst: int, scenario: str
     ) -> dict[str, str]:
         """The columns of ACTIONS for one finding; "" for what it has none of.
 
         Args:
-            detector: by name.
+            detector: whose finding it is.
             detections: by rank, or of the job.
             worst: the rank that loses most; JOB for the whole job.
             scenario: that the finding is sized by, "" for none.
@@ -164,9 +129,9 @@ class Commands(NamedTuple):
         recording, where = self.recordings[rank], detections[worst].where
         start = longest_start(where) if where.total else -1
         step = recording.step_at(start) if start >= 0 else ""
-        evidence = EVIDENCE.get(detector, "findings")
         columns = dict.fromkeys(ACTIONS, "")
-        columns["evidence_command"] = self._line(("analyze", evidence), ("--step", step) if step else ())
+        narrowed = ("--step", step) if step else ()
+        columns["evidence_command"] = self._line(("analyze", detector.evidence), narrowed)
         # Whether a call that a script can repeat runs while time is lost, on any rank.
         lost = {number: detections.get(number, detections.get(JOB)) for number in self.recordings}
         if any(
@@ -175,7 +140,7 @@ class Commands(NamedTuple):
             if loss is not None and self.recordings[number].replayable.total
         ):
             columns["replay_command"] = self._line(
-                ("replay",), ("--finding", detector, "-o", f"replay_{detector}"), own_step=True
+                ("replay",), ("--finding", detector.name, "-o", f"replay_{detector.name}"), own_step=True
             )
         if scenario:
             options = ["--scenario", scenario]
@@ -183,7 +148,7 @@ class Commands(NamedTuple):
                 options += ["--unprofiled-step-ms", f"{self.unprofiled_step_ms:.15g}"]
             columns["whatif_command"] = self._line(("project", "whatif"), options, own_step=True)
         if start >= 0:
-            name, spot = os.path.basename(recording.path), recording.spots.get(detector, Spot("", ""))
+            name, spot = os.path.basename(recording.path), recording.spots.get(detector.name, Spot("", ""))
             parts = (
                 f"rank {rank}" if len(self.recordings) > 1 else "",
                 f"{name} (Perfetto needs it unpacked)" if name.endswith(".zst") else name,

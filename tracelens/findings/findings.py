@@ -451,7 +451,7 @@ def _row(
         "detector": candidate.detector.name,
         "explained_by": cause.detector.name if cause else "",
     }
-    return row | commands.of(candidate.detector.name, candidate.detections, worst, saving.scenario)
+    return row | commands.of(candidate.detector, candidate.detections, worst, saving.scenario)
 
 
 def ranked(candidates: Sequence[SizedFinding], replays: Replays, ranks: int) -> Iterator[RankedFinding]:

@@ -74,6 +74,7 @@ _WAITING_THRESHOLD = "waiting for a significant straggler, see `stragglers`, or 
 
 @detector(
     "exposed_all_to_all",
+    evidence="overlap",
     scenario="all_to_all_hidden",
     title="Exposed all-to-all",
     symptom=True,  # of ranks that come late: much of it is waiting for them
@@ -94,6 +95,7 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
 
 @detector(
     "exposed_token_gather",
+    evidence="overlap",
     title="Exposed all-gather and reduce-scatter of tokens",
     symptom=True,
     measures={
@@ -181,6 +183,7 @@ def _all_to_all(context: RankContext) -> Bool:
 
 @detector(
     "deepep_busy_wait",
+    evidence="moe",
     title="DeepEP: the host spins until tokens are counted",
     launching=True,
     measures={
@@ -249,6 +252,7 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
 
 @detector(
     "hierarchical_all_reduce",
+    evidence="collectives",
     scenario="hierarchical_all_reduce",
     title="Collectives across hosts use one flat ring",
     needs=("collectives",),
@@ -330,6 +334,7 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "stragglers",
+    evidence="stragglers",
     scenario="median_pace",
     title="Ranks wait for late ranks",
     needs=("collectives", "stragglers"),
@@ -344,6 +349,7 @@ def stragglers(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "stragglers_load",
+    evidence="stragglers",
     scenario="balanced",
     title="Ranks wait for ranks with more work",
     needs=("collectives", "stragglers"),
@@ -359,6 +365,7 @@ def stragglers_load(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "stragglers_unexplained",
+    evidence="stragglers",
     title="Ranks wait for ranks that are late without a visible cause",
     needs=("collectives", "stragglers"),
     measures=_WAITING_MEASURES,
@@ -372,6 +379,7 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "stragglers_noise",
+    evidence="stragglers",
     scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
     needs=("collectives", "stragglers"),
@@ -509,6 +517,7 @@ def _waiting_of_rank(
 
 @detector(
     "gemm_collective",
+    evidence="overlap",
     scenario="gemm_collective_overlap",
     title="GEMMs do not overlap their collectives",
     measures={

@@ -70,6 +70,7 @@ class Detector:
     needs: tuple[str, ...]  # analyzers whose results it reads; empty for one that looks at each rank's trace
     # (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason
     function: Callable[..., Any]
+    evidence: str = "findings"  # the analyzer whose tables show what it measured
     # whether it is about a host that feeds a GPU, and says nothing where the host does the work
     launching: bool = False
     symptom: bool = False  # whether others may be its cause
@@ -115,6 +116,7 @@ class RankContext(StepWork):
 def detector(
     name: str,
     *,
+    evidence: str = "findings",
     scenario: str = "",
     title: str,
     remedy: str = "",
@@ -129,6 +131,7 @@ def detector(
 
     Args:
         name: in the tables.
+        evidence: the analyzer whose tables show what it measures.
         scenario: the what-if request that the remedy is, as in `project whatif --scenario`; its replay gives
             the saving. A Detection may name another.
         title: of its finding.
@@ -148,6 +151,7 @@ def detector(
             title=title,
             remedy=remedy,
             doc=doc,
+            evidence=evidence,
             needs=tuple(needs),
             function=function,
             launching=launching,

@@ -48,6 +48,7 @@ _EVENT = "Python GC"
 
 @detector(
     "silent_host",
+    evidence="idle",
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
     launching=True,
@@ -62,6 +63,7 @@ def silent_host(context: RankContext) -> Outcome:
 
 @detector(
     "data_loading",
+    evidence="idle",
     scenario="data_loading_overlapped",
     title="The GPU waits for the next batch",
     launching=True,
@@ -76,6 +78,7 @@ def data_loading(context: RankContext) -> Outcome:
 
 @detector(
     "cpu_ops",
+    evidence="idle",
     scenario="no_idle=cpu_ops",
     title="CPU ops keep the GPU waiting",
     launching=True,
@@ -90,6 +93,7 @@ def cpu_ops(context: RankContext) -> Outcome:
 
 @detector(
     "collective_calls",
+    evidence="idle",
     scenario="no_idle=collective_call",
     title="The host waits inside a collective call",
     launching=True,
@@ -148,6 +152,7 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
 
 @detector(
     "launch_bound",
+    evidence="idle",
     scenario="step_graph",
     title="Launch-bound: the GPU waits for the host to launch",
     launching=True,
@@ -232,6 +237,7 @@ def launch_bound(context: RankContext) -> Outcome:
 
 @detector(
     "moe_blocking_calls",
+    evidence="moe",
     scenario="sync_free",
     title="Blocking calls in MoE layers",
     launching=True,
@@ -291,6 +297,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
 
 @detector(
     "other_blocking_calls",
+    evidence="idle",
     scenario="no_blocking",
     title="Blocking calls outside MoE layers",
     launching=True,
@@ -389,6 +396,7 @@ def _names(context: RankContext, event: Int) -> list[str]:
 
 @detector(
     "garbage_collection",
+    evidence="idle",
     scenario="no_garbage_collection",
     title="Garbage collection stalls the host",
     measures={
@@ -460,6 +468,7 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
 
 @detector(
     "small_kernels",
+    evidence="kernels",
     title="Many small kernels",
     launching=True,
     symptom=True,

@@ -44,6 +44,7 @@ _SHOWN = 3
 
 @detector(
     "loss_unfused",
+    evidence="ops",
     scenario="fused_loss",
     title="Cross-entropy loss runs kernel by kernel",
     measures={
@@ -111,6 +112,7 @@ def loss_unfused(context: RankContext) -> Outcome:
 
 @detector(
     "recompute",
+    evidence="ops",
     scenario="no_recompute",
     title="Activations are recomputed",
     measures={

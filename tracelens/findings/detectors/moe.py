@@ -31,6 +31,7 @@ _LAUNCH_NS = 5_000
 
 @detector(
     "expert_loop",
+    evidence="moe",
     scenario="grouped_gemm",
     title="Expert loop",
     measures={
@@ -132,6 +133,7 @@ def _flops(layer_pass: LayerPass) -> float:
 
 @detector(
     "token_imbalance",
+    evidence="moe",
     scenario="balanced",
     title="Tokens are spread unevenly over ranks",
     needs=("collectives", "moe"),
@@ -181,6 +183,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "permute_unfused",
+    evidence="moe",
     scenario="fused_permute",
     title="Unfused permutation of tokens",
     measures={
@@ -219,6 +222,7 @@ def permute_unfused(context: RankContext) -> Outcome:
 
 @detector(
     "router_unfused",
+    evidence="moe",
     scenario="fused_router",
     title="Unfused router",
     measures={

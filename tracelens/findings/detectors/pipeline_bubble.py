@@ -71,6 +71,7 @@ _THRESHOLD = "any of this idle time in a pipeline of two stages or more"
 
 @detector(
     "pipeline_ramp",
+    evidence="pipeline",
     scenario="vpp",
     title="Pipeline ramp: stages idle while it fills and drains",
     needs=("pipeline",),
@@ -111,6 +112,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "pipeline_imbalance",
+    evidence="pipeline",
     scenario="balanced_stages",
     title="Pipeline stages of unequal work",
     needs=("pipeline",),
@@ -151,6 +153,7 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "pipeline_p2p",
+    evidence="pipeline",
     title="Pipeline stages wait for messages",
     needs=("pipeline",),
     measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},

@@ -19,6 +19,7 @@ NO_LABELS = "no step labels of a serving engine"
 
 @detector(
     "serving_phases",
+    evidence="serving",
     scenario="prefill_delayer",
     title="Ranks prefill while others decode",
     needs=("collectives", "serving"),
@@ -76,6 +77,7 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "serving_padding",
+    evidence="serving",
     title="Ranks are padded to the rank with the most tokens",
     needs=("collectives", "serving"),
     measures={
@@ -131,6 +133,7 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
 
 @detector(
     "serving_two_batch",
+    evidence="serving",
     scenario="two_batch_overlap",
     title="Exposed communication in serving steps",
     needs=("collectives", "serving"),

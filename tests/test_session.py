@@ -21,10 +21,13 @@ from tracelens.planner.memory import Assumptions, memory
 from tracelens.planner.pipeline import Setting, Uniform, pipeline
 from tracelens.planner.search import Question, Space, search
 from tracelens.read import TraceFiles, files
-from tracelens.rendering.formats.json import files as as_json
+from tracelens.rendering import RENDERERS
 from tracelens.session import Reading, Reporting
 from tracelens.table import Report, Result
 from tracelens.workers import children
+
+as_json = RENDERERS.get("json").files
+
 
 ROOT = Path(__file__).parents[1]
 RANK = aligned("""

@@ -16,10 +16,13 @@ import pytest
 from tests.browser.chromium import chromium
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.figures import figures
-from tracelens.rendering.formats.html import files
 from tracelens.rendering.formats.notebook import fragment
 from tracelens.table import Report
+
+files = RENDERERS.get("html").files
+
 
 WAIT_S = 60
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')

@@ -17,11 +17,13 @@ import pytest
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.outputs import write_folder
-from tracelens.rendering import renderer
-from tracelens.rendering.formats.csv import files as csv_files
+from tracelens.rendering import RENDERERS, renderer
 from tracelens.rendering.formats.csv import safe
-from tracelens.rendering.formats.xlsx import files as xlsx_files
 from tracelens.table import Report
+
+csv_files = RENDERERS.get("csv").files
+xlsx_files = RENDERERS.get("xlsx").files
+
 
 assert renderer  # the format registers itself
 

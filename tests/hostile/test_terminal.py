@@ -20,9 +20,12 @@ from tracelens.cli import output, run
 from tracelens.compare.gate import Verdict, commands, gate, junit, read_rule
 from tracelens.compare.gate import report as verdict_report
 from tracelens.errors import ParseError, TracelensError, UnknownName
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.formats import console
-from tracelens.rendering.formats.json import files as json_files
 from tracelens.table import Report, Skip
+
+json_files = RENDERERS.get("json").files
+
 
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 EACH = pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))

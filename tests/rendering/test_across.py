@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.formats import console, markdown
-from tracelens.rendering.formats.html import files
 from tracelens.rendering.formats.notebook import fragment
 from tracelens.rendering.tables import across_ranks, compared, cut, more, readable
 from tracelens.table import Column, Report, Result, Schema, Table
+
+files = RENDERERS.get("html").files
+
 
 RANK = Column("rank", "int64")
 KERNELS = Schema(

@@ -6,12 +6,14 @@ import re
 
 from tests.rendering import sample
 from tests.rendering.gold import check
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.formats import console, markdown, one_result
-from tracelens.rendering.formats.csv import files as csv_files
-from tracelens.rendering.formats.html import files as html_files
-from tracelens.rendering.formats.json import files as json_files
 from tracelens.rendering.formats.notebook import fragment
 from tracelens.table import Report
+
+csv_files = RENDERERS.get("csv").files
+html_files = RENDERERS.get("html").files
+json_files = RENDERERS.get("json").files
 
 
 def without_assets(page: str) -> str:

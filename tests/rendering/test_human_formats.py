@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rendering import sample
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.formats import console, escaped, markdown
 from tracelens.rendering.formats.html import STATIC_ROWS
-from tracelens.rendering.formats.html import files as html_files
 from tracelens.rendering.formats.notebook import fragment
 from tracelens.table import Column, Report, Result, Schema
+
+html_files = RENDERERS.get("html").files
 
 
 def page(*results: Result) -> str:

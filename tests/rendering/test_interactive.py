@@ -10,7 +10,7 @@ import pytest
 
 from tests.rendering import sample
 from tests.rendering.test_payload import unpacked
-from tracelens.rendering.formats.html import files
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.interactive import (
     ACROSS,
     ROWS,
@@ -22,6 +22,8 @@ from tracelens.rendering.interactive import (
     views,
 )
 from tracelens.table import Column, Report, Result, Schema, Table
+
+files = RENDERERS.get("html").files
 
 
 def grids(result: Result) -> list[Interactive]:

@@ -13,9 +13,11 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.errors import MissingExtra
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.formats import csv, one_result, xlsx
-from tracelens.rendering.formats.json import files as json_files
 from tracelens.table import Column, Report, Result, Schema
+
+json_files = RENDERERS.get("json").files
 
 
 def test_one_result_is_the_contract_of_the_command_line() -> None:

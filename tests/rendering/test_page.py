@@ -9,10 +9,13 @@ import pytest
 from tests.builders import aligned, draw
 from tests.rendering import sample, sample_search
 from tracelens import analyze
-from tracelens.rendering.formats.html import files
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.tables import finding_cards, headline
 from tracelens.table import Column, Report, Result, Summary, Tile
 from tracelens.trace import make_run
+
+files = RENDERERS.get("html").files
+
 
 ACTIONS = ("evidence_command", "replay_command", "whatif_command", "location")
 COLUMNS = (

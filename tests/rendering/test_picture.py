@@ -11,9 +11,11 @@ import pytest
 from tests.rendering import sample, sample_picture
 from tests.rendering.sample_picture import STEP_NS
 from tests.rendering.test_payload import unpacked
-from tracelens.rendering.formats.html import files
+from tracelens.rendering import RENDERERS
 from tracelens.rendering.picture import LANES, Picture, picture
 from tracelens.table import Report
+
+files = RENDERERS.get("html").files
 
 
 def pictured(ranks: int) -> Picture:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.comm import deepep_busy_wait
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+deepep_busy_wait = DETECTORS.get("deepep_busy_wait")
+
 
 NOTIFY = "void deep_ep::intranode::notify_dispatch<8>(int const*, int*)"
 DISPATCH = "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)"

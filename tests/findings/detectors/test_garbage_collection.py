@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.host import garbage_collection
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+garbage_collection = DETECTORS.get("garbage_collection")
+
 
 COLUMN = 10_000
 

@@ -9,8 +9,10 @@ from tracelens.analysis.fusable.gemm_collectives import GATHER, REDUCE, SCATTER,
 from tracelens.costs import OpCall, OpCost, find
 from tracelens.devices import Device
 from tracelens.devices import device as device_named
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.comm import gemm_collective
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+gemm_collective = DETECTORS.get("gemm_collective")
+
 
 MI300X = device_named("mi300x")
 TENSOR = "TENSOR_MODEL_PARALLEL_GROUP"

@@ -9,9 +9,11 @@ import pytest
 
 from tests.builders import aligned, draw, draw_run
 from tracelens import analyze
-from tracelens.findings.detectors import Detection
-from tracelens.findings.detectors.comm import hierarchical_all_reduce
+from tracelens.findings.detectors import DETECTORS, Detection
 from tracelens.trace import Run, make_run
+
+hierarchical_all_reduce = DETECTORS.get("hierarchical_all_reduce")
+
 
 RING = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 HOSTS = ("a", "a", "b", "b")

@@ -9,8 +9,11 @@ import pytest
 from tests.builders import aligned, draw
 from tracelens import load
 from tracelens.analysis.common import NO_LAUNCH
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.host import launch_bound, silent_host
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+launch_bound = DETECTORS.get("launch_bound")
+silent_host = DETECTORS.get("silent_host")
+
 
 COLUMN = 10_000
 SAMPLES = Path(__file__).parents[3] / "sample_traces"

@@ -6,8 +6,10 @@ import pytest
 
 from tests.builders import aligned, draw
 from tracelens.devices import Device, device
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.model import loss_unfused
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+loss_unfused = DETECTORS.get("loss_unfused")
+
 
 COLUMN = 10_000
 H100 = device("h100")

@@ -12,11 +12,18 @@ from tests.analysis.moe_traces import HIDDEN, INNER, Key, Model, Recorder, as_tr
 from tests.builders import draw
 from tracelens import analyze
 from tracelens.devices import device
-from tracelens.findings.detectors import Detection, Detector, Outcome, RankContext
-from tracelens.findings.detectors.comm import exposed_all_to_all, exposed_token_gather
-from tracelens.findings.detectors.host import moe_blocking_calls, other_blocking_calls
-from tracelens.findings.detectors.moe import expert_loop, permute_unfused, router_unfused, token_imbalance
+from tracelens.findings.detectors import DETECTORS, Detection, Detector, Outcome, RankContext
 from tracelens.trace import Run, make_run
+
+exposed_all_to_all = DETECTORS.get("exposed_all_to_all")
+exposed_token_gather = DETECTORS.get("exposed_token_gather")
+moe_blocking_calls = DETECTORS.get("moe_blocking_calls")
+other_blocking_calls = DETECTORS.get("other_blocking_calls")
+expert_loop = DETECTORS.get("expert_loop")
+permute_unfused = DETECTORS.get("permute_unfused")
+router_unfused = DETECTORS.get("router_unfused")
+token_imbalance = DETECTORS.get("token_imbalance")
+
 
 H200 = device("h200")
 EP2 = {"ranks": 2, "exchange": "all_to_all"}

@@ -10,9 +10,13 @@ from tests.analysis.pipeline.test_pipeline import FOUR, LATE, SLOW, UNIFORM
 from tests.analysis.schedules import stage, stages
 from tests.builders import draw_run
 from tracelens import analyze
-from tracelens.findings.detectors import Detection
-from tracelens.findings.detectors.pipeline_bubble import pipeline_imbalance, pipeline_p2p, pipeline_ramp
+from tracelens.findings.detectors import DETECTORS, Detection
 from tracelens.trace import Run, make_run
+
+pipeline_imbalance = DETECTORS.get("pipeline_imbalance")
+pipeline_p2p = DETECTORS.get("pipeline_p2p")
+pipeline_ramp = DETECTORS.get("pipeline_ramp")
+
 
 DETECTORS = [pipeline_ramp, pipeline_imbalance, pipeline_p2p]
 

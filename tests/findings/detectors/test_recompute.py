@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import aligned, draw
-from tracelens.findings.detectors import Detection, Outcome, RankContext
-from tracelens.findings.detectors.model import recompute
+from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+
+recompute = DETECTORS.get("recompute")
 
 
 def outcome(text: str) -> Outcome:

@@ -9,9 +9,14 @@ import pytest
 from tests.analysis.serving.test_serving import DECODE, PREFILL, rank, without_pure_decoding
 from tests.builders import aligned, draw_run
 from tracelens import analyze
-from tracelens.findings.detectors import JOB, Detection
-from tracelens.findings.detectors.serving import NO_LABELS, serving_padding, serving_phases, serving_two_batch
+from tracelens.findings.detectors import DETECTORS, JOB, Detection
+from tracelens.findings.detectors.serving import NO_LABELS
 from tracelens.trace import Run
+
+serving_padding = DETECTORS.get("serving_padding")
+serving_phases = DETECTORS.get("serving_phases")
+serving_two_batch = DETECTORS.get("serving_two_batch")
+
 
 DETECTORS = [serving_phases, serving_padding, serving_two_batch]
 RECORD = "op record_param_comms collective=_allgather_base group=0 ranks=[0,1] size=2 in=8 out=16 dtype=Half"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.builders import draw
-from tracelens.findings.detectors import Detection, RankContext
-from tracelens.findings.detectors.host import small_kernels
+from tracelens.findings.detectors import DETECTORS, Detection, RankContext
+
+small_kernels = DETECTORS.get("small_kernels")
+
 
 EAGER = """
     step 1                  | --------------------

@@ -8,15 +8,14 @@ import pytest
 
 from tests.analysis.stragglers.test_stragglers import COLUMN, LATE, LONG, ORDINARY, ranks
 from tracelens import analyze
-from tracelens.findings.detectors import Detection
-from tracelens.findings.detectors.comm import (
-    EXPLAINED,
-    stragglers,
-    stragglers_load,
-    stragglers_noise,
-    stragglers_unexplained,
-)
+from tracelens.findings.detectors import DETECTORS, Detection
+from tracelens.findings.detectors.comm import EXPLAINED
 from tracelens.trace import Run
+
+stragglers = DETECTORS.get("stragglers")
+stragglers_load = DETECTORS.get("stragglers_load")
+stragglers_noise = DETECTORS.get("stragglers_noise")
+stragglers_unexplained = DETECTORS.get("stragglers_unexplained")
 
 
 def outcome(detector: Any, run: Run) -> Any:

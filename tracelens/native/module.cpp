@@ -11,6 +11,11 @@ static PyMethodDef methods[] = {
 };
 
 static int fill(PyObject *module) {
+    PyObject *scanner = core::scanner_type();
+    if (scanner == nullptr) return -1;
+    const int added = PyModule_AddObjectRef(module, "Scanner", scanner);
+    Py_DECREF(scanner);
+    if (added < 0) return -1;
     // Digest of the sources that it was compiled from.
     return PyModule_AddStringConstant(module, "SOURCES", TRACELENS_SOURCES);
 }

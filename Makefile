@@ -19,6 +19,8 @@ REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-gui
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
 BENCH ?=
+# The native core is compiled while tracelens is installed.
+NATIVE := hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h)
 
 # Containers often say that Python shall write no bytecode. Each of some hundred processes that tests start
 # would then compile the package again, and pytest all tests.
@@ -78,7 +80,7 @@ lock: ## write requirements*.txt, the pins of constraints.txt with hashes (needs
 	printf 'hatchling\neditables\n' | $(LOCK) --extra dev -o requirements-dev.txt
 
 clean: ## remove the virtual environment and everything that can be remade
-	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis tracelens/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: the environment is made again only when its inputs change.
@@ -91,14 +93,16 @@ $(VENV)/.python:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.python pyproject.toml requirements.txt
+$(VENV)/.core: $(VENV)/.python pyproject.toml requirements.txt $(NATIVE)
 	$(PIP) --require-hashes -r requirements.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/tracelens --version
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.python pyproject.toml requirements-dev.txt $(NATIVE)
 	$(PIP) --require-hashes -r requirements-dev.txt
 	$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/tracelens --version
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.torch: $(VENV)/.dev constraints.txt

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.effort import effort
+from tracelens.native import PURE, core
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -129,3 +130,14 @@ def corpus() -> Path:
     if not path.is_dir():
         pytest.skip(f"no corpus of real traces at {named or '../shared/corpus'}: set TRACELENS_CORPUS")
     return path
+
+
+@pytest.fixture(params=["native", "pure"], scope="module")
+def each_core(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Tests that use this run with the native core and in pure Python."""
+    name: str = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PURE, "" if name == "native" else "1")
+        if name == "native" and core() is None:
+            pytest.skip("the native core is not built")
+        yield name

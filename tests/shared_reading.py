@@ -10,6 +10,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from tracelens.limits import VARIABLE
+from tracelens.native import core
 from tracelens.read import parser
 from tracelens.trace import Trace
 
@@ -17,7 +18,7 @@ _LARGEST_BYTES = 4_000_000
 _MOST = 64
 """Files whose traces are kept; the one read first goes first."""
 
-_kept: dict[tuple[str, str, str | None], list[Trace]] = {}
+_kept: dict[tuple[str, str, str | None, bool], list[Trace]] = {}
 _read = parser._read
 
 
@@ -31,14 +32,14 @@ def reading_once() -> Iterator[None]:
         parser._read = _read
 
 
-def _read_once(path: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:
+def _read_once(path: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
     file = Path(path)
-    if processes or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
-        return _read(path, processes)
+    if processes or threads or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
+        return _read(path, processes, threads)
     content = hashlib.blake2b(file.read_bytes()).hexdigest()
-    key = path, content, os.environ.get(VARIABLE)
+    key = path, content, os.environ.get(VARIABLE), core() is None
     if key not in _kept:
-        _kept[key] = _read(path, processes)
+        _kept[key] = _read(path, processes, threads)
         if len(_kept) > _MOST:
             del _kept[next(iter(_kept))]
     return list(_kept[key])

@@ -15,6 +15,7 @@ from tests.builders import aligned, events, write
 from tracelens.cli import run as run_cli
 from tracelens.devices import device
 from tracelens.errors import ParseError, TracelensError
+from tracelens.native import PURE
 from tracelens.planner import PipelineSizes, bubble
 from tracelens.planner.config import MODELS, override, preset
 from tracelens.planner.memory import Assumptions, memory
@@ -115,13 +116,14 @@ for kind, files in ((Reading, sys.argv[1:2]), (Reporting, sys.argv[1:2]), (Repor
 """
     paths = [str(folder / "before" / f"rank{rank}.json") for rank in range(2)]
     command = [sys.executable, "-c", code, *paths]
-    env = {"TRACELENS_JOBS": "2", "PYTHONPATH": str(ROOT)}
+    env = {PURE: "1", "TRACELENS_JOBS": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_an_error_while_processes_start_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACELENS_JOBS", "3")
+    monkeypatch.setenv(PURE, "1")
     monkeypatch.setattr(children, "_WORTH_BYTES", 0)
     reading = Reading(["before/rank0.json"])
     with pytest.raises(TracelensError, match="wrong"), reading:

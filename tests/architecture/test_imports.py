@@ -3,8 +3,8 @@
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if
         -> planner -> analysis -> {costs, devices} -> trace
         -> table
-        -> {arrays, dtypes, filenames, lazy, registry, plugins, limits, guard, errors, printable, symbols,
-            units}
+        -> {arrays, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors, printable,
+            symbols, units}
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch      calibrate -> devices, torch; both are imported by nobody but their
@@ -24,14 +24,15 @@ import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
 
-BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "printable", "registry"}
-BASE |= {"symbols", "units", "version"}
+BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
+BASE |= {"printable", "registry", "symbols", "units", "version"}
 ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "arrays": set(),
     "dtypes": set(),
     "filenames": set(),
     "lazy": set(),
+    "native": set(),
     "printable": set(),
     "symbols": set(),
     "units": set(),

@@ -79,6 +79,18 @@ class Environment:
         return files
 
 
+def build_wheel(folder: Path, **variables: str) -> Path:
+    """The wheel of this checkout, built in an empty folder."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-index"]
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    environment = os.environ | variables
+    subprocess.run(
+        [*command, *options], cwd=folder, env=environment, check=True, capture_output=True, timeout=300
+    )
+    (built,) = folder.iterdir()
+    return built
+
+
 def project(root: Path, name: str, files: Mapping[str, str], tables: str = "") -> Path:
     """A project that hatchling builds.
 

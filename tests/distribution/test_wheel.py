@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 import tracelens
-from tests.distribution.environment import ROOT, Environment, project
+from tests.distribution.environment import ROOT, Environment, build_wheel, project
 from tracelens.errors import MissingExtra
 from tracelens.version import DISTRIBUTION
 
@@ -24,21 +27,60 @@ def other(tmp_path: Path) -> Path:
     )
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+EXTENSION = "tracelens/native/_core.abi3.so"
+PURE = f"{DISTRIBUTION.replace('-', '_')}-{tracelens.__version__}-py3-none-any.whl"
+
+
+def contents(wheel: Path) -> set[str]:
     with ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    package = {
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def package() -> set[str]:
+    """The files of the package that are installed as they are."""
+    return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tracelens").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".cpp", ".h", ".so")
     }
-    assert names == package
-    assert wheel.name == f"{DISTRIBUTION.replace('-', '_')}-{tracelens.__version__}-py3-none-any.whl"
+
+
+def can_compile() -> bool:
+    """Whether this machine has a C++ compiler and the headers of Python."""
+    compilers = (os.environ.get("CXX", ""), sysconfig.get_config_var("CXX") or "", "c++", "g++", "clang++")
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return has_headers and any(shutil.which(name.split()[0]) for name in compilers if name)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    if not can_compile():
+        assert (contents(wheel), wheel.name) == (package(), PURE)
+        return
+    assert contents(wheel) == package() | {EXTENSION}
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == PURE.replace("py3-none-any", f"cp311-abi3-{platform}")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"TRACELENS_PURE": "1"}, id="not wanted"),
+        pytest.param({"CXX": "false"}, id="a compiler that fails"),
+    ],
+)
+def test_without_a_native_core_the_wheel_is_for_every_machine(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    wheel = build_wheel(tmp_path, **variables)
+    assert (contents(wheel), wheel.name) == (package(), PURE)
 
 
 def test_the_command_and_the_import_keep_their_name(installed: Environment) -> None:
     assert installed.installed() == {DISTRIBUTION: tracelens.__version__}
-    assert installed.tracelens("--version").stdout == f"tracelens {tracelens.__version__}\n"
+    core = "native" if (installed.site / EXTENSION).exists() else "pure Python"
+    assert installed.tracelens("--version").stdout == f"tracelens {tracelens.__version__} ({core} core)\n"
+    said = installed.tracelens("--version", TRACELENS_PURE="1").stdout
+    assert said == f"tracelens {tracelens.__version__} (pure Python core)\n"
     assert Path(installed.imports("tracelens")["tracelens"]).is_relative_to(installed.site)
 
 

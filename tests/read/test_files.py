@@ -23,6 +23,7 @@ import zstandard
 import tracelens
 from tests.builders import events, write
 from tracelens.errors import MissingExtra, ParseError, TracelensError
+from tracelens.native import PURE
 from tracelens.read import TraceFiles, is_url, open_source, parse
 from tracelens.read.files import shown_url
 from tracelens.workers import Children
@@ -204,6 +205,7 @@ def test_remote_files_count_as_large(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setitem(sys.modules, "fsspec", None)  # no request is made
     monkeypatch.setenv("TRACELENS_JOBS", "2")
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: object())
+    monkeypatch.setenv(PURE, "1")  # the native core decodes in threads
     assert len(Children([str(write(tmp_path / "small.json", DRAWING))]).processes) == 0
     assert len(Children(["s3://bucket/x.json"]).processes) == 1
 

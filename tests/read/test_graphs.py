@@ -164,7 +164,7 @@ def test_captures_of_other_sizes_are_not_read(
     opened: list[str] = []
     opened_file = parser._read
     monkeypatch.setattr(
-        parser, "_read", lambda path, processes: opened.append(path) or opened_file(path, processes)
+        parser, "_read", lambda path, *helpers: opened.append(path) or opened_file(path, *helpers)
     )
     (trace,) = parse(str(tmp_path / "rank0.json"))
     assert [Path(path).name for path in opened[1:]] == files

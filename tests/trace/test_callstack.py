@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from tests.builders import draw
 from tracelens.table import nearest, subtree_sums
 from tracelens.trace import nest
 from tracelens.trace.links import TOLERANCE_NS
+
+pytestmark = pytest.mark.usefixtures("each_core")
 
 # (thread, start, length, rank); in units of half the tolerance, so that some overruns are within it.
 UNIT = TOLERANCE_NS // 2

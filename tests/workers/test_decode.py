@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tracelens
 from tracelens.errors import TracelensError
+from tracelens.native import PURE, core
 from tracelens.read import open_source
 from tracelens.read.json import Splitter, decode_all
 from tracelens.read.json.columns import Part, merge
 from tracelens.read.json.pool import encode
+from tracelens.read.json.split import Chunk
 from tracelens.workers import Children, jobs
 
 
@@ -33,6 +37,7 @@ def large(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("each_core")
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_any_number_of_processes_reads_the_same(
     large: str, count: int, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +59,36 @@ def test_whoever_decodes_a_chunk_values_are_numbered_as_they_appear(large: str, 
     assert merged.columns.name.tolist() == [number % 50 for number in range(40_000)]
 
 
+def test_the_native_core_decodes_in_threads(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACELENS_JOBS", "3")
+    monkeypatch.delenv(PURE, raising=False)
+    if core() is None:
+        pytest.skip("the native core is not built")
+    with Children([large]) as children:
+        assert (children.processes, children.threads) == ([], 2)
+    monkeypatch.setenv(PURE, "1")
+    with Children([large]) as children:
+        assert (len(children.processes), children.threads) == (2, 0)
+
+
+def test_an_error_in_a_thread_is_raised_where_the_trace_is_read(
+    large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def take(self: Any, chunk: Chunk) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            failed.set()
+            raise MemoryError("no more")
+        assert failed.wait(10)
+
+    monkeypatch.setattr("tracelens.read.json.pool._Share.take", take)
+    with pytest.raises(MemoryError, match="no more"):
+        decode_all(Splitter(open_source(large)[0]), threads=1)
+
+
 def test_a_process_that_dies_is_an_error_not_a_hole(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PURE, "1")
     monkeypatch.setenv("TRACELENS_JOBS", "2")
     with Children([large]) as children:
         (process,) = children.processes
@@ -67,6 +101,7 @@ def test_a_process_that_dies_is_an_error_not_a_hole(large: str, monkeypatch: pyt
 
 
 def test_children_end_with_the_load(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PURE, "1")
     monkeypatch.setenv("TRACELENS_JOBS", "3")
     with Children([large]) as children:
         assert len(children.processes) == 2

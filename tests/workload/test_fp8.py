@@ -12,7 +12,7 @@ from tests.workload.agree import moe_config, relative_error  # noqa: E402
 from tracelens.errors import TracelensError  # noqa: E402
 from tracelens.planner.config import override, preset  # noqa: E402
 from tracelens.workload.launch import Job, run_job  # noqa: E402
-from tracelens.workload.model import fp8, gemm  # noqa: E402
+from tracelens.workload.model import gemm  # noqa: E402
 
 CUDA = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
@@ -46,7 +46,9 @@ def run(multiply: Any, rows: list[int], device: str, padding: int = 0) -> dict[s
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", ROWS, ids=str)
 def test_a_grouped_gemm_in_fp8(rows: list[int], device: str, padding: int) -> None:
-    expected, found = (run(multiply, rows, device, padding) for multiply in (gemm.grouped_mm, fp8.grouped_mm))
+    expected, found = (
+        run(multiply, rows, device, padding) for multiply in (gemm.grouped_mm, gemm.grouped_mm_fp8)
+    )
     for key in ("y", "x"):
         assert 1e-3 < relative_error(found[key], expected[key]) < FP8, key
     # Its own GEMM is in the model's type.
@@ -54,7 +56,7 @@ def test_a_grouped_gemm_in_fp8(rows: list[int], device: str, padding: int) -> No
 
 
 def test_no_rows_at_all() -> None:
-    found = run(fp8.grouped_mm, [0, 0, 0, 0], "cpu")
+    found = run(gemm.grouped_mm_fp8, [0, 0, 0, 0], "cpu")
     assert found["y"].shape == (0, 48)
     assert not found["w"].any()
 
@@ -71,10 +73,10 @@ def test_the_op_gets_scales_of_rows_and_columns(monkeypatch: pytest.MonkeyPatch)
         return gemm.grouped_mm(a, b, options["offs"])
 
     rows = [16, 8, 24, 16]
-    expected = run(fp8.grouped_mm, rows, "cpu")
-    monkeypatch.setattr(fp8, "has_scaled_op", lambda x: True)
+    expected = run(gemm.grouped_mm_fp8, rows, "cpu")
+    monkeypatch.setattr(gemm, "has_scaled_op", lambda x: True)
     monkeypatch.setattr(torch, "_scaled_grouped_mm", op, raising=False)
-    found = run(fp8.grouped_mm, rows, "cpu")
+    found = run(gemm.grouped_mm_fp8, rows, "cpu")
     for key, value in expected.items():
         assert relative_error(found[key], value) < 1e-6, key
 
@@ -102,7 +104,7 @@ def test_what_fp8_needs() -> None:
 
 def test_a_gpu_whose_torch_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TracelensError, match="needs dtype=bfloat16 on a GPU"):
-        fp8.require_op(torch.float32)
+        gemm.require_op(torch.float32)
     monkeypatch.delattr(torch, "_scaled_grouped_mm", raising=False)
     with pytest.raises(TracelensError, match="has no scaled grouped GEMM: use fp8=off"):
-        fp8.require_op(torch.bfloat16)
+        gemm.require_op(torch.bfloat16)

@@ -68,14 +68,19 @@ def _debug(enabled: bool) -> None:
 
 def _version(enabled: bool) -> None:
     if enabled:
-        typer.echo(f"tracelens {__version__}")
+        from tracelens.native import core_name
+
+        typer.echo(f"tracelens {__version__} ({core_name()})")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version, and which core runs."
+        ),
     ] = False,
     debug: Annotated[
         bool,

@@ -66,22 +66,27 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
     return keep
 
 
-def parse(path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE) -> list[Trace]:
+def parse(
+    path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE, threads: int = 0
+) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
     Args:
         path: the file.
         processes: of children.Children, to decode on several cores.
         graphs: captures and eager twin from which graph launches are attributed.
+        threads: likewise, of this process, where the native core decodes.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
     """
-    traces = _read(path, processes)
-    return [with_graphs(trace, path, graphs, lambda file: _read(file, processes)) for trace in traces]
+    traces = _read(path, processes, threads)
+    return [
+        with_graphs(trace, path, graphs, lambda file: _read(file, processes, threads)) for trace in traces
+    ]
 
 
-def _read(path: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:
+def _read(path: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
     from tracelens.read.json import Splitter, decode_all
     from tracelens.read.source import open_source
 
@@ -96,7 +101,7 @@ def _read(path: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:
             splitter = Splitter(source)
             formats = sorted((item for _, item in PARSERS.items()), key=specific_first)
             trace_format = next(item for item in formats if item.sniff(splitter))
-            traces.append(trace_format.build(splitter, decode_all(splitter, processes)))
+            traces.append(trace_format.build(splitter, decode_all(splitter, processes, threads)))
     return traces
 
 

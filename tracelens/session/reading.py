@@ -197,7 +197,7 @@ class Reading(ExitStack):
         with self._children as children:
             for number, file in enumerate(self._files, start=1):
                 reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(file, children.processes, reads.graphs)
+                traces += parse(file, children.processes, reads.graphs, children.threads)
         return make_run(traces, partial=reads.partial)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Int, lookup
+from tracelens.native import core
 from tracelens.table import depths, nearest
 from tracelens.trace.classify import classify_op, host_role, level_of
 
@@ -204,6 +205,10 @@ def nest(thread: Int, start: Int, end: Int, rank: Int) -> tuple[Int, Int]:
         (parent, depth): row of the parent or -1; number of ancestors.
     """
     count = len(start)
+    if native := core():
+        parent, depth = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        native.nest(*map(np.ascontiguousarray, (thread, start, end, rank)), TOLERANCE_NS, parent, depth)
+        return parent, depth
     order = np.lexsort((np.arange(count), rank, -end, start, thread))
     thread, start, end = thread[order], start[order], end[order]
     # Every row asks the one before it, and on "no" whom that one has come to ask meanwhile: none of those

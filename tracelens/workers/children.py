@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tracelens.errors import TracelensError
+from tracelens.native import core
 from tracelens.read import is_url
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _PIPE_BYTES = 1 << 20
 class Children:
     """Child processes for some files, one less than the cores; a context manager that ends them.
 
+    Where the native core decodes there are none, and `threads` is how many threads may help instead.
+
     Args:
         files: what will be read; small ones are not worth a process.
         serve: statements that each child runs.
@@ -52,6 +55,9 @@ class Children:
                 with suppress(OSError):  # opening it says why
                     size += os.stat(file).st_size
         count = min(jobs() - 1, most) if sys.executable and size >= _WORTH_BYTES else 0
+        # The native core decodes in threads of this process instead.
+        is_native = serve == DECODE and core() is not None
+        self.threads, count = (count, 0) if is_native else (0, count)
         root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
         # running children, which take their work from stdin and answer on stdout
         self.processes = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,13 +20,17 @@ from tracelens.read.json.events import (
     NO_TEXT,
     Decoded,
     Drop,
+    Event,
     blocks,
+    decode_events,
     identity,
     integer,
     integers,
+    json_values,
 )
 
 _ASYNC_PHASES = frozenset("be")
+_KEPT_PHASES = _ASYNC_PHASES | {"M"}
 _PHASES = frozenset("XiIRBEbesftM")
 
 SEPARATOR = b"\x1f"
@@ -168,39 +174,48 @@ class Part:
             forward_thread=self._numbers([arg.forward_thread for arg in op_args]),
         )
         self.blocks[index] = (columns, op_rows)
-        collectives = [
-            CollectiveRow(
-                event=row,
-                collective=arg.collective,
-                group=bytes(arg.group),
-                description=bytes(arg.group_description),
-                ranks=bytes(arg.group_ranks),
-                size=integer(arg.group_size),
-                dtype=bytes(arg.dtype),
-                in_elements=integer(arg.in_elements),
-                out_elements=integer(arg.out_elements),
-                in_split=bytes(arg.in_split),
-                out_split=bytes(arg.out_split),
-                peer=integer(arg.destination_rank if arg.collective == "send" else arg.source_rank),
-                peer_in_group=integer(arg.rank_in_group),
-            )
-            for row, arg in enumerate(args)
-            if arg is not None and arg.collective is not None
-        ]
-        if collectives:
-            self.collectives[index] = collectives
-        # Metadata and async events are few, and their ids and labels are free text.
         codes = self.dictionaries["phase"]
-        for row in np.flatnonzero(columns.phase == codes.get("M", -1)).tolist():
-            event = events[row]
-            if event.args is not None:
-                label = event.args.name if event.args.name is not NO_TEXT else event.args.labels
+        kept = np.isin(columns.phase, [code for name, code in codes.items() if name in _KEPT_PHASES])
+        rows = {row for row, arg in enumerate(args) if arg is not None and arg.collective is not None}
+        rows.update(np.flatnonzero(kept).tolist())
+        self._keep(index, ((row, events[row]) for row in sorted(rows)))
+
+    def distinct(self) -> Mapping[str, Iterable[Hashable]]:
+        """The values of coded columns, in order of their codes."""
+        return self.dictionaries
+
+    def _keep(self, index: int, events: Iterable[tuple[int, Event]]) -> None:
+        """Keep what events of a chunk tell besides their columns; only few do: of collectives, names, ids.
+
+        `events` are pairs of row and event.
+        """
+        for row, event in events:
+            arg = event.args
+            if arg is not None and arg.collective is not None:
+                self.collectives.setdefault(index, []).append(
+                    CollectiveRow(
+                        event=row,
+                        collective=arg.collective,
+                        group=bytes(arg.group),
+                        description=bytes(arg.group_description),
+                        ranks=bytes(arg.group_ranks),
+                        size=integer(arg.group_size),
+                        dtype=bytes(arg.dtype),
+                        in_elements=integer(arg.in_elements),
+                        out_elements=integer(arg.out_elements),
+                        in_split=bytes(arg.in_split),
+                        out_split=bytes(arg.out_split),
+                        peer=integer(arg.destination_rank if arg.collective == "send" else arg.source_rank),
+                        peer_in_group=integer(arg.rank_in_group),
+                    )
+                )
+            if event.ph == "M" and arg is not None:
+                label = arg.name if arg.name is not NO_TEXT else arg.labels
                 self.metadata.setdefault(index, []).append(
                     (event.name or "", identity(event.pid), identity(event.tid), plain_text(label))
                 )
-        if async_codes := [code for name, code in codes.items() if name in _ASYNC_PHASES]:
-            rows = np.flatnonzero(np.isin(columns.phase, async_codes)).tolist()
-            self.async_ids[index] = {row: str(events[row].id) for row in rows}
+            elif event.ph in _ASYNC_PHASES:
+                self.async_ids.setdefault(index, {})[row] = str(event.id)
 
     def _columns(
         self, decoded: Decoded, args: list[Any], rows: tuple[list[int], list[int], list[int]]
@@ -256,14 +271,75 @@ class Part:
         return np.fromiter(map(self.dictionaries[key].__getitem__, values), np.int32, len(values))
 
 
+class ScannedPart(Part):
+    """What the native core read of some chunks, in one walk over their text, without an object an event."""
+
+    def __init__(self, native: ModuleType) -> None:
+        super().__init__()
+        # Seeded, so that nobody can write names that share one place in its tables.
+        self._scanner = native.Scanner(int.from_bytes(os.urandom(8)))
+
+    def scan(self, index: int, text: bytes) -> bool:
+        """Read chunk `index`; False, and nothing is kept, where its text must be decoded in Python."""
+        scanned = self._scanner.scan(text)
+        if scanned is None:
+            return False
+        *texts, special, bare_count, other_count = scanned
+        codes = [np.frombuffer(column, dtype=np.int32) for column in (*texts[:5], *texts[12:14], texts[15])]
+        phase, category, name, pid, tid, grid, kernel, blob = codes
+        numbers = [np.frombuffer(column, dtype=np.int64) for column in (*texts[5:12], texts[14], *texts[16:])]
+        ts_ns, dur_ns, correlation, external_id, stream, device, size, op, sequence, forward_thread = numbers
+        columns = Columns(
+            phase=phase,
+            category=category,
+            name=name,
+            pid=pid,
+            tid=tid,
+            ts_ns=ts_ns,
+            dur_ns=dur_ns,
+            correlation=correlation,
+            external_id=external_id,
+            stream=stream,
+            device=device,
+            bytes=size,
+            blocks=grid,  # codes, until the dictionary is complete
+            kernel=kernel,
+        )
+        op_rows = OpRows(event=op, blob=blob, sequence=sequence, forward_thread=forward_thread)
+        self.blocks[index] = (columns, op_rows)
+        if unused := +Counter({NO_PHASE: bare_count, OTHER_PHASE: other_count}):
+            self.unused[index] = unused
+        rows = np.frombuffer(special, dtype=np.int64).reshape(-1, 3).tolist()
+        events = decode_events(b",".join(text[begin:end] for _, begin, end in rows))
+        self._keep(index, zip((row for row, *_ in rows), events, strict=True))
+        return True
+
+    def distinct(self) -> Mapping[str, Iterable[Hashable]]:
+        """The values of coded columns, in order of their codes; once all chunks are read."""
+        phases, categories, names, pids, tids, kernels, grids, blobs = self._scanner.dictionaries()
+        count = np.array([blocks(grid) if grid else -1 for grid in grids], dtype=np.int64)
+        self.blocks = {
+            index: (columns._replace(blocks=count[columns.blocks]), op_rows)
+            for index, (columns, op_rows) in self.blocks.items()
+        }
+        return {
+            "phase": json_values(phases),
+            "category": json_values(categories),
+            "name": json_values(names),
+            "pid": json_values(pids),
+            "tid": json_values(tids),
+            "kernel": kernels,
+            "blob": blobs,
+        }
+
+
 def merge(parts: list[Part]) -> Encoded:
     """Join what several processes encoded, in order of the chunks."""
-    keys = list(parts[0].dictionaries)
-    merged = {key: ValueCodes() for key in keys}
+    merged = {key: ValueCodes() for key in _CODED}
     maps = [
         {
-            key: np.array([merged[key][value] for value in part.dictionaries[key]], dtype=np.int32)
-            for key in keys
+            key: np.array([merged[key][value] for value in values], dtype=np.int32)
+            for key, values in part.distinct().items()
         }
         for part in parts
     ]
@@ -278,7 +354,7 @@ def merge(parts: list[Part]) -> Encoded:
         part, codes = parts[owner[index]], maps[owner[index]]
         block, op_rows = part.blocks[index]
         columns.append(
-            block._replace(**{key: codes[key][getattr(block, key)] for key in keys if key != "blob"})
+            block._replace(**{key: codes[key][getattr(block, key)] for key in _CODED if key != "blob"})
         )
         ops.append(op_rows._replace(event=op_rows.event + start, blob=codes["blob"][op_rows.blob]))
         for row in part.collectives.get(index, ()):
@@ -288,6 +364,8 @@ def merge(parts: list[Part]) -> Encoded:
         start += len(block.phase)
     table, op_table = _concatenate(Columns, columns), _concatenate(OpRows, ops)
     # Which process met a value first is a matter of luck, and must not decide the order of any table.
+    pid, pids = _by_appearance(table.pid, list(merged["pid"]))
+    tid, tids = _by_appearance(table.tid, list(merged["tid"]))
     category, categories = _by_appearance(table.category, list(merged["category"]))
     name, names = _by_appearance(table.name, list(merged["name"]))
     kernel, kernels = _by_appearance(table.kernel, list(merged["kernel"]))
@@ -300,13 +378,13 @@ def merge(parts: list[Part]) -> Encoded:
         repaired["arguments of an op over the limit, left out"] += oversize
         texts = [text if len(text) <= most else SEPARATOR * 3 for text in texts]
     return Encoded(
-        columns=table._replace(category=category, name=name, kernel=kernel),
+        columns=table._replace(pid=pid, tid=tid, category=category, name=name, kernel=kernel),
         ops=op_table._replace(blob=blob),
         phases=[str(value) for value in merged["phase"]],
         categories=[str(value or "")[:most] for value in categories],
         names=bounded_names,
-        pids=[identity(value) for value in merged["pid"]],
-        tids=[identity(value) for value in merged["tid"]],
+        pids=[identity(value) for value in pids],
+        tids=[identity(value) for value in tids],
         kernels=[_bounded_name(plain_text(value), most, repaired) for value in kernels],
         blobs=texts,
         collectives=collectives,

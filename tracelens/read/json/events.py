@@ -124,6 +124,7 @@ class Decoded(NamedTuple):
 
 EXACT = msgspec.json.Decoder(list[ExactEvent])
 _EVENTS = msgspec.json.Decoder(list[Event])
+_VALUES = msgspec.json.Decoder(list[Number])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -198,6 +199,16 @@ def decode_typed(text: bytes) -> Timed:
     if ts_ns is None or dur_ns is None:  # floats would lose nanoseconds
         return timed(EXACT.decode(text))
     return Timed(events, ts_ns, dur_ns)
+
+
+def decode_events(text: bytes) -> list[Event]:
+    """Decode events with commas between them."""
+    return _EVENTS.decode(b"[" + text + b"]")
+
+
+def json_values(texts: list[bytes]) -> list[Number]:
+    """Decode numbers, strings and nulls."""
+    return _VALUES.decode(b"[" + b",".join(texts) + b"]")
 
 
 def timed(events: list[ExactEvent]) -> Timed:

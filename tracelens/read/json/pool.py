@@ -1,6 +1,7 @@
-"""Decoding one trace on several cores: chunks go to child processes and to this one, whoever is free.
+"""Decoding one trace on several cores: chunks go to whoever is free.
 
-A decoding process reads chunks from stdin; the encoded columns of a trace go out when it ends.
+With the native core these are threads; a chunk that it does not take is decoded in Python. Without it child
+processes help: one reads chunks from stdin; the encoded columns of a trace go out when it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from struct import Struct
 from typing import IO
 
 from tracelens.errors import ParseError, TracelensError
-from tracelens.read.json.columns import Encoded, Part, merge
+from tracelens.native import core
+from tracelens.read.json.columns import Encoded, Part, ScannedPart, merge
 from tracelens.read.json.salvage import decode
 from tracelens.read.json.split import Chunk, Splitter
 
@@ -28,26 +30,35 @@ _MIN_CHUNKS = 4
 """Traces of fewer chunks (2 MiB) are not worth the hand-over."""
 
 
-def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] = ()) -> Encoded:
+def decode_all(
+    splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] = (), threads: int = 0
+) -> Encoded:
     """Decode every chunk of a trace.
 
     Args:
         splitter: the trace.
         processes: idle children (children.py); without any everything is decoded here.
+        threads: of this process that help with the native core.
 
     Raises:
         ParseError: a chunk could not be read (for instance an encrypted archive member).
         TracelensError: a decoding process died.
     """
     feed = _Feed(splitter)
-    part, unsettled = Part(), []
+    own = _Share()
     with _quick_hand_over():
-        enough = bool(processes) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
+        enough = bool(processes or threads) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
         helpers = [_Helper(process, feed) for process in processes] if enough else []
-        for chunk in feed:
-            if (back := encode(part, chunk)) is not None:
-                unsettled.append(back)
-        parts = [part]
+        in_threads = [_ThreadHelper(feed) for _ in range(threads)] if enough else []
+        try:
+            for chunk in feed:
+                own.take(chunk)
+        finally:
+            feed.stop()
+        for thread in in_threads:
+            own.join(thread.result())
+        parts, unsettled = own.parts, own.unsettled
+        part = parts[-1]
         for helper in helpers:
             helper_part, more = helper.result()
             parts.append(helper_part)
@@ -81,6 +92,27 @@ def decode_all(splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] 
         return merge(parts)
 
 
+class _Share:
+    """The chunks of a trace that one thread decodes."""
+
+    def __init__(self) -> None:
+        native = core()
+        self._scanned = ScannedPart(native) if native else None
+        self._part = Part()
+        self.parts: list[Part] = [self._scanned, self._part] if self._scanned else [self._part]
+        self.unsettled: list[Chunk] = []  # may be cut inside an event
+
+    def take(self, chunk: Chunk) -> None:
+        if self._scanned and self._scanned.scan(chunk.index, chunk.text):
+            return
+        if (back := encode(self._part, chunk)) is not None:
+            self.unsettled.append(back)
+
+    def join(self, other: _Share) -> None:
+        self.parts = other.parts + self.parts
+        self.unsettled += other.unsettled
+
+
 class _Feed:
     """The chunks of a splitter, handed to whichever thread asks next."""
 
@@ -91,6 +123,7 @@ class _Feed:
         self.rest: list[Chunk] = []
         self._lock = threading.Lock()
         self._error: ParseError | None = None
+        self._is_stopped = False
 
     def peek(self, count: int) -> int:
         """Read up to `count` chunks ahead; returns how many there are."""
@@ -102,7 +135,9 @@ class _Feed:
         while True:
             with self._lock:
                 try:
-                    chunk = self._ahead.pop(0) if self._ahead else next(self._chunks, None)
+                    chunk = None
+                    if not self._is_stopped:
+                        chunk = self._ahead.pop(0) if self._ahead else next(self._chunks, None)
                 except ParseError as error:  # raised again by `check`, in the thread of the caller
                     self._error, chunk = error, None
             if chunk is None:
@@ -112,10 +147,39 @@ class _Feed:
             else:
                 yield chunk
 
+    def stop(self) -> None:
+        """Hand out no more chunks: there are none, or an error ends the reading."""
+        self._is_stopped = True
+
     def check(self) -> None:
         """Raise what went wrong while reading."""
         if self._error is not None:
             raise self._error
+
+
+class _ThreadHelper:
+    """A thread that decodes with the native core, which needs the interpreter only between chunks."""
+
+    def __init__(self, feed: _Feed) -> None:
+        self._feed = feed
+        self._share = _Share()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._decode, daemon=True)
+        self._thread.start()
+
+    def _decode(self) -> None:
+        try:
+            for chunk in self._feed:
+                self._share.take(chunk)
+        except BaseException as error:  # raised again by `result`, in the thread of the caller
+            self._error = error
+
+    def result(self) -> _Share:
+        """Wait for it; raises what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._share
 
 
 class _Helper:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tracelens.planner.config import DEVICE_COUNTS, DEVICE_PERMUTE, STATIC, Config, ExpertsName
 from tracelens.workload.kernels import kernels
-from tracelens.workload.model import fp8, gemm
+from tracelens.workload.model import gemm
 from tracelens.workload.parallel import Groups, shard
 
 STREAMS = 4
@@ -102,7 +102,7 @@ class GroupedExperts(Experts):
             end_e = ends.to(x_RD.device)
         else:
             end_e = rows_e.cumsum(0, dtype=torch.int32)
-        grouped_mm = fp8.grouped_mm if self.fp8 else gemm.grouped_mm
+        grouped_mm = gemm.grouped_mm_fp8 if self.fp8 else gemm.grouped_mm
         up_RG = grouped_mm(x_RD, self.up_eDG, end_e)
         # Most rows of a buffer for the worst case hold nothing: only a kernel that knows can leave them out.
         h_RF = _SwiGLU.apply(up_RG, end_e) if self.sync_free >= STATIC else swiglu(up_RG)

@@ -1,0 +1,17 @@
+"""Signatures of the compiled functions; arrays are contiguous, results are written into the last ones."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+SOURCES: str
+
+def nest(
+    thread: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    rank: NDArray[np.int64],
+    tolerance: int,
+    parent: NDArray[np.int64],
+    depth: NDArray[np.int64],
+    /,
+) -> None: ...

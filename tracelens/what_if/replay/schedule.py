@@ -163,6 +163,10 @@ class EditedSegment:
         return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
 
     @cached_property
+    def free(self) -> Int:
+        return self.reduction.free(self.edit)
+
+    @cached_property
     def lags(self) -> tuple[Int, Int]:
         return self.reduction.lags(self.edit, self.beyond)
 
@@ -178,7 +182,7 @@ class EditedSegment:
         start, dur, delay = self.graph.start[core], edit.dur[core], edit.delay[core]
         # What each row adds from when it is ready to its end; and where it is ready at a time or later, until
         # when it ends no sooner, ns.
-        rows = more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
+        more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
         more[last] = dur
         if delays == "high":
             more[last] += delay
@@ -186,8 +190,7 @@ class EditedSegment:
             ready[last], until[last] = start - delay, start + dur
         if delays == "typical":
             more[last] += np.minimum(delay, self.usual_delay[core])
-        free = known.free(edit)
-        ready[last[free]], until[last[free]] = 2 * NEVER, (start + dur)[free]
+        ready[last[self.free]], until[last[self.free]] = 2 * NEVER, (start + dur)[self.free]
         ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
         ends[1 : 1 + len(known.outside)] = self.segment.measured(known.outside, idle=idle)
         if native := native_core():
@@ -274,7 +277,8 @@ class WaitedEnds:
 
     @cached_property
     def positions(self) -> list[int]:
-        return self.position.tolist()
+        positions: list[int] = self.position.tolist()
+        return positions
 
 
 class Reduction:

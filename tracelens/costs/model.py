@@ -247,10 +247,11 @@ class OpCall(NamedTuple):
 
     def _tensor(self, index: int) -> Tensor:
         dims = _dimensions(self.shapes[index] if index < len(self.shapes) else [])
-        strides = self.strides[index] if index < len(self.strides) else ()
         stored = prod(dims)
-        if strides and isinstance(strides, list | tuple) and len(strides) == len(dims):
-            stored = prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
+        if index < len(self.strides):
+            strides = self.strides[index]
+            if strides and isinstance(strides, list | tuple) and len(strides) == len(dims):
+                stored = prod(dim for dim, stride in zip(dims, strides, strict=True) if stride)
         return Tensor(dims, self.dtypes[index], stored)
 
 
@@ -265,11 +266,19 @@ _LISTS = (list, tuple)
 
 
 def _dimensions(shape: Any) -> tuple[int, ...]:
-    if type(shape) in _LISTS and (not shape or (set(map(type, shape)) == _INT and min(shape) >= 0)):
-        if len(shape) > MOST_DIMENSIONS or prod(size or 1 for size in shape) > MOST_ELEMENTS:
-            raise Uncounted(f"a recorded shape is larger than any tensor: {str(shape)[:40]}")
-        return tuple(shape)
+    if type(shape) in _LISTS:
+        if not shape:
+            return ()
+        if set(map(type, shape)) == _INT and (least := min(shape)) >= 0:
+            if len(shape) > MOST_DIMENSIONS or _elements(shape, least) > MOST_ELEMENTS:
+                raise Uncounted(f"a recorded shape is larger than any tensor: {str(shape)[:40]}")
+            return tuple(shape)
     raise Uncounted(f"a recorded shape is not a list of sizes: {str(shape)[:40]}")
+
+
+def _elements(shape: Sequence[int], least: int) -> int:
+    """Elements of a tensor, as if no size were 0."""
+    return prod(shape) if least else prod(size or 1 for size in shape)
 
 
 CostFunction = Callable[[OpCall], OpCost]

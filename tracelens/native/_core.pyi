@@ -15,3 +15,14 @@ def nest(
     depth: NDArray[np.int64],
     /,
 ) -> None: ...
+def replay(
+    first: NDArray[np.int64],
+    first_lag: NDArray[np.int64],
+    second: NDArray[np.int64],
+    second_lag: NDArray[np.int64],
+    more: NDArray[np.int64],
+    ready: NDArray[np.int64],
+    until: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    /,
+) -> None: ...

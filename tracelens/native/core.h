@@ -12,6 +12,7 @@ namespace core {
 
 PyObject *nest(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference
+PyObject *replay(PyObject *, PyObject *args);
 
 // A one-dimensional array of T that Python lends for the length of a call.
 template <typename T>

@@ -7,6 +7,7 @@
 
 static PyMethodDef methods[] = {
     {"nest", core::nest, METH_VARARGS, nullptr},
+    {"replay", core::replay, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -8,6 +8,7 @@ workers of a Dask cluster, where the files must be under the same paths.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import pickle
 import subprocess
@@ -20,6 +21,9 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from isal import isal_zlib
+
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
@@ -27,6 +31,8 @@ from tracelens.read import BESIDE, GraphSources
 
 if TYPE_CHECKING:
     from subprocess import Popen
+
+    from numpy.typing import NDArray
 
     from tracelens.table import Result
     from tracelens.trace import TraceMeta
@@ -57,7 +63,70 @@ class Portion(NamedTuple):
     meta: TraceMeta  # of the trace as read, its rank -1 where it does not say
     rank: int  # that the tables are of
     span: tuple[int, int]  # first and last time of its events, ns
-    parts: Mapping[str, Any]  # by analyzer and shared input, what its `combine` needs of this rank
+    # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
+    parts: Mapping[str, Any | Packed]
+
+    def part(self, name: str) -> Any:
+        """What an analyzer's `combine` needs.
+
+        Raises:
+            TracelensError: it was packed by another version of tracelens.
+        """
+        part = self.parts[name]
+        try:
+            return part.unpack() if isinstance(part, Packed) else part
+        except (AttributeError, ImportError, TypeError) as error:
+            raise TracelensError(f"{self.file}: {other_version(error)}") from None
+
+    def packed(self) -> Portion:
+        return self._replace(parts={name: Packed.of(part) for name, part in self.parts.items()})
+
+
+class Packed(NamedTuple):
+    """A part on its way, and until it is needed: a sixth of the bytes of the part."""
+
+    data: bytes
+
+    @staticmethod
+    def of(part: Any) -> Packed:
+        pickled = io.BytesIO()
+        _Packer(pickled, protocol=5).dump(part)
+        return Packed(isal_zlib.compress(pickled.getbuffer(), 1))
+
+    def unpack(self) -> Any:
+        return pickle.loads(isal_zlib.decompress(self.data))
+
+
+class _Packer(pickle.Pickler):
+    """Pickles arrays of integers in as few bytes a number as these need: times of a rank fit into four."""
+
+    def reducer_override(self, item: Any) -> Any:
+        if type(item) is not np.ndarray or item.dtype.kind not in "iu" or item.ndim != 1 or len(item) < _LONG:
+            return NotImplemented
+        least = int(item.min())
+        narrow = np.min_scalar_type(int(item.max()) - least)
+        if narrow.itemsize >= item.itemsize:
+            return NotImplemented
+        # All first bytes, then all second ones: high ones are alike and compress well.
+        planes = (item - least).astype(narrow).view(np.uint8).reshape(-1, narrow.itemsize).T
+        return _widened, (planes.tobytes(), narrow.str, least, item.dtype.str)
+
+
+def _widened(planes: bytes, narrow: str, least: int, dtype: str) -> NDArray[Any]:
+    """The array that a packer made narrow."""
+    by_number = np.frombuffer(planes, np.uint8).reshape(np.dtype(narrow).itemsize, -1).T
+    numbers = np.ascontiguousarray(by_number).view(narrow)[:, 0].astype(dtype)
+    numbers += np.asarray(least, dtype)
+    return numbers
+
+
+_LONG = 64
+"""Arrays of fewer numbers are not worth the bytes that say how they are packed."""
+
+
+def other_version(error: Exception) -> str:
+    """What is wrong where something cannot be unpickled."""
+    return f"the Dask workers cannot run this version of tracelens ({error}); install the same one there"
 
 
 Executor = Callable[[Sequence[Task]], Iterator[Portion]]
@@ -126,7 +195,7 @@ def analyze_files(
     results: dict[str, Any] = {}
     for item in required:
         progress(f"combining {item.name}")
-        parts = [portion.parts[item.name] for portion in portions]
+        parts = [portion.part(item.name) for portion in portions]
         results[item.name] = item.combine(parts, results, **options)
     return portions, [results[name] for name in names]
 
@@ -170,8 +239,9 @@ def _answer(task: Task) -> bytes:
     """The same for another process, pickled: Dask need not guess the size of bytes."""
     answer = attempt(task)
     # Errors have constructors of their own, which pickle does not know; their text is what counts.
-    reply = TracelensError(str(answer)) if isinstance(answer, TracelensError) else answer
-    return pickle.dumps(reply, protocol=5)
+    if isinstance(answer, TracelensError):
+        return pickle.dumps(TracelensError(str(answer)), protocol=5)
+    return pickle.dumps([portion.packed() for portion in answer], protocol=5)
 
 
 class Local:
@@ -284,10 +354,7 @@ def cluster(address: str) -> Iterator[Executor]:
                         problem = f"lost on the Dask cluster ({type(error).__name__}: {error})"
                         raise TracelensError(f"{path}: {problem}") from None
                     except (AttributeError, ImportError, TypeError) as error:  # what a worker cannot unpickle
-                        raise TracelensError(
-                            f"{path}: the Dask workers cannot run this version of tracelens ({error}); "
-                            "install the same one there"
-                        ) from None
+                        raise TracelensError(f"{path}: {other_version(error)}") from None
                     future.release()
                     if isinstance(answer, TracelensError):
                         raise answer

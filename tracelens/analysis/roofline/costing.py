@@ -13,7 +13,7 @@ its own. A call is counted by the first of these that can:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,12 +155,14 @@ class _Costing:
         forward = np.where(np.isin(self.events.name[calls], name_codes), self.work.forward[longest], -1)
         # The kernel tells what arguments do not (TF32 or FP32, element type of a list of tensors).
         kernel = (self.work.name[longest], self.work.blocks[longest])
-        group, _ = codes(*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
+        keys = (*self.ops.keys(calls), *self.ops.keys(forward)[1:], *kernel)
+        group, _ = codes(*keys)
         _, first = np.unique(group, return_index=True)
-        coded = [
-            self._code(self._count(*call))
-            for call in zip(*(key[first].tolist() for key in (longest, calls, forward)), strict=True)
-        ]
+        known, coded = self.ops.counted, []
+        for key, call in zip(_rows(keys, first), _rows((longest, calls, forward), first), strict=True):
+            if key not in known:
+                known[key] = self._count(*call)
+            coded.append(self._code(known[key]))
         item, reason = (
             np.array(codes_, dtype=np.int64)[group][of_row] for codes_ in zip(*coded, strict=True)
         )
@@ -249,6 +251,10 @@ class _Costing:
         self.call[rows] = len(self.events.start) + rows[first][of_call]
 
 
+def _rows(columns: Sequence[Int], rows: Int) -> Iterator[tuple[int, ...]]:
+    return zip(*(column[rows].tolist() for column in columns), strict=True)
+
+
 _COLUMNS = ("shapes", "dtypes", "values", "strides")
 _EXPANDED = re.compile(r"[\[,\s]0[\],\s]")
 
@@ -268,6 +274,8 @@ class OpCalls:
         strides = self._text["strides"]
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
         self._strides = np.where(expanded[strides.codes], strides.codes, -1) if len(expanded) else None
+        # What calls were counted as, or why they were not, by their `keys`, forward keys, kernel and blocks.
+        self.counted: dict[tuple[int, ...], Counted | str] = {}
         self._known_lists: dict[str, list[list[Any]]] = {}
         self._known_texts: dict[str, list[str]] = {}
         self._batch, self._batches = _serving_batches(trace)

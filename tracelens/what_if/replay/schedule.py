@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.native import core as native_core
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
 
@@ -161,8 +163,17 @@ class EditedSegment:
         return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
 
     @cached_property
-    def lags(self) -> tuple[list[int], list[int]]:
+    def free(self) -> Int:
+        return self.reduction.free(self.edit)
+
+    @cached_property
+    def lags(self) -> tuple[Int, Int]:
         return self.reduction.lags(self.edit, self.beyond)
+
+    @cached_property
+    def lag_lists(self) -> tuple[list[int], list[int]]:
+        first, second = self.lags
+        return first.tolist(), second.tolist()
 
     def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> NodeSchedule:
         """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
@@ -171,7 +182,7 @@ class EditedSegment:
         start, dur, delay = self.graph.start[core], edit.dur[core], edit.delay[core]
         # What each row adds from when it is ready to its end; and where it is ready at a time or later, until
         # when it ends no sooner, ns.
-        rows = more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
+        more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
         more[last] = dur
         if delays == "high":
             more[last] += delay
@@ -179,32 +190,48 @@ class EditedSegment:
             ready[last], until[last] = start - delay, start + dur
         if delays == "typical":
             more[last] += np.minimum(delay, self.usual_delay[core])
-        free = known.free(edit)
-        ready[last[free]], until[last[free]] = 2 * NEVER, (start + dur)[free]
-        ends = [0, *self.segment.measured(known.outside, idle=idle).tolist()]
-        append = ends.append
+        ready[last[self.free]], until[last[self.free]] = 2 * NEVER, (start + dur)[self.free]
+        ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
+        ends[1 : 1 + len(known.outside)] = self.segment.measured(known.outside, idle=idle)
+        if native := native_core():
+            first, second = known.first.position, known.second.position
+            native.replay(first, self.lags[0], second, self.lags[1], more, ready, until, ends)
+        else:
+            self._fill(ends, more, ready, until)
+        return NodeSchedule(self, ends, idle)
+
+    def _fill(self, ends: Int, more: Int, ready: Int, until: Int) -> None:
+        """The ends of all rows, behind those that are known; what the native core does."""
+        known = self.reduction
+        # By a clock that begins with the segment: Python adds small numbers faster.
+        begin = int(ends[-1 - known.rows])
+        filled = (ends[: -known.rows or None] - begin).tolist()
+        append = filled.append
         for source, lag, other, other_lag, more_ns, ready_ns, until_ns in zip(
-            known.first.position,
-            self.lags[0],
-            known.second.position,
-            self.lags[1],
-            *rows.tolist(),
+            known.first.positions,
+            self.lag_lists[0],
+            known.second.positions,
+            self.lag_lists[1],
+            more.tolist(),
+            (ready - begin).tolist(),
+            (until - begin).tolist(),
             strict=True,
         ):
-            allowed_ns, other_ns = ends[source] + lag, ends[other] + other_lag
+            allowed_ns, other_ns = filled[source] + lag, filled[other] + other_lag
             if other_ns > allowed_ns:  # noqa: PLR1730 - calling max() takes as long as all else here
                 allowed_ns = other_ns
             end_ns = allowed_ns + more_ns
             if end_ns < until_ns and allowed_ns >= ready_ns:
                 end_ns = until_ns
             append(end_ns)
-        return NodeSchedule(self, ends, idle)
+        ends[:] = filled
+        ends += begin
 
 
 class NodeSchedule:
     """A replayed segment."""
 
-    def __init__(self, edited: EditedSegment, ends: list[int], idle: bool) -> None:
+    def __init__(self, edited: EditedSegment, ends: Int, idle: bool) -> None:
         self._edited, self._ends, self._idle = edited, ends, idle
 
     def ends(self, nodes: Int) -> Int:
@@ -239,13 +266,19 @@ NEVER = -(1 << 60)
 """A lag that no time of a run makes up for, ns."""
 
 
-class WaitedEnds(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class WaitedEnds:
     """One of the two ends that each row waits for."""
 
-    position: list[int]
+    position: Int
     edge: Int  # -1 for none
     chain: Int  # the chained node from which the edge comes, position in `chained`; -1 for none
     continues: Bool  # whether it is the row before, of the same node
+
+    @cached_property
+    def positions(self) -> list[int]:
+        positions: list[int] = self.position.tolist()
+        return positions
 
 
 class Reduction:
@@ -320,7 +353,7 @@ class Reduction:
 
     def _side(self, graph: RunGraph, edge: Int, before: Int) -> WaitedEnds:
         position, number = self._known(lookup(graph.src, edge, -1))
-        return WaitedEnds(np.where(before >= 0, before, position).tolist(), edge, number, before >= 0)
+        return WaitedEnds(np.where(before >= 0, before, position), edge, number, before >= 0)
 
     def fits(self, edit: Edit) -> bool:
         """Whether the chains are still chains under an edit."""
@@ -342,24 +375,23 @@ class Reduction:
             total = total + total[up]
         return total
 
-    def lags(self, edit: Edit, beyond: Int) -> tuple[list[int], list[int]]:
+    def lags(self, edit: Edit, beyond: Int) -> tuple[Int, Int]:
         """The lag of both sides of each row, from the ends that they wait for."""
         first, second = (
             np.where(
                 lookup(edit.kept, side.edge, False),
                 lookup(edit.lag, side.edge, 0) + lookup(beyond, side.chain, 0),
                 np.where(side.continues, 0, NEVER),
-            ).tolist()
+            )
             for side in (self.first, self.second)
         )
         return first, second
 
-    def ends(self, beyond: Int, ends: list[int], nodes: Int, measured: Int) -> Int:
+    def ends(self, beyond: Int, ends: Int, nodes: Int, measured: Int) -> Int:
         """The end of each of these nodes from those of all positions; as measured if it is not computed."""
         position, number = self._known(nodes)
-        known = np.fromiter(map(ends.__getitem__, position.tolist()), np.int64, len(nodes))
         is_computed = (number >= 0) | (position > len(self.outside))
-        return np.where(is_computed, known + lookup(beyond, number, 0), measured)
+        return np.where(is_computed, ends[position] + lookup(beyond, number, 0), measured)
 
 
 def schedule(

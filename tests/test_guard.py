@@ -21,8 +21,7 @@ from tracelens.findings.detectors import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
 from tracelens.rendering import RENDERERS
 from tracelens.rendering.figures import FIGURES
-from tracelens.rendering.formats import console
-from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.formats import console_text, fragment
 from tracelens.table import Report
 from tracelens.what_if import SCENARIOS
 
@@ -237,7 +236,7 @@ def test_every_format_for_people_says_so_on_top(ranks: Path, monkeypatch: pytest
     put(monkeypatch, ANALYZERS, "timeline", function=stop)
     report = tracelens.report(tracelens.load(ranks), ["timeline", "idle"])
     said = banner(report.failures)
-    assert said in " ".join(console(report, width=4000).splitlines()[1:3])
+    assert said in " ".join(console_text(report, width=4000).splitlines()[1:3])
     markdown = RENDERERS.get("markdown").files(report)["report.md"].decode()
     assert "> **Incomplete" in markdown[:200]
     page = RENDERERS.get("html").files(report)["report.html"].decode()
@@ -250,7 +249,7 @@ def test_every_format_for_people_says_so_on_top(ranks: Path, monkeypatch: pytest
 def test_a_whole_report_has_no_banner(ranks: Path) -> None:
     report = tracelens.report(tracelens.load(ranks))
     assert not report.failures
-    assert "Incomplete" not in console(report)
+    assert "Incomplete" not in console_text(report)
 
 
 # -- the command line ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -52,21 +53,52 @@ def load_plugins() -> None:
 
 def any_plugins() -> bool:
     """Whether there is any plugin, without importing it."""
-    return bool(os.environ.get(VARIABLE) or _installed())
+    return bool(os.environ.get(VARIABLE) or (_may_be_installed() and _installed()))
 
 
 @cache
 def load_installed() -> None:
     """Import what installed distributions name in the group `tracelens.plugins`."""
-    points = _installed()
+    points = _installed() if _may_be_installed() else ()
     if points:
         _complete_startup()
     for point in sorted(points, key=_origin):
         _import_entry_point(point)
 
 
+@cache
+def _may_be_installed() -> bool:
+    """False where no installed distribution has the group.
+
+    Most have no plugin of anybody. To see that, importlib.metadata need not be imported, which takes as long
+    as importing all of our analyses.
+    """
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        return True
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except FileNotFoundError:
+            continue
+        except OSError:  # an archive
+            return True
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info", ".egg")):
+                try:
+                    text = Path(folder, name, "entry_points.txt").read_text("utf-8")
+                except (FileNotFoundError, NotADirectoryError):
+                    if not name.endswith(".egg"):
+                        continue
+                    return True
+                except (OSError, ValueError):
+                    return True
+                if GROUP in text:
+                    return True
+    return False
+
+
 def _installed() -> EntryPoints:
-    from importlib.metadata import entry_points  # 20 ms, which `import tracelens` does without
+    from importlib.metadata import entry_points
 
     try:
         return entry_points(group=GROUP)

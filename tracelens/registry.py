@@ -1,7 +1,7 @@
 """Named things that come one to a file: parsers, analyzers, renderers, figures.
 
-A registry imports every module of its packages, and all plugins, the first time a name is asked for;
-importing is registering.
+A registry imports the module of a name that is asked for, if it was told which that is, else every module of
+its packages, and all plugins. Importing is registering.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from tracelens.errors import TracelensError, UnknownName
-from tracelens.plugins import load_plugins
+from tracelens.plugins import any_plugins, load_plugins
 
 T = TypeVar("T")
 
@@ -27,11 +27,16 @@ def purpose(function: Callable[..., object]) -> str:
 
 
 class Registry(Generic[T]):
-    """Name to thing, filled by importing `packages`; a name taken twice is an error that names both."""
+    """Name to thing, filled by importing `packages`; a name taken twice is an error that names both.
 
-    def __init__(self, kind: str, *packages: str) -> None:
+    Where `homes` tells which module of the first package has which names, separated by blanks, one that is
+    asked for is imported alone.
+    """
+
+    def __init__(self, kind: str, *packages: str, homes: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._packages = packages
+        self._homes = {name: module for module, names in (homes or {}).items() for name in names.split()}
         self._items: dict[str, T] = {}
         self._origin: dict[str, str] = {}
 
@@ -57,10 +62,20 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The thing of that name; raises UnknownName with the nearest known one."""
-        self.load()
-        if name not in self._items:
+        item = self.find(name)
+        if item is None:
+            self.load()
             raise UnknownName(self.kind, name, self._items)
-        return self._items[name]
+        return item
+
+    def find(self, name: str) -> T | None:
+        """The thing of that name, None where there is none."""
+        if name in self._homes:
+            importlib.import_module(f"{self._packages[0]}.{self._homes[name]}")
+            load_plugins()
+        elif not self._homes or any_plugins():
+            self.load()
+        return self._items.get(name)
 
     def items(self) -> Iterator[tuple[str, T]]:
         """All (name, thing) in order of name."""

@@ -18,7 +18,7 @@ from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
 from tracelens.rendering import RENDERERS
 from tracelens.rendering.figures import figures
-from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.formats import fragment
 from tracelens.table import Report
 
 files = RENDERERS.get("html").files

@@ -12,7 +12,7 @@ from markdown_it.token import Token
 from tests.hostile.conftest import Outputs
 from tests.hostile.payloads import PAYLOADS
 from tracelens.printable import without_commands
-from tracelens.rendering.formats import escaped, markdown
+from tracelens.rendering.formats import escaped, markdown_text
 from tracelens.rendering.tables import one_line
 from tracelens.table import Report
 
@@ -75,8 +75,8 @@ def test_text_is_shown_as_it_is(payload: str, frame: str) -> None:
 
 
 def test_every_table(tables: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[markdown.__module__], "ROWS", 5)
-    tokens = check(markdown(tables))
+    monkeypatch.setattr(sys.modules[markdown_text.__module__], "ROWS", 5)
+    tokens = check(markdown_text(tables))
     shown = sum(not table.schema.detail for result in tables.results for table in result.exported.values())
     assert sum(token.type == "heading_open" for token in tokens) >= len(tables.results) + 1
     assert shown > 50

@@ -21,7 +21,7 @@ from tracelens.compare.gate import Verdict, commands, gate, junit, read_rule
 from tracelens.compare.gate import report as verdict_report
 from tracelens.errors import ParseError, TracelensError, UnknownName
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import console
+from tracelens.rendering.formats import console_text
 from tracelens.table import Report, Skip
 
 json_files = RENDERERS.get("json").files
@@ -45,10 +45,10 @@ def no_commands(text: str) -> None:
 
 def test_console(report: Report) -> None:
     for width in (40, 160):
-        text = console(report, width=width)
+        text = console_text(report, width=width)
         check(text)
         no_commands(text)
-    colored = console(report, color=True)
+    colored = console_text(report, color=True)
     check(COLORS.sub("", colored))
 
 
@@ -152,7 +152,7 @@ def test_annotations(verdict: Verdict) -> None:
 
 
 def test_a_verdict_is_printed(verdict: Verdict) -> None:
-    text = console(verdict_report(verdict))
+    text = console_text(verdict_report(verdict))
     check(text)
     no_commands(text)
 

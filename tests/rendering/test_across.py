@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import console, markdown
-from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.formats import console_text, fragment, markdown_text
 from tracelens.rendering.tables import across_ranks, compared, cut, more, readable
 from tracelens.table import Column, Report, Result, Schema, Table
 
@@ -254,8 +253,8 @@ def test_no_rank_is_absent_from_any_format_for_people(ranks: int) -> None:
     result = kernels_of(ranks)
     report = Report((result,))
     texts = {
-        "console": console(report, width=160),
-        "markdown": markdown(report),
+        "console": console_text(report, width=160),
+        "markdown": markdown_text(report),
         "html": files(report)["report.html"].decode(),
         "notebook": fragment(result),
     }

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.guard import Failure
-from tracelens.rendering.formats import brief, console, markdown
+from tracelens.rendering.formats import brief, console_text, markdown_text
 from tracelens.rendering.formats.console import LINES
 from tracelens.rendering.tables import tile_range
 from tracelens.table import Report, Result, Skip, Summary, Tile
@@ -93,13 +93,13 @@ def test_what_failed_is_said_before_the_verdict() -> None:
 
 
 def test_the_full_report_begins_with_the_verdict_and_the_tiles() -> None:
-    text = console(Report((sample.idle(),), summary=SUMMARY))
+    text = console_text(Report((sample.idle(),), summary=SUMMARY))
     assert text.splitlines()[1] == SUMMARY.verdict
     assert "Tokens/s 140,234" in text
 
 
 def test_markdown_begins_with_the_verdict_and_all_tiles() -> None:
-    shown = markdown(Report((sample.idle(),), summary=SUMMARY)).splitlines()
+    shown = markdown_text(Report((sample.idle(),), summary=SUMMARY)).splitlines()
     assert shown[2] == f"**{SUMMARY.verdict}**"
     assert "| Step time | 58.4 ms | 57.1 to 60.2 ms | median of 3 steps |" in shown
     assert "| Peak memory | – |  | no memory events |" in shown

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rendering import sample
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import console
+from tracelens.rendering.formats import console_text
 from tracelens.table import Column, Report, Result, Schema
 
 CACHED = "cached input: <all> of it fits in the 50 MiB cache"
@@ -69,7 +69,7 @@ def test_json_keeps_the_number_beside_its_note() -> None:
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_console(width: int) -> None:
-    lines = console(report(), width=width).splitlines()
+    lines = console_text(report(), width=width).splitlines()
     assert any("853.0%" in line for line in lines)
     # In a narrow terminal the reason takes several lines of its column.
     words = " ".join(lines).split()

@@ -13,8 +13,7 @@ from rich.cells import cell_len
 
 from tests.rendering import sample
 from tests.rendering.test_human_formats import page, tags
-from tracelens.rendering.formats import code, console, markdown
-from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.formats import code, console_text, fragment, markdown_text
 from tracelens.rendering.tables import ProseRow, cut, entries
 from tracelens.table import Column, Report, Result, Schema
 
@@ -61,8 +60,8 @@ def test_lines_to_copy_stay_whole_in_every_format() -> None:
     line = f"show 'Expert loop' {'x' * 90}"
     report = Report((plain(),))
     for width in (20, 80, 200):
-        assert f"show command  {line}\n" in console(report, width=width)
-    assert f"   *show command*: `{line}`\n" in markdown(report)
+        assert f"show command  {line}\n" in console_text(report, width=width)
+    assert f"   *show command*: `{line}`\n" in markdown_text(report)
     text = page(plain())
     assert '<details class="folded"><summary>show</summary>' in text
     assert f"<code>{line.replace(chr(39), '&#39;')}</code>" in text
@@ -89,16 +88,16 @@ def test_a_first_column_that_is_no_place_is_a_fact() -> None:
     assert list(map(str, first.facts)) == ["rank 1"]
     assert second.prose == [("why", "b")]
     report = Report((Result("a", "A", {"t": table}),))
-    assert "- **–**: rank 1\n\n  *why*: a\n\n  *what*: c\n\n- **–**: rank 2" in markdown(report)
+    assert "- **–**: rank 1\n\n  *why*: a\n\n  *what*: c\n\n- **–**: rank 2" in markdown_text(report)
     assert '<li class="plain">' in page(*report.results)
-    assert "–\nrank 1\nwhy   a\nwhat  c\n" in console(report, width=80)
+    assert "–\nrank 1\nwhy   a\nwhat  c\n" in console_text(report, width=80)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("names", [PLAIN, sample.NASTY], ids=["plain", "nasty"])
 def test_console_entries_keep_to_the_width_and_lose_nothing(width: int, names: tuple[str, ...]) -> None:
     result = sample.findings(4, names)
-    text = console(Report((result,)), width=width)
+    text = console_text(Report((result,)), width=width)
     wrapped = [line for line in text.splitlines() if not line.lstrip().startswith("show command  ")]
     assert max(map(cell_len, wrapped)) <= width
     squeezed = re.sub(r"\s", "", text)
@@ -109,21 +108,21 @@ def test_console_entries_keep_to_the_width_and_lose_nothing(width: int, names: t
 
 
 def test_console_facts_break_between_facts_only() -> None:
-    text = console(Report((plain(),)), width=40)
+    text = console_text(Report((plain(),)), width=40)
     assert "   saving 30.000 ms · 30.0% of the step\n   additional 30.000 ms · at 20.000 ms\n" in text
     assert "too narrow" not in text
 
 
 def test_color_adds_nothing_but_color() -> None:
     report = Report((plain(),))
-    colored = console(report, width=80, color=True)
+    colored = console_text(report, width=80, color=True)
     assert "\x1b[" in colored
-    assert words(re.sub(r"\x1b\[[\d;]*m", "", colored)) == words(console(report, width=80))
+    assert words(re.sub(r"\x1b\[[\d;]*m", "", colored)) == words(console_text(report, width=80))
 
 
 def test_entries_are_not_cut_in_the_middle_but_counted() -> None:
     result = plain(30)
-    for text, most in ((console(Report((result,))), 15), (markdown(Report((result,))), 20)):
+    for text, most in ((console_text(Report((result,))), 15), (markdown_text(Report((result,))), 20)):
         assert f"{most} of 30 rows; all of them: tracelens analyze findings" in words(text)
     assert page(result).count("<h4>") == 30
     assert fragment(result).count("<h4><span>") == 20
@@ -131,8 +130,8 @@ def test_entries_are_not_cut_in_the_middle_but_counted() -> None:
 
 def test_zero_rows_say_so() -> None:
     result = plain(0)
-    assert "no rows" in console(Report((result,)))
-    assert "No rows." in markdown(Report((result,)))
+    assert "no rows" in console_text(Report((result,)))
+    assert "No rows." in markdown_text(Report((result,)))
     for text in (page(result), fragment(result)):
         assert "No rows." in text
         assert 'class="entries"' not in text
@@ -140,8 +139,8 @@ def test_zero_rows_say_so() -> None:
 
 def test_one_entry() -> None:
     result = plain(1)
-    assert "\n1  Expert loop\n   saving 30.000 ms · 30.0% of the step" in console(Report((result,)))
-    assert "\n1. **Expert loop**: saving 30.000 ms · 30.0% of the step" in markdown(Report((result,)))
+    assert "\n1  Expert loop\n   saving 30.000 ms · 30.0% of the step" in console_text(Report((result,)))
+    assert "\n1. **Expert loop**: saving 30.000 ms · 30.0% of the step" in markdown_text(Report((result,)))
     text = words(page(result))
     assert "<h4><span>1</span> Expert loop</h4>" in text
     assert '<b>30.0%</b> <span>of the step</span> <i style="--f:0.3000" aria-hidden="true"></i>' in text
@@ -150,10 +149,10 @@ def test_one_entry() -> None:
 
 def test_a_title_is_not_said_twice() -> None:
     result = plain()
-    for text in (console(Report((result,))), markdown(Report((result,)))):
+    for text in (console_text(Report((result,))), markdown_text(Report((result,)))):
         assert text.count("What to fix") == 1
     assert '<h3 class="unseen">What to fix</h3>' in page(result)
-    other = console(Report((replace(result, title="Other"),)))
+    other = console_text(Report((replace(result, title="Other"),)))
     assert other.count("What to fix") == 1
 
 
@@ -168,7 +167,7 @@ def test_an_entry_adds_no_tag_and_no_attribute(name: str) -> None:
 
 @given(st.text(max_size=60))
 def test_a_markdown_entry_stays_in_its_list(name: str) -> None:
-    lines = markdown(Report((sample.findings(2, (name,)),))).partition("\n\n1. ")[2].splitlines()
+    lines = markdown_text(Report((sample.findings(2, (name,)),))).partition("\n\n1. ")[2].splitlines()
     outside = [line for line in lines[1:] if line and not line.startswith("   ")]
     assert len(outside) == 1
     assert outside[0].startswith("2. **")

@@ -7,8 +7,7 @@ import re
 from tests.rendering import sample
 from tests.rendering.gold import check
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import console, markdown, one_result
-from tracelens.rendering.formats.notebook import fragment
+from tracelens.rendering.formats import console_text, fragment, markdown_text, one_result
 from tracelens.table import Report
 
 csv_files = RENDERERS.get("csv").files
@@ -25,20 +24,20 @@ def without_assets(page: str) -> str:
 
 
 def test_console() -> None:
-    check("report.txt", console(sample.small(), width=100))
+    check("report.txt", console_text(sample.small(), width=100))
 
 
 def test_console_in_color() -> None:
-    check("report.ansi", console(sample.small(), width=72, color=True))
+    check("report.ansi", console_text(sample.small(), width=72, color=True))
 
 
 def test_markdown() -> None:
-    check("report.md", markdown(sample.small()))
+    check("report.md", markdown_text(sample.small()))
 
 
 def test_markdown_of_two_runs() -> None:
     result = sample.diff(8, names=("idle: launch overhead", "experts: loop to grouped GEMM", "same kernels"))
-    check("diff.md", markdown(Report((result,), title="Two runs")))
+    check("diff.md", markdown_text(Report((result,), title="Two runs")))
 
 
 def test_json() -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.rendering import sample
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import console, escaped, markdown
+from tracelens.rendering.formats import console_text, escaped, fragment, markdown_text
 from tracelens.rendering.formats.html import STATIC_ROWS
-from tracelens.rendering.formats.notebook import fragment
 from tracelens.table import Column, Report, Result, Schema
 
 html_files = RENDERERS.get("html").files
@@ -92,7 +91,7 @@ def test_a_page_is_bounded() -> None:
 
 def test_detail_tables_are_named_but_not_shown() -> None:
     result = sample.timeline(2, 10)
-    for text in (page(result), console(Report((result,))), markdown(Report((result,)))):
+    for text in (page(result), console_text(Report((result,))), markdown_text(Report((result,)))):
         assert "Only in JSON, CSV and XLSX: Strip (80 rows)" in text
         assert "busy fraction" not in text
 
@@ -116,15 +115,15 @@ def test_fragment_has_no_script_and_few_rows() -> None:
 def test_console_keeps_to_the_width(width: int) -> None:
     from rich.cells import cell_len
 
-    text = console(Report((sample.ranking("ops", "dur_ns"), sample.breakdown(5))), width=width)
+    text = console_text(Report((sample.ranking("ops", "dur_ns"), sample.breakdown(5))), width=width)
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "15 of 30 rows" in " ".join(text.split())
     assert ("not shown:" in " ".join(text.split())) == (width <= 100)
 
 
 def test_console_has_colors_only_when_asked() -> None:
-    assert "\x1b[" not in console(sample.report())
-    assert "\x1b[" in console(sample.report(), color=True)
+    assert "\x1b[" not in console_text(sample.report())
+    assert "\x1b[" in console_text(sample.report(), color=True)
 
 
 @given(st.text(max_size=80))
@@ -138,7 +137,7 @@ def test_a_markdown_cell_stays_one_cell(text: str) -> None:
 
 
 def test_markdown_cuts_names_and_rows() -> None:
-    text = markdown(sample.report())
+    text = markdown_text(sample.report())
     assert max(len(line) for line in text.splitlines() if line.startswith("|")) < 400
     assert "20 of 30 rows; all of them: tracelens analyze ops PATH" in text
     assert "…" in text
@@ -150,7 +149,7 @@ def test_sentences_are_shown_whole_and_names_are_not() -> None:
     table = Schema("Told", columns).table({"name": [said], "evidence": [f"{said} <b>"]})
     report = Report((Result("a", "A", {"told": table}),))
     assert f"<td class=p>{said} &lt;b&gt;</td>" in page(*report.results)
-    assert f"| {said} &lt;b&gt; |" in markdown(report)
-    shown = " ".join(console(report, width=100, color=False).split())
+    assert f"| {said} &lt;b&gt; |" in markdown_text(report)
+    shown = " ".join(console_text(report, width=100, color=False).split())
     assert shown.count("…") == 1
     assert all(shown.count(word) >= 6 for word in ("four", "seven"))

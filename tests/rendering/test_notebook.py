@@ -17,8 +17,8 @@ from IPython.core.formatters import IPythonDisplayFormatter  # noqa: E402
 
 from tests.rendering import sample  # noqa: E402
 from tracelens.rendering.figures import figures  # noqa: E402
-from tracelens.rendering.formats import notebook  # noqa: E402
-from tracelens.rendering.formats.notebook import FIRST_ROWS, choices, fragment  # noqa: E402
+from tracelens.rendering.formats import fragment, notebook  # noqa: E402
+from tracelens.rendering.formats.notebook import FIRST_ROWS, choices  # noqa: E402
 from tracelens.rendering.image import NoImages  # noqa: E402
 from tracelens.rendering.tables import readable  # noqa: E402
 from tracelens.table import Report, Result  # noqa: E402

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.rendering import sample
-from tracelens.rendering.formats import console
+from tracelens.rendering.formats import console_text
 from tracelens.rendering.tables import by_level, column_format, cut, meta_items, more, readable, with_places
 from tracelens.table import Column, Report, Schema, Table
 
@@ -112,7 +112,7 @@ def test_a_result_names_the_command_that_makes_it() -> None:
 
 
 def test_only_the_first_table_goes_without_its_heading() -> None:
-    text = console(Report((sample.diff(3, names=("a", "b", "c")),)), width=120)
+    text = console_text(Report((sample.diff(3, names=("a", "b", "c")),)), width=120)
     assert [line for line in text.splitlines() if line.startswith(("Waterfall", "What changed"))][1:] == [
         "What changed?",
         "Waterfall by cause",

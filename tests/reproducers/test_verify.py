@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import aligned, draw, records
 from tracelens.errors import TracelensError
-from tracelens.rendering.formats import console
+from tracelens.rendering.formats import console_text
 from tracelens.reproducers import folder as folders
 from tracelens.reproducers.calls import cases
 from tracelens.reproducers.folder import Script
@@ -588,7 +588,7 @@ def test_interpreters_that_cannot_run_scripts(
 
 def test_the_table_can_be_read(tmp_path: Path, torch: Path) -> None:
     result = checked(tmp_path, on_gpu(median_us=80.0, warm_us=52.0), "raise ValueError('<b>|no|</b>')")
-    text = console(Report((result,)), width=200)
+    text = console_text(Report((result,)), width=200)
     assert "matches with warm caches (52.0 us)" in text
     assert "160.0%" in text
     assert text.index("ValueError: <b>|no|</b>") < text.index("matches with warm")

@@ -8,11 +8,50 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
+from tracelens.lazy import lazy
 from tracelens.printable import printable
+from tracelens.version import __version__
+
+if TYPE_CHECKING:
+    from tracelens.cli.app import command_line
+    from tracelens.cli.command import Command, flags_of, without_none
+    from tracelens.cli.commands import ROOT, CommandGroup, Home, chosen
+    from tracelens.cli.page import Page, described
+
+__all__ = [
+    "ROOT",
+    "Command",
+    "CommandGroup",
+    "Home",
+    "Page",
+    "chosen",
+    "command_line",
+    "described",
+    "flags_of",
+    "main",
+    "run",
+    "without_none",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "ROOT": "cli.commands",
+        "Command": "cli.command",
+        "CommandGroup": "cli.commands",
+        "Home": "cli.commands",
+        "Page": "cli.page",
+        "chosen": "cli.commands",
+        "command_line": "cli.app",
+        "described": "cli.page",
+        "flags_of": "cli.command",
+        "without_none": "cli.command",
+    },
+)
 
 OK, WRONG, INTERRUPTED = 0, 2, 130
 """Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
@@ -59,6 +98,42 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    words = list(arguments) or ["--help"]
+    try:
+        code = _without_typer(words)
+        return _with_typer(words) if code is None else code
+    except BrokenPipeError:  # `tracelens ... | head`
+        return OK
+    except OSError as error:  # a full disk, a folder that may not be read
+        name = f"{error.filename}: " if error.filename else ""
+        raise TracelensError(f"{name}{error.strerror or error}") from error
+
+
+def _without_typer(words: list[str]) -> int | None:
+    """The exit code of a page or a plain command line; None where typer is needed, which takes its time."""
+    from tracelens.cli.commands import COMPLETION, CommandGroup, chosen
+
+    if COMPLETION in os.environ:
+        return None
+    if words == ["--version"]:
+        print(f"tracelens {__version__}")
+        return OK
+    path, member, rest = chosen(words)
+    if isinstance(member, CommandGroup):
+        if rest not in (["--help"], ["-h"]):
+            return None
+        from tracelens.cli.page import terminal_width
+
+        print(member.page(path).laid_out(terminal_width()))
+        return OK
+    if not rest or not {"--help", "-h", "--debug"}.isdisjoint(rest):
+        return None
+    command = member.command()
+    values = command.values(rest)
+    return None if values is None else command.call(**values) or OK
+
+
+def _with_typer(words: list[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
@@ -67,7 +142,6 @@ def _run(arguments: Sequence[str]) -> int:
 
     try:
         with bash_words():
-            words = list(arguments) or ["--help"]
             code = int(command_line()(words, prog_name="tracelens", standalone_mode=False) or OK)
         return _interrupted() if code == INTERRUPTED else code
     except TyperException as error:
@@ -77,9 +151,6 @@ def _run(arguments: Sequence[str]) -> int:
         return WRONG
     except Abort:
         return _interrupted()
-    except OSError as error:  # a full disk, a folder that may not be read
-        name = f"{error.filename}: " if error.filename else ""
-        raise TracelensError(f"{name}{error.strerror or error}") from error
 
 
 def _interrupted() -> int:

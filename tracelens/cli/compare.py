@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import typer
-
-from tracelens.cli.command import Command, CommandGroup, command, group
+from tracelens.cli.command import command
+from tracelens.cli.commands import CANDIDATES
 from tracelens.cli.output import (
     Delivery,
     Full,
@@ -37,9 +36,6 @@ from tracelens.session import (
     render,
 )
 
-_CANDIDATES = "\0"
-"""Stands for the -- between bases and candidates, which the parser would drop."""
-
 INCONCLUSIVE = 3
 """Exit code where noise hides whether the rules hold."""
 
@@ -59,19 +55,6 @@ def diff(request: DiffRequest, out: Delivery, sections: Full, _: ReadLimits) -> 
     out.check((), traces)
     base, cand = map(traces.only, traces.paths)
     out.deliver(answer(replace(request, base=base, cand=cand)), full=sections.full)
-
-
-class GateCommand(Command):
-    """BASE CAND, or BASE... -- CAND...; options may stand on either side of the --."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the place of the -- if there are bases before it."""
-        if "--" in args:
-            separator = args.index("--")
-            before, after = args[:separator], args[separator + 1 :]
-            if self.make_parser(ctx).parse_args(args=list(before))[0].get("paths"):
-                args = [*before, _CANDIDATES, *after]
-        return super().parse_args(ctx, args)
 
 
 class GateOutputs(OptionGroup, panel=OUTPUT):
@@ -101,7 +84,7 @@ class GateOutputs(OptionGroup, panel=OUTPUT):
 
 
 @command
-def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> None:
+def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimits) -> int:
     """Check runs against a baseline: fail on a regression.
 
     Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
@@ -156,8 +139,7 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
     counted: str = verdict.verdict
     if counted == "inconclusive":
         counted = out.inconclusive or file.inconclusive or counted
-    if code := {"pass": 0, "fail": 1}.get(counted, INCONCLUSIVE):
-        raise typer.Exit(code)
+    return {"pass": 0, "fail": 1}.get(counted, INCONCLUSIVE)
 
 
 def _sides(paths: list[str], request: GateRequest) -> tuple[list[str], list[str]]:
@@ -168,8 +150,8 @@ def _sides(paths: list[str], request: GateRequest) -> tuple[list[str], list[str]
     """
     sides: list[Any] = [request.base or (), request.candidate or ()]  # the command line has lists of paths
     bases, candidates = map(list, sides)
-    if _CANDIDATES in paths:
-        separator = paths.index(_CANDIDATES)
+    if CANDIDATES in paths:
+        separator = paths.index(CANDIDATES)
         bases, candidates = [*paths[:separator], *bases], [*paths[separator + 1 :], *candidates]
     elif len(paths) == 2 and not bases and not candidates:
         bases, candidates = paths[:1], paths[1:]
@@ -201,13 +183,6 @@ def add(request: BaselineRequest, _: ReadLimits) -> None:
     content, count = answer(request)
     write_file(request.path, content)
     say(f"wrote {request.path}: {count} run{'s' if count != 1 else ''}")
-
-
-gate_app = group(None)
-gate_app.command("gate", cls=GateCommand)(gate)
-baseline = group(CommandGroup, help="Keep the metrics of past runs to compare with.", no_args_is_help=True)
-baseline.command("add", cls=Command)(add)
-baseline.callback()(lambda: None)  # a group, though it has one command
 
 
 @command

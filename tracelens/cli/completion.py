@@ -16,13 +16,13 @@ from pathlib import Path
 
 import typer
 
+from tracelens.cli.commands import COMPLETION
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.plugins import any_plugins
 from tracelens.read import TraceFiles, open_source
 from tracelens.registry import Registered, registered
 
-_INSTRUCTION = "_TRACELENS_COMPLETE"
 _BREAKS = ("=", ":")
 """Where bash divides words that are one to everybody else."""
 
@@ -140,7 +140,7 @@ def bash_words() -> Iterator[None]:
     Bash passes `--scenario`, `dispatch`, `=` and `de` as words of their own, and replaces the last one.
     """
     pieces = os.environ.get("COMP_WORDS", "").split("\n")
-    if os.environ.get(_INSTRUCTION) != "complete_bash" or len(pieces) < 2:
+    if os.environ.get(COMPLETION) != "complete_bash" or len(pieces) < 2:
         yield
         return
     current = int(os.environ["COMP_CWORD"])

@@ -6,8 +6,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
 from tracelens.cli.command import command
 from tracelens.session import OptionGroup, option
 
@@ -52,6 +50,8 @@ def listing(what: Listed) -> None:
         tracelens list analyzers
         tracelens list devices
     """
+    from typer import echo
+
     columns = list(zip(*_rows(what.kind), strict=True))
     widths = [max(map(len, column)) for column in columns]
     # Numbers stand to the right.
@@ -59,12 +59,12 @@ def listing(what: Listed) -> None:
     for row in zip(*columns, strict=True):
         cells = zip(row, widths, right, strict=True)
         line = "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells)
-        typer.echo(line.rstrip())
+        echo(line.rstrip())
     if what.kind == "devices":
         import tracelens.devices
 
         template = Path(tracelens.devices.__file__).with_name("NAME.toml")
-        typer.echo(
+        echo(
             "Dense TFLOP/s: bf16 and fp8 of the matrix units, fp32 of the vector units; MAF: max-achievable, "
             "as published by the vendor; link: out of one GPU, one direction; -: not published or no such "
             "unit.\n"

@@ -184,12 +184,12 @@ def print_report(report: Report, *, json: bool = False, full: bool = True, rows:
         write_stdout(one_result(report.results[0], report.meta))
         return
     from tracelens.rendering import rendered
-    from tracelens.rendering.formats import brief, console
+    from tracelens.rendering.formats import brief, console_text
 
     width = shutil.get_terminal_size((120, 24)).columns
     color = sys.stdout is not None and sys.stdout.isatty()
     summary = None if full else report.summary
-    text = partial(brief, summary=summary) if summary else partial(console, rows=rows)
+    text = partial(brief, summary=summary) if summary else partial(console_text, rows=rows)
     write_stdout(rendered(report, partial(text, width=width, color=color)).encode())
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import typer
-
-from tracelens.cli.command import Command, CommandGroup, command, group
+from tracelens.cli.command import command
 from tracelens.cli.output import (
     WRITTEN,
     Delivery,
@@ -24,24 +22,6 @@ from tracelens.read import TraceFiles
 from tracelens.session import RUN, Graphs, OptionGroup, ReplayRequest, as_report, loaded, option
 
 VERDICT = "Verdict"
-
-
-class ReplayGroup(CommandGroup):
-    """`replay PATH...` writes scripts, `replay verify DIR` runs them."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treat arguments without a command as those of `write`."""
-        if not args or args[0] not in self.commands:
-            args = ["write", *(args or ["--help"])]
-        return super().parse_args(ctx, args)
-
-
-class WriteCommand(Command):
-    """`write`, which nobody has to type."""
-
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """The usage without it."""
-        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
 
 
 @command
@@ -111,7 +91,7 @@ class VerifyDelivery(Delivery):
 
 
 @command
-def verify(scripts: Verification, out: VerifyDelivery) -> None:
+def verify(scripts: Verification, out: VerifyDelivery) -> int:
     """Run the scripts of a directory and compare their times with the trace.
 
     Exit code: 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
@@ -139,10 +119,4 @@ def verify(scripts: Verification, out: VerifyDelivery) -> None:
             progress=line,
         )
     out.deliver(result, inputs=[scripts.folder])
-    if failed(result, strict=scripts.strict):
-        raise typer.Exit(1)
-
-
-app = group(ReplayGroup, help="Write standalone scripts of the longest calls, and run them.")
-app.command("write", cls=WriteCommand)(write)
-app.command("verify", cls=Command)(verify)
+    return int(failed(result, strict=scripts.strict))

@@ -16,6 +16,7 @@ from typing import TypeVar
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
+from tracelens.plugins import any_plugins
 from tracelens.registry import Registry
 from tracelens.table import Report, Skip
 
@@ -35,7 +36,16 @@ class Renderer:
     folder: FolderKind | None = None  # what the directory is, for a format that fills one
 
 
-RENDERERS: Registry[Renderer] = Registry("renderer", "tracelens.rendering.formats")
+RENDERERS: Registry[Renderer] = Registry(
+    "renderer",
+    "tracelens.rendering.formats",
+    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "notebook", "xlsx")},
+)
+SUFFIXES = {
+    **{"": "csv", ".html": "html", ".ipynb": "notebook", ".json": "json", ".md": "markdown"},
+    **{".txt": "console", ".xlsx": "xlsx"},
+}
+"""Suffix to format, of ours."""
 
 
 def renderer(
@@ -66,6 +76,8 @@ def by_path(path: str | os.PathLike[str]) -> Renderer:
     elif not suffix:
         with suppress(OSError):
             suffix = ".txt" if is_stream(text) else ""
+    if suffix in SUFFIXES and not any_plugins():
+        return RENDERERS.get(SUFFIXES[suffix])
     by_suffix = {known.suffix: known for _, known in RENDERERS.items()}
     if suffix not in by_suffix:
         names = ", ".join(sorted(filter(None, by_suffix)))

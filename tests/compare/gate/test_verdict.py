@@ -10,7 +10,7 @@ from tests.compare.gate.gate_sides import side
 from tracelens.compare.gate import Verdict, commands, gate, headline, junit, read_rule, report
 from tracelens.compare.gate.verdict import result, sentence
 from tracelens.rendering import RENDERERS
-from tracelens.rendering.formats import markdown
+from tracelens.rendering.formats import markdown_text
 
 HOSTILE = "op[</failure>]]>&\"'\x00\x1b\ud800|`<img src=x>\n::error::%0A,\u202e].time"
 
@@ -90,7 +90,7 @@ def test_annotations_are_one_line_each() -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    text = markdown(report(verdict_of(*EVERY), version="1", inputs=["a|b.json", "c"]))
+    text = markdown_text(report(verdict_of(*EVERY), version="1", inputs=["a|b.json", "c"]))
     assert text.startswith("# tracelens gate: regression, 2 of 4 rules failed, 1 inconclusive\n")
     rows = [line for line in text.splitlines() if line.startswith("| fail")]
     assert len(rows) == 2

@@ -25,7 +25,16 @@ from tracelens.units import duration
 
 Figure = dict[str, Any]
 Draw = Callable[[Result], list[Figure]]
-FIGURES: Registry[Draw] = Registry("figure", "tracelens.rendering.figures")
+FIGURES: Registry[Draw] = Registry(
+    "figure",
+    "tracelens.rendering.figures",
+    homes={
+        "comparisons": "diff ladder",
+        "gpu_time": "breakdown findings idle kernels launches ops roofline timeline",
+        "projections": "bounds bubble memory pipeline_schedule scaling search trace_bounds whatif",
+        "ranks": "collectives moe overlap pipeline serving",
+    },
+)
 """Analyzer to what draws all its figures."""
 _CHARTS: dict[tuple[str, str], dict[str, Draw]] = {}
 """Analyzer and module to the functions that draw its charts, by name, in the order shown."""
@@ -73,7 +82,7 @@ def figures(result: Result) -> list[Figure]:
     would follow, except for line breaks and emphasis. A figure may name the `table` that it shows; without
     a name it is of the first one.
     """
-    draw = dict(FIGURES.items()).get(result.analyzer)
+    draw = FIGURES.find(result.analyzer)
     safe_figures: list[Figure] = []
     for figure in draw(result) if draw else ():
         inert: Figure = _inert(figure)

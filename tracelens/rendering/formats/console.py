@@ -56,10 +56,10 @@ _BESIDE = 60  # columns from which on sentences have their label beside them
 @renderer("console", suffix=".txt", doc="plain text, as the terminal shows it")
 def files(report: Report) -> Mapping[str, bytes]:
     """One text file, 160 columns wide, without color."""
-    return {"report.txt": console(report, width=160).encode()}
+    return {"report.txt": console_text(report, width=160).encode()}
 
 
-def console(report: Report, *, width: int = 100, color: bool = False, rows: int | None = None) -> str:
+def console_text(report: Report, *, width: int = 100, color: bool = False, rows: int | None = None) -> str:
     """The report as terminal text, `width` columns wide, with at most so many rows of each table."""
     incomplete = banner(report.failures)
     report = for_people(report)

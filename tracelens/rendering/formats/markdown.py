@@ -61,10 +61,10 @@ _LIVE = re.compile(
 @renderer("markdown", suffix=".md", doc="tables for a pull request or a job summary, the first rows of each")
 def files(report: Report) -> Mapping[str, bytes]:
     """One Markdown file."""
-    return {"report.md": markdown(report).encode()}
+    return {"report.md": markdown_text(report).encode()}
 
 
-def markdown(report: Report) -> str:
+def markdown_text(report: Report) -> str:
     """The report as GitHub-flavoured Markdown; names are escaped, shortened and on one line."""
     incomplete = banner(report.failures)
     report = for_people(report)

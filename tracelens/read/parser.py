@@ -55,6 +55,24 @@ class GraphSources(NamedTuple):
 BESIDE = GraphSources()
 
 
+class SideTraces:
+    """Traces of captures and twins, each read once for all that share it."""
+
+    def __init__(self) -> None:
+        self._traces: dict[str, list[Trace]] = {}
+
+    def read(self, file: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:
+        """The traces in a file; raises ParseError."""
+        if file not in self._traces:
+            self._traces[file] = _read(file, processes)
+        return self._traces[file]
+
+    def forget_ranks(self) -> None:
+        """Let go of those that belong to one rank by their name: the next rank has its own."""
+        for file in [file for file in self._traces if _RANK.search(os.path.basename(file))]:
+            del self._traces[file]
+
+
 def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Callable[..., Trace]]:
     """Register a function (Splitter, Encoded) -> Trace as the parser of a format."""
 
@@ -66,19 +84,28 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
     return keep
 
 
-def parse(path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE) -> list[Trace]:
+def parse(
+    path: str,
+    processes: Sequence[Popen[bytes]] = (),
+    graphs: GraphSources = BESIDE,
+    side_traces: SideTraces | None = None,
+) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
     Args:
         path: the file.
         processes: of children.Children, to decode on several cores.
         graphs: captures and eager twin from which graph launches are attributed.
+        side_traces: those that other files read, and this one reads with them.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
     """
-    traces = _read(path, processes)
-    return [with_graphs(trace, path, graphs, lambda file: _read(file, processes)) for trace in traces]
+    side = SideTraces() if side_traces is None else side_traces
+    return [
+        with_graphs(trace, path, graphs, lambda file: side.read(file, processes))
+        for trace in _read(path, processes)
+    ]
 
 
 def _read(path: str, processes: Sequence[Popen[bytes]]) -> list[Trace]:

@@ -113,7 +113,7 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
     with progress() as line:
         request = replace(request, base=bases, candidate=candidates, progress=line)
         sides = []
-        for side in request.sides(traces):
+        for side in request.sides(traces, keep=True):
             sides.append(side)
             if side.failures:
                 say(f"tracelens: {banner(side.failures)}")

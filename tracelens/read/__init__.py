@@ -8,7 +8,7 @@ from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path
-    from tracelens.read.parser import BESIDE, PARSERS, GraphSources, parse, sources_of_sides
+    from tracelens.read.parser import BESIDE, PARSERS, GraphSources, SideTraces, parse, sources_of_sides
     from tracelens.read.source import open_source
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "MAGIC",
     "PARSERS",
     "GraphSources",
+    "SideTraces",
     "TraceFiles",
     "is_url",
     "local_path",
@@ -31,6 +32,7 @@ __getattr__, __dir__ = lazy(
         "GraphSources": "read.parser",
         "MAGIC": "read.files",
         "PARSERS": "read.parser",
+        "SideTraces": "read.parser",
         "TraceFiles": "read.files",
         "is_url": "read.files",
         "local_path": "read.files",

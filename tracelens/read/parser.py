@@ -55,6 +55,24 @@ class GraphSources(NamedTuple):
 BESIDE = GraphSources()
 
 
+class SideTraces:
+    """Traces of captures and twins, each read once for all that share it."""
+
+    def __init__(self) -> None:
+        self._traces: dict[str, list[Trace]] = {}
+
+    def read(self, file: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
+        """The traces in a file; raises ParseError."""
+        if file not in self._traces:
+            self._traces[file] = _read(file, processes, threads)
+        return self._traces[file]
+
+    def forget_ranks(self) -> None:
+        """Let go of those that belong to one rank by their name: the next rank has its own."""
+        for file in [file for file in self._traces if _RANK.search(os.path.basename(file))]:
+            del self._traces[file]
+
+
 def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Callable[..., Trace]]:
     """Register a function (Splitter, Encoded) -> Trace as the parser of a format."""
 
@@ -67,7 +85,11 @@ def parser(name: str, *, sniff: Callable[[Splitter], bool]) -> Callable[..., Cal
 
 
 def parse(
-    path: str, processes: Sequence[Popen[bytes]] = (), graphs: GraphSources = BESIDE, threads: int = 0
+    path: str,
+    processes: Sequence[Popen[bytes]] = (),
+    graphs: GraphSources = BESIDE,
+    side_traces: SideTraces | None = None,
+    threads: int = 0,
 ) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
@@ -75,14 +97,16 @@ def parse(
         path: the file.
         processes: of children.Children, to decode on several cores.
         graphs: captures and eager twin from which graph launches are attributed.
+        side_traces: those that other files read, and this one reads with them.
         threads: likewise, of this process, where the native core decodes.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
     """
-    traces = _read(path, processes, threads)
+    side = SideTraces() if side_traces is None else side_traces
     return [
-        with_graphs(trace, path, graphs, lambda file: _read(file, processes, threads)) for trace in traces
+        with_graphs(trace, path, graphs, lambda file: side.read(file, processes, threads))
+        for trace in _read(path, processes, threads)
     ]
 
 

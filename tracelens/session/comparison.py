@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
-from tracelens.read import TraceFiles
+from tracelens.read import SideTraces, TraceFiles
 from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
@@ -73,8 +73,9 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
 
     def answer(self) -> Report:
         """The report on the difference."""
+        side_traces = SideTraces()
         runs = [
-            self.loaded(source, graphs=graphs)
+            loaded(source, None, self.reads(graphs), side_traces)
             for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
         ]
         # Imported when the processes that decode the traces have been started.
@@ -180,7 +181,7 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         from tracelens.compare.gate import GateSettings, settings
 
         options = self.options(GateSettings() if self.config is None else settings(os.fspath(self.config)))
-        return self.outcome(options, [*self.sides()], self.why)[0]
+        return self.outcome(options, [*self.sides(keep=self.why)], self.why)[0]
 
     def options(self, file: GateSettings) -> GateOptions:
         """What is judged by, where a file has these settings."""
@@ -189,10 +190,11 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         rules = [self.rules] if isinstance(self.rules, str) else self.rules
         return Options.of(file, rules, self.confidence, self.min_effect)
 
-    def sides(self, traces: TraceFiles | None = None) -> Iterator[GateSide]:
-        """The base, then the candidate; paths may be expanded already."""
+    def sides(self, traces: TraceFiles | None = None, *, keep: bool) -> Iterator[GateSide]:
+        """The base, then the candidate; paths may be expanded already. `keep` the runs for a diff of them."""
+        side_traces = SideTraces()
         for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
-            yield gate_side(recordings, self.scope, self.reads(graphs), traces)
+            yield gate_side(recordings, self.scope, self.reads(graphs), traces, side_traces, keep=keep)
 
     def outcome(
         self, options: GateOptions, sides: Sequence[GateSide], why: bool, compared: bool = False
@@ -218,12 +220,12 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
         is_wrong = why and verdict.verdict != "pass"
         if not is_wrong and not compared:
             return verdict, None
-        typical = [source for side in sides if (source := side.typical) is not None]
+        typical = [run for side in sides if (run := side.typical) is not None]
         report = None
         if len(typical) == 2:
             with suppress(TracelensError):  # runs with metrics of the host only
-                reads = self.values("partial", "captures", "twin", "progress")
-                report = DiffRequest(*typical, **reads).answer()
+                base_run, cand_run = (run() for run in typical)
+                report = DiffRequest(base_run, cand_run, progress=self.progress).answer()
         if not is_wrong:
             return verdict, report
         causes = of_diff(report["diff"]) if report else of_metrics(base.side, candidate.side)
@@ -264,24 +266,42 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
 
 
 def gate_side(
-    recordings: Recording | Sequence[Recording], scope: Scope, reads: Graphs, traces: TraceFiles | None = None
+    recordings: Recording | Sequence[Recording],
+    scope: Scope,
+    reads: Graphs,
+    traces: TraceFiles | None = None,
+    side_traces: SideTraces | None = None,
+    *,
+    keep: bool = False,
 ) -> GateSide:
     """One side of a gate, from runs, traces, saved reports or a stored baseline of one program.
+
+    Args:
+        recordings: of the side.
+        scope: which GPU work counts.
+        reads: how traces are read.
+        traces: paths that are expanded already.
+        side_traces: what both sides read.
+        keep: whether the runs behind traces can be had from the side: of several ranks or runs from where
+            they are parked, since only a diff of two of them looks at them again.
 
     Raises:
         TracelensError: there is none, or it cannot be read.
     """
-    from tracelens.compare.gate import read_side
+    from tracelens.compare.gate import GatedRun, read_side
     from tracelens.table import Report
     from tracelens.trace import Run
 
-    def measured(source: Run | str) -> Report:
+    def measured(source: Run | str) -> GatedRun:
         if isinstance(source, Run):
             report = report_run(source, GATED, scope=scope, progress=reads.progress)
-        else:
-            with Reporting((traces or TraceFiles()).of(source), reads) as reporting:
-                report = reporting.report(GATED, scope=scope)
-        return with_results(report)
+            return GatedRun(with_results(report), lambda: source)
+        files = (traces or TraceFiles()).of(source)
+        with Reporting(files, reads, keep=keep, side_traces=side_traces) as reporting:
+            report = with_results(reporting.report(GATED, scope=scope))
+        if len(items) > 1:
+            reporting.park()
+        return GatedRun(report, reporting.run if keep else None)
 
     single = isinstance(recordings, str | os.PathLike | Run | Report)
     items: Sequence[Recording] = [recordings] if single else recordings  # type: ignore[assignment, list-item]

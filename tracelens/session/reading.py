@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tracelens.read import BESIDE, GraphSources, TraceFiles, sources_of_sides
+from tracelens.read import BESIDE, GraphSources, SideTraces, TraceFiles, sources_of_sides
 from tracelens.session.request import (
     DEVICE,
     READING,
@@ -60,9 +60,9 @@ class Partial(OptionGroup, panel=READING):
         """How the files of one run are read."""
         return Graphs(partial=self.partial, progress=self.progress, **graphs._asdict())
 
-    def loaded(self, source: Source, step: str | int | None = None, graphs: GraphSources = BESIDE) -> Run:
+    def loaded(self, source: Source, step: str | int | None = None) -> Run:
         """The run of a source, narrowed to a step if there is one."""
-        return loaded(source, step, self.reads(graphs))
+        return loaded(source, step, self.reads())
 
 
 class Graphs(Partial, panel=READING):
@@ -178,9 +178,12 @@ class Reading(ExitStack):
         run = reading.run()
     """
 
-    def __init__(self, files: Sequence[str], reads: Graphs | None = None) -> None:
+    def __init__(
+        self, files: Sequence[str], reads: Graphs | None = None, side_traces: SideTraces | None = None
+    ) -> None:
         super().__init__()
         self._files, self._reads = files, reads or Graphs()
+        self._side_traces = SideTraces() if side_traces is None else side_traces
         self._children = Children(files)
         self.push(self._children)
 
@@ -197,15 +200,29 @@ class Reading(ExitStack):
         with self._children as children:
             for number, file in enumerate(self._files, start=1):
                 reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(file, children.processes, reads.graphs, children.threads)
+                traces += parse(
+                    file, children.processes, reads.graphs, self._side_traces, threads=children.threads
+                )
         return make_run(traces, partial=reads.partial)
 
 
-def loaded(source: Source, step: str | int | None = None, reads: Graphs | None = None) -> Run:
-    """The run of a source, narrowed to a step if there is one."""
+def loaded(
+    source: Source,
+    step: str | int | None = None,
+    reads: Graphs | None = None,
+    side_traces: SideTraces | None = None,
+) -> Run:
+    """The run of a source, narrowed to a step if there is one.
+
+    Args:
+        source: a run, or the files of one.
+        step: only this step.
+        reads: how the files are read.
+        side_traces: those that other runs of the same request read, and this one reads with them.
+    """
     run = TraceFiles([source]) if isinstance(source, str | os.PathLike) else source
     if isinstance(run, TraceFiles):
-        with Reading(run.all(), reads) as reading:
+        with Reading(run.all(), reads, side_traces) as reading:
             run = reading.run()
     if step is None:
         return run

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import TracelensError
-from tracelens.read import TraceFiles
+from tracelens.read import SideTraces, TraceFiles
 from tracelens.session.reading import Graphs, Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
 from tracelens.version import __version__
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracelens.compare.gate import Verdict
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
-    from tracelens.workers import Executor
+    from tracelens.workers import Executor, ParkedTraces
 
 
 class Reporting(ExitStack):
@@ -30,17 +30,33 @@ class Reporting(ExitStack):
 
     A single file is read into this process. Several files are read and analyzed one by one by the next free
     process, so that no process holds more than one trace; or by the workers of a Dask scheduler (tcp://...).
+
+    Args:
+        files: to read.
+        reads: how.
+        dask: address of the scheduler.
+        keep: whether `run` is asked for after the report.
+        side_traces: those that other runs of the same request read, and this one reads with them.
     """
 
-    def __init__(self, files: Sequence[str], reads: Graphs | None = None, *, dask: str | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        reads: Graphs | None = None,
+        *,
+        dask: str | None = None,
+        keep: bool = False,
+        side_traces: SideTraces | None = None,
+    ) -> None:
         super().__init__()
-        self._files, self._reads, self._dask = files, reads or Graphs(), dask
+        self._files, self._reads, self._dask, self._keep = files, reads or Graphs(), dask, keep
+        self._kept: Run | ParkedTraces | None = None
         self._reading: Reading | None = None
         self._execute: Executor | None = None
         if dask is not None:
             return  # its workers already run
         if len(files) == 1:
-            self._reading = self.enter_context(Reading(files, self._reads))
+            self._reading = self.enter_context(Reading(files, self._reads, side_traces))
         else:
             self._execute = self.enter_context(start(files))
 
@@ -63,8 +79,11 @@ class Reporting(ExitStack):
         elif step in PHASES:  # which steps are in it, all ranks tell together
             run = loaded(TraceFiles(self._files), None, reads)
         if run is not None:
+            self._kept = run if self._keep else None
             return report(run, names, step=step, fork=fork, progress=reads.progress, **options)
-        from tracelens.workers import analyze_files
+        from tracelens.workers import ParkedTraces, analyze_files
+
+        parked = self._kept = ParkedTraces() if self._keep else None
 
         portions, results = analyze_files(
             self._files,
@@ -74,10 +93,26 @@ class Reporting(ExitStack):
             partial=reads.partial,
             graphs=reads.graphs,
             progress=reads.progress,
+            park=parked,
             **options,
         )
         metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
         return assembled(results, metas, ranks, {"step": step, **options})
+
+    def run(self) -> Run:
+        """All that was read for the report; only one of `keep`."""
+        from tracelens.workers import ParkedTraces
+
+        kept = self._kept
+        assert kept is not None, "a report with keep=True comes first"
+        return kept.run(partial=self._reads.partial) if isinstance(kept, ParkedTraces) else kept
+
+    def park(self) -> None:
+        """Put what `run` returns out of memory, until it is asked for."""
+        from tracelens.workers import ParkedTraces
+
+        if self._kept is not None and not isinstance(self._kept, ParkedTraces):
+            self._kept = ParkedTraces(self._kept.traces)
 
 
 def analyze(

@@ -16,15 +16,16 @@ from tracelens.lazy import lazy
 if TYPE_CHECKING:
     from tracelens.workers.aside import analyze_run, beside
     from tracelens.workers.children import Children, jobs, start
-    from tracelens.workers.tasks import Executor, analyze_files
+    from tracelens.workers.tasks import Executor, ParkedTraces, analyze_files
 
-__all__ = ["Children", "Executor", "analyze_files", "analyze_run", "beside", "jobs", "start"]
+__all__ = ["Children", "Executor", "ParkedTraces", "analyze_files", "analyze_run", "beside", "jobs", "start"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "Children": "workers.children",
         "Executor": "workers.tasks",
+        "ParkedTraces": "workers.tasks",
         "analyze_files": "workers.tasks",
         "analyze_run": "workers.aside",
         "beside": "workers.aside",

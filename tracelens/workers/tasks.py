@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from isal import isal_zlib
@@ -27,7 +29,7 @@ from isal import isal_zlib
 from tracelens.errors import MissingExtra, ParseError, TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.limits import VARIABLE, applied
-from tracelens.read import BESIDE, GraphSources
+from tracelens.read import BESIDE, GraphSources, SideTraces
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracelens.table import Result
-    from tracelens.trace import TraceMeta
+    from tracelens.trace import Run, Trace, TraceMeta
 
 
 _CONNECT_S = 10
@@ -54,6 +56,7 @@ class Task(NamedTuple):
     options: tuple[tuple[str, Any], ...]  # of the analyzers, as (name, value)
     limits: str = ""  # in force where the task comes from, as in TRACELENS_LIMITS
     graphs: GraphSources = BESIDE  # captures and twin from which graph launches are attributed
+    keep: bool = False  # whether the trace travels back, too
 
 
 class Portion(NamedTuple):
@@ -65,6 +68,7 @@ class Portion(NamedTuple):
     span: tuple[int, int]  # first and last time of its events, ns
     # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
     parts: Mapping[str, Any | Packed]
+    trace: bytes = b""  # pickled, as read, where the task says so
 
     def part(self, name: str) -> Any:
         """What an analyzer's `combine` needs.
@@ -129,6 +133,33 @@ def other_version(error: Exception) -> str:
     return f"the Dask workers cannot run this version of tracelens ({error}); install the same one there"
 
 
+class ParkedTraces:
+    """The traces of a run while nobody looks at them, in a file without a name that ends with this."""
+
+    def __init__(self, traces: Sequence[Trace] = ()) -> None:
+        self._file, self._count = TemporaryFile(), 0  # noqa: SIM115
+        finalize(self, self._file.close)
+        for trace in traces:
+            self.add(pickled(trace))
+
+    def add(self, trace: bytes) -> None:
+        """Park one more trace, from `pickled`."""
+        self._file.write(trace)
+        self._count += 1
+
+    def run(self, *, partial: bool) -> Run:
+        """The run of them all, back in memory."""
+        from tracelens.trace import make_run
+
+        self._file.seek(0)
+        return make_run([pickle.load(self._file) for _ in range(self._count)], partial=partial)
+
+
+def pickled(trace: Trace) -> bytes:
+    """The trace without what was made of it."""
+    return pickle.dumps(replace(trace), protocol=5)
+
+
 Executor = Callable[[Sequence[Task]], Iterator[Portion]]
 """Carries tasks out, in any order."""
 
@@ -144,6 +175,7 @@ def analyze_files(
     step: str | None = None,
     partial: bool = False,
     graphs: GraphSources = BESIDE,
+    park: ParkedTraces | None = None,
     **options: Any,
 ) -> tuple[list[Portion], list[Result]]:
     """Analyze the ranks of one job.
@@ -156,6 +188,7 @@ def analyze_files(
         step: only this step.
         partial: whether ranks may be missing between others.
         graphs: captures and twin from which graph launches are attributed.
+        park: where the traces go, for those who want them afterwards.
         options: of the analyzers.
 
     Returns:
@@ -177,12 +210,15 @@ def analyze_files(
             options=tuple(options.items()),
             limits=os.environ.get(VARIABLE, ""),
             graphs=graphs,
+            keep=park is not None,
         )
         for file, rank in zip(files, named_ranks(files), strict=True)
     ]
     portions: list[Portion] = []
     for portion in execute(tasks):
-        portions.append(portion)
+        if park is not None:
+            park.add(portion.trace)
+        portions.append(portion._replace(trace=b""))
         progress(f"analyzed {portion.meta.path} ({len(portions)} of {len(files)})")
     file_order = {file: number for number, file in reversed([*enumerate(files)])}
     portions.sort(key=lambda portion: file_order[portion.file])
@@ -200,7 +236,7 @@ def analyze_files(
     return portions, [results[name] for name in names]
 
 
-def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
+def carry_out(task: Task, side_traces: SideTraces, processes: Sequence[Popen[bytes]] = ()) -> list[Portion]:
     """Read a file and analyze each trace in it.
 
     Raises:
@@ -213,7 +249,7 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
     portions = []
     with applied(task.limits):
         required = with_required([ANALYZERS.get(name) for name in task.analyzers])
-        for trace in parse(task.path, processes, task.graphs):
+        for trace in parse(task.path, processes, task.graphs, side_traces):
             rank = trace.meta.rank if trace.meta.rank >= 0 else task.rank
             run = make_run([replace(trace, meta=replace(trace.meta, rank=rank))])
             if task.step is not None:
@@ -222,22 +258,24 @@ def carry_out(task: Task, processes: Sequence[Popen[bytes]] = ()) -> list[Portio
             times = ranked.arrays
             span = (int(times.start.min()), int(times.end.max()))
             parts = {item.name: item.part_of(ranked, **dict(task.options)) for item in required}
-            portions.append(Portion(task.path, trace.meta, ranked.meta.rank, span, parts))
+            kept = pickled(trace) if task.keep else b""
+            portions.append(Portion(task.path, trace.meta, ranked.meta.rank, span, parts, kept))
+    side_traces.forget_ranks()
     return portions
 
 
-def attempt(task: Task) -> Answer:
+def attempt(task: Task, side_traces: SideTraces) -> Answer:
     """The portions of a file, or what is wrong with it, be it a bug."""
     try:
-        portions = guard(f"reading {task.path}", carry_out, task)
+        portions = guard(f"reading {task.path}", carry_out, task, side_traces)
     except TracelensError as error:
         return error
     return TracelensError(portions) if isinstance(portions, Failure) else portions
 
 
-def _answer(task: Task) -> bytes:
+def _answer(task: Task, side_traces: SideTraces | None = None) -> bytes:
     """The same for another process, pickled: Dask need not guess the size of bytes."""
-    answer = attempt(task)
+    answer = attempt(task, SideTraces() if side_traces is None else side_traces)
     # Errors have constructors of their own, which pickle does not know; their text is what counts.
     if isinstance(answer, TracelensError):
         return pickle.dumps(TracelensError(str(answer)), protocol=5)
@@ -264,14 +302,14 @@ class Local:
                 self._waiting.put(task)
         for process in self.processes:
             threading.Thread(target=self._feed, args=(process,), daemon=True).start()
-        unanswered = len(tasks)
+        unanswered, side_traces = len(tasks), SideTraces()
         while unanswered:
             answers: list[Answer] = []
             while not self._done.empty():
                 answers.append(self._done.get())
             if not answers:
                 local_task = stdin_tasks.pop() if stdin_tasks else self._next()
-                answers = [attempt(local_task) if local_task is not None else self._done.get()]
+                answers = [attempt(local_task, side_traces) if local_task is not None else self._done.get()]
             for answer in answers:
                 unanswered -= 1
                 if isinstance(answer, TracelensError):
@@ -305,12 +343,13 @@ def serve(stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> No
     """Carry out the tasks that come in on stdin until it is closed."""
     source, target = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     gc.disable()  # as in the command: a process that ends soon needs no collector
+    side_traces = SideTraces()
     while True:
         try:
             task = pickle.load(source)
         except EOFError:
             return
-        target.write(_answer(task))
+        target.write(_answer(task, side_traces))
         target.flush()
 
 

@@ -4,6 +4,7 @@ from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict, gate, of_di
 from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
 from tracelens.compare.gate.runs import (
     KEEP,
+    GatedRun,
     GateSide,
     Samples,
     Side,
@@ -29,6 +30,7 @@ __all__ = [
     "Cause",
     "GateSettings",
     "GateSide",
+    "GatedRun",
     "Options",
     "RuleOutcome",
     "Samples",

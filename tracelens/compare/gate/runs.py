@@ -540,20 +540,27 @@ def baseline_side(runs: Sequence[StoredRun], path: str) -> Side:
     return Side(groups[-1], tuple(groups[:-1]), name)
 
 
+class GatedRun(NamedTuple):
+    """What a gate knows of a recording."""
+
+    report: Report  # with the analyzer `steps`
+    run: Callable[[], Run] | None  # gives its traces; None where they are gone
+
+
 @dataclass(frozen=True)
 class GateSide:
     """One side of a gate as it was read."""
 
     side: Side
-    sources: tuple[Run | str | None, ...]  # the traces of each run; None where there are only metrics
+    traces: tuple[Callable[[], Run] | None, ...]  # gives those of each run; None where there are only metrics
     failures: tuple[Failure, ...] = ()  # analyzers that failed
 
     @property
-    def typical(self) -> Run | str | None:
-        """Of the runs with traces the one whose step time is nearest to their mean."""
+    def typical(self) -> Callable[[], Run] | None:
+        """Gives, of the runs with traces, the one whose step time is nearest to their mean."""
         traced = [
             (float(run.each_step("step.time").mean()), source)
-            for run, source in zip(self.side.runs, self.sources, strict=True)
+            for run, source in zip(self.side.runs, self.traces, strict=True)
             if source is not None
         ]
         middle = mean(time for time, _ in traced) if traced else 0.0
@@ -561,13 +568,13 @@ class GateSide:
 
 
 def read_side(
-    recordings: Iterable[Run | Report | str | os.PathLike[str]], measured: Callable[[Run | str], Report]
+    recordings: Iterable[Run | Report | str | os.PathLike[str]], measured: Callable[[Run | str], GatedRun]
 ) -> GateSide:
     """One side of a gate.
 
     Args:
         recordings: runs, reports, and paths of traces, saved reports and stored baselines.
-        measured: the report on a run or on traces, with the analyzer `steps`.
+        measured: of a run, or of the traces at a path.
 
     Raises:
         TracelensError: there is none, or it cannot be read.
@@ -580,23 +587,23 @@ def read_side(
     parts: list[GateSide] = []
     for item in recordings:
         if isinstance(item, Report | Run):
-            report = item if isinstance(item, Report) else measured(item)
+            report, run = (item, None) if isinstance(item, Report) else measured(item)
             name = ", ".join(map(str, report.meta.get("inputs", ()))) or "a report"
-            parts.append(GateSide(Side((samples(report, name),)), (item if isinstance(item, Run) else None,)))
+            parts.append(GateSide(Side((samples(report, name),)), (run,)))
         elif (stored := read_baseline(path := os.fspath(item))) is not None:
             side = baseline_side(stored, path)
             parts.append(GateSide(side, (None,) * len(side.runs)))
         elif (saved := read_saved(path)) is not None:
             parts.append(GateSide(Side((saved,)), (None,)))
         else:
-            report = measured(path)
-            parts.append(GateSide(Side((samples(report, path),)), (path,), tuple(report.failures)))
+            report, run = measured(path)
+            parts.append(GateSide(Side((samples(report, path),)), (run,), tuple(report.failures)))
     if not parts:
         raise TracelensError("a side has no run; pass at least one")
     if len(parts) == 1:
         return parts[0]
-    runs, history, sources, failures = (
+    runs, history, traces, failures = (
         tuple(item for part in parts for item in attrgetter(name)(part))
-        for name in ("side.runs", "side.history", "sources", "failures")
+        for name in ("side.runs", "side.history", "traces", "failures")
     )
-    return GateSide(Side(runs, history), sources, failures)
+    return GateSide(Side(runs, history), traces, failures)

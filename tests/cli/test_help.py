@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import typer
 
-from tracelens.cli import run
-from tracelens.cli.app import app
+from tracelens.cli import command_line, run
 
 Page = Callable[..., str]
 
@@ -35,7 +34,7 @@ def paths_of_commands(command: object, path: tuple[str, ...] = ()) -> Iterator[t
         yield from paths_of_commands(command.get_command(context, name), (*path, *name.split()))
 
 
-COMMANDS = list(paths_of_commands(typer.main.get_command(app)))
+COMMANDS = list(paths_of_commands(command_line()))
 OF_REPLAY = ("replay",), ("replay", "write"), ("replay", "verify")
 
 
@@ -63,7 +62,7 @@ def test_examples_are_commands_that_parse(words: tuple[str, ...], page: Page) ->
     assert commands
     for name, *arguments in commands:
         assert name == "tracelens"
-        command = typer.main.get_command(app)
+        command = command_line()
         command.make_context("tracelens", list(arguments), resilient_parsing=False).close()
         assert all(
             option in page(*arguments[: _depth(arguments)], width=200) for option in _options(arguments)

@@ -14,7 +14,6 @@ from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.lazy import lazy
 from tracelens.printable import printable
-from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.cli.app import command_line
@@ -111,12 +110,12 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _without_typer(words: list[str]) -> int | None:
     """The exit code of a page or a plain command line; None where typer is needed, which takes its time."""
-    from tracelens.cli.commands import COMPLETION, CommandGroup, chosen
+    from tracelens.cli.commands import COMPLETION, CommandGroup, chosen, version
 
     if COMPLETION in os.environ:
         return None
     if words == ["--version"]:
-        print(f"tracelens {__version__}")
+        print(version())
         return OK
     path, member, rest = chosen(words)
     if isinstance(member, CommandGroup):

@@ -16,10 +16,9 @@ from typing import Annotated, Any, ClassVar
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from tracelens import __version__
 from tracelens.cli import completion
 from tracelens.cli.command import Command, flags_of
-from tracelens.cli.commands import CANDIDATES, ROOT, CommandGroup, Home, joined
+from tracelens.cli.commands import CANDIDATES, ROOT, CommandGroup, Home, joined, version
 from tracelens.cli.page import MAX_WIDTH, Page, described
 from tracelens.guard import DEBUG
 from tracelens.session import DEVICE, OUTPUT, READING, RUN, Declared
@@ -135,7 +134,7 @@ def _debug(enabled: bool) -> None:
 
 def _version(enabled: bool) -> None:
     if enabled:
-        typer.echo(f"tracelens {__version__}")
+        typer.echo(version())
         raise typer.Exit
 
 

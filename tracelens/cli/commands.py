@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.cli.page import HELP_OPTION, Page, Rows, described
+from tracelens.version import __version__
 
 if TYPE_CHECKING:
     from tracelens.cli.command import Command
@@ -187,6 +188,11 @@ ROOT = CommandGroup(
         HELP_OPTION,
     ),
 )
+
+
+def version() -> str:
+    """The line of `tracelens --version`."""
+    return f"tracelens {__version__}"
 
 
 def joined(words: Sequence[str]) -> list[str]:

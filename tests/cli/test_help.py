@@ -49,6 +49,32 @@ def test_pages_keep_to_the_width_and_name_types_as_words(
     assert shown.count("Usage:") == 1
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("width", [50, 58, 78, 98, 118])
+def test_pages_are_laid_out_as_typer_does(words: tuple[str, ...], width: int) -> None:
+    command, context = command_line(), typer.Context(command_line(), info_name="tracelens")
+    while words:
+        length = 2 if words[:2] == ("gate", "baseline") else 1
+        name, words = " ".join(words[:length]), words[length:]
+        command = command.get_command(context, name)
+        context = typer.Context(command, parent=context, info_name=name)
+    table = getattr(command, "table", None)
+    page = (command.page(context) if table is None else table.page(context.command_path))._replace(
+        examples=()
+    )
+    formatter = context.make_formatter()
+    formatter.width = width
+    formatter.write_usage(page.path, page.arguments)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(page.text)
+    for heading, rows in page.sections.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=min(34, width // 3))
+    assert page.laid_out(width) == formatter.getvalue().rstrip("\n")
+
+
 def test_a_wide_terminal_is_used(page: Page) -> None:
     assert 100 < max(map(len, page("report", width=200).splitlines())) <= 120
 

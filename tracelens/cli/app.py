@@ -18,8 +18,17 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tracelens.cli import completion
 from tracelens.cli.command import Command, flags_of
-from tracelens.cli.commands import CANDIDATES, ROOT, CommandGroup, Home, joined, version
-from tracelens.cli.page import MAX_WIDTH, Page, described
+from tracelens.cli.commands import (
+    CANDIDATES,
+    MAX_WIDTH,
+    ROOT,
+    CommandGroup,
+    Home,
+    Page,
+    described,
+    joined,
+    version,
+)
 from tracelens.guard import DEBUG
 from tracelens.session import DEVICE, OUTPUT, READING, RUN, Declared
 

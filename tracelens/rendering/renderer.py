@@ -38,10 +38,10 @@ class Renderer:
 RENDERERS: Registry[Renderer] = Registry(
     "renderer",
     "tracelens.rendering.formats",
-    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "notebook", "xlsx")},
+    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "xlsx")},
 )
 SUFFIXES = {
-    **{"": "csv", ".html": "html", ".ipynb": "notebook", ".json": "json", ".md": "markdown"},
+    **{"": "csv", ".html": "html", ".json": "json", ".md": "markdown"},
     **{".txt": "console", ".xlsx": "xlsx"},
 }
 """Suffix to format, of ours."""

@@ -19,8 +19,9 @@ REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-gui
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
 BENCH ?=
-# The native core is compiled while tracelens is installed.
-NATIVE := hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h)
+# What the package is built with, and what is compiled then.
+BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
+	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2)
 
 # Containers often say that Python shall write no bytecode. Each of some hundred processes that tests start
 # would then compile the package again, and pytest all tests.
@@ -93,13 +94,13 @@ $(VENV)/.python:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.python pyproject.toml requirements.txt $(NATIVE)
+$(VENV)/.core: $(VENV)/.python $(BUILT) requirements.txt
 	$(PIP) --require-hashes -r requirements.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@$(BIN)/tracelens --version
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python pyproject.toml requirements-dev.txt $(NATIVE)
+$(VENV)/.dev: $(VENV)/.python $(BUILT) requirements-dev.txt
 	$(PIP) --require-hashes -r requirements-dev.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@$(BIN)/tracelens --version

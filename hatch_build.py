@@ -1,8 +1,9 @@
-"""Compiles the native core while a wheel is built; without a compiler the wheel is pure Python."""
+"""Made while the package is built: compiled templates, and the native core where there is a C++ compiler."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "tracelens/native"
+TEMPLATES = "tracelens/rendering/templates.py"
 PURE = "TRACELENS_PURE"
 STABLE_ABI = "0x030B0000"  # of Python 3.11: one extension for this and all later versions
 COMPILE_S = 300
@@ -24,30 +26,58 @@ class CompileError(Exception):
     """Why there is no extension, in a line."""
 
 
-class NativeCore(BuildHookInterface[Any]):
-    """Adds the extension to a wheel; an editable one finds it beside its sources."""
+class CompiledParts(BuildHookInterface[Any]):
+    """Adds what is compiled to a wheel; an editable installation finds it beside the sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile it, if that can be done here."""
-        folder, name = Path(self.root, FOLDER), extension_name()
-        self._scratch = tempfile.TemporaryDirectory(prefix="tracelens-native-")
-        target = Path(self._scratch.name, name)
-        if version == "editable":
-            target = folder / name
-            target.unlink(missing_ok=True)  # of older sources
+        """Compile it, the core if that can be done here."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="tracelens-build-")
+        root, scratch, editable = Path(self.root), Path(self._scratch.name), version == "editable"
+        add_templates(root, scratch, editable, build_data)
         try:
-            compile_core(folder, target)
+            add_core(root, scratch, editable, build_data)
         except CompileError as error:
             self.app.display_warning(f"tracelens runs in pure Python: {error}")
-            return
-        if version != "editable":
-            build_data["force_include"][str(target)] = f"{FOLDER}/{name}"
-            build_data["pure_python"] = False
-            build_data["tag"] = wheel_tag()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was needed for building only."""
         self._scratch.cleanup()
+
+
+def add_templates(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
+    """Compile the templates of the package in `root`, and have them in what is built."""
+    spec = importlib.util.spec_from_file_location("tracelens_templates", root / TEMPLATES)
+    assert spec is not None
+    assert spec.loader is not None
+    templates = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(templates)
+    folder: Path = templates.ASSETS / templates.COMPILED
+    target = scratch / templates.digest()
+    if editable:
+        shutil.rmtree(folder, ignore_errors=True)  # of older templates
+        target = folder / target.name
+    templates.compile_into(target)
+    if not editable:
+        inside = (folder / target.name).relative_to(root)
+        build_data["force_include"][str(target)] = inside.as_posix()
+
+
+def add_core(root: Path, scratch: Path, editable: bool, build_data: dict[str, Any]) -> None:
+    """Compile the native core of the package in `root`, and have it in what is built.
+
+    Raises:
+        CompileError: there is none.
+    """
+    folder, name = root / FOLDER, extension_name()
+    target = scratch / name
+    if editable:
+        target = folder / name
+        target.unlink(missing_ok=True)  # of older sources
+    compile_core(folder, target)
+    if not editable:
+        build_data["force_include"][str(target)] = f"{FOLDER}/{name}"
+        build_data["pure_python"] = False
+        build_data["tag"] = wheel_tag()
 
 
 def has_stable_abi() -> bool:

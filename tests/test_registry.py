@@ -12,6 +12,8 @@ import pytest
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.plugins import load_files
 from tracelens.registry import Registry
+from tracelens.rendering import RENDERERS, SUFFIXES
+from tracelens.rendering.figures import FIGURES
 
 
 @pytest.fixture
@@ -137,3 +139,13 @@ def test_two_plugin_files_of_one_name_do_not_replace_each_other(
     )
     with pytest.raises(TracelensError, match="thing 'dos' is defined in"):
         things(package).load()
+
+
+@pytest.mark.parametrize("registry", [RENDERERS, FIGURES], ids=lambda registry: registry.kind)
+def test_names_are_where_the_registry_says(registry: Registry[object]) -> None:
+    registry.load()
+    assert {name: origin.rpartition(".")[2] for name, origin in registry.origins.items()} == registry.homes
+
+
+def test_formats_have_the_suffixes_that_are_known_without_them() -> None:
+    assert {item.suffix: name for name, item in RENDERERS.items()} == SUFFIXES

@@ -36,16 +36,16 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, *packages: str, homes: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._packages = packages
-        self._homes = {name: module for module, names in (homes or {}).items() for name in names.split()}
+        self.homes = {name: module for module, names in (homes or {}).items() for name in names.split()}
         self._items: dict[str, T] = {}
-        self._origin: dict[str, str] = {}
+        self.origins: dict[str, str] = {}
 
     def add(self, name: str, item: T, origin: str) -> None:
         """Register `item`; `origin` (module or file) is named when the name is taken already."""
-        if self._origin.get(name, origin) != origin:
-            raise TracelensError(f"{self.kind} {name!r} is defined in {self._origin[name]} and in {origin}")
+        if self.origins.get(name, origin) != origin:
+            raise TracelensError(f"{self.kind} {name!r} is defined in {self.origins[name]} and in {origin}")
         self._items[name] = item
-        self._origin[name] = origin
+        self.origins[name] = origin
 
     def register(self, name: str) -> Callable[[T], T]:
         def keep(item: T) -> T:
@@ -60,6 +60,11 @@ class Registry(Generic[T]):
             _import_package(package)
         load_plugins()
 
+    @staticmethod
+    def has_plugins() -> bool:
+        """Whether others may register something, too."""
+        return any_plugins()
+
     def get(self, name: str) -> T:
         """The thing of that name; raises UnknownName with the nearest known one."""
         item = self.find(name)
@@ -70,10 +75,10 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T | None:
         """The thing of that name, None where there is none."""
-        if name in self._homes:
-            importlib.import_module(f"{self._packages[0]}.{self._homes[name]}")
+        if name in self.homes:
+            importlib.import_module(f"{self._packages[0]}.{self.homes[name]}")
             load_plugins()
-        elif not self._homes or any_plugins():
+        elif not self.homes or any_plugins():
             self.load()
         return self._items.get(name)
 

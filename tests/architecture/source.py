@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tracelens"
+COMPILED = ROOT / PACKAGE / "rendering/assets/compiled"  # what jinja2 makes of templates
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
@@ -56,6 +57,8 @@ def modules(folder: str = PACKAGE) -> tuple[Module, ...]:
     """All modules below a folder of the repository, in order of name; read and parsed once for all tests."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
+        if path.is_relative_to(COMPILED):
+            continue
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found.append(Module(name, path, path.read_text(encoding="utf-8")))

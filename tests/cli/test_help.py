@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import typer
 
-from tracelens.cli import run
-from tracelens.cli.app import app
+from tracelens.cli import command_line, run
 
 Page = Callable[..., str]
 
@@ -35,7 +34,7 @@ def paths_of_commands(command: object, path: tuple[str, ...] = ()) -> Iterator[t
         yield from paths_of_commands(command.get_command(context, name), (*path, *name.split()))
 
 
-COMMANDS = list(paths_of_commands(typer.main.get_command(app)))
+COMMANDS = list(paths_of_commands(command_line()))
 OF_REPLAY = ("replay",), ("replay", "write"), ("replay", "verify")
 
 
@@ -48,6 +47,32 @@ def test_pages_keep_to_the_width_and_name_types_as_words(
     assert max(map(len, shown.splitlines())) <= min(width, 120) or width == 60
     assert not re.search(r"\bTEXT\b|<\w|str\b\]|\bFLOAT\b|[{}]", shown)
     assert shown.count("Usage:") == 1
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("width", [50, 58, 78, 98, 118])
+def test_pages_are_laid_out_as_typer_does(words: tuple[str, ...], width: int) -> None:
+    command, context = command_line(), typer.Context(command_line(), info_name="tracelens")
+    while words:
+        length = 2 if words[:2] == ("gate", "baseline") else 1
+        name, words = " ".join(words[:length]), words[length:]
+        command = command.get_command(context, name)
+        context = typer.Context(command, parent=context, info_name=name)
+    table = getattr(command, "table", None)
+    page = (command.page(context) if table is None else table.page(context.command_path))._replace(
+        examples=()
+    )
+    formatter = context.make_formatter()
+    formatter.width = width
+    formatter.write_usage(page.path, page.arguments)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(page.text)
+    for heading, rows in page.sections.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl(rows, col_max=min(34, width // 3))
+    assert page.laid_out(width) == formatter.getvalue().rstrip("\n")
 
 
 def test_a_wide_terminal_is_used(page: Page) -> None:
@@ -63,7 +88,7 @@ def test_examples_are_commands_that_parse(words: tuple[str, ...], page: Page) ->
     assert commands
     for name, *arguments in commands:
         assert name == "tracelens"
-        command = typer.main.get_command(app)
+        command = command_line()
         command.make_context("tracelens", list(arguments), resilient_parsing=False).close()
         assert all(
             option in page(*arguments[: _depth(arguments)], width=200) for option in _options(arguments)

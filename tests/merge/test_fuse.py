@@ -12,8 +12,7 @@ import tracelens
 from tests.builders import draw, draw_run, events, read
 from tests.merge.reading import check_for_viewer, check_same, load_json, process_names, read_back, slices
 from tracelens.errors import TracelensError
-from tracelens.merge import fuse
-from tracelens.merge.merge import Slice, Track
+from tracelens.merge import Slice, Track, fuse
 from tracelens.trace import Run
 
 RANK0 = """

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.merge.reading import crossings
-from tracelens.merge.merge import cut_overruns, has_crossings, lanes
+from tracelens.merge import cut_overruns, has_crossings, lanes
 from tracelens.trace import nest
 from tracelens.trace.links import TOLERANCE_NS
 

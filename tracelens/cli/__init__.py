@@ -18,8 +18,7 @@ from tracelens.printable import printable
 if TYPE_CHECKING:
     from tracelens.cli.app import command_line
     from tracelens.cli.command import Command, flags_of, without_none
-    from tracelens.cli.commands import ROOT, CommandGroup, Home, chosen
-    from tracelens.cli.page import Page, described
+    from tracelens.cli.commands import ROOT, CommandGroup, Home, Page, chosen, described
 
 __all__ = [
     "ROOT",
@@ -43,10 +42,10 @@ __getattr__, __dir__ = lazy(
         "Command": "cli.command",
         "CommandGroup": "cli.commands",
         "Home": "cli.commands",
-        "Page": "cli.page",
+        "Page": "cli.commands",
         "chosen": "cli.commands",
         "command_line": "cli.app",
-        "described": "cli.page",
+        "described": "cli.commands",
         "flags_of": "cli.command",
         "without_none": "cli.command",
     },
@@ -110,19 +109,17 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _without_typer(words: list[str]) -> int | None:
     """The exit code of a page or a plain command line; None where typer is needed, which takes its time."""
-    from tracelens.cli.commands import COMPLETION, CommandGroup, chosen, version_line
+    from tracelens.cli.commands import COMPLETION, CommandGroup, chosen, terminal_width, version
 
     if COMPLETION in os.environ:
         return None
     if words == ["--version"]:
-        print(version_line())
+        print(version())
         return OK
     path, member, rest = chosen(words)
     if isinstance(member, CommandGroup):
         if rest not in (["--help"], ["-h"]):
             return None
-        from tracelens.cli.page import terminal_width
-
         print(member.page(path).laid_out(terminal_width()))
         return OK
     if not rest or not {"--help", "-h", "--debug"}.isdisjoint(rest):

@@ -18,8 +18,17 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tracelens.cli import completion
 from tracelens.cli.command import Command, flags_of
-from tracelens.cli.commands import CANDIDATES, ROOT, CommandGroup, Home, joined, version_line
-from tracelens.cli.page import MAX_WIDTH, Page, described
+from tracelens.cli.commands import (
+    CANDIDATES,
+    MAX_WIDTH,
+    ROOT,
+    CommandGroup,
+    Home,
+    Page,
+    described,
+    joined,
+    version,
+)
 from tracelens.guard import DEBUG
 from tracelens.session import DEVICE, OUTPUT, READING, RUN, Declared
 
@@ -134,7 +143,7 @@ def _debug(enabled: bool) -> None:
 
 def _version(enabled: bool) -> None:
     if enabled:
-        typer.echo(version_line())
+        typer.echo(version())
         raise typer.Exit
 
 

@@ -4,7 +4,8 @@
     match("AMD Instinct MI300X VF").name        # "mi300x"
     read_device("mine.toml")                    # a file of your own; copy a bundled one and edit it
 
-Devices know no ops. Nothing is read before it is asked for.
+Devices know no ops. Nothing is read before it is asked for, and of the file of another device only its
+beginning: what was measured is long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 from tracelens.devices.files import read_bundled, read_device
 from tracelens.devices.spec import Device
@@ -25,9 +27,29 @@ _WORD = re.compile(r"[a-z0-9.]+")
 _OTHER_PRODUCT = frozenset({"pcie", "nvl", "mig", "mi250"})
 
 
+class _Head(NamedTuple):
+    """What a device file says before its tables."""
+
+    order: tuple[str, float, float]
+    path: Path
+    name: str
+    title: str
+    aliases: tuple[str, ...]
+
+
+class HasAliases(Protocol):
+    """What a trace may call by several names."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+
+
+Named = TypeVar("Named", bound=HasAliases)
+
+
 def devices() -> list[Device]:
     """All bundled devices: by vendor, then from slower to faster memory, which is also from old to new."""
-    return list(_bundled())
+    return [_read(head.path) for head in _heads()]
 
 
 def device(name: str) -> Device:
@@ -40,12 +62,12 @@ def device(name: str) -> Device:
     if name.endswith(".toml"):
         return read_device(name)
     query = words(name)
-    for item in _bundled():
-        if query in map(words, (item.name, item.title, *item.aliases)):
-            return item
+    for head in _heads():
+        if query in map(words, (head.name, head.title, *head.aliases)):
+            return _read(head.path)
     matched = match(name)
     if matched is None:
-        raise UnknownName("device", name.lower(), [item.name for item in _bundled()])
+        raise UnknownName("device", name.lower(), [head.name for head in _heads()])
     return matched
 
 
@@ -56,13 +78,14 @@ def match(trace_name: str) -> Device | None:
     The longest alias that stands in the name as whole words wins. A name that goes on to say that it is
     another product (PCIe and NVL cards, MIG slices) matches nothing: those have peaks of their own.
     """
-    return best(trace_name, _bundled())
+    head = best(trace_name, _heads())
+    return None if head is None else _read(head.path)
 
 
-def best(name: str, candidates: Iterable[Device]) -> Device | None:
+def best(name: str, candidates: Iterable[Named]) -> Named | None:
     """The candidate with the longest alias in `name`; the first of them where two are as long."""
     have = words(name)
-    longest: Device | None = None
+    longest: Named | None = None
     length = 0
     for candidate in candidates:
         for alias in candidate.aliases:
@@ -83,7 +106,20 @@ def words(name: str) -> tuple[str, ...]:
 
 
 @cache
-def _bundled() -> tuple[Device, ...]:
-    files = Path(__file__).parent.glob("*.toml")
-    devices = (read_bundled(file) for file in files)
-    return tuple(sorted(devices, key=lambda item: (item.vendor, item.hbm_bytes_per_s, item.hbm_bytes)))
+def _heads() -> tuple[_Head, ...]:
+    """Of all bundled files, in the order of their devices."""
+    import tomllib
+
+    heads = []
+    for path in Path(__file__).parent.glob("*.toml"):
+        top, _, _ = path.read_text(encoding="utf-8").partition("\n[")  # the first table
+        known = tomllib.loads(top)
+        size = known.get("hbm_bytes", 0)
+        order = (known["vendor"], known["hbm_bytes_per_s"], size)
+        heads.append(_Head(order, path, known["name"], known["title"], tuple(known["aliases"])))
+    return tuple(sorted(heads))
+
+
+@cache
+def _read(path: Path) -> Device:
+    return read_bundled(path)

@@ -1,5 +1,14 @@
 """Report in, bytes out: one format a module, which knows nothing but tables."""
 
-from tracelens.rendering.renderer import RENDERERS, Renderer, by_path, check, rendered, renderer, write
+from tracelens.rendering.renderer import (
+    RENDERERS,
+    SUFFIXES,
+    Renderer,
+    by_path,
+    check,
+    rendered,
+    renderer,
+    write,
+)
 
-__all__ = ["RENDERERS", "Renderer", "by_path", "check", "rendered", "renderer", "write"]
+__all__ = ["RENDERERS", "SUFFIXES", "Renderer", "by_path", "check", "rendered", "renderer", "write"]

@@ -16,7 +16,6 @@ from typing import TypeVar
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.outputs import FolderKind, TraceFiles, check_folder, is_stream, write_file, write_folder
-from tracelens.plugins import any_plugins
 from tracelens.registry import Registry
 from tracelens.table import Report, Skip
 
@@ -39,10 +38,10 @@ class Renderer:
 RENDERERS: Registry[Renderer] = Registry(
     "renderer",
     "tracelens.rendering.formats",
-    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "notebook", "xlsx")},
+    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "xlsx")},
 )
 SUFFIXES = {
-    **{"": "csv", ".html": "html", ".ipynb": "notebook", ".json": "json", ".md": "markdown"},
+    **{"": "csv", ".html": "html", ".json": "json", ".md": "markdown"},
     **{".txt": "console", ".xlsx": "xlsx"},
 }
 """Suffix to format, of ours."""
@@ -76,7 +75,7 @@ def by_path(path: str | os.PathLike[str]) -> Renderer:
     elif not suffix:
         with suppress(OSError):
             suffix = ".txt" if is_stream(text) else ""
-    if suffix in SUFFIXES and not any_plugins():
+    if suffix in SUFFIXES and not RENDERERS.has_plugins():
         return RENDERERS.get(SUFFIXES[suffix])
     by_suffix = {known.suffix: known for _, known in RENDERERS.items()}
     if suffix not in by_suffix:

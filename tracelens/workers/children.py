@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,8 +28,8 @@ DECODE = "from tracelens.read.json.pool import main; main()"
 _SERVE = "from tracelens.workers.tasks import serve; serve()"
 # Ended at once: taking its dictionaries apart would keep the parent waiting.
 _CODE = "import os, sys; sys.path[:] = sys.argv[1:]; {serve}; os._exit(0)"
-_WORTH_BYTES = 400_000
-"""Inputs smaller than this on disk (a trace of some 4 MB, deflated) are read sooner than a process starts."""
+_WORTH_BYTES = 1_000_000
+"""Inputs smaller than this on disk (a trace of some 10 MB, deflated) are read before a process starts."""
 _PIPE_BYTES = 1 << 20
 """One chunk fits into the pipe, so handing it over is one call that does not wait."""
 
@@ -58,6 +57,8 @@ class Children:
         # The native core decodes in threads of this process instead.
         is_native = serve == DECODE and core() is not None
         self.threads, count = (count, 0) if is_native else (0, count)
+        if count:
+            import subprocess
         root, code = str(Path(__file__).resolve().parents[2]), _CODE.format(serve=serve)
         # running children, which take their work from stdin and answer on stdout
         self.processes = [

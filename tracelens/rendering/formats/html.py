@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn
@@ -41,15 +41,12 @@ from tracelens.rendering.tables import (
     grid,
     headline,
     meta_items,
-    one_line,
     skipped,
     tile_range,
     tile_value,
 )
+from tracelens.rendering.templates import ASSETS, environment
 from tracelens.table import Report, Result
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 STATIC_ROWS = 100
 """Rows of a table that stand in the page as HTML: what is seen at once, in print and without scripts."""
@@ -202,28 +199,9 @@ def section(
 
 
 @cache
-def environment() -> Environment:
-    """Of the templates; what they write is escaped."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    def shown(value: Any) -> Any:
-        """Text without characters that cannot be seen; what is HTML already as it is."""
-        return one_line(value) if type(value) is str else value
-
-    return Environment(
-        loader=FunctionLoader(asset),
-        autoescape=True,
-        finalize=shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-@cache
 def asset(name: str) -> str:
-    """A template, style or script."""
-    return Path(__file__).parents[1].joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+    """A style or script."""
+    return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from tracelens.rendering.figures import Figure, drawn
-from tracelens.rendering.formats.html import PageSection, asset, environment, inert, section
+from tracelens.rendering.formats.html import PageSection, asset, inert, section
 from tracelens.rendering.formats.json import dumps
 from tracelens.rendering.formats.markdown import summary_lines
 from tracelens.rendering.interactive import ROWS, views
 from tracelens.rendering.tables import Grid, grid, readable
+from tracelens.rendering.templates import environment
 from tracelens.table import VIEWS, Report, Result, Table
 
 _IMAGES = {"png", "svg", "jpg", "jpeg", "pdf"}

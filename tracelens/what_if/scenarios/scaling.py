@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from tracelens.devices import Device, read_device
 from tracelens.devices import device as device_named
 from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
-from tracelens.planner import LinkRates, all_to_all_seconds, expected_maximum, ring_seconds
-from tracelens.planner.step_time import Machine
 from tracelens.trace import WORK_KINDS, Trace, matching
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
 from tracelens.what_if.scenarios.changes import ALL_TO_ALLS
+
+if TYPE_CHECKING:
+    from tracelens.planner.step_time import Machine
 
 _NODE = 8
 """GPUs that the links of a node connect, in all bundled devices' servers."""
@@ -161,6 +162,10 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
         Messages keep their efficiency, latency included. Arrivals spread as measured. Tensor, context and
         pipeline groups and all kernels stay the same.
     """
+    # Reports change no size: they need none of the planner.
+    from tracelens.planner import expected_maximum
+    from tracelens.planner.step_time import Machine
+
     parsed = _TIMES.match(argument.strip())
     if not parsed or int(parsed[1]) < 2:
         raise TracelensError(
@@ -242,6 +247,8 @@ def transfer_ratio(
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:
     """Seconds per byte of the full message."""
+    from tracelens.planner import LinkRates, all_to_all_seconds, ring_seconds
+
     rates = LinkRates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
     if not rates.links:
         if near < count:

@@ -453,7 +453,8 @@ def collectives_table(
     """
     start = events.array("ts_ns")
     kernels, ops = (link[name].tolist() if records else [] for name in ("kernel_id", "op_id"))
-    row_of = {source_row: row for row, source_row in enumerate(source.tolist())} if records else {}
+    kept = np.intersect1d(np.array([record.event for record in records], dtype=np.int64), source)
+    row_of = dict(zip(kept.tolist(), np.searchsorted(source, kept).tolist(), strict=True))
     kernel_of_op, op_of_kernel = dict(zip(ops, kernels, strict=True)), dict(zip(kernels, ops, strict=True))
     known = [(row_of[record.event], record) for record in records if record.event in row_of]
     cpu = {row for row, _ in known if row not in op_of_kernel}

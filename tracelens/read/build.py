@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -453,10 +454,11 @@ def collectives_table(
     """
     start = events.array("ts_ns")
     kernels, ops = (link[name].tolist() if records else [] for name in ("kernel_id", "op_id"))
-    kept = np.intersect1d(np.array([record.event for record in records], dtype=np.int64), source)
-    row_of = dict(zip(kept.tolist(), np.searchsorted(source, kept).tolist(), strict=True))
+    recorded = np.array([record.event for record in records], dtype=np.int64)
+    row_of = np.searchsorted(source, recorded)
+    is_kept = source[np.minimum(row_of, len(source) - 1)] == recorded
     kernel_of_op, op_of_kernel = dict(zip(ops, kernels, strict=True)), dict(zip(kernels, ops, strict=True))
-    known = [(row_of[record.event], record) for record in records if record.event in row_of]
+    known = list(compress(zip(row_of.tolist(), records, strict=True), is_kept.tolist()))
     cpu = {row for row, _ in known if row not in op_of_kernel}
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
     rows.sort(key=lambda item: (int(start[item[0]]), item[0]))

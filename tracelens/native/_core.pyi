@@ -19,7 +19,11 @@ class Scanner:
         """
 
     def dictionaries(self) -> tuple[list[bytes], ...]:
-        """The JSON texts of codes: phases, categories, names, pids, tids, kernels, grids, blobs."""
+        """What codes stand for.
+
+        JSON texts of phases, categories, names, pids, tids, kernels, grids, and of dims, types, strides and
+        values of ops; and blobs, the four codes of an op's arguments, int32.
+        """
 
 def nest(
     thread: NDArray[np.int64],
@@ -31,3 +35,5 @@ def nest(
     depth: NDArray[np.int64],
     /,
 ) -> None: ...
+def renumber(codes: NDArray[np.int32], numbers: NDArray[np.int32], /) -> None:
+    """Number codes in the order in which they appear, in place; `numbers`, -1 before, gets the new ones."""

@@ -11,6 +11,7 @@
 namespace core {
 
 PyObject *nest(PyObject *, PyObject *args);
+PyObject *renumber(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference
 
 // A one-dimensional array of T that Python lends for the length of a call.

@@ -7,6 +7,7 @@
 
 static PyMethodDef methods[] = {
     {"nest", core::nest, METH_VARARGS, nullptr},
+    {"renumber", core::renumber, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -32,7 +32,6 @@ from tracelens.read.json import (
     LAST_NS,
     MISSING,
     OUT_OF_RANGE,
-    SEPARATOR,
     CollectiveRow,
     Columns,
     Encoded,
@@ -347,20 +346,17 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     row_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
     row_of[table.ops.event] = np.arange(len(table.ops.event))
     op_row = row_of[rows.source[op_events]]
-    # All texts in one list, four a blob (dims, types, strides, values); the last blob stands for none.
-    joined = SEPARATOR.join([*table.blobs, SEPARATOR * 3]).decode("utf-8", "replace")
-    parts = joined.split(SEPARATOR.decode())
-    blob = lookup(table.ops.blob, op_row, len(table.blobs))
-    texts = {
-        name: Coded.merged(blob, parts[index::4])
-        for index, name in enumerate(("shapes", "dtypes", "strides", "values"))
-    }
-
+    arguments = {"shapes": "dims", "dtypes": "types", "strides": "strides", "values": "values"}
+    texts = {}
+    for name, argument in arguments.items():
+        values = getattr(table, argument)
+        codes = lookup(getattr(table.ops, argument), op_row, len(values))
+        texts[name] = Coded.merged(codes, [*values, ""])
     return OPS.table(
         texts
         | {
             "event_id": op_events,
-            "inferred": Coded.of([""] * len(op_events)),
+            "inferred": Coded(np.zeros(len(op_events), dtype=np.int32), ("",)),
             "sequence": lookup(table.ops.sequence, op_row, -1),
             "forward_thread": lookup(table.ops.forward_thread, op_row, -1),
         }

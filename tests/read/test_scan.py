@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from tracelens.native import PURE, core
+from tests.read.cores import check_cores, plain
+from tracelens.native import core
 from tracelens.read import open_source
-from tracelens.read.json import Encoded, Splitter, decode_all
+from tracelens.read.json import Encoded, Splitter
 from tracelens.read.json.columns import Part, ScannedPart, merge
 from tracelens.read.json.events import BAD_JSON, Decoded, decode_typed
 
@@ -47,17 +47,6 @@ def decoded(text: bytes) -> Encoded | None:
     return merge([part])
 
 
-def plain(encoded: Encoded) -> dict[str, Any]:
-    """All of it, codes of phases as phases: they are numbered as they come."""
-    content = dict(vars(encoded))
-    columns, ops = content.pop("columns"), content.pop("ops")
-    phases = content.pop("phases")
-    rows = {f"columns.{key}": getattr(columns, key) for key in columns._fields}
-    rows |= {f"ops.{key}": getattr(ops, key) for key in ops._fields}
-    rows["columns.phase"] = np.array([phases[code] for code in rows["columns.phase"].tolist()], dtype=object)
-    return content | {key: (column.dtype, column.tolist()) for key, column in rows.items()}
-
-
 def check(text: bytes) -> bool:
     """Compare both; whether the native core took the text."""
     native = scanned(text)
@@ -73,22 +62,9 @@ def array(*events: str) -> bytes:
     return f"[{','.join(events)}]".encode()
 
 
-def read(path: Path, threads: int = 0) -> list[dict[str, Any]]:
-    traces = []
-    for source in open_source(str(path)):
-        splitter = Splitter(source)
-        encoded = decode_all(splitter, threads=threads)
-        traces.append(plain(encoded) | {"problems": splitter.problems, "tail": splitter.tail})
-    return traces
-
-
 @pytest.mark.parametrize("path", SAMPLES[:: effort(4, 1)], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_samples_are_read_alike(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as pure:
-        pure.setenv(PURE, "1")
-        expected = read(path)
-    assert read(path) == expected
-    assert read(path, threads=2) == expected
+def test_samples_are_read_alike(path: Path) -> None:
+    check_cores(path)
 
 
 def test_recorded_chunks_are_taken() -> None:

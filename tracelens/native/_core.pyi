@@ -5,6 +5,26 @@ from numpy.typing import NDArray
 
 SOURCES: str
 
+class Scanner:
+    """Reads chunks of one trace into columns; one thread at a time."""
+
+    def __init__(self, seed: int, /) -> None: ...
+    def scan(self, text: bytes, /) -> tuple[*tuple[bytes, ...], int, int] | None:
+        """Columns of a JSON array of events, None where Python has to decode it.
+
+        Codes int32 or numbers int64: phase, category, name, pid, tid, ts_ns, dur_ns, correlation,
+        external_id, stream, device, bytes, grid, kernel; of ops: row, blob, sequence, forward_thread; row,
+        begin and end of each event that Python decodes as well; number of events without a phase, and of a
+        phase that is not analyzed.
+        """
+
+    def dictionaries(self) -> tuple[list[bytes], ...]:
+        """What codes stand for.
+
+        JSON texts of phases, categories, names, pids, tids, kernels, grids, and of dims, types, strides and
+        values of ops; and blobs, the four codes of an op's arguments, int32.
+        """
+
 def nest(
     thread: NDArray[np.int64],
     start: NDArray[np.int64],
@@ -26,3 +46,5 @@ def replay(
     ends: NDArray[np.int64],
     /,
 ) -> None: ...
+def renumber(codes: NDArray[np.int32], numbers: NDArray[np.int32], /) -> None:
+    """Number codes in the order in which they appear, in place; `numbers`, -1 before, gets the new ones."""

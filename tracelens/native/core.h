@@ -11,6 +11,7 @@
 namespace core {
 
 PyObject *nest(PyObject *, PyObject *args);
+PyObject *renumber(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference
 PyObject *replay(PyObject *, PyObject *args);
 

@@ -432,23 +432,26 @@ class Scanner {
   public:
     explicit Scanner(std::uint64_t seed)
         : phases(seed), categories(seed), names(seed), pids(seed), tids(seed), kernels(seed), grids(seed),
-          blobs(seed) {
+          dims(seed), types(seed), strides(seed), values(seed), blobs(seed) {
         kernels.code("");
         grids.code("");
     }
 
-    Codes phases, categories, names, pids, tids, kernels, grids, blobs;
+    Codes phases, categories, names, pids, tids, kernels, grids, dims, types, strides, values;
+    Codes blobs;  // the four codes of an op's arguments
 
     // Whether the chunk was taken; if not, the dictionaries are as before.
     bool scan(const char *begin, const char *end, Rows &rows) {
-        Codes *const all[] = {&phases, &categories, &names, &pids, &tids, &kernels, &grids, &blobs};
-        std::size_t sizes[8];
-        for (int number = 0; number < 8; ++number) sizes[number] = all[number]->size();
+        Codes *const all[] = {&phases, &categories, &names, &pids,    &tids,   &kernels,
+                              &grids,  &dims,       &types, &strides, &values, &blobs};
+        constexpr int COUNT = sizeof all / sizeof *all;
+        std::size_t sizes[COUNT];
+        for (int number = 0; number < COUNT; ++number) sizes[number] = all[number]->size();
         try {
             array(begin, end, rows);
             return true;
         } catch (const Refused &) {
-            for (int number = 0; number < 8; ++number) all[number]->cut(sizes[number]);
+            for (int number = 0; number < COUNT; ++number) all[number]->cut(sizes[number]);
             return false;
         }
     }
@@ -457,7 +460,6 @@ class Scanner {
     Token fields_[FIELDS], arguments_[ARGUMENTS];
     std::uint32_t has_ = 0, has_argument_ = 0;
     Times starts_, durations_;
-    std::string joined_;
 
     bool has(Field field) const { return has_ >> field & 1; }
     bool has(Argument argument) const { return has_argument_ >> argument & 1; }
@@ -586,9 +588,9 @@ class Scanner {
             rows.op.push_back(number_of_row);
             rows.sequence.push_back(sequence);
             rows.forward_thread.push_back(number(FORWARD_THREAD));
-            joined_.assign(text(DIMS)).append(1, '\x1f').append(text(TYPES)).append(1, '\x1f');
-            joined_.append(text(STRIDES)).append(1, '\x1f').append(text(VALUES));
-            rows.blob.push_back(blobs.code(joined_));
+            const std::int32_t texts[] = {dims.code(text(DIMS)), types.code(text(TYPES)),
+                                          strides.code(text(STRIDES)), values.code(text(VALUES))};
+            rows.blob.push_back(blobs.code({reinterpret_cast<const char *>(texts), sizeof texts}));
             for (Numbers *column : {&rows.correlation, &rows.stream, &rows.device, &rows.bytes})
                 column->push_back(-1);
             rows.kernel.push_back(0);
@@ -675,9 +677,11 @@ PyObject *scan(PyObject *self, PyObject *text) {
 
 PyObject *dictionaries(PyObject *self, PyObject *) {
     const Scanner &scanner = scanner_of(self);
-    return Py_BuildValue("(NNNNNNNN)", as_list(scanner.phases), as_list(scanner.categories),
+    return Py_BuildValue("(NNNNNNNNNNNN)", as_list(scanner.phases), as_list(scanner.categories),
                          as_list(scanner.names), as_list(scanner.pids), as_list(scanner.tids),
-                         as_list(scanner.kernels), as_list(scanner.grids), as_list(scanner.blobs));
+                         as_list(scanner.kernels), as_list(scanner.grids), as_list(scanner.dims),
+                         as_list(scanner.types), as_list(scanner.strides), as_list(scanner.values),
+                         as_list(scanner.blobs));
 }
 
 PyMethodDef methods[] = {
@@ -696,6 +700,28 @@ PyType_Slot slots[] = {
 PyType_Spec spec = {"tracelens.native._core.Scanner", sizeof(Object), 0, Py_TPFLAGS_DEFAULT, slots};
 
 }  // namespace
+
+// Numbers codes in the order in which they appear, in place; `numbers`, -1 before, gets the new one of each.
+PyObject *renumber(PyObject *, PyObject *args) {
+    Array<std::int32_t> codes, numbers;
+    if (!PyArg_ParseTuple(args, "O&O&", codes.convert, &codes, numbers.convert, &numbers)) return nullptr;
+    bool is_within = true;
+    const bool done = unlocked([&] {
+        std::int32_t next = 0;
+        for (std::size_t row = 0; row < codes.size(); ++row) {
+            const auto code = static_cast<std::size_t>(codes[row]);
+            if (code >= numbers.size()) {
+                is_within = false;
+                return;
+            }
+            if (numbers[code] < 0) numbers[code] = next++;
+            codes[row] = numbers[code];
+        }
+    });
+    if (!done) return nullptr;
+    if (!is_within) return PyErr_Format(PyExc_ValueError, "a code that has no value");
+    Py_RETURN_NONE;
+}
 
 PyObject *scanner_type() { return PyType_FromSpec(&spec); }
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,6 @@ from tracelens.read.json import (
     LAST_NS,
     MISSING,
     OUT_OF_RANGE,
-    SEPARATOR,
     CollectiveRow,
     Columns,
     Encoded,
@@ -346,20 +346,17 @@ def _ops(table: Encoded, rows: EventRows, kind: Int) -> Table:
     row_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
     row_of[table.ops.event] = np.arange(len(table.ops.event))
     op_row = row_of[rows.source[op_events]]
-    # All texts in one list, four a blob (dims, types, strides, values); the last blob stands for none.
-    joined = SEPARATOR.join([*table.blobs, SEPARATOR * 3]).decode("utf-8", "replace")
-    parts = joined.split(SEPARATOR.decode())
-    blob = lookup(table.ops.blob, op_row, len(table.blobs))
-    texts = {
-        name: Coded.merged(blob, parts[index::4])
-        for index, name in enumerate(("shapes", "dtypes", "strides", "values"))
-    }
-
+    arguments = {"shapes": "dims", "dtypes": "types", "strides": "strides", "values": "values"}
+    texts = {}
+    for name, argument in arguments.items():
+        values = getattr(table, argument)
+        codes = lookup(getattr(table.ops, argument), op_row, len(values))
+        texts[name] = Coded.merged(codes, [*values, ""])
     return OPS.table(
         texts
         | {
             "event_id": op_events,
-            "inferred": Coded.of([""] * len(op_events)),
+            "inferred": Coded(np.zeros(len(op_events), dtype=np.int32), ("",)),
             "sequence": lookup(table.ops.sequence, op_row, -1),
             "forward_thread": lookup(table.ops.forward_thread, op_row, -1),
         }
@@ -453,9 +450,11 @@ def collectives_table(
     """
     start = events.array("ts_ns")
     kernels, ops = (link[name].tolist() if records else [] for name in ("kernel_id", "op_id"))
-    row_of = {source_row: row for row, source_row in enumerate(source.tolist())} if records else {}
+    recorded = np.array([record.event for record in records], dtype=np.int64)
+    row_of = np.searchsorted(source, recorded)
+    is_kept = source[np.minimum(row_of, len(source) - 1)] == recorded
     kernel_of_op, op_of_kernel = dict(zip(ops, kernels, strict=True)), dict(zip(kernels, ops, strict=True))
-    known = [(row_of[record.event], record) for record in records if record.event in row_of]
+    known = list(compress(zip(row_of.tolist(), records, strict=True), is_kept.tolist()))
     cpu = {row for row, _ in known if row not in op_of_kernel}
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
     rows.sort(key=lambda item: (int(start[item[0]]), item[0]))

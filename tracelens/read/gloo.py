@@ -25,7 +25,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.dtypes import scalar_type
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.header import THREADS_KEY, ranks_of_header, valid_ranks
-from tracelens.read.json import SEPARATOR, CollectiveRow, Encoded, integer
+from tracelens.read.json import CollectiveRow, Encoded, integer
 from tracelens.trace import EVENT_KINDS, GPU_SIGNS, Calls, Stack, decoded, element_count, host_work
 
 if TYPE_CHECKING:
@@ -189,13 +189,14 @@ def host_side(
     )
     # Dims, types and values of what has to do with communication.
     talks = np.array(["c10d::" in name or name.startswith(MARK) for name in table.names], dtype=bool)
-    blob_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
-    blob_of[table.ops.event] = table.ops.blob
+    op_of = np.full(len(table.columns.phase), -1, dtype=np.int64)
+    op_of[table.ops.event] = np.arange(len(table.ops.event))
+    columns = table.ops
     texts = {}
     for row in np.flatnonzero(talks[events.name]).tolist():
-        if (blob := int(blob_of[rows.source[row]])) >= 0:
-            dims, types, _, values = table.blobs[blob].decode("utf-8", "replace").split(SEPARATOR.decode())
-            texts[row] = (dims, types, values)
+        if (op := op_of[rows.source[row]]) >= 0:
+            dims, types = table.dims[columns.dims[op]], table.types[columns.types[op]]
+            texts[row] = (dims, types, table.values[columns.values[op]])
     arguments = GlooArguments(texts)
     talk = communication(events, arguments)
     within, called = np.zeros(len(rows.source), dtype=bool), np.zeros(len(rows.source), dtype=bool)

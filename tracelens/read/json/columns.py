@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tracelens.arrays import Int
 from tracelens.limits import limits
+from tracelens.native import core
 from tracelens.read.json.events import (
     NO_TEXT,
     Decoded,
@@ -33,7 +34,9 @@ _ASYNC_PHASES = frozenset("be")
 _KEPT_PHASES = _ASYNC_PHASES | {"M"}
 _PHASES = frozenset("XiIRBEbesftM")
 
-SEPARATOR = b"\x1f"
+_ARGUMENTS = ("dims", "types", "strides", "values")
+_SEPARATOR = b"\x1f"
+"""Between the four arguments of an op; no JSON text holds it."""
 OUT_OF_RANGE = "number out of range, left out"
 NO_PHASE = "no phase: not a trace event"
 OTHER_PHASE = "kind of event that is not analyzed (counter, object, ...)"
@@ -74,12 +77,24 @@ class Columns(NamedTuple):
 
 
 class OpRows(NamedTuple):
-    """One row an event that has operator arguments; `event` is its row in Columns."""
+    """One row an event of a chunk that has operator arguments; `event` is its row in Columns."""
 
     event: np.ndarray
-    blob: np.ndarray
+    blob: np.ndarray  # code of its arguments
     sequence: np.ndarray
     forward_thread: np.ndarray
+
+
+class OpColumns(NamedTuple):
+    """The same of a whole trace; the arguments are codes into the dictionaries of the same name."""
+
+    event: np.ndarray
+    sequence: np.ndarray
+    forward_thread: np.ndarray
+    dims: np.ndarray
+    types: np.ndarray
+    strides: np.ndarray
+    values: np.ndarray
 
 
 class CollectiveRow(NamedTuple):
@@ -106,15 +121,18 @@ class Encoded:
     """All events of one trace as columns, with the dictionaries of their codes."""
 
     columns: Columns
-    ops: OpRows
+    ops: OpColumns
     phases: list[str]
     categories: list[str]
     names: list[str]
     pids: list[int | str]
     tids: list[int | str]
     kernels: list[str]
-    # distinct operator arguments, the JSON texts of dims, types, strides and values joined by `SEPARATOR`
-    blobs: list[bytes]
+    # distinct operator arguments as JSON text, "" for those that an op lacks
+    dims: list[str]
+    types: list[str]
+    strides: list[str]
+    values: list[str]
     collectives: list[CollectiveRow]
     # (ph-M event name, pid, tid, args name or labels) of every metadata event
     metadata: list[tuple[str, int | str, int | str, str]]
@@ -165,7 +183,7 @@ class Part:
                 non_ops.append(row)
         columns = self._columns(decoded, args, (ops, non_ops, bare))
         op_args: list[Any] = [args[row] for row in ops]
-        blobs, join = self.dictionaries["blob"], SEPARATOR.join
+        blobs, join = self.dictionaries["blob"], _SEPARATOR.join
         texts = [blobs[join((arg.dims, arg.types, arg.strides, arg.values))] for arg in op_args]
         op_rows = OpRows(
             event=np.array(ops, dtype=np.int64),
@@ -181,8 +199,19 @@ class Part:
         self._keep(index, ((row, events[row]) for row in sorted(rows)))
 
     def distinct(self) -> Mapping[str, Iterable[Hashable]]:
-        """The values of coded columns, in order of their codes."""
-        return self.dictionaries
+        """The values of coded columns, in order of their codes; of `blob` see `arguments`."""
+        return {key: values for key, values in self.dictionaries.items() if key != "blob"}
+
+    def arguments(self) -> tuple[NDArray[np.int32], list[list[bytes]]]:
+        """What codes of blobs stand for: a row of four codes each, and the texts of each of the four."""
+        blobs = [value for value in self.dictionaries["blob"] if isinstance(value, bytes)]
+        texts = _SEPARATOR.join(blobs).split(_SEPARATOR) if blobs else []
+        codes = np.empty((len(blobs), len(_ARGUMENTS)), dtype=np.int32)
+        dictionaries = [ValueCodes() for _ in _ARGUMENTS]
+        for column, code_of in enumerate(dictionaries):
+            parts = texts[column :: len(_ARGUMENTS)]
+            codes[:, column] = np.fromiter(map(code_of.__getitem__, parts), np.int32, len(parts))
+        return codes, [[*code_of] for code_of in dictionaries]
 
     def _keep(self, index: int, events: Iterable[tuple[int, Event]]) -> None:
         """Keep what events of a chunk tell besides their columns; only few do: of collectives, names, ids.
@@ -315,8 +344,8 @@ class ScannedPart(Part):
         return True
 
     def distinct(self) -> Mapping[str, Iterable[Hashable]]:
-        """The values of coded columns, in order of their codes; once all chunks are read."""
-        phases, categories, names, pids, tids, kernels, grids, blobs = self._scanner.dictionaries()
+        """As of any part; once all chunks are read."""
+        phases, categories, names, pids, tids, kernels, grids, *self._arguments = self._scanner.dictionaries()
         count = np.array([blocks(grid) if grid else -1 for grid in grids], dtype=np.int64)
         self.blocks = {
             index: (columns._replace(blocks=count[columns.blocks]), op_rows)
@@ -329,64 +358,81 @@ class ScannedPart(Part):
             "pid": json_values(pids),
             "tid": json_values(tids),
             "kernel": kernels,
-            "blob": blobs,
         }
+
+    def arguments(self) -> tuple[NDArray[np.int32], list[list[bytes]]]:
+        """As of any part; after `distinct`."""
+        *texts, blobs = self._arguments
+        return np.frombuffer(b"".join(blobs), dtype=np.int32).reshape(-1, len(_ARGUMENTS)), texts
 
 
 def merge(parts: list[Part]) -> Encoded:
     """Join what several processes encoded, in order of the chunks."""
     merged = {key: ValueCodes() for key in _CODED}
-    maps = [
+    maps: list[dict[str, NDArray[np.int32]]] = [
         {
             key: np.array([merged[key][value] for value in values], dtype=np.int32)
             for key, values in part.distinct().items()
         }
         for part in parts
     ]
+    arguments = [ValueCodes() for _ in _ARGUMENTS]
+    blob_codes = []  # by part: the codes of the four arguments of each blob
+    for part in parts:
+        codes, texts = part.arguments()
+        number_of = [
+            np.array([code_of[text] for text in column], dtype=np.int32)
+            for code_of, column in zip(arguments, texts, strict=True)
+        ]
+        blob_codes.append(np.column_stack([number[codes[:, at]] for at, number in enumerate(number_of)]))
     owner = {index: number for number, part in enumerate(parts) for index in part.blocks}
     columns: list[Columns] = []
-    ops: list[OpRows] = []
+    ops: list[OpColumns] = []
     collectives: list[CollectiveRow] = []
     async_ids: dict[int, str] = {}
     metadata: list[tuple[str, int | str, int | str, str]] = []
     start = 0
     for index in sorted(owner):
-        part, codes = parts[owner[index]], maps[owner[index]]
+        part, new_codes = parts[owner[index]], maps[owner[index]]
         block, op_rows = part.blocks[index]
-        columns.append(
-            block._replace(**{key: codes[key][getattr(block, key)] for key in _CODED if key != "blob"})
+        columns.append(block._replace(**{key: new[getattr(block, key)] for key, new in new_codes.items()}))
+        ops.append(
+            OpColumns(
+                op_rows.event + start,
+                op_rows.sequence,
+                op_rows.forward_thread,
+                *blob_codes[owner[index]][op_rows.blob].T,
+            )
         )
-        ops.append(op_rows._replace(event=op_rows.event + start, blob=codes["blob"][op_rows.blob]))
         for row in part.collectives.get(index, ()):
             collectives.append(row._replace(event=row.event + start))
         metadata += part.metadata.get(index, [])
         async_ids |= {row + start: value for row, value in part.async_ids.get(index, {}).items()}
         start += len(block.phase)
-    table, op_table = _concatenate(Columns, columns), _concatenate(OpRows, ops)
+    table, op_table = _concatenate(Columns, columns), _concatenate(OpColumns, ops)
     # Which process met a value first is a matter of luck, and must not decide the order of any table.
     pid, pids = _by_appearance(table.pid, list(merged["pid"]))
     tid, tids = _by_appearance(table.tid, list(merged["tid"]))
     category, categories = _by_appearance(table.category, list(merged["category"]))
     name, names = _by_appearance(table.name, list(merged["name"]))
     kernel, kernels = _by_appearance(table.kernel, list(merged["kernel"]))
-    blob, blobs = _by_appearance(op_table.blob, list(merged["blob"]))
     repaired = sum((part.repaired for part in parts), Counter())
     most = limits().text_bytes
     bounded_names = [_bounded_name(str(value or ""), most, repaired) for value in names]
-    texts = [value for value in blobs if isinstance(value, bytes)]
-    if oversize := sum(len(text) > most for text in texts):
-        repaired["arguments of an op over the limit, left out"] += oversize
-        texts = [text if len(text) <= most else SEPARATOR * 3 for text in texts]
+    op_table, argument_texts = _bounded_arguments(op_table, arguments, most, repaired)
     return Encoded(
         columns=table._replace(pid=pid, tid=tid, category=category, name=name, kernel=kernel),
-        ops=op_table._replace(blob=blob),
+        ops=op_table,
         phases=[str(value) for value in merged["phase"]],
         categories=[str(value or "")[:most] for value in categories],
         names=bounded_names,
         pids=[identity(value) for value in pids],
         tids=[identity(value) for value in tids],
         kernels=[_bounded_name(plain_text(value), most, repaired) for value in kernels],
-        blobs=texts,
+        dims=argument_texts[0],
+        types=argument_texts[1],
+        strides=argument_texts[2],
+        values=argument_texts[3],
         collectives=collectives,
         metadata=metadata,
         async_ids=async_ids,
@@ -396,6 +442,31 @@ def merge(parts: list[Part]) -> Encoded:
     )
 
 
+def _bounded_arguments(
+    ops: OpColumns, dictionaries: list[ValueCodes], most: int, repaired: Counter[str]
+) -> tuple[OpColumns, list[list[str]]]:
+    """Ops without arguments of over `most` bytes, numbered as they appear; and the texts of all arguments."""
+    codes = [getattr(ops, name) for name in _ARGUMENTS]
+    size = np.full(len(ops.event), len(_ARGUMENTS) - 1)
+    for column, dictionary in zip(codes, dictionaries, strict=True):
+        size += np.array([len(text) for text in dictionary], dtype=np.int64)[column]  # type: ignore[arg-type]
+    if (oversize := size > most).any():
+        repaired["arguments of an op over the limit, left out"] += len(
+            {*zip(*(column[oversize].tolist() for column in codes), strict=True)}
+        )
+        codes = [
+            np.where(oversize, dictionary[b""], column)
+            for column, dictionary in zip(codes, dictionaries, strict=True)
+        ]
+    texts = []
+    for name, column, dictionary in zip(_ARGUMENTS, codes, dictionaries, strict=True):
+        ordered, values = _by_appearance(column, list(dictionary))
+        used = values[: int(ordered.max(initial=-1)) + 1]
+        texts.append([bytes(value).decode("utf-8", "replace") for value in used])
+        ops = ops._replace(**{name: ordered})
+    return ops, texts
+
+
 def _bounded_name(name: str, most: int, repaired: Counter[str]) -> str:
     if len(name) <= most:
         return name
@@ -403,12 +474,19 @@ def _bounded_name(name: str, most: int, repaired: Counter[str]) -> str:
     return name[:most]
 
 
-def _by_appearance(codes: NDArray[Any], values: list[Hashable]) -> tuple[NDArray[Any], list[Hashable]]:
+def _by_appearance(codes: NDArray[Any], values: list[Any]) -> tuple[NDArray[Any], list[Any]]:
     """The same column with its values numbered in the order in which they appear."""
+    new_code = np.full(len(values), -1, dtype=codes.dtype)
+    if (native := core()) and codes.dtype == np.int32:
+        codes = codes.copy()
+        native.renumber(codes, new_code)
+        unused = new_code < 0
+        new_code[unused] = np.arange(len(values) - unused.sum(), len(values))
+        order = np.argsort(new_code)
+        return codes, [values[row] for row in order.tolist()]
     first = np.full(len(values), len(codes))
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)  # of several rows the last assignment stays
     order = np.argsort(first, kind="stable")
-    new_code = np.empty(len(values), dtype=codes.dtype)
     new_code[order] = np.arange(len(values))
     return new_code[codes], [values[row] for row in order.tolist()]
 

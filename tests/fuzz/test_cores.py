@@ -1,0 +1,58 @@
+"""Mutants, hostile and damaged traces are the same to the native core and to Python."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.effort import effort
+from tests.fuzz.mutate import mutant
+from tests.fuzz.sources import SOURCES
+from tests.hostile.traces import write_run
+from tests.read.cores import check_cores
+from tracelens.native import core
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(core() is None, reason="the native core is not built")
+
+
+@pytest.mark.parametrize("number", range(effort(20, 500)))
+def test_mutants(tmp_path: Path, number: int) -> None:
+    names = [name for name in SOURCES if not SOURCES[name].missing]
+    path = tmp_path / "mutant.json"
+    for document in mutant(11, number, names).documents():
+        path.write_text(json.dumps(document))
+        check_cores(path)
+
+
+def test_hostile_texts(tmp_path: Path) -> None:
+    for path in sorted(write_run(tmp_path / "run").glob("rank*.json")):
+        check_cores(path)
+
+
+@pytest.mark.parametrize("number", range(effort(20, 500)))
+def test_damage(tmp_path: Path, number: int) -> None:
+    """Some bytes of a recording are lost, repeated or changed; or it ends."""
+    rng = random.Random(number)
+    (document, *_) = mutant(12, number, [name for name in SOURCES if not SOURCES[name].missing]).documents()
+    text = bytearray(json.dumps(document, indent=rng.choice((None, 1))).encode())
+    for _ in range(rng.choice((1, 3, 30))):
+        begin = rng.randrange(len(text))
+        end = begin + rng.choice((0, 1, 1, 100))
+        text[begin:end] = rng.choice((b"", b'"', b"\\", b"]", b"\xff", text[begin : begin + 300]))
+    path = tmp_path / "damaged.json"
+    path.write_bytes(text[: rng.choice((len(text), rng.randrange(len(text))))])
+    check_cores(path)
+
+
+def test_recordings(corpus: Path) -> None:
+    files = sorted(
+        path for path in corpus.rglob("*.json*") if path.stat().st_size < effort(2_000_000, 1 << 40)
+    )
+    assert files
+    for path in files:
+        check_cores(path)

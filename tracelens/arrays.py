@@ -29,6 +29,16 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
     return result
 
 
+def distinct(codes: NDArray[Any], size: int) -> tuple[Int, Int]:
+    """Distinct codes below `size`, ascending, and the position of each code among them."""
+    # Counting takes no sorting, but as much memory as there may be codes.
+    if len(codes) < size or codes.min(initial=0) < 0:
+        used, position = np.unique(codes, return_inverse=True)
+        return used, position
+    is_used = np.bincount(codes, minlength=size) > 0
+    return np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[codes]
+
+
 def ranges(first: Int, count: Int) -> tuple[Int, Int]:
     """The integers of many ranges, one range behind the other.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from tests.builders import draw_run
 from tests.what_if.replays import assert_identity
 from tracelens.what_if import Edit
 from tracelens.what_if.replay.schedule import schedule
+
+pytestmark = pytest.mark.usefixtures("each_core")
 
 
 @given(drawings)

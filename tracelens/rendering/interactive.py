@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, distinct
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
     column_format,
+    each_on_one_line,
     encodable,
     label,
     one_line,
@@ -193,7 +194,7 @@ def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
     for column in table.schema.columns:
         if column.is_text:
             coded = table.coded(column.name)
-            texts = list(map(one_line, coded.values))
+            texts = each_on_one_line(coded.values)
             columns[column.name] = Coded(coded.codes, texts)
             if shorter := names.get(column.name):
                 short[column.name] = [shorter.get(text, text) for text in texts]
@@ -236,7 +237,7 @@ def packed(table: Table, short: Mapping[str, Sequence[str]] = MappingProxyType({
         entry: dict[str, Any] = {}
         if column.is_text:
             coded = table.coded(column.name)
-            used, values = np.unique(coded.codes, return_inverse=True)
+            used, values = distinct(coded.codes, len(coded.values))
             entry["texts"] = texts = _encodable([coded.values[code] for code in used.tolist()])
             if column.name in short:
                 forms = _encodable([short[column.name][code] for code in used.tolist()])

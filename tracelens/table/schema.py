@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, distinct
 from tracelens.errors import SchemaError
 from tracelens.table.statistics import codes
 from tracelens.units import Unit
@@ -290,8 +290,8 @@ class Coded(NamedTuple):
     @classmethod
     def used(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """A column that picks from a long list of texts; only the picked ones travel with the table."""
-        distinct, picked = np.unique(codes, return_inverse=True)
-        return cls.merged(picked, [values[code] for code in distinct.tolist()])
+        picked_codes, picked = distinct(codes, len(values))
+        return cls.merged(picked, [values[code] for code in picked_codes.tolist()])
 
     @classmethod
     def concat(cls, columns: Sequence[Coded]) -> Coded:

@@ -397,14 +397,14 @@ _answers: dict[re.Pattern[str], dict[str, bool]] = {}
 
 def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
-    known = _answers.setdefault(pattern, {})
-    matches = []
-    for name in names:
-        answer = known.get(name)
-        if answer is None:
-            answer = known[name] = pattern.search(name) is not None
-        matches.append(answer)
-    return np.array(matches, dtype=bool)
+    known, names = _answers.setdefault(pattern, {}), [*names]
+    answers = [*map(known.get, names)]
+    if None in answers:
+        for name, answer in zip(names, answers, strict=True):
+            if answer is None:
+                known[name] = pattern.search(name) is not None
+        answers = [known[name] for name in names]
+    return np.array(answers, dtype=bool)
 
 
 @lru_cache(maxsize=1 << 14)

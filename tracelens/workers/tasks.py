@@ -67,7 +67,7 @@ class Portion(NamedTuple):
     rank: int  # that the tables are of
     span: tuple[int, int]  # first and last time of its events, ns
     # by analyzer and shared input, what its `combine` needs of this rank; packed where it traveled
-    parts: Mapping[str, Any | Packed]
+    parts: Mapping[str, Any | PackedPart]
     trace: bytes = b""  # pickled, as read, where the task says so
 
     def part(self, name: str) -> Any:
@@ -78,24 +78,24 @@ class Portion(NamedTuple):
         """
         part = self.parts[name]
         try:
-            return part.unpack() if isinstance(part, Packed) else part
+            return part.unpack() if isinstance(part, PackedPart) else part
         except (AttributeError, ImportError, TypeError) as error:
             raise TracelensError(f"{self.file}: {other_version(error)}") from None
 
     def packed(self) -> Portion:
-        return self._replace(parts={name: Packed.of(part) for name, part in self.parts.items()})
+        return self._replace(parts={name: PackedPart.of(part) for name, part in self.parts.items()})
 
 
-class Packed(NamedTuple):
+class PackedPart(NamedTuple):
     """A part on its way, and until it is needed: a sixth of the bytes of the part."""
 
     data: bytes
 
     @staticmethod
-    def of(part: Any) -> Packed:
+    def of(part: Any) -> PackedPart:
         pickled = io.BytesIO()
         _Packer(pickled, protocol=5).dump(part)
-        return Packed(isal_zlib.compress(pickled.getbuffer(), 1))
+        return PackedPart(isal_zlib.compress(pickled.getbuffer(), 1))
 
     def unpack(self) -> Any:
         return pickle.loads(isal_zlib.decompress(self.data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,8 +78,8 @@ class _Rule(NamedTuple):
         if matched is None:
             return None
         digits = matched.groupdict()
-        for name, field in self.fields:
-            if digits.get(name) is None and (field_match := field.search(text)):
+        for name, pattern in self.fields:
+            if digits.get(name) is None and (field_match := pattern.search(text)):
                 digits[name] = field_match[1]
         return {
             name: int(digit_text)
@@ -95,15 +96,23 @@ class Engine(NamedTuple):
     ops: re.Pattern[str] | None  # searched in the names of ops
 
 
-class Grammar(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Grammar:
     """The rules of all engines, in the order in which they are asked."""
 
     engines: tuple[Engine, ...]
     steps: tuple[_Rule, ...]
     halves: tuple[_Rule, ...]
+    # What `step` made of each text: the ranks of a job have the same names.
+    _labels: dict[str, Label | None] = field(default_factory=dict, repr=False)
 
     def step(self, text: str) -> Label | None:
         """What the label of a step says, None for a text that is none."""
+        if text not in self._labels:
+            self._labels[text] = self._read_step(text)
+        return self._labels[text]
+
+    def _read_step(self, text: str) -> Label | None:
         for rule in self.steps:
             numbers = rule.numbers(text)
             if numbers is not None:

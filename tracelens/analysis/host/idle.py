@@ -543,7 +543,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     for thread in np.unique(number).tolist():
         rows = late[number == thread]
         activity = program.during(thread, gaps.start[split[rows]], launched[rows])
-        cause, event = _causes(events, activity)
+        cause, event = _causes(trace, activity)
         in_ops = np.isin(cause, (CODE["CPU ops"], CODE["collective call"])) & (outermost[event] >= 0)
         parts.append(
             IdlePieces(
@@ -565,8 +565,16 @@ def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
     return IdlePieces(gap=gap, start=start, end=end, cause=cause, host=unknown, inner=unknown, thread=unknown)
 
 
-def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
+def _in_collective_call(trace: Trace) -> Bool:
+    """For each event, whether it is a call of a collective or inside of one."""
+    events = trace.arrays
+    collective = named(events, _COLLECTIVE) & events.where("op", "annotation")
+    return nearest(events.parent, events.depth, collective) >= 0
+
+
+def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     """Cause of each piece of the host's time, in order of gaps and time, and the event to name with it."""
+    events = trace.arrays
     gap, what, dur = activity.interval, activity.what, activity.end - activity.start
     cause = np.full(len(gap), CODE["launch overhead"])
     for code, name in (
@@ -581,8 +589,7 @@ def _causes(events: Events, activity: Activity) -> tuple[Int, Int]:
     cause[waits[long]] = CODE["unrecorded work"]
     busy = np.flatnonzero(what == BUSY)
     busy = busy[_total(dur[busy], gap[busy]) > BUSY_NS]
-    collective = named(events, _COLLECTIVE) & events.where("op", "annotation")
-    in_collective = nearest(events.parent, events.depth, collective)[activity.event[busy]] >= 0
+    in_collective = trace.once(_in_collective_call)[activity.event[busy]]
     cause[busy] = np.where(in_collective, CODE["collective call"], CODE["CPU ops"])
     silent = np.flatnonzero(what == NOTHING)
     # A stretch is silent from one recorded op to the next, whatever frames it goes through.

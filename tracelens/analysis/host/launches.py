@@ -261,11 +261,19 @@ def blocking_calls(trace: Trace, work: Work) -> Bool:
     """Calls that wait for the GPU: by name, and copies whose call returned after the copy was done.
 
     In a CPU-only trace, those in which the host would wait (see reads.py). The profiler's own are not among
-    them.
+    them. Those of all work are found once and kept with the trace.
     """
-    events = trace.arrays
     if work.cpu_only:
         return reads(trace)
+    return trace.once(_all_blocking_calls) if work is trace.work else _blocking_calls(trace, work)
+
+
+def _all_blocking_calls(trace: Trace) -> Bool:
+    return _blocking_calls(trace, trace.work)
+
+
+def _blocking_calls(trace: Trace, work: Work) -> Bool:
+    events = trace.arrays
     mask = named(events, BLOCKING) & events.where("launch")
     # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)

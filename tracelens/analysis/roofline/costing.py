@@ -381,6 +381,8 @@ class OpCalls:
 NamedCost = tuple[str, str, OpCost]
 """Name, arguments as text and cost of a call."""
 _DIRECTION = re.compile(r"(h|d|p|host|device|peer)to(h|d|p|host|device|peer)")
+_OF_COLLECTIVE = ("collective", "group", "group_description", "group_ranks", "in_split", "out_split", "dtype")
+"""What is read of a record beside its sizes."""
 _NO_LETTERS = re.compile(r"[^a-z]")
 
 NO_MODEL = "no cost model"
@@ -505,9 +507,19 @@ def collectives(trace: Trace, work: Work) -> Iterator[tuple[Int, NamedCost | str
     recorded = np.flatnonzero(row >= 0)
     recorded = recorded[np.argsort(row[recorded], kind="stable")]
     positions, first = np.unique(row[recorded], return_index=True)
+    # Most records repeat in each layer and step.
+    kind, _ = codes(
+        *(table.coded(name).codes.astype(np.int64) for name in _OF_COLLECTIVE),
+        *(table.array(name) for name in ("in_bytes", "out_bytes", "group_size")),
+    )
+    of_kind: dict[int, NamedCost | str] = {}
     for position, records in zip(positions.tolist(), np.split(recorded, first[1:]), strict=False):
         # Several records of one kernel are one launch of several sends and receives.
-        parts = [_collective(table, record, trace.meta.rank) for record in records.tolist()]
+        parts = []
+        for record, number in zip(records.tolist(), kind[records].tolist(), strict=True):
+            if number not in of_kind:
+                of_kind[number] = _collective(table, record, trace.meta.rank)
+            parts.append(of_kind[number])
         counted = [part for part in parts if not isinstance(part, str)]
         if len(counted) < len(parts):
             yield np.array([position]), next(part for part in parts if isinstance(part, str))

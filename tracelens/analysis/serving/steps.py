@@ -154,7 +154,11 @@ PHASES = KINDS
 
 
 def rank_steps(trace: Trace, *, scope: Scope = "all") -> RankSteps:
-    """The labeled steps of one rank."""
+    """The labeled steps of one rank; those of all its work are kept with the trace."""
+    return trace.once(_rank_steps) if scope == "all" else _rank_steps(trace, scope)
+
+
+def _rank_steps(trace: Trace, scope: Scope = "all") -> RankSteps:
     events, rank, known = trace.arrays, trace.meta.rank, grammar()
     candidates = events.where(*_HOST_KINDS) & ~events.copied
     codes = _read(events, candidates, known.step)

@@ -96,6 +96,7 @@ _LEAST_CALLS = 1e-9  # no division by zero
 _EXPERTS = re.compile(r"grouped_mm|grouped_gemm|moe|expert|permute", re.IGNORECASE)
 _SHOWN = 80  # characters of an op or its arguments
 _SHAPE = re.compile(r"\[([\d,]+)\]")
+_SIZE = re.compile(r"(?<=[\[,])(\d*)(?=[\],])")
 
 
 class StragglerVerdict(NamedTuple):
@@ -826,6 +827,19 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+def _with_one_size_open(arguments: str) -> set[str]:
+    """Arguments with one of their sizes left open, where one is left that tells one weight from another.
+
+    >>> sorted(_with_one_size_open("bf16[96,64] bf16[64,96]"))
+    ['bf16[*,64] bf16[64,*]', 'bf16[96,*] bf16[*,96]']
+    """
+    sizes = {size for shape in _SHAPE.findall(arguments) for size in shape.split(",")}
+    words = _SIZE.split(arguments)
+    return {
+        "".join(["*" if word == size else word for word in words]) for size in sizes if sizes - {size, "1"}
+    }
+
+
 def families(keys: Sequence[Key]) -> Int:
     """The family of each key: keys of one op whose arguments are the same but for one size.
 
@@ -835,16 +849,13 @@ def families(keys: Sequence[Key]) -> Int:
     """
     shared: Counter[tuple[str, str]] = Counter()
     forms = []
+    open_forms: dict[str, set[str]] = {}  # of arguments, which ranks have in common
     for key in keys:
         # What it may share with others of its family: its arguments with one of their sizes left open.
+        if key.arguments not in open_forms:
+            open_forms[key.arguments] = _with_one_size_open(key.arguments)
         of_key = {(key.op, key.arguments or key.kernel.partition(" x ")[0])}
-        sizes = {size for shape in _SHAPE.findall(key.arguments) for size in shape.split(",")}
-        # Something must be left that tells one weight from another.
-        of_key |= {
-            (key.op, re.sub(rf"(?<=[\[,]){size}(?=[\],])", "*", key.arguments))
-            for size in sizes
-            if sizes - {size, "1"}
-        }
+        of_key |= {(key.op, form) for form in open_forms[key.arguments]}
         forms.append(sorted(of_key))
         shared.update(of_key)
     code: dict[tuple[str, str], int] = {}

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tracelens.rendering.tables.rows import ProseRow, ShownColumn, cut, entries, more
-from tracelens.rendering.tables.values import one_line, shorten, shortened_names
+from tracelens.rendering.tables.values import each_on_one_line, one_line, shorten, shortened_names
 from tracelens.table import Result, Table
 from tracelens.units import PERCENT
 
@@ -112,7 +112,7 @@ def short_names(table: Table) -> dict[str, dict[str, str]]:
     Names are on one line. They have fewer characters where several columns of long ones would hide numbers.
     """
     columns = [column.name for column in table.schema.columns if column.is_text and not column.prose]
-    names = {name: list(map(one_line, table.coded(name).values)) for name in columns}
+    names = {name: each_on_one_line(table.coded(name).values) for name in columns}
     long = sum(any(len(text) > _BESIDE_WIDTH for text in texts) for texts in names.values())
     width = _BESIDE_WIDTH if long > 1 else _NAME_WIDTH
     short = {}

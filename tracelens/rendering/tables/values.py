@@ -179,6 +179,11 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else text.translate(_PRINTABLE)
 
 
+def each_on_one_line(texts: Sequence[str]) -> list[str]:
+    """The texts, each as `one_line` has it; rarely one of them changes."""
+    return list(texts) if "".join(texts).isprintable() else list(map(one_line, texts))
+
+
 def encodable(text: str) -> str:
     """`text` that UTF-8 can take: lone surrogates, which JSON may hold, become U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -19,6 +19,7 @@ REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-gui
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
 BENCH ?=
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What the package is built with, and what is compiled then.
 BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
 	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2)
@@ -29,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-workload lint docs pictures reports notebooks bench lock clean
+.PHONY: help demo test test-slow test-workload test-rest lint docs pictures reports notebooks bench lock clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -39,18 +40,29 @@ demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_repo
 	$(BIN)/tracelens report sample_traces/ladder/ep4/00_baseline -o demo_report.html
 	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
 
-test: lint ## run the linters, the type checker and the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+# mypy has use for one core only, and takes most of a minute: tests run beside it. What it says stands at the end.
+test: $(VENV)/.dev ## run the linters, the type checker and the tests that take seconds
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	@mkdir -p build
+	@echo "$(BIN)/mypy, beside the tests"; $(BIN)/mypy >build/mypy.txt 2>&1 & types=$$!; \
+		$(PYTEST) -m "not slow"; tests=$$?; \
+		wait $$types; types=$$?; cat build/mypy.txt; exit $$((tests ? tests : types))
 
 test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, growth, wheels, notebooks
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(PYTEST) -m slow
 
-# Files with tests that need torch, or test more with it. Who else computes makes ranks late, so that faults
-# are injected alone.
+# Who else computes makes ranks late, so that faults are injected alone.
+ALONE := tests/workload/test_faults.py
+# Files with tests that need torch, or test more with it.
 TORCH_FILES = $(sort $(shell grep -rlE --include='test_*.py' 'importorskip."torch|mark.(torch|more_with_torch)' tests))
 test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload, of recording, of calibrate and of replayed scripts
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "torch or more_with_torch" $(filter-out %/test_faults.py,$(TORCH_FILES))
-	$(BIN)/python -m pytest $(filter %/test_faults.py,$(TORCH_FILES))
+	$(PYTEST) -m "torch or more_with_torch" $(filter-out $(ALONE),$(TORCH_FILES))
+	$(BIN)/python -m pytest $(ALONE)
+
+test-rest: $(VENV)/.torch ## run what make test leaves out: test-slow and test-workload in one go
+	$(PYTEST) -m "slow or torch or more_with_torch" $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest $(ALONE)
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check

@@ -47,6 +47,16 @@ SLOW = (
 )
 """Tests that are all marked slow: beginnings of paths below tests/."""
 
+LONG = (
+    "conformance/test_losses.py",
+    "conformance/test_many_ranks.py",
+    "stress/",
+    "fuzz/test_fuzz.py",
+    "docs/test_site.py",
+    "distribution/",
+)
+"""Files with tests of many seconds: they begin first, so that in the end no core waits for one of them."""
+
 REREADERS = (
     "cli/",
     "conformance/test_actions.py",
@@ -93,13 +103,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, left to `make test-slow`, and all of a file that needs torch."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the slow tests, left to `make test-slow`, and all of a file that needs torch; LONG ones begin."""
     for item in items:
         if _slow(item.path):
             item.add_marker(pytest.mark.slow)
         if _NEEDS_TORCH.search(_text(item.path)):
             item.add_marker(pytest.mark.torch)
+    yield  # pytest chooses by mark, and brings those together that share a fixture
+    items.sort(key=lambda item: not item.path.relative_to(TESTS).as_posix().startswith(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

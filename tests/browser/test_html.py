@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.chromium import chromium, errors, until
+from tests.browser.chromium import becomes, chromium, errors, prefer, until
 from tests.browser.pages import Run, fill, open_sections
 from tests.rendering import sample
 from tracelens.rendering import write
@@ -94,17 +93,19 @@ def test_the_page_is_not_wider_than_the_window(browser: Any, run: Run, width: in
 
 
 def test_colors_follow_the_system(browser: Any, run: Run) -> None:
-    seen = {}
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        time.sleep(0.5)
-        seen[scheme] = (
-            run("return getComputedStyle(document.body).backgroundColor"),
-            run("return getComputedStyle(document.querySelector('.xtick text')).fill"),
-        )
-    assert seen["light"][0] != seen["dark"][0]
-    assert seen["light"][1] != seen["dark"][1]
+    wait_for_figures(run)
+
+    def colors() -> list[str]:
+        page, label = "document.body", "document.querySelector('.xtick text')"
+        script = f"return [getComputedStyle({page}).backgroundColor, getComputedStyle({label}).fill]"
+        return list(run(script))
+
+    prefer(browser, "light")  # as the browser does by itself
+    light = colors()
+    prefer(browser, "dark")
+    assert until(lambda: all(dark != before for dark, before in zip(colors(), light, strict=True)))
+    prefer(browser, "light")
+    becomes(colors, light)
 
 
 def test_a_narrow_page_shortens_the_labels_of_figures(browser: Any, run: Run) -> None:

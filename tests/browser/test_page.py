@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import chromium, errors, until
+from tests.browser.chromium import becomes, chromium, errors, until
 from tests.browser.pages import Run
 from tests.rendering import sample
 from tests.rendering.test_page import findings
@@ -269,7 +269,7 @@ def test_no_legend_lies_under_a_toolbar_or_outside(browser: Any, run: Run, width
         }).map((plot) => plot.id);
     """
     assert wait_until(run, "document.querySelectorAll('.js-plotly-plot .legend').length") > 0
-    assert run(overlaps) == []
+    becomes(lambda: run(overlaps), [])
 
 
 def test_the_page_asks_for_nothing_and_logs_no_error(browser: Any) -> None:

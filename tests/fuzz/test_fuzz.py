@@ -17,7 +17,7 @@ from tests.fuzz.minimise import least
 from tests.fuzz.mutate import MUTATIONS, mutant
 from tests.fuzz.sources import IN_REPOSITORY, SOURCES, documents
 
-SEED, MUTANTS = 20, effort(60, 240)
+SEED, MUTANTS = 20, effort(3 * len(IN_REPOSITORY), 240)
 
 
 @pytest.mark.parametrize("source", IN_REPOSITORY)  # each source is read by one worker

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import chromium
+from tests.browser.chromium import becomes, chromium
+from tests.browser.pages import open_sections
 from tests.hostile.conftest import Outputs
 from tests.hostile.reports import drawn, poisoned
 from tracelens.rendering import RENDERERS
@@ -23,17 +23,14 @@ from tracelens.table import Report
 
 files = RENDERERS.get("html").files
 
-
-WAIT_S = 60
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 
 FORBIDDEN = "img, iframe, object, embed, form, base, frame, video, audio, source, portal, foreignObject"
 # Plotly draws heat maps as images that it makes, and measures texts in an element of its own.
 FOREIGN = "image:not(.js-plotly-plot image), svg:not(.js-plotly-plot svg, #js-plotly-tester)"
-# Sections open, and every table made by the script.
+# Every table made by the script.
 ALIVE = """
 const done = arguments[0];
-for (const section of document.querySelectorAll('details.section')) section.open = true;
 const ids = [...document.querySelectorAll('script[id^="payload-"]')].map(one => one.id.slice(8));
 const grids = ids.filter(id => document.getElementById(id));
 Promise.all(grids.map(id => tracelens.table(id))).then(() => done(''), (error) => done(error.stack));
@@ -66,7 +63,6 @@ return links;
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A headless Chromium with an empty profile that logs every request."""
     with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        driver.set_script_timeout(WAIT_S)
         yield driver
 
 
@@ -78,11 +74,9 @@ def load(browser: Any, page: str, path: Path, plots: int) -> Any:
     browser.get_log("performance")
     browser.get(path.as_uri())
     if "<html" in page:
+        open_sections(browser)
         assert browser.execute_async_script(ALIVE) == ""
-    until = time.monotonic() + WAIT_S
-    while browser.execute_script(f"return {DRAWN}") < plots and time.monotonic() < until:
-        time.sleep(0.1)
-    assert browser.execute_script(f"return {DRAWN}") == plots
+    becomes(lambda: browser.execute_script(f"return {DRAWN}"), plots)
     return browser.execute_script
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -46,17 +47,22 @@ def train(rank: int, jobs: list[Job]) -> None:
             measure(trainer, job)
 
 
+class Recorded(NamedTuple):
+    folder: Path
+    run: Run
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The traces of each kind: of the first run in which nothing else was worse, or the last."""
-    found: dict[str, Path] = {}
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recorded]:
+    """Of each kind the first run in which nothing else was worse, or the last."""
+    found: dict[str, Recorded] = {}
     # The priority of a process that was slowed down by others stays low.
     left = [*(kind for kind in KINDS if kind != "slow_kernels"), "slow_kernels"]
     for _ in range(TRIES):
         root = tmp_path_factory.mktemp("faults")
         run_ranks(RANKS, train, [job_of(kind, root / kind) for kind in left], folder=root)
-        found |= {kind: root / kind for kind in left}
-        if not (left := [kind for kind in left if not is_named(kind, load(root / kind))]):
+        found |= {kind: Recorded(root / kind, load(root / kind)) for kind in left}
+        if not (left := [kind for kind in left if not is_named(kind, found[kind].run)]):
             break
     return found
 
@@ -75,15 +81,15 @@ def worst(run: Run) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_late_rank_is_named_with_its_cause(kind: str, folder: dict[str, Path]) -> None:
-    run = load(folder[kind])
+def test_the_late_rank_is_named_with_its_cause(kind: str, recorded: dict[str, Recorded]) -> None:
+    run = recorded[kind].run
     assert is_named(kind, run), worst(run)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_finding_names_rank_and_cause(kind: str, folder: dict[str, Path]) -> None:
+def test_the_finding_names_rank_and_cause(kind: str, recorded: dict[str, Recorded]) -> None:
     detector = "stragglers_load" if KINDS[kind].cause == "token_load" else "stragglers"
-    table = analyze(load(folder[kind]), "findings")["findings"]
+    table = analyze(recorded[kind].run, "findings")["findings"]
     (evidence,) = table[table["detector"].eq(detector)]["evidence"]
     assert f"most for rank {RANKS - 1} " in evidence
     assert KINDS[kind].cause.replace("_", " ") in evidence
@@ -125,8 +131,9 @@ def test_runs_for_gpus_are_possible(name: str, ranks: int) -> None:
     assert [fault.rank for fault in job.inject] == ([] if name == CONTROL else [ranks - 1])
 
 
-def test_the_truth_is_beside_the_traces(folder: dict[str, Path]) -> None:
-    told = {name: json.loads((path / "run.json").read_text())["config"] for name, path in folder.items()}
+def test_the_truth_is_beside_the_traces(recorded: dict[str, Recorded]) -> None:
+    files = {kind: one.folder / "run.json" for kind, one in recorded.items()}
+    told = {kind: json.loads(file.read_text())["config"] for kind, file in files.items()}
     assert told["gc"]["inject"] == [{"rank": 1, "kind": "gc", "ms": 40}]
     assert told["token_skew"]["inject"] == [{"rank": 1, "kind": "token_skew", "factor": 2}]
 

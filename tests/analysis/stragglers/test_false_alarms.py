@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.analysis.stragglers.noise import NOISES, POSITIONS, STEP_NS, Noise, rare, regimes, simulated
+from tests.effort import effort
 from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, TOO_FEW
 from tracelens.analysis.stragglers.segments import LATE
 from tracelens.analysis.stragglers.stragglers import ALPHA, effects
 
-RUNS = 60
+RUNS = effort(25, 60)
 NOISY = 0.4
 """Mean noise of a rank, of a step: far beyond what would matter."""
 

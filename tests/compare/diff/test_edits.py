@@ -14,7 +14,7 @@ from tracelens.table import Result
 from tracelens.trace import Run, make_run
 
 SAMPLES = ("one_gpu/grouped", "one_gpu/loop")
-SEEDS = effort(6 * len(EDITS), 200)
+SEEDS = effort(2 * len(EDITS), 200)
 
 
 @cache

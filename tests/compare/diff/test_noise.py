@@ -5,6 +5,7 @@ The trials are seeded. `pytest -s` prints their figures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.effort import THOROUGH, effort
 from tracelens.arrays import Float
 from tracelens.compare import Interval, StepSpread, differences, ratio
 from tracelens.table import t_quantile
 
-TRIALS = 2000
+TRIALS = effort(800, 2000)
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 NOISE: dict[str, Draw] = {
@@ -131,16 +133,16 @@ def test_false_alarms_are_as_rare_as_promised(kind: str, steps: tuple[int, int])
     for _ in range(TRIALS):
         base, candidate = (drawn(rng, kind, count, 0.05) for count in steps)
         alarms += ratio(base, candidate, 0.01).low > 1
-    resampled = sum(
-        percentile_bootstrap(rng, *(drawn(rng, kind, count, 0.05) for count in steps), 0.01) > 1
-        for _ in range(200)
-    )
-    print(
-        f"{kind} {steps}: {alarms / TRIALS:.2%} at a nominal 1%, percentile bootstrap {resampled / 200:.1%}"
-    )
-    assert alarms / TRIALS <= 0.016  # 1% and three standard errors
-    if max(steps) <= 3:
-        assert resampled / 200 > 0.02
+    print(f"{kind} {steps}: {alarms / TRIALS:.2%} at a nominal 1%")
+    assert alarms / TRIALS <= 0.01 + 3 * math.sqrt(0.01 * 0.99 / TRIALS)  # 1% and three standard errors
+    is_small = max(steps) <= 3
+    if is_small or THOROUGH:
+        resampled = sum(
+            percentile_bootstrap(rng, *(drawn(rng, kind, count, 0.05) for count in steps), 0.01) > 1
+            for _ in range(200)
+        )
+        print(f"percentile bootstrap {resampled / 200:.1%}")
+        assert resampled / 200 > 0.02 or not is_small
 
 
 @pytest.mark.parametrize(("steps", "spread"), [(3, 0.0018), (5, 0.0045), (10, 0.0085), (20, 0.013)], ids=str)

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.gate_power import NOISE, shares
 from tests.compare.gate.recorded import SAME, SLOWER_2, SLOWER_8
+from tests.effort import effort
 from tracelens.compare import Mixture, PooledVariance, noise, plausible
 from tracelens.compare.gate import Samples, gate, read_rule
 from tracelens.table import t_quantile
@@ -50,13 +51,14 @@ def test_what_varies_inside_a_run_may_vary_between_runs() -> None:
 @pytest.mark.parametrize("name", NOISE)
 @pytest.mark.parametrize("runs", [(1, 1), (2, 2), (3, 3), (6, 1)])
 def test_false_alarms_are_rare(name: str, runs: tuple[int, int]) -> None:
-    trials = 300
-    assert shares(NOISE[name], runs, 0.0, trials)["fail"] <= 0.02 * trials  # 1% and what 300 trials scatter
+    trials = effort(150, 300)
+    # 1% and what so few trials scatter.
+    assert shares(NOISE[name], runs, 0.0, trials)["fail"] <= 0.02 * trials
 
 
 @pytest.mark.parametrize("name", ["pace, 0.1%", "pace, 0.2%"])
 def test_power_of_the_pace(name: str) -> None:
-    trials = 200
+    trials = effort(100, 200)
     assert shares(NOISE[name], (1, 1), 0.08, trials)["fail"] == trials
     assert shares(NOISE[name], (3, 3), 0.02, trials)["fail"] >= (0.9 if "0.1" in name else 0.5) * trials
     assert shares(NOISE[name], (1, 1), 0.02, trials)["pass"] <= 0.1 * trials

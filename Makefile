@@ -93,7 +93,8 @@ lock: ## write requirements*.txt, the pins of constraints.txt with hashes (needs
 	printf 'hatchling\neditables\n' | $(LOCK) --extra dev -o requirements-dev.txt
 
 clean: ## remove the virtual environment and everything that can be remade
-	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis tracelens/native/*.so
+	rm -rf $(VENV) build dist demo_report.html .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		tracelens/native/*.so tracelens/rendering/assets/compiled
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: the environment is made again only when its inputs change.

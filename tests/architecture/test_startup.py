@@ -13,7 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "sample_traces/one_gpu/grouped/rank0.json.gz"
 PAGES = {"typer", "pydantic", "numpy", "pandas", "msgspec", "jinja2", "rich", "dataclasses", "subprocess"}
-REPORT = {"typer", "pydantic", "pandas", "plotly", "rich", "asyncio", "ssl", "socket", "importlib.metadata"}
+REPORT = {
+    "typer",
+    "pydantic",
+    "pandas",
+    "plotly",
+    "rich",
+    "asyncio",
+    "ssl",
+    "socket",
+    "subprocess",
+    "importlib.metadata",
+    "tracelens.planner",
+}
 
 SPY = """
 import json, os, sys
@@ -57,4 +69,4 @@ def test_a_report_imports_what_it_needs(tmp_path: Path) -> None:
     assert formats == {"html", "json"}
     figures = {name.rpartition(".")[2] for name in names if name.startswith("tracelens.rendering.figures.")}
     assert figures == {"colors", "figure", "gpu_time", "ranks"}
-    assert len(own(names)) <= 215, own(names)
+    assert len(own(names)) <= 195, own(names)

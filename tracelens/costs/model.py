@@ -21,9 +21,10 @@ and what comes out of a rank; values: see collective.py), and `kernel::NAME` (no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import cache
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -316,14 +317,17 @@ def cost(
 @cache
 def find(name: str) -> CostModel | None:
     """The cost model for an op of this name, None where there is none."""
-    exact, patterns = _models()
+    exact, patterns, any_of_them = _models()
     if name in exact:
         return exact[name]
-    return next((model for model in patterns if fnmatchcase(name, model.name)), None)
+    match = any_of_them.match(name)
+    return patterns[match.lastindex - 1] if match and match.lastindex else None
 
 
 @cache
-def _models() -> tuple[dict[str, CostModel], list[CostModel]]:
+def _models() -> tuple[dict[str, CostModel], list[CostModel], re.Pattern[str]]:
+    """Models by name; those of a pattern, the longest first; and all patterns as groups of one."""
     models = [model for _, model in COSTS.items()]
     patterns = sorted((model for model in models if "*" in model.name), key=lambda model: -len(model.name))
-    return {model.name: model for model in models if "*" not in model.name}, patterns
+    any_of_them = "|".join(f"({translate(model.name)})" for model in patterns)
+    return {model.name: model for model in models if "*" not in model.name}, patterns, re.compile(any_of_them)

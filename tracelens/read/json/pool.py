@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import gc
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tracelens.errors import ParseError, TracelensError
 from tracelens.native import core
 from tracelens.read.json.columns import Encoded, Part, ScannedPart, merge
 from tracelens.read.json.salvage import decode
 from tracelens.read.json.split import Chunk, Splitter
+
+if TYPE_CHECKING:
+    import subprocess
 
 FRAME = Struct("<qqq")
 """Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""

@@ -18,7 +18,7 @@ REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-gui
 # The report of four ranks is long in JSON.
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
-BENCH ?=
+BENCH ?= check --json bench_figures.json
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # What the package is built with, and what is compiled then.
 BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
@@ -82,7 +82,7 @@ reports: $(VENV)/.core ## remake reports/ from sample_traces/
 notebooks: $(VENV)/.dev ## run notebooks/ and store their outputs (one: make notebooks NAME=roofline)
 	$(BIN)/python notebooks/remake.py $(NAME)
 
-bench: $(VENV)/.dev ## measure time and memory (options: make bench BENCH="startup --runs 9")
+bench: $(VENV)/.dev ## hold CPU time, memory and imports against budgets (in a minute: make bench BENCH="check --quick")
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 LOCK := uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-header --no-annotate \

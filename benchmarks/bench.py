@@ -1,10 +1,11 @@
-"""What tracelens costs: wall seconds and peak memory of whole process trees, beside the floor.
+"""What commands cost, against budgets: CPU seconds, peak memory and imported modules of process trees.
 
-Parts: `report` (the whole report of a large trace against pysimdjson's DOM parse of the same bytes), `ranks`
-(the same for the eight ranks of a run),
-`startup` (importing the package, showing the help) and `linearity` (the same trace four times as long).
-Commands take turns within a round, so that a slow spell of the machine meets all of them; every command
-runs once before anything counts. Run as `make bench` or `python -m benchmarks.bench [PART...] [--runs N]`.
+    python -m benchmarks.bench [check] [CASE...]     measure, and fail where a budget is exceeded
+    python -m benchmarks.bench budgets --write       make what is measured now the budgets
+
+CPU seconds are the minimum of several runs, in turn with the yardstick (see cases.py), so that a slow spell
+of the machine meets both; memory is the median of their peaks. What is over its budget (see budgets.py) is
+measured once more before it fails.
 """
 
 from __future__ import annotations
@@ -16,210 +17,150 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from benchmarks import measure, repeat
+from benchmarks import budgets, measure
+from benchmarks.budgets import Figure
+from benchmarks.cases import TRACELENS, UNITS, Case, cases
 
-ROOT = Path(__file__).resolve().parents[1]
-TRACELENS = Path(sys.executable).with_name("tracelens")
-LARGE = Path("nvidia-h100-hf/dsv2_eager.json.gz")
-RANKS = Path("nvidia-h200-megatron/ep8")
-PAIR = ("nvidia-h100-hf/dsv2_eager.json.gz", "nvidia-h100-hf/dsv2_grouped.json.gz")
-TIMES = 4
-
-Command = Sequence[str | Path]
+RUNS = 5
+ROUND_S = 0.5
+"""CPU seconds that a round takes of a command at least: the least time of a short one needs more runs."""
+MB = 1e6
 
 
-def corpus() -> Path:
-    """The folder of real traces, which may not be there."""
-    return Path(os.environ.get("TRACELENS_CORPUS") or ROOT.parent / "shared" / "corpus")
+class Bench:
+    """Measures cases in rounds.
 
-
-def large_trace() -> Path:
-    """The corpus trace, or the sample trace where there is no corpus."""
-    for trace in (corpus() / LARGE, ROOT / "sample_traces" / "one_gpu/loop/rank0.json.gz"):
-        if trace.exists():
-            return trace
-    raise FileNotFoundError("no trace to measure: set TRACELENS_CORPUS or give --trace")
-
-
-def rounds(commands: Mapping[str, Command], runs: int, *, memory: bool) -> dict[str, list[measure.Usage]]:
-    """Run all commands in turn, `runs` times after one round that does not count."""
-    usages: dict[str, list[measure.Usage]] = {name: [] for name in commands}
-    for turn in range(runs + 1):
-        for name, command in commands.items():
-            usage = measure.run(command, memory=memory)
-            if turn:
-                usages[name].append(usage)
-    return usages
-
-
-def seconds(usages: Sequence[measure.Usage]) -> float:
-    """The median wall time."""
-    return statistics.median(usage.wall_s for usage in usages)
-
-
-def table(usages: Mapping[str, Sequence[measure.Usage]]) -> None:
-    """Print one line per command: times in seconds, the largest memory of all runs in MB (10**6 bytes).
-
-    The smallest maxrss is this program's own: the kernel counts what a process had before its exec.
+    Attributes:
+        cpu_s: of each case, the least of all its runs.
     """
+
+    def __init__(self, scratch: Path, runs: int) -> None:
+        self.scratch, self.runs = scratch, runs
+        self.cpu_s: dict[str, float] = {}
+
+    def figures(self, chosen: Sequence[Case]) -> list[Figure]:
+        """All measures of these cases."""
+        commands: dict[str, list[str | Path]] = {}
+        modules: dict[str, measure.Modules] = {}
+        for case in chosen:
+            if case.make is not None:
+                case.make()
+            words = case.words(self.scratch)
+            # Also the round that does not count: files are in the cache and modules compiled afterwards.
+            modules[case.name] = measure.modules(words)
+            commands[case.name] = [sys.executable, *words]
+        usages: dict[str, list[measure.Usage]] = {case.name: [] for case in chosen}
+        yardsticks: dict[str, list[float]] = {case.name: [] for case in chosen}
+        for _ in range(self.runs):
+            for case in chosen:
+                yardsticks[case.name].append(case.yardstick_s())
+                spent_s = 0.0
+                while spent_s < ROUND_S:
+                    usages[case.name].append(measure.run(commands[case.name]))
+                    spent_s += usages[case.name][-1].cpu_s
+        found = []
+        for case in chosen:
+            cpu_s = min(usage.cpu_s for usage in usages[case.name])
+            self.cpu_s[case.name] = min(cpu_s, self.cpu_s.get(case.name, cpu_s))
+            # Every case has the same interpreter to start.
+            alike = [
+                other for other in chosen if other is case or other.yardstick == case.yardstick == "start"
+            ]
+            yardstick_s = min(second for other in alike for second in yardsticks[other.name])
+            pss_bytes = statistics.median(usage.pss_bytes for usage in usages[case.name])
+            found += [
+                Figure(case.name, "cpu", cpu_s / yardstick_s, UNITS[case.yardstick]),
+                Figure(case.name, "memory", pss_bytes / MB, "MB"),
+                Figure(case.name, "modules", modules[case.name].all, "modules"),
+                Figure(case.name, "own", modules[case.name].own, "modules"),
+            ]
+        return found
+
+
+def check(bench: Bench, chosen: Sequence[Case], known: Collection[str]) -> tuple[bool, list[Figure]]:
+    """Print all figures next to their budgets; returns whether all keep to them, and the figures."""
+    limits = budgets.read()
+
+    def again(names: Collection[str]) -> list[Figure]:
+        print(f"over budget, measured once more: {', '.join(sorted(names))}", flush=True)
+        return bench.figures([case for case in chosen if case.name in names])
+
+    judgements = budgets.settled(bench.figures(chosen), limits, again)
+    print(budgets.table(judgements, bench.cpu_s))
     print(
-        f"  {'':<22}{'median s':>9}{'min':>8}{'max':>8}{'sum PSS':>9}{'sum RSS':>9}{'maxrss':>8}{'procs':>7}"
+        "cpu: in starts of a bare interpreter, of large traces in DOM parses of the same bytes. memory: MB. "
+        "modules: imported by the first process; own: of tracelens.\n"
+        f"! more than {budgets.TOLERANCE:.0%} over its budget  v as much below  ? no budget"
     )
-    for name, runs in usages.items():
-        walls = [usage.wall_s for usage in runs]
-        sizes = [
-            max(usage.pss_bytes for usage in runs),
-            max(usage.rss_bytes for usage in runs),
-            max(usage.maxrss_bytes for usage in runs),
-        ]
-        cells = "".join(
-            f"{size / 1e6:>{width}.0f}" if size else f"{'-':>{width}}"
-            for size, width in zip(sizes, (9, 9, 8), strict=True)
-        )
-        processes = max(usage.processes for usage in runs) or "-"
-        times = f"{seconds(runs):>9.3f}{min(walls):>8.3f}{max(walls):>8.3f}"
-        print(f"  {name:<22}{times}{cells}{processes:>7}")
+    gone = [f"{name} is no case any more" for name in budgets.unmeasured(limits, known)]
+    for line in (*budgets.told(judgements), *gone):
+        print(line)
+    return not gone and not any(item.fails for item in judgements), [item.figure for item in judgements]
 
 
-def bench_report(trace: Path, runs: int, scratch: Path) -> dict[str, float]:
-    """The report of `trace` against the DOM parse of its bytes; returns the ratios."""
-    return against_dom([trace], runs, scratch)
-
-
-def bench_ranks(_trace: Path, runs: int, scratch: Path) -> dict[str, float]:
-    """The report of the ranks of a run against the DOM parse of them all; returns the ratios."""
-    ranks = sorted((corpus() / RANKS).glob("rank*.json.gz"))
-    if not ranks:
-        print("  no run of several ranks: set TRACELENS_CORPUS")
-        return {}
-    return against_dom(ranks, runs, scratch)
-
-
-def against_dom(traces: Sequence[Path], runs: int, scratch: Path) -> dict[str, float]:
-    """One report of all traces against the DOM parses of all of them."""
-    commands: dict[str, Command] = {
-        "report": [TRACELENS, "report", *traces, "-o", scratch / "report.html"],
-        "simdjson DOM process": [sys.executable, "-m", "benchmarks.dom", *traces],
-    }
-    usages = rounds(commands, runs, memory=True)
-    table(usages)
-    parses = [json.loads(usage.output) for usage in usages["simdjson DOM process"]]
-    cold_s = statistics.median(parse["first_s"] for parse in parses)
-    warm_s = statistics.median(parse["median_s"] for parse in parses)
-    wall_s = seconds(usages["report"])
-    size = parses[0]["bytes"]
-    print(f"  {size / 1e6:.1f} MB decompressed; DOM parse alone: first {cold_s:.3f} s, later {warm_s:.3f} s")
-    print(f"  report / DOM parse: {wall_s / cold_s:.2f} (first), {wall_s / warm_s:.2f} (later)")
-    pss = max(usage.pss_bytes for usage in usages["report"])
-    print(f"  report memory (sum PSS) / decompressed bytes: {pss / size:.2f}")
-    return {"cold": wall_s / cold_s, "warm": wall_s / warm_s, "pss_per_byte": pss / size}
-
-
-def bench_diff(_trace: Path, runs: int, scratch: Path) -> dict[str, float]:
-    """The comparison of a before/after pair against loading both; returns the ratio."""
-    pair = [corpus() / name for name in PAIR]
-    if not all(path.is_file() for path in pair):
-        print("  no pair of traces: set TRACELENS_CORPUS")
-        return {}
-    usages = rounds(
-        {
-            "load and compare": [sys.executable, "-m", "benchmarks.compare", *pair],
-            "tracelens diff": [TRACELENS, "diff", *pair, "-o", scratch / "diff.html"],
-        },
-        runs,
-        memory=True,
-    )
-    table(usages)
-    parts = [json.loads(usage.output) for usage in usages["load and compare"]]
-    load_s, diff_s = (statistics.median(part[name] for part in parts) for name in ("load_s", "diff_s"))
-    print(f"  load both {load_s:.3f} s, compare {diff_s:.3f} s: {1 + diff_s / load_s:.2f} x loading both")
-    return {"of_loading": 1 + diff_s / load_s}
-
-
-def bench_startup(_trace: Path, runs: int, _scratch: Path) -> dict[str, float]:
-    """What one pays before any trace is read; returns milliseconds."""
-    # -P: the installed package, whatever the current folder holds.
-    usages = rounds(
-        {
-            "python -c pass": [sys.executable, "-P", "-c", "pass"],
-            "import tracelens": [sys.executable, "-P", "-c", "import tracelens"],
-            "tracelens --help": [TRACELENS, "--help"],
-        },
-        runs,
-        memory=False,
-    )
-    table(usages)
-    bare, package, shown = (1000 * seconds(runs) for runs in usages.values())
-    print(f"  above a bare interpreter: import {package - bare:.0f} ms, --help {shown - bare:.0f} ms")
-    return {"import_ms": package - bare, "help_ms": shown - bare}
-
-
-def bench_linearity(trace: Path, runs: int, scratch: Path) -> dict[str, float]:
-    """The report of the trace and of the same trace four times as long; returns the ratio of times."""
-    # Both are written by the same compressor: inflating depends on how the text was deflated.
-    traces = {f"{times} x": scratch / f"times{times}.json.gz" for times in (1, TIMES)}
-    for times, path in zip((1, TIMES), traces.values(), strict=True):
-        repeat.repeat(trace, path, times)
-    commands: dict[str, Command] = {
-        name: [TRACELENS, "report", path, "-o", scratch / "report.html"] for name, path in traces.items()
-    }
-    usages = rounds(commands, runs, memory=True)
-    table(usages)
-    once, more = usages.values()
-    time_ratio = seconds(more) / seconds(once)
-    pss_ratio = max(u.pss_bytes for u in more) / max(u.pss_bytes for u in once)
-    print(f"  {TIMES} x the events: {time_ratio:.2f} x the time, {pss_ratio:.2f} x the memory (sum PSS)")
-    return {"time_ratio": time_ratio, "pss_ratio": pss_ratio}
-
-
-PARTS: dict[str, Callable[[Path, int, Path], dict[str, float]]] = {
-    "report": bench_report,
-    "ranks": bench_ranks,
-    "diff": bench_diff,
-    "startup": bench_startup,
-    "linearity": bench_linearity,
-}
-
-
-def options() -> argparse.Namespace:
+def options(known: Sequence[Case]) -> argparse.Namespace:
     """The command line."""
-    arguments = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__)
-    arguments.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default all")
-    arguments.add_argument("--runs", type=int, default=5, help="measured rounds (default 5)")
-    arguments.add_argument("--trace", type=Path, help="a Kineto trace, .json or .json.gz (default: corpus)")
-    arguments.add_argument("--json", type=Path, help="also write the ratios to this file")
-    parsed = arguments.parse_args()
-    if unknown := sorted(set(parsed.parts) - set(PARTS)):
-        arguments.error(f"unknown part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+    arguments = argparse.ArgumentParser(
+        prog="benchmarks.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [case.name for case in known]
+    arguments.add_argument(
+        "words", nargs="*", metavar="check|budgets|CASE", help=f"cases: {', '.join(names)}"
+    )
+    arguments.add_argument(
+        "--quick", action="store_true", help="only the cases of sample traces that take a minute"
+    )
+    arguments.add_argument("--runs", type=int, default=RUNS, help=f"measured rounds (default {RUNS})")
+    arguments.add_argument("--write", action="store_true", help="with budgets: write them")
+    arguments.add_argument("--json", type=Path, help="also write the figures to this file")
+    parsed = arguments.parse_intermixed_args()
+    parsed.verb = parsed.words.pop(0) if parsed.words[:1] in (["check"], ["budgets"]) else "check"
+    if unknown := sorted(set(parsed.words) - {*names}):
+        arguments.error(f"unknown case {', '.join(unknown)}; cases are {', '.join(names)}")
     if parsed.runs < 1:
         arguments.error("--runs must be at least 1")
-    if parsed.trace and not parsed.trace.is_file():
-        arguments.error(f"{parsed.trace} is not a file")
+    if parsed.write and parsed.verb != "budgets":
+        arguments.error("--write is for budgets")
     if not TRACELENS.exists():
         arguments.error("tracelens is not installed beside this interpreter: make bench")
     return parsed
 
 
 def main() -> int:
-    """Run the chosen parts and print their tables."""
-    chosen = options()
+    """Measure the chosen cases; 1 where a budget is exceeded or a command fails."""
+    known = cases()
+    parsed = options(known)
+    chosen = [
+        case
+        for case in known
+        if (case.name in parsed.words or not parsed.words) and (case.quick or not parsed.quick)
+    ]
+    left_out = [case.name for case in chosen if case.missing]
+    chosen = [case for case in chosen if not case.missing]
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {parsed.runs} runs", flush=True)
+    if left_out:
+        print(f"left out without the corpus (TRACELENS_CORPUS): {', '.join(left_out)}", flush=True)
     try:
-        trace: Path = chosen.trace or large_trace()
-        print(f"Python {platform.python_version()}, {os.cpu_count()} cores; trace {trace.name}")
-        found = {}
         with tempfile.TemporaryDirectory() as scratch:
-            for name in chosen.parts or PARTS:
-                print(f"\n{name}, {chosen.runs} runs; memory in MB")
-                found[name] = PARTS[name](trace, chosen.runs, Path(scratch))
+            bench, kept = Bench(Path(scratch), parsed.runs), True
+            if parsed.verb == "check":
+                kept, figures = check(bench, chosen, [case.name for case in known])
+            else:
+                figures = bench.figures(chosen)
+                print(budgets.table(budgets.judged(figures, budgets.read()), bench.cpu_s))
     except (OSError, ValueError, measure.CommandFailed) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+    if parsed.write:
+        budgets.write(figures, [case.name for case in known])
+        print(f"wrote {budgets.FILE}")
+    if parsed.json:
+        entries = [vars(figure) for figure in figures]
+        parsed.json.write_text(json.dumps({"figures": entries, "cpu_s": bench.cpu_s}, indent=2) + "\n")
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Wall time and peak memory of a command together with every process it starts.
+"""CPU seconds, peak memory and imported modules of a command together with every process it starts.
 
 Memory is sampled from outside through /proc, so Linux only. PSS counts a page shared by n processes as
 1/n in each, so its sum over the tree is what the tree really holds; the sum of RSS counts it n times.
@@ -9,21 +9,25 @@ from __future__ import annotations
 import os
 import select
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 PAUSE_S = 0.015
 # The sampler sleeps at least this many times as long as its last sample took, so that it never takes more
 # than a tenth of one core: reading smaps_rollup takes the longer the more memory there is.
 REST = 9
 
+# Modules are compiled once, by the run that does not count, and not by each.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
 
 class CommandFailed(RuntimeError):
-    """A measured command did not exit with 0; the text carries the end of its output."""
+    """A measured command failed; the text carries the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +36,29 @@ class Usage:
 
     Attributes:
         wall_s: from start to exit of the first process.
+        cpu_s: user and system time of the first process and of all that it waited for.
         pss_bytes: highest sum of PSS over the process tree; 0 when memory was not sampled.
-        rss_bytes: highest sum of RSS over the process tree; 0 when memory was not sampled.
-        maxrss_bytes: ru_maxrss: the largest single process, as the kernel saw it.
-        processes: most processes seen at once.
-        samples: how often memory was looked at.
         output: what the command wrote to stdout.
     """
 
     wall_s: float
+    cpu_s: float
     pss_bytes: int
-    rss_bytes: int
-    maxrss_bytes: int
-    processes: int
-    samples: int
     output: bytes
 
 
-class Peaks:
-    """Running maxima over samples of one process tree."""
+class Modules(NamedTuple):
+    """How many modules the first process of a command imports."""
 
-    def __init__(self) -> None:
-        self.pss_bytes = self.rss_bytes = self.processes = self.samples = 0
+    all: int
+    own: int  # of tracelens
 
-    def sample(self, root: int) -> float:
-        """Look at the tree below process `root` once; returns the seconds that took."""
-        began = time.perf_counter()
-        sizes = [memory_of(pid) for pid in tree(root)]
-        self.pss_bytes = max(self.pss_bytes, sum(pss for pss, _ in sizes))
-        self.rss_bytes = max(self.rss_bytes, sum(rss for _, rss in sizes))
-        self.processes = max(self.processes, len(sizes))
-        self.samples += 1
-        return time.perf_counter() - began
+
+def peak(root: int, so_far: int) -> tuple[int, float]:
+    """The larger one of `so_far` and the sum of PSS of a process tree, and the seconds that this took."""
+    began = time.perf_counter()
+    size = sum(map(memory_of, tree(root)))
+    return max(so_far, size), time.perf_counter() - began
 
 
 def tree(root: int) -> list[int]:
@@ -77,15 +72,12 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def memory_of(pid: int) -> tuple[int, int]:
-    """(PSS, RSS) of one process in bytes; zeros when it has gone."""
-    pss = rss = 0
+def memory_of(pid: int) -> int:
+    """PSS of one process in bytes; 0 when it has gone."""
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
-            pss = int(line.split()[1]) * 1024
-        elif line.startswith(b"Rss:"):
-            rss = int(line.split()[1]) * 1024
-    return pss, rss
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def run(command: Sequence[str | Path], *, memory: bool = True) -> Usage:
@@ -95,49 +87,65 @@ def run(command: Sequence[str | Path], *, memory: bool = True) -> Usage:
         command: program and arguments; its stdin is empty.
         memory: sample memory every 15 ms (see REST); without it the parent only waits.
 
-    Returns:
-        Usage: times in seconds, sizes in bytes.
-
     Raises:
-        CommandFailed: the command exited with another code than 0.
+        CommandFailed: the command exited with another code than 0, or 1 or 3 of a gate.
     """
-    peaks = Peaks()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        _wait(process.pid, peaks if memory else None)
-        wall_s = time.perf_counter() - began
-        # wait4 rather than Popen.wait: it is the one that returns ru_maxrss.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENVIRONMENT)
+        pss_bytes = _wait(process.pid) if memory else 0
+        # wait4 rather than Popen.wait: it is the one that returns the times, also of the process's children.
         _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            line = " ".join(map(str, command))
-            raise CommandFailed(f"{line}: exit {process.returncode}: {_tail(err)}")
+        _check(command, process.returncode, err)
         out.seek(0)
-        output = out.read()
-    return Usage(
-        wall_s=wall_s,
-        pss_bytes=peaks.pss_bytes,
-        rss_bytes=peaks.rss_bytes,
-        maxrss_bytes=usage.ru_maxrss * 1024,
-        processes=peaks.processes,
-        samples=peaks.samples,
-        output=output,
-    )
+        return Usage(
+            wall_s=wall_s,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            pss_bytes=pss_bytes,
+            output=out.read(),
+        )
 
 
-def _wait(pid: int, peaks: Peaks | None) -> None:
-    """Return as soon as the process ends, sampling it until then."""
-    descriptor = os.pidfd_open(pid)
+def modules(command: Sequence[str | Path]) -> Modules:
+    """What the script of a Python environment imports; raises CommandFailed as `run`."""
+    with tempfile.TemporaryFile() as err:
+        timed = [sys.executable, "-X", "importtime", *command]
+        code = subprocess.run(
+            timed,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            env=ENVIRONMENT,
+            check=False,
+        ).returncode
+        _check(command, code, err)
+        err.seek(0)
+        names = {line.rpartition(b"|")[2].strip() for line in err if line.startswith(b"import time:")}
+    own = [name for name in names if name.partition(b".")[0] == b"tracelens"]
+    return Modules(len(names), len(own))
+
+
+def _check(command: Sequence[str | Path], code: int, err: IO[bytes]) -> None:
+    if code not in (0, *((1, 3) if "gate" in command else ())):
+        line = " ".join(map(str, command))
+        raise CommandFailed(f"{line}: exit {code}: {_tail(err)}")
+
+
+def _wait(pid: int) -> int:
+    """The peak of memory until the process ends, bytes."""
+    descriptor, pss_bytes = os.pidfd_open(pid), 0
     try:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         pause_s = PAUSE_S
-        while not poller.poll(None if peaks is None else 1000 * pause_s):
-            if peaks is not None:
-                pause_s = max(PAUSE_S, REST * peaks.sample(pid))
+        while not poller.poll(1000 * pause_s):
+            pss_bytes, took_s = peak(pid, pss_bytes)
+            pause_s = max(PAUSE_S, REST * took_s)
     finally:
         os.close(descriptor)
+    return pss_bytes
 
 
 def _tail(stream: IO[bytes]) -> str:

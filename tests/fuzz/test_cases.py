@@ -156,7 +156,7 @@ def test_send_on_one_rank_in_a_step_of_another_label() -> None:
 # -- numbers at the end of their range -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("turn", "key"), enumerate(["tid", "pid"]))
+@pytest.mark.parametrize(("turn", "key"), list(enumerate(["tid", "pid"])))
 def test_a_thread_of_the_largest_number(turn: int, key: str) -> None:
     def change(traces: list[Document]) -> None:
         for event in each(traces[:1], cat="cpu_op"):
@@ -165,7 +165,7 @@ def test_a_thread_of_the_largest_number(turn: int, key: str) -> None:
     through_everything("exchange", change, turn)
 
 
-@pytest.mark.parametrize(("turn", "rank"), enumerate([LARGEST, 2**31, 2**64]))
+@pytest.mark.parametrize(("turn", "rank"), list(enumerate([LARGEST, 2**31, 2**64])))
 def test_a_rank_of_the_largest_number(turn: int, rank: int) -> None:
     def change(traces: list[Document]) -> None:
         traces[1]["distributedInfo"]["rank"] = rank
@@ -186,7 +186,7 @@ def test_ids_of_a_fused_file_keep_31_bits(rank: int, tmp_path: Path, monkeypatch
     tracelens.load(tmp_path / "fused.json")
 
 
-@pytest.mark.parametrize(("turn", "value"), enumerate([LARGEST, 2**62, 2**64, -1]))
+@pytest.mark.parametrize(("turn", "value"), list(enumerate([LARGEST, 2**62, 2**64, -1])))
 def test_a_message_of_the_largest_size(turn: int, value: int) -> None:
     def change(traces: list[Document]) -> None:
         for event in each(traces):
@@ -209,7 +209,7 @@ def load(traces: Sequence[Document]) -> Run:
 
 @pytest.mark.parametrize(
     ("turn", "dims"),
-    enumerate([[5, []], [[5, []]], [[[5], []], []], [[[5], [[]]]], [[-4, 4]], [[2**62, 4]], ["x"]]),
+    list(enumerate([[5, []], [[5, []]], [[[5], []], []], [[[5], [[]]]], [[-4, 4]], [[2**62, 4]], ["x"]])),
 )
 def test_cat_with_dimensions_that_are_none(turn: int, dims: list[Any]) -> None:
     def change(traces: list[Document]) -> None:

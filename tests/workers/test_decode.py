@@ -13,10 +13,7 @@ import tracelens
 from tracelens.errors import TracelensError
 from tracelens.native import PURE, core
 from tracelens.read import open_source
-from tracelens.read.json import Splitter, decode_all
-from tracelens.read.json.columns import Part, merge
-from tracelens.read.json.pool import encode
-from tracelens.read.json.split import Chunk
+from tracelens.read.json import Chunk, Part, Splitter, decode_all, encode, merge
 from tracelens.workers import Children, jobs
 
 
@@ -82,7 +79,7 @@ def test_an_error_in_a_thread_is_raised_where_the_trace_is_read(
             raise MemoryError("no more")
         assert failed.wait(10)
 
-    monkeypatch.setattr("tracelens.read.json.pool._Share.take", take)
+    monkeypatch.setattr("tracelens.read.json.pool._Decoder.take", take)
     with pytest.raises(MemoryError, match="no more"):
         decode_all(Splitter(open_source(large)[0]), threads=1)
 

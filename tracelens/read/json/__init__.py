@@ -1,21 +1,35 @@
 """Events of a JSON trace: cut into chunks, decoded into columns, repaired where they are broken."""
 
-from tracelens.read.json.columns import OUT_OF_RANGE, CollectiveRow, Columns, Encoded, plain_text
+from tracelens.read.json.columns import (
+    OUT_OF_RANGE,
+    CollectiveRow,
+    Columns,
+    Encoded,
+    Part,
+    ScannedPart,
+    merge,
+    plain_text,
+)
 from tracelens.read.json.events import FIRST_NS, LAST_NS, MISSING, integer, summable
-from tracelens.read.json.pool import decode_all
-from tracelens.read.json.split import Splitter
+from tracelens.read.json.pool import decode_all, encode
+from tracelens.read.json.split import Chunk, Splitter
 
 __all__ = [
     "FIRST_NS",
     "LAST_NS",
     "MISSING",
     "OUT_OF_RANGE",
+    "Chunk",
     "CollectiveRow",
     "Columns",
     "Encoded",
+    "Part",
+    "ScannedPart",
     "Splitter",
     "decode_all",
+    "encode",
     "integer",
+    "merge",
     "plain_text",
     "summable",
 ]

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from struct import Struct
 from typing import IO, TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from tracelens.read.json.split import Chunk, Splitter
 
 if TYPE_CHECKING:
     import subprocess
+    from concurrent.futures import Future
 
 FRAME = Struct("<qqq")
 """Header of a chunk: index, offset, length of the text that follows; index -1 ends a trace."""
@@ -47,16 +48,19 @@ def decode_all(
         TracelensError: a decoding process died.
     """
     feed = _Feed(splitter)
-    own = _Share()
-    with _quick_hand_over():
+    own = _Decoder()
+    with ExitStack() as stack:
+        stack.enter_context(_quick_hand_over())
         enough = bool(processes or threads) and feed.peek(_MIN_CHUNKS) == _MIN_CHUNKS
         helpers = [_Helper(process, feed) for process in processes] if enough else []
-        in_threads = [_ThreadHelper(feed) for _ in range(threads)] if enough else []
-        try:
-            for chunk in feed:
-                own.take(chunk)
-        finally:
-            feed.stop()
+        in_threads: list[Future[_Decoder]] = []
+        if enough and threads:
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = stack.enter_context(ThreadPoolExecutor(threads))
+            in_threads = [pool.submit(_Decoder().take_all, feed) for _ in range(threads)]
+        stack.callback(feed.stop)
+        own.take_all(feed)
         for thread in in_threads:
             own.join(thread.result())
         parts, unsettled = own.parts, own.unsettled
@@ -94,7 +98,7 @@ def decode_all(
         return merge(parts)
 
 
-class _Share:
+class _Decoder:
     """The chunks of a trace that one thread decodes."""
 
     def __init__(self) -> None:
@@ -110,7 +114,13 @@ class _Share:
         if (back := encode(self._part, chunk)) is not None:
             self.unsettled.append(back)
 
-    def join(self, other: _Share) -> None:
+    def take_all(self, feed: _Feed) -> _Decoder:
+        """Decode whatever chunks are left."""
+        for chunk in feed:
+            self.take(chunk)
+        return self
+
+    def join(self, other: _Decoder) -> None:
         self.parts = other.parts + self.parts
         self.unsettled += other.unsettled
 
@@ -157,31 +167,6 @@ class _Feed:
         """Raise what went wrong while reading."""
         if self._error is not None:
             raise self._error
-
-
-class _ThreadHelper:
-    """A thread that decodes with the native core, which needs the interpreter only between chunks."""
-
-    def __init__(self, feed: _Feed) -> None:
-        self._feed = feed
-        self._share = _Share()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._decode, daemon=True)
-        self._thread.start()
-
-    def _decode(self) -> None:
-        try:
-            for chunk in self._feed:
-                self._share.take(chunk)
-        except BaseException as error:  # raised again by `result`, in the thread of the caller
-            self._error = error
-
-    def result(self) -> _Share:
-        """Wait for it; raises what went wrong."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._share
 
 
 class _Helper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ import tracelens
 from tests.builders import aligned, events, write
 from tests.read.test_graphs import REPLAY, capture
 from tracelens.cli import run as run_cli
-from tracelens.read import source
-from tracelens.workers import children
+from tracelens.read import open_source
+from tracelens.workers import Children
 
 DRAWING = aligned("""
     step 1      | ----------
@@ -48,10 +49,13 @@ def reads(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monk
     """How often a command, or a function, reads each file."""
     log, code = folder / "log", LOGGED.format(log=str(folder / "log"))
     monkeypatch.setenv("TRACELENS_JOBS", str(request.param))
+    children = sys.modules[Children.__module__]
     monkeypatch.setattr(children, "_WORTH_BYTES", 0)
     in_child = f"exec({code!r}); ".replace("{", "{{").replace("}", "}}")
-    monkeypatch.setattr(children, "_CODE", children._CODE.replace("{serve}", in_child + "{serve}"))
-    monkeypatch.setattr(source, "open_source", source.open_source)  # put back afterwards
+    monkeypatch.setattr(children, "_CODE", vars(children)["_CODE"].replace("{serve}", in_child + "{serve}"))
+    monkeypatch.setattr(
+        sys.modules[open_source.__module__], "open_source", open_source
+    )  # put back afterwards
     exec(code)
 
     def count(*command: str | Callable[[], object], code: int = 0) -> Counter[str]:

@@ -12,7 +12,7 @@ from tests.builders import draw_run
 from tracelens.native import PURE, core
 from tracelens.what_if import Edit
 from tracelens.what_if.graph import build
-from tracelens.what_if.replay.schedule import Delays, EditedSegment, NodeTimes, ReplaySegment
+from tracelens.what_if.replay import schedule
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +21,9 @@ def _native() -> None:
         pytest.skip("the native core is not built")
 
 
-def replayed(edited: EditedSegment, delays: Delays, idle: bool, pure: str) -> NodeTimes:
+def replayed(
+    edited: schedule.EditedSegment, delays: schedule.Delays, idle: bool, pure: str
+) -> schedule.NodeTimes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PURE, pure)
         return edited.schedule(delays, idle=idle).times
@@ -38,8 +40,8 @@ def test_both_cores_replay_to_the_same_times(drawing: Drawing, data: st.DataObje
     for edge in data.draw(st.sets(st.integers(0, max(len(edit.kept) - 1, 0)), max_size=3)):
         edit.kept[edge : edge + 1] = False
     window = data.draw(st.sampled_from([None, *recorded.windows]))
-    edited = EditedSegment(ReplaySegment(graph, window), edit)
-    kinds: tuple[Delays, ...] = ("low", "typical", "high")
+    edited = schedule.EditedSegment(schedule.ReplaySegment(graph, window), edit)
+    kinds: tuple[schedule.Delays, ...] = ("low", "typical", "high")
     for delays in kinds:
         for idle in (False, True):
             for ours, theirs in zip(

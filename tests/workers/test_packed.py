@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 from tracelens.analysis import ANALYZERS
 from tracelens.errors import TracelensError
 from tracelens.trace import TraceMeta
-from tracelens.workers.tasks import PackedPart, Portion, Task, carry_out
+from tracelens.workers import tasks
 
 TYPES = st.sampled_from(["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 
@@ -26,7 +26,7 @@ TYPES = st.sampled_from(["int8", "uint8", "int16", "uint16", "int32", "uint32", 
     | npst.arrays(np.bool_, 100)
 )
 def test_an_array_comes_back_as_it_was(values: np.ndarray) -> None:
-    back = PackedPart.of({"values": values}).unpack()["values"]
+    back = tasks.PackedPart.of({"values": values}).unpack()["values"]
     assert back.dtype == values.dtype
     assert back.flags.writeable
     np.testing.assert_array_equal(back, values)
@@ -37,27 +37,27 @@ def test_so_do_numbers_far_from_zero(first: int, spread: int, count: int) -> Non
     last = min(first + spread, 2**63 - 1)
     values = np.linspace(0, 1, count) * (last - first)
     numbers = np.int64(first) + np.minimum(values, last - first).astype(np.int64)
-    np.testing.assert_array_equal(PackedPart.of(numbers).unpack(), numbers)
+    np.testing.assert_array_equal(tasks.PackedPart.of(numbers).unpack(), numbers)
 
 
 def test_times_take_four_bytes_each_at_most() -> None:
     rng = np.random.default_rng(0)
     times = 1_700_000_000_000_000_000 + np.sort(rng.integers(0, 2**31, 10_000))
-    assert len(PackedPart.of(times).data) < 4.1 * len(times)
+    assert len(tasks.PackedPart.of(times).data) < 4.1 * len(times)
 
 
 def test_a_part_of_another_version_is_one_line() -> None:
-    parts = {"kernels": PackedPart.of({"rows": 1})}
-    portion = Portion("rank0.json", TraceMeta("rank0.json", "kineto"), 0, (0, 1), parts)
+    parts = {"kernels": tasks.PackedPart.of({"rows": 1})}
+    portion = tasks.Portion("rank0.json", TraceMeta("rank0.json", "kineto"), 0, (0, 1), parts)
     assert portion.part("kernels") == {"rows": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PackedPart, "unpack", _fails(AttributeError("no class Gone")))
+        patch.setattr(tasks.PackedPart, "unpack", _fails(AttributeError("no class Gone")))
         with pytest.raises(TracelensError, match=r"rank0\.json: .*no class Gone"):
             portion.part("kernels")
 
 
-def _fails(error: Exception) -> Callable[[PackedPart], Any]:
-    def unpack(_: PackedPart) -> Any:
+def _fails(error: Exception) -> Callable[[tasks.PackedPart], Any]:
+    def unpack(_: tasks.PackedPart) -> Any:
         raise error
 
     return unpack
@@ -70,6 +70,6 @@ def test_the_part_of_a_rank_has_at_most_a_megabyte(corpus: Path) -> None:
         path for path in sorted((corpus / "nvidia-h200-megatron/ep8").iterdir()) if "rank0" in path.name
     )
     names = tuple(name for name, _ in ANALYZERS.items())
-    (portion,) = carry_out(Task(str(trace), 0, names, None, ()))
+    (portion,) = tasks.carry_out(tasks.Task(str(trace), 0, names, None, ()))
     parts = portion.packed().parts.values()
     assert sum(len(part.data) for part in parts) < 1_000_000

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tests.workload.agree import FLOAT32, relative_error
 from tracelens.planner.config import Config, Layout
+from tracelens.workload.kernels import choose, scores
 from tracelens.workload.model import Router, Transformer
 from tracelens.workload.parallel import Groups, initialise
-from tracelens.workload.routing import choose, scores
 from tracelens.workload.train import local_part
 
 STD = 0.1

@@ -14,9 +14,13 @@ from hypothesis import strategies as st  # noqa: E402
 
 from tests.workload.kernels.compare import DTYPES, Backend, assert_near, normal  # noqa: E402
 from tracelens.planner.config import MODELS, Model  # noqa: E402
-from tracelens.workload.kernels import reference  # noqa: E402
+from tracelens.workload.kernels import (  # noqa: E402
+    choose,
+    reference,
+    scores,
+    weights,
+)
 from tracelens.workload.model.router import _Route  # noqa: E402
-from tracelens.workload.routing import choose, scores, weights  # noqa: E402
 
 # (experts, groups, groups chosen, experts chosen)
 SIZES = [

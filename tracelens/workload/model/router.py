@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from tracelens.planner.config import Config, Model
-from tracelens.workload.kernels import kernels
+from tracelens.workload.kernels import choose, kernels, scores, weights
 from tracelens.workload.parallel import Groups, all_reduce, shard
-from tracelens.workload.routing import choose, scores, weights
 
 # The logits of routing=skewed: of expert e less by so many times log(1 + e).
 SKEW = 1.0

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from tracelens.analysis import ANALYZERS
 from tracelens.errors import TracelensError
+from tracelens.read import SideTraces
 from tracelens.trace import TraceMeta
 from tracelens.workers import tasks
 
@@ -70,6 +71,6 @@ def test_the_part_of_a_rank_has_at_most_a_megabyte(corpus: Path) -> None:
         path for path in sorted((corpus / "nvidia-h200-megatron/ep8").iterdir()) if "rank0" in path.name
     )
     names = tuple(name for name, _ in ANALYZERS.items())
-    (portion,) = tasks.carry_out(tasks.Task(str(trace), 0, names, None, ()))
+    (portion,) = tasks.carry_out(tasks.Task(str(trace), 0, names, None, ()), SideTraces())
     parts = portion.packed().parts.values()
     assert sum(len(part.data) for part in parts) < 1_000_000

@@ -233,7 +233,7 @@ ROOT = CommandGroup(
         },
     },
     (
-        ("--version", "Print the version."),
+        ("--version", "Print the version, and which core runs."),
         ("--debug", "Stop at the first internal error, with its traceback."),
         ("--install-completion", "Install completion for the current shell."),
         (

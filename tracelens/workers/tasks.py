@@ -23,7 +23,6 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
-import numpy as np
 from isal import isal_zlib
 
 from tracelens.errors import MissingExtra, ParseError, TracelensError
@@ -105,6 +104,8 @@ class _Packer(pickle.Pickler):
     """Pickles arrays of integers in as few bytes a number as these need: times of a rank fit into four."""
 
     def reducer_override(self, item: Any) -> Any:
+        import numpy as np  # processes start before it is imported
+
         if type(item) is not np.ndarray or item.dtype.kind not in "iu" or item.ndim != 1 or len(item) < _LONG:
             return NotImplemented
         least = int(item.min())
@@ -118,6 +119,8 @@ class _Packer(pickle.Pickler):
 
 def _widened(planes: bytes, narrow: str, least: int, dtype: str) -> NDArray[Any]:
     """The array that a packer made narrow."""
+    import numpy as np
+
     by_number = np.frombuffer(planes, np.uint8).reshape(np.dtype(narrow).itemsize, -1).T
     numbers = np.ascontiguousarray(by_number).view(narrow)[:, 0].astype(dtype)
     numbers += np.asarray(least, dtype)

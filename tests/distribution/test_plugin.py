@@ -101,7 +101,7 @@ def ranks(tmp_path: Path) -> Path:
     folder.mkdir()
     for rank in range(3):
         file = write(folder / f"rank{rank}.json", events(DRAWN, start_ns=1000 * rank), rank=rank)
-        file.write_text(file.read_text().replace("{", "{" + " " * 200_000, 1))
+        file.write_text(file.read_text().replace("{", "{" + " " * 400_000, 1))
     return folder
 
 

@@ -24,7 +24,10 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
         "#dd7747",
         ("analysis", "findings", "compare", "what_if", "planner", "reproducers"),
     ),
-    "Traces and tables": ("#2b9db3", ("read", "trace", "table", "workers", "costs", "devices", "native", BASICS)),
+    "Traces and tables": (
+        "#2b9db3",
+        ("read", "trace", "table", "workers", "costs", "devices", "native", BASICS),
+    ),
     "Outputs": ("#55a457", ("rendering", "outputs", "merge")),
     "Recording": ("#ad70c9", ("recording", "workload", "calibrate")),
 }

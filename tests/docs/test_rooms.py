@@ -43,7 +43,7 @@ def drawing() -> Drawing:
 def test_every_room_is_there_and_imports_something_or_nothing_that_is_known(drawing: Drawing) -> None:
     folders = {path.parent.name for path in (ROOT / "tracelens").glob("*/__init__.py")}
     assert drawing.arrows.keys() == folders
-    assert drawing.arrows["trace"] == {"table"}
+    assert drawing.arrows["trace"] == {"native", "table"}
     assert "read" not in rooms.below(drawing.arrows, "analysis")
 
 
@@ -80,7 +80,7 @@ def test_crossings(upper: str, lower: str, count: int) -> None:
 
 
 def test_few_arrows_cross(drawing: Drawing) -> None:
-    assert rooms.crossings(drawing.layers, drawing.links) <= 4
+    assert rooms.crossings(drawing.layers, drawing.links) <= 5
 
 
 def test_nothing_overlaps_in_a_row(drawing: Drawing) -> None:

@@ -1,5 +1,6 @@
 """What all tests share: the corpus of real traces, and how hard hypothesis tries."""
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -92,10 +93,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "not slow" and _slow(collection_path) else None
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[object]:
+    """Collecting makes a million objects that stay: the garbage collector need not look at them, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Let REREADERS share what they read."""
-    if item.path.relative_to(TESTS).as_posix().startswith(REREADERS):
+    if _below_tests(item.path).startswith(REREADERS):
         from tests.shared_reading import reading_once
 
         with reading_once():
@@ -109,10 +121,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if _slow(item.path):
             item.add_marker(pytest.mark.slow)
-        if _NEEDS_TORCH.search(_text(item.path)):
+        if _needs_torch(item.path):
             item.add_marker(pytest.mark.torch)
     yield  # pytest chooses by mark, and brings those together that share a fixture
-    items.sort(key=lambda item: not item.path.relative_to(TESTS).as_posix().startswith(LONG))
+    items.sort(key=lambda item: not _below_tests(item.path).startswith(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,13 +138,19 @@ _NEEDS_TORCH = re.compile(r'^(\w+ = )?pytest\.importorskip\("torch', re.MULTILIN
 
 
 @cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def _needs_torch(path: Path) -> bool:
+    return bool(_NEEDS_TORCH.search(path.read_text(encoding="utf-8")))
 
 
+@cache
+def _below_tests(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+
+
+@cache
 def _slow(path: Path) -> bool:
     """Whether all tests of a file or folder are."""
-    return path.is_relative_to(TESTS) and f"{path.relative_to(TESTS).as_posix()}/".startswith(SLOW)
+    return f"{_below_tests(path)}/".startswith(SLOW)
 
 
 @pytest.fixture(scope="session")

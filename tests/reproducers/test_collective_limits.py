@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.reproducers.test_collectives import script_of
+from tests.reproducers.torch_process import run_script
 
 
 @pytest.mark.torch
@@ -20,8 +19,7 @@ def test_more_than_8_processes_need_an_option(options: list[str], code: int, tmp
     file.write_text(
         text.replace("mp.start_processes(", "(lambda *args, **_: print(args[2]))("), encoding="utf-8"
     )
-    command = [sys.executable, str(file), "--device", "cpu", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_script(file, "--device", "cpu", *options)
     assert (done.returncode, done.stdout) == (code, "" if code else "12\n")
     if code:
         assert "12 processes" in done.stderr

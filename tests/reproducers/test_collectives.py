@@ -17,6 +17,7 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, draw_run
+from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.collectives import CollectiveMessage, collectives
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
@@ -339,44 +340,17 @@ def test_bytes_are_what_nccl_tests_counts() -> None:
     assert CollectiveMessage("send/recv", "send/recv", 2, "int64", ((0, 5), (3, 0))).bytes == 40
 
 
-# Runs scripts one after the other, each in a copy of a process that has torch already.
-DRIVER = """
-import os, runpy, sys
-import torch
-bar = sys.argv.index("--")
-paths, options = sys.argv[1:bar], sys.argv[bar + 1 :]
-for path in paths:
-    sys.stdout.flush()
-    if not os.fork():
-        sys.argv = [path, *options]
-        code = 0
-        try:
-            runpy.run_path(path, run_name="__main__")
-        except SystemExit as end:
-            code = int(end.code or 0)
-        sys.stdout.flush()
-        os._exit(code)  # taking down what torch has set up takes longer than all the rest
-    print("status", os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
 def run(folder: Path, texts: Sequence[str], *options: str) -> tuple[list[tuple[int, dict[str, Any]]], str]:
     """(Exit status, result) of each script on the CPU, and what they wrote to stderr."""
-    files = [folder / f"{number}.py" for number in range(len(texts))]
-    for file, text in zip(files, texts, strict=True):
-        file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-c", DRIVER, *map(str, files), "--", "--device", "cpu", "--json", *options]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found: list[tuple[int, dict[str, Any]]] = []
-    said: dict[str, Any] = {}
-    for line in ran.stdout.splitlines():
-        word, _, status = line.partition(" ")
-        if word == "status":
-            found.append((int(status), said))
-            said = {}
-        else:
-            said = json.loads(line)
-    return found, ran.stderr
+    errors = ""
+    for number, text in enumerate(texts):
+        file = folder / f"{number}.py"
+        file.write_text(text, encoding="utf-8")
+        done = run_script(file, "--device", "cpu", "--json", *options)
+        found.append((done.returncode, json.loads(done.stdout or "{}")))
+        errors += done.stderr
+    return found, errors
 
 
 @pytest.mark.torch

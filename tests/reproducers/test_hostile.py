@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.builders import Event, events, write
 from tests.hostile.script_attacks import ATTACKS
 from tests.hostile.script_forms import form
 from tests.reproducers.calls import MI300X, called, case_of, script_of, trace_of
+from tests.reproducers.torch_process import run_script
 from tracelens import load
 from tracelens.reproducers import replay
 from tracelens.reproducers.arguments import Unreplayable
@@ -150,8 +150,7 @@ def _suspicious(node: ast.AST) -> bool:
 def run(text: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     path = tmp_path / "script.py"
     path.write_text(text)
-    command = [sys.executable, str(path), "--device", "cpu", "--iters", "1", *options]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    return run_script(path, "--device", "cpu", "--iters", "1", *options)
 
 
 @pytest.mark.torch

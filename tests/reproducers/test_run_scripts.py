@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.reproducers.calls import CATALOG, RANDOM, case_of, described, script_of, space_of
+from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
 from tracelens.reproducers.verify import failed, verify
@@ -59,8 +60,7 @@ def test_it_runs_and_is_right(name: str, rows: Mapping[str, Row]) -> None:
 def run(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     path = folder / "script.py"
     path.write_text(text)
-    command = [sys.executable, str(path), "--device", "cpu", "--iters", "2", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_script(path, "--device", "cpu", "--iters", "2", *options)
 
 
 def test_a_profile_is_written(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[object]:
-    """Collecting makes a million objects that stay: the garbage collector need not look at them, then or later."""
+    """What collecting makes stays: the garbage collector looks at none of it, then or later."""
     gc.disable()
     try:
         return (yield)

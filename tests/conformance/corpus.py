@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import tracelens
-from tests.effort import swept
+from tests.effort import of_its_kind, swept
 from tests.reference.traces import FOLDERS
 from tracelens.analysis import ANALYZERS
 from tracelens.table import Result
@@ -48,7 +48,7 @@ def run_params() -> list[Any]:
     """Every trace; a directory of rank<N> files is one run."""
     root = folder()
     if root is None:
-        return ["none"]  # one test that the corpus fixture skips
+        return [pytest.param("none")]  # one test that the corpus fixture skips
     files = sorted(path for path in root.rglob("*") if path.name.endswith(SUFFIXES))
     return params(
         sorted({path.parent if path.name.startswith("rank") else path for path in files if swept(path)}),
@@ -108,6 +108,10 @@ def trace_of(report: Path) -> Path:
 
 everywhere = pytest.mark.parametrize("case", every_run(), indirect=True)
 """On all runs instead of those of the corpus."""
+of_each_kind = pytest.mark.parametrize(
+    "case", [run for run in every_run() if of_its_kind(run.id or run.values[0])], indirect=True
+)
+"""On one run of each kind, for what holds in any trace."""
 
 
 @dataclass
@@ -120,9 +124,9 @@ class Case:
     results: dict[tuple[str, Scope], Result] = field(default_factory=dict)
 
     def result(self, analyzer: str, scope: Scope = "all") -> Result:
-        key = (analyzer, scope)
+        options: dict[str, Any] = {"scope": scope} if "scope" in ANALYZERS.get(analyzer).options else {}
+        key = (analyzer, options.get("scope", "all"))
         if key not in self.results:
-            options = {"scope": scope} if "scope" in ANALYZERS.get(analyzer).options else {}
             self.results[key] = tracelens.analyze(self.run, analyzer, **options)
         return self.results[key]
 

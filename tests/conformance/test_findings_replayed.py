@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import tracelens
-from tests.conformance.corpus import Case, everywhere
+from tests.conformance.corpus import Case, of_each_kind
 from tracelens.table import Result
 from tracelens.trace import Run
 
@@ -19,7 +19,7 @@ def findings(case: Case) -> tuple[Run, Result]:
     return case.run, case.result("findings")
 
 
-@everywhere
+@of_each_kind
 def test_a_saving_is_what_whatif_prints(findings: tuple[Run, Result]) -> None:
     """Of findings, and of detections that the replay shows to be none."""
     run, result = findings
@@ -39,7 +39,7 @@ def test_a_saving_is_what_whatif_prints(findings: tuple[Run, Result]) -> None:
         assert row.saving_ns == table.loc[row.scenario, "base_ns"] - table.loc[row.scenario, "projected_ns"]
 
 
-@everywhere
+@of_each_kind
 def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) -> None:
     _, result = findings
     table: pd.DataFrame = result["findings"]
@@ -53,7 +53,7 @@ def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) ->
     assert table["fraction"].to_numpy() == pytest.approx(additional / max(base, 1), abs=1e-6)
 
 
-@everywhere
+@of_each_kind
 def test_a_symptom_stands_below_the_cause_that_it_names(findings: tuple[Run, Result]) -> None:
     _, result = findings
     above: set[str] = set()
@@ -62,7 +62,7 @@ def test_a_symptom_stands_below_the_cause_that_it_names(findings: tuple[Run, Res
         above.add(row.detector)
 
 
-@everywhere
+@of_each_kind
 def test_a_basis_is_told(findings: tuple[Run, Result]) -> None:
     """Without a scenario there is a reason, and low confidence."""
     _, result = findings

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.conformance.corpus import Case, everywhere
+from tests.conformance.corpus import Case, of_each_kind
 from tracelens.analysis.pipeline import passes
 from tracelens.compare.diff.sides import RankSide
 from tracelens.errors import TracelensError
@@ -25,7 +25,7 @@ def lengths(table: pd.DataFrame, rank: int, step: str = "step", ns: str = "dur_n
     return dict(zip(rows[step].astype(str), rows[ns].tolist(), strict=True))
 
 
-@everywhere
+@of_each_kind
 def test_step_lengths(case: Case) -> None:
     run = case.run
     results = {name: case.result(name) for name in ("timeline", "breakdown", "steps", "roofline", "moe")}
@@ -54,7 +54,7 @@ def test_step_lengths(case: Case) -> None:
             assert not steps.marked or of_pipeline == windows
 
 
-@everywhere
+@of_each_kind
 def test_parts_and_sums(run: Run) -> None:
     """Steps and what lies outside are the window; kernel time by step is the total, each counted once."""
     for trace in run.traces:
@@ -69,7 +69,7 @@ def test_parts_and_sums(run: Run) -> None:
         assert int(by_step.sum()) == int(work.dur.sum())
 
 
-@everywhere
+@of_each_kind
 def test_a_step_by_itself(run: Run) -> None:
     first = run.traces[0]
     steps = steps_of(first)
@@ -82,7 +82,7 @@ def test_a_step_by_itself(run: Run) -> None:
         assert narrowed.marks.tolist() == steps.marks[index : index + 2].tolist()
 
 
-@everywhere
+@of_each_kind
 def test_what_if(run: Run) -> None:
     try:
         recorded = build(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.conformance.corpus import Case, every_run, everywhere
+from tests.conformance.corpus import Case, every_run, of_each_kind
 from tracelens.arrays import Int
 from tracelens.errors import TracelensError
 from tracelens.trace import union
@@ -40,7 +40,7 @@ def test_there_are_thirty_traces() -> None:
     assert len(every_run()) >= 30
 
 
-@everywhere
+@of_each_kind
 def test_less_gpu_work_is_no_longer_step(replay: ReplayedStep) -> None:
     """On each rank, with unexplained delays kept, typical, and removed."""
     for delays in ("low", "typical", "high"):
@@ -53,7 +53,7 @@ def test_less_gpu_work_is_no_longer_step(replay: ReplayedStep) -> None:
         assert (np.diff(np.array(durs), axis=0) <= 0).all()
 
 
-@everywhere
+@of_each_kind
 def test_the_scenario_is_monotone(replay: ReplayedStep) -> None:
     try:
         steps = [replay.scenario(parse_request(f"scale:*={factor:g}")).projected_ns for factor in FACTORS]
@@ -71,7 +71,7 @@ def one_rank(replay: ReplayedStep) -> ReplayedStep:
     return replay
 
 
-@everywhere
+@of_each_kind
 def test_without_gpu_work_the_host_alone_is_left(replay: ReplayedStep) -> None:
     """From mark to mark without waiting, or from the begin of the step if the host ran ahead until then."""
     graph, window = one_rank(replay).graph, replay.projector.window
@@ -97,7 +97,7 @@ def test_without_gpu_work_the_host_alone_is_left(replay: ReplayedStep) -> None:
     )
 
 
-@everywhere
+@of_each_kind
 def test_without_host_time_the_gpu_alone_is_left(replay: ReplayedStep) -> None:
     """No longer than all GPU work one after the other, and no shorter than that of the busiest stream."""
     graph, window = one_rank(replay).graph, replay.projector.window

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -101,28 +100,34 @@ def test_one_rank_of_two(tmp_path: Path) -> None:
     assert told["window"]["recorded"] == [2]
 
 
+# Ranks one after the other, each in a copy of a process that has torch already.
 LOOP = """
-import sys, tracelens
-with tracelens.record(sys.argv[1], wait=0, warmup=1, steps=1, ranks="hosts") as r:
-    for _ in range(2):
-        r.step()
+import os, sys, torch, tracelens
+place = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+for rank in map(int, sys.argv[2:]):
+    child = os.fork()
+    if not child:
+        os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank % 4)}
+        with tracelens.record(f"{sys.argv[1]}/{rank}", wait=0, warmup=1, steps=1, ranks="hosts") as r:
+            for _ in range(2):
+                r.step()
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
 """
+WRITTEN = {0: ["rank0.json.gz", "run.json"], 1: [], 4: ["rank4.json.gz"]}
 
 
-@pytest.mark.parametrize(
-    ("rank", "written"), [(0, ["rank0.json.gz", "run.json"]), (1, []), (4, ["rank4.json.gz"])]
-)
-def test_a_launcher_without_torch_distributed(tmp_path: Path, rank: int, written: list[str]) -> None:
+def test_a_launcher_without_torch_distributed(tmp_path: Path) -> None:
     """The first of each host's four ranks records, and the trace says which rank of how many it is."""
-    place: dict[str, Any] = {"RANK": rank, "WORLD_SIZE": 8, "LOCAL_RANK": rank % 4, "LOCAL_WORLD_SIZE": 4}
-    environ = os.environ | {name: str(value) for name, value in place.items()} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error::UserWarning", "-c", LOOP, str(tmp_path)]
+    command = [sys.executable, "-W", "error::UserWarning", "-c", LOOP, str(tmp_path), *map(str, WRITTEN)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env=environ, capture_output=True)
-    assert files(tmp_path) == written
-    if written:
-        told = read(tmp_path / written[0])["distributedInfo"]
-        assert told == {"backend": "none", "rank": rank, "world_size": 8}
-    if rank == 0:
-        sidecar = json.loads((tmp_path / "run.json").read_text())
-        assert sidecar["files"] == {"0": "rank0.json.gz", "4": "rank4.json.gz"}
-        assert sidecar["rank_source"] == "RANK"
+    for rank, written in WRITTEN.items():
+        folder = tmp_path / str(rank)
+        assert (files(folder) if folder.exists() else []) == written
+        if written:
+            told = read(folder / written[0])["distributedInfo"]
+            assert told == {"backend": "none", "rank": rank, "world_size": 8}
+    sidecar = json.loads((tmp_path / "0" / "run.json").read_text())
+    assert sidecar["files"] == {"0": "rank0.json.gz", "4": "rank4.json.gz"}
+    assert sidecar["rank_source"] == "RANK"

@@ -29,6 +29,10 @@ SLOW = (
     "test_action.py",
     "test_readme.py",
     "test_reports.py",
+    # Processes: how they end, what they are told and how often they read.
+    "cli/test_process.py",
+    "reproducers/test_verify.py",
+    "session/test_one_read.py",
     # Hundreds of drawn runs, to count false alarms and what is found.
     "analysis/stragglers/test_false_alarms.py",
     "compare/diff/test_edits.py",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.effort import effort
+from tests.effort import THOROUGH, effort
 from tests.fuzz.mutate import mutant
 from tests.fuzz.sources import SOURCES
 from tests.hostile.traces import write_run
@@ -20,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(core() is None, reason="the native core is not built")
 
 
-@pytest.mark.parametrize("number", range(effort(20, 500)))
+# Whatever a mutation does, it leaves JSON, which the cores rarely read differently: damage has more numbers.
+@pytest.mark.parametrize("number", range(effort(10, 500)))
 def test_mutants(tmp_path: Path, number: int) -> None:
     names = [name for name in SOURCES if not SOURCES[name].missing]
     path = tmp_path / "mutant.json"
@@ -50,8 +52,11 @@ def test_damage(tmp_path: Path, number: int) -> None:
 
 
 def test_recordings(corpus: Path) -> None:
+    # The ranks of a run are written by one program: the first stands for them.
     files = sorted(
-        path for path in corpus.rglob("*.json*") if path.stat().st_size < effort(2_000_000, 1 << 40)
+        path
+        for path in corpus.rglob("*.json*")
+        if THOROUGH or (path.stat().st_size < 2_000_000 and re.match(r"rank0\.|(?!rank\d)", path.name))
     )
     assert files
     for path in files:

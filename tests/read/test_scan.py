@@ -50,7 +50,7 @@ def array(*events: str) -> bytes:
     return f"[{','.join(events)}]".encode()
 
 
-@pytest.mark.parametrize("path", SAMPLES[:: effort(4, 1)], ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", SAMPLES[:: effort(7, 1)], ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_samples_are_read_alike(path: Path) -> None:
     check_cores(path)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tracelens.errors import TracelensError
 from tracelens.planner.block import Exchange, attention_section
 from tracelens.planner.config import MODELS, Config, Layout, Model, Training, override, preset
@@ -111,7 +112,8 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 @given(configs(), st.data())
-@settings(deadline=None, max_examples=40)
+# Few: test_expected_models.py counts every kind of layout.
+@settings(deadline=None, max_examples=effort(12, 300))
 def test_parameters_are_those_that_torch_counts(config: Config, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, config.layout.ranks - 1))
     counted: dict[str, int] = {}

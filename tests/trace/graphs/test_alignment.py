@@ -266,6 +266,7 @@ GRAPHS = int(os.environ.get("TRACELENS_EDITED_GRAPHS", "12"))
 """Random graphs of each kind; a night's run takes thousands."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("own", "least"), [(0.0, 0.95), (1.0, 0.9)])
 def test_recall_under_edits(own: float, least: float) -> None:
     """Of graphs with up to 5% of their nodes edited 95% of the nodes that are there are attributed.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, distinct
 
 
 class Stats(NamedTuple):
@@ -49,15 +49,14 @@ _GRID = np.linspace(0, np.pi / 2, 1 << 14)
 
 def stats(group: Int, values: Int, groups: int) -> Stats:
     """Statistics of int64 `values` in each of the groups 0..groups-1."""
-    order = np.lexsort((values, group))
-    ordered = values[order]
     count = np.bincount(group, minlength=groups).astype(np.int64)
     first = np.cumsum(count) - count
     total = sums(group, values, groups)
     nonzero_count = np.maximum(count, 1)
-    if not len(ordered):
+    if not len(values):
         nothing = np.zeros(groups, dtype=np.int64)
         return Stats(count, total, nothing.astype(float), nothing.astype(float), nothing, nothing)
+    ordered = _ordered(group, values)
     last_row = len(ordered) - 1
     low = np.minimum(first + (nonzero_count - 1) // 2, last_row)
     high = np.minimum(first + nonzero_count // 2, last_row)
@@ -70,6 +69,16 @@ def stats(group: Int, values: Int, groups: int) -> Stats:
         np.where(empty, 0, ordered[np.minimum(first, last_row)]),
         np.where(empty, 0, ordered[np.minimum(first + nonzero_count - 1, last_row)]),
     )
+
+
+def _ordered(group: Int, values: Int) -> Int:
+    """The values in order of their groups, ascending in each."""
+    least = int(values.min())
+    span = int(values.max()) - least + 1
+    if (int(group.max()) + 1) * span >= 1 << 62:
+        return values[np.lexsort((values, group))]
+    # One sort of numbers is much faster than one of rows by two keys.
+    return np.sort(group * span + (values - least)) % span + least
 
 
 def sums(group: Int, values: Int, groups: int) -> Int:
@@ -85,18 +94,29 @@ def codes(*keys: Int) -> tuple[Int, list[Int]]:
     Returns:
         (group of each row, [value of each key in each group]); groups are in order of the keys.
     """
-    order = np.lexsort(tuple(reversed(keys)))
-    changed = np.zeros(len(order), dtype=bool)
-    for key in keys:
-        ordered = key[order]
-        changed[1:] |= ordered[1:] != ordered[:-1]
-    number = np.cumsum(changed)
-    group = np.empty(len(order), dtype=np.int64)
-    group[order] = number
-    first = (
-        np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, dtype=np.int64)
-    )
-    return group, [key[order[first]] for key in keys]
+    if not len(keys[0]):
+        return np.empty(0, dtype=np.int64), list(keys)
+    number, size = _spread(keys[0])
+    for key in keys[1:]:
+        added, span = _spread(key)
+        if size * span >= 1 << 62:
+            number = np.unique(number, return_inverse=True)[1]
+            size = int(number.max()) + 1
+        number, size = number * span + added, size * span
+    used, group = distinct(number, size)
+    row = np.empty(len(used), dtype=np.int64)
+    row[group] = np.arange(len(group))
+    return group, [key[row] for key in keys]
+
+
+def _spread(key: Int) -> tuple[Int, int]:
+    """Numbers from 0 in the order of the key's values, and one more than the highest can be."""
+    least = int(key.min())
+    span = int(key.max()) - least + 1
+    if span < 1 << 31:
+        return key.astype(np.int64, copy=False) - least, span
+    used, number = np.unique(key, return_inverse=True)
+    return number, len(used)
 
 
 def depths(parent: Int) -> Int:

@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.trace import WORK_KINDS, Trace, Union, Work, steps_of, union
 
@@ -46,7 +46,7 @@ class StageWork(NamedTuple):
     @property
     def cells(self) -> Int:
         """The passes and phases that have any of it."""
-        return np.unique(self.cell)
+        return unique(self.cell)
 
 
 class Chains(NamedTuple):
@@ -204,7 +204,7 @@ def _stage_work(step: StepWork, stage: int, without: str = "") -> StageWork:
         values[step.rows] for values in (layers.layer_pass, layers.stage, layers.phase)
     )
     inside = (stages == stage) & (work.kind != WORK_KINDS.index("comm"))
-    passes = len(np.unique(layer_pass[inside & (phase == FORWARD) & (layer_pass >= 0)]))
+    passes = len(unique(layer_pass[inside & (phase == FORWARD) & (layer_pass >= 0)]))
     if without:
         inside &= work.category != work.categories.index(without)
     rows = np.flatnonzero(inside)
@@ -214,7 +214,7 @@ def _stage_work(step: StepWork, stage: int, without: str = "") -> StageWork:
 
 def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
     """Whether any kernel of these has such a name."""
-    codes = np.unique(step.work.name[rows])
+    codes = unique(step.work.name[rows])
     return any(names.search(step.work.names[code]) for code in codes.tolist())
 
 
@@ -228,7 +228,7 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
     if not len(rows):
         return Chains.none()
     work = step.work
-    counted = np.unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
+    counted = unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
     counted = counted[np.lexsort((work.start[counted], step.called[counted]))]
     cell_of = np.full(len(work.event), -1, dtype=np.int64)
     cell_of[rows] = cell

@@ -17,7 +17,7 @@ from tracelens.analysis.host.launches import (
     profiler_overhead,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -29,7 +29,6 @@ from tracelens.trace import (
     Union,
     Work,
     cut,
-    difference,
     enclosing_op,
     gpu_work,
     steps_of,
@@ -211,7 +210,10 @@ class Activity(NamedTuple):
 
     def outside(self, times: Union) -> Activity:
         """What lies outside of these times."""
-        rows, start, end = cut(self.start, self.end, difference(union(self.start, self.end), times))
+        if not len(self.start):
+            return self
+        free = times.complement(int(self.start[0]), int(self.end[-1]))
+        rows, start, end = cut(self.start, self.end, free)
         return self.take(rows)._replace(start=start, end=end)
 
 
@@ -470,7 +472,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(begins)) - 1
         before, after = np.full(len(first), -1), np.full(len(first), -1)
-        for number in np.unique(silent.thread[first]).tolist():
+        for number in unique(silent.thread[first]).tolist():
             rows = np.flatnonzero(is_call & (thread == number))
             of_thread = np.flatnonzero(silent.thread[first] == number)
             # Of nested ones the outermost: it ends last, and begins first.
@@ -540,7 +542,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     program, outermost = trace.once(Host), trace.once(_outermost_op)
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
-    for thread in np.unique(number).tolist():
+    for thread in unique(number).tolist():
         rows = late[number == thread]
         activity = program.during(thread, gaps.start[split[rows]], launched[rows])
         cause, event = _causes(trace, activity)

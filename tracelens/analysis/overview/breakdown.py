@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, no_gpu_work
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.table import (
     RANK,
     Coded,
@@ -172,7 +172,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         call = work.op[piece]
         # Work without an op has no calls below it: its subtree is itself.
         subtree = sums(group[call < 0], work.dur[piece[call < 0]], len(op_level.key))
-        owner, call = np.divmod(np.unique(group[call >= 0] * count + call[call >= 0]), count)
+        owner, call = np.divmod(unique(group[call >= 0] * count + call[call >= 0]), count)
         # A recursive op's inner calls are part of the outer one's subtree.
         outer = outermost(events.parent, call, owner)
         subtree += sums(owner[outer], total[call[outer]], len(op_level.key))
@@ -247,7 +247,7 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     codes = np.array(merged, dtype=np.int64)[code]
     inferred = ops.columns["inferred"]
     other_size = [f"~{text}" if text else "" for text in inferred.values]
-    for value in np.unique(inferred.codes[row[known]]).tolist():
+    for value in unique(inferred.codes[row[known]]).tolist():
         if other_size[value]:
             is_other = known & (lookup(inferred.codes, row, -1) == value)
             codes[is_other] = texts.setdefault(other_size[value], len(texts))

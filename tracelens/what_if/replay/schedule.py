@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
@@ -312,7 +312,7 @@ class Reduction:
         self._owner, self.edges = ranges(graph.first[computed], count)
         sources = graph.src[self.edges]
         # Nodes that they wait for and that stay as they are, ascending.
-        self.outside = np.unique(sources[_rows(computed, sources) < 0])
+        self.outside = unique(sources[_rows(computed, sources) < 0])
         self._without_edges = np.flatnonzero(count[~is_chained] == 0)
         rows_of_core = np.maximum(count[~is_chained] - 1, 1)
         self.last = np.cumsum(rows_of_core) - 1  # row of each core node

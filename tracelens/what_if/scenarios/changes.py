@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracelens.analysis.fusable import Chains
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 
 ALL_TO_ALLS = ("all_to_all", "alltoall")
@@ -80,7 +80,7 @@ def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
         (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
     )
     edit.kept &= ~waiting
-    return len(np.unique(graph.dst[waiting]))
+    return len(unique(graph.dst[waiting]))
 
 
 def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:

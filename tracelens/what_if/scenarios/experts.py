@@ -32,7 +32,7 @@ from tracelens.analysis.moe import (
     regions,
 )
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
@@ -176,7 +176,7 @@ class _LoopReader:
     def _calls(self, rows: Int) -> int:
         """Number of ops that launched this work; of the work itself where they are not recorded."""
         op = self.work.op[rows]
-        return len(np.unique(op)) if (op >= 0).all() else len(rows)
+        return len(unique(op)) if (op >= 0).all() else len(rows)
 
 
 def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
@@ -184,7 +184,7 @@ def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     if not any(map(iterations, trace.once(regions).passes)):
         return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
     layers, costs = trace.once(regions), trace.once(work_costs)
-    items = np.unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
+    items = unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
     known = (costs.items[item].cost for item in items)
     dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
     rate = gemm_rate(trace, device, layers.stage == EXPERTS)

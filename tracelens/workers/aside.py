@@ -91,6 +91,7 @@ def analyze_run(
         options: of the analyzers.
     """
     from tracelens.analysis import with_required
+    from tracelens.analysis.host import idle_time
     from tracelens.analysis.moe import regions
 
     items = with_required(analyzers)
@@ -110,6 +111,7 @@ def analyze_run(
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
     if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
         guard("MoE layers", trace.once, regions)
+        guard("idle time", idle_time, trace)
     with beside(slow_parts, events, jobs()) as wait:
         part_of = {}
         for item in others:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
+from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces, idle_time
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Float, Int, lookup, unique
@@ -256,4 +256,24 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
     gaps = find_gaps(step.work, np.array(step.window))
-    return gaps, idle_pieces(trace, step.work, gaps)
+    # Most of them are gaps of the whole recording too, with the same pieces; not so where the steps begin
+    # and end.
+    everywhere, pieces = idle_time(trace)
+    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
+    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
+    own = gaps._replace(before=lookup(step.rows, gaps.before, -1), after=lookup(step.rows, gaps.after, -1))
+    for value, value_everywhere in zip(own, everywhere, strict=True):
+        same[same] = value[same] == value_everywhere[known[same]]
+    others = np.flatnonzero(~same)
+    if not len(others) and len(gaps.start) == len(everywhere.start):
+        return gaps, pieces
+    position = np.full(len(everywhere.start), -1)
+    position[known[same]] = np.flatnonzero(same)
+    pieces = pieces.take(position[pieces.gap] >= 0)
+    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
+    parts = (
+        pieces._replace(gap=position[pieces.gap]),
+        own_pieces._replace(gap=others[own_pieces.gap]),
+    )
+    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
+    return gaps, together.take(np.argsort(together.gap, kind="stable"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,12 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
     result = np.empty(len(index), dtype=values.dtype) if absent.all() else values[np.maximum(index, 0)]
     np.copyto(result, missing, where=absent, casting="unsafe")
     return result
+
+
+def taken(columns: Iterable[NDArray[Any]], rows: Int | Bool) -> Iterator[NDArray[Any]]:
+    """The values of columns at positions or under a mask."""
+    rows = np.flatnonzero(rows) if rows.dtype == bool else rows  # counted once, not for each column
+    return (values[rows] for values in columns)
 
 
 def unique(values: NDArray[Scalar]) -> NDArray[Scalar]:

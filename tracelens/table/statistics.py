@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Float, Int, distinct
+from tracelens.native import core
 
 
 class Stats(NamedTuple):
@@ -148,7 +149,8 @@ def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
     before = np.cumsum(size[order]) - size[order]
     group = parent[order]
     behind = np.empty(len(parent), dtype=np.int64)
-    behind[order] = before - before[np.searchsorted(group, group)] + (group >= 0)
+    first = np.append(0, np.where(group[1:] != group[:-1], np.arange(1, len(group)), 0))[: len(group)]
+    behind[order] = before - before[np.maximum.accumulate(first)] + (group >= 0)
     return ancestor_sums(parent, behind), size
 
 
@@ -166,12 +168,15 @@ def outermost(parent: Int, rows: Int, group: Int) -> Bool:
 
 def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
     """For each row, itself if `selected`, else its nearest chosen ancestor, else -1."""
+    if native := core():
+        result = np.empty(len(parent), dtype=np.int64)
+        native.nearest(np.ascontiguousarray(parent), np.ascontiguousarray(selected), result)
+        return result
     result = np.where(selected, np.arange(len(parent)), -1)
     deepest = int(depth.max(initial=0))
     if deepest == 0:
         return result
-    by_depth = _by_depth(depth, deepest)
-    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    by_depth, borders = _by_depth(depth, deepest)
     for level in range(1, deepest + 1):
         rows = by_depth[borders[level] : borders[level + 1]]
         rows = rows[result[rows] < 0]
@@ -183,8 +188,7 @@ def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     """For each row, the sum of `values` over itself and everything below it."""
     total = values.copy()
     deepest = int(depth.max(initial=0))
-    by_depth = _by_depth(depth, deepest)
-    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    by_depth, borders = _by_depth(depth, deepest)
     for level in range(deepest, 0, -1):
         rows = by_depth[borders[level] : borders[level + 1]]
         rows = rows[total[rows] != 0]
@@ -192,10 +196,11 @@ def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     return total
 
 
-def _by_depth(depth: Int, deepest: int) -> Int:
-    """Rows in order of depth; numpy sorts small integers by radix."""
+def _by_depth(depth: Int, deepest: int) -> tuple[Int, Int]:
+    """Rows in order of depth, and where each depth begins and the last one ends among them."""
+    # numpy sorts small integers by radix
     small = depth.astype(np.int16) if deepest <= np.iinfo(np.int16).max else depth
-    return np.argsort(small, kind="stable")
+    return np.argsort(small, kind="stable"), np.append(0, np.cumsum(np.bincount(depth)))
 
 
 def levels(leaves: Leaves) -> list[Level]:

@@ -89,7 +89,7 @@ class Work(NamedTuple):
 
     def union(self, *kinds: str) -> Union:
         """When work of these kinds ran; of any kind without arguments."""
-        mask = np.isin(self.kind, [WORK_KINDS.index(kind) for kind in kinds or WORK_KINDS])
+        mask = np.array([kind in (kinds or WORK_KINDS) for kind in WORK_KINDS])[self.kind]
         return union(self.start[mask], self.end[mask])
 
 

@@ -115,7 +115,7 @@ class StepWork:
 
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
-        return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
+        return self.idle.take(np.array([name in causes for name in CODE])[self.idle.cause])
 
     def during(self, mask: Bool | Int) -> Union:
         """When the work under a mask ran."""

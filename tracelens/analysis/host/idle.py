@@ -17,7 +17,7 @@ from tracelens.analysis.host.launches import (
     profiler_overhead,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ranges, unique
+from tracelens.arrays import Bool, Int, lookup, ranges, taken, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -170,7 +170,7 @@ class IdlePieces(NamedTuple):
         return self.end - self.start
 
     def take(self, rows: Int | Bool) -> IdlePieces:
-        return IdlePieces._make(values[rows] for values in self)
+        return IdlePieces(*taken(self, rows))
 
 
 class Gaps(NamedTuple):
@@ -187,7 +187,7 @@ class Gaps(NamedTuple):
 
     def take(self, rows: Int | Bool) -> Gaps:
         """The gaps at these positions or under this mask."""
-        return Gaps(*(values[rows] for values in self))
+        return Gaps(*taken(self, rows))
 
 
 NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
@@ -206,7 +206,7 @@ class Activity(NamedTuple):
     event: Int  # row of the event that says so, of NOTHING the frame or annotation around it; -1 for none
 
     def take(self, rows: Int | Bool) -> Activity:
-        return Activity(*(values[rows] for values in self))
+        return Activity(*taken(self, rows))
 
     def outside(self, times: Union) -> Activity:
         """What lies outside of these times."""

@@ -72,7 +72,7 @@ class _LoopReader:
     """Reads the loops of one rank."""
 
     def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
-        self.work, self.name = trace.work, trace.arrays.name
+        self.work, self.name, self.dur = trace.work, trace.arrays.name, trace.work.dur.astype(float)
         self.layers, self.bytes_per_s = layers, bytes_per_s
         self.reads = trace.once(blocking)
         in_layer = self.reads.layer_pass >= 0
@@ -146,7 +146,7 @@ class _LoopReader:
         total_ns = 0.0
         kernels = rows_by_code(self.work.name[rows])
         for same in kernels.values():
-            dur, moved = self.work.dur[rows[same]].astype(float), self.moved[rows[same]]
+            dur, moved = self.dur[rows[same]], self.moved[rows[same]]
             # What a call takes however little it moves.
             fixed_ns = float(dur.min())
             if (moved >= 0).all():
@@ -157,7 +157,7 @@ class _LoopReader:
                 fixed_ns = float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, fixed_ns))
             calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
             total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
-        own_ns = self.work.dur[rows[keep]].astype(float)
+        own_ns = self.dur[rows[keep]]
         kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
         return kept_ns
 

@@ -269,7 +269,6 @@ class OpCalls:
         self._events, self._event, self._work = trace.arrays, event, trace.work
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
-        self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
         # Strides matter only where a dimension was expanded, which few calls have.
         strides = self._text["strides"]
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
@@ -368,7 +367,8 @@ class OpCalls:
         return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
     def _recorded(self, column: str, row: int) -> str:
-        text: str = self._text[column].values[self._codes[column][row]]
+        coded = self._text[column]
+        text: str = coded.values[coded.codes[row]]
         return text
 
     def _lists(self, column: str, row: int) -> list[list[Any]]:

@@ -227,6 +227,11 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
 
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes; of those of another batch size begins with `~`."""
+    return trace.once(_shape_texts) if work is trace.work else _shape_texts(trace, work)
+
+
+def _shape_texts(trace: Trace, work: Work | None = None) -> tuple[Int, list[str]]:
+    work = trace.work if work is None else work
     ops = trace.tables["ops"]
     op_row = trace.arrays.places(ops.array("event_id"))
     row = lookup(op_row, work.op, -1)

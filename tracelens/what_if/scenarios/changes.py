@@ -70,7 +70,7 @@ def drop_work(graph: RunGraph, edit: Edit, work: Bool, calls: Bool | None = None
     """
     meetings = meetings_of(graph, work)
     edit.dur[work | meetings] = 0
-    cut(edit.lag, np.isin(graph.edge, (Edge.OWN, Edge.TRANSFER)) & work[graph.dst])
+    cut(edit.lag, graph.is_edge(Edge.OWN, Edge.TRANSFER) & work[graph.dst])
     return drop_launches(graph, edit, work, calls)
 
 
@@ -125,6 +125,6 @@ def scale_pace(graph: RunGraph, edit: Edit, factor: Float) -> None:
     edit.set_dur(changed, edit.dur[changed] * factor[changed])
     delayed = factor != 1
     edit.delay[delayed] = np.rint(edit.delay[delayed] * factor[delayed]).astype(np.int64)
-    own_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & (edit.lag > 0)
+    own_time = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER) & (edit.lag > 0)
     own_time &= delayed[graph.dst]
     edit.set_lag(own_time, edit.lag[own_time] * factor[graph.dst[own_time]])

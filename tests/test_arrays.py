@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup, ranges
+from tracelens.arrays import lookup, ranges, unique
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -35,3 +35,8 @@ def test_ranges_stand_one_behind_the_other():
     owner, number = ranges(np.array([5, 0, 7]), np.array([2, 0, 3]))
     assert owner.tolist() == [0, 0, 2, 2, 2]
     assert number.tolist() == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("values", [[], [3, 1, 3, -1], [[2, 1], [1, 2]]])
+def test_distinct_values(values):
+    assert unique(np.array(values, dtype=np.int64)).tolist() == sorted({*np.ravel(values)})

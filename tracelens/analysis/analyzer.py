@@ -30,6 +30,7 @@ class Shared:
     part: Callable[..., Any]  # (trace, **options) -> what the function needs of this rank
     options: tuple[str, ...]  # names of the options that it takes
     shared: tuple[str, ...] = ()  # names of what it needs itself that analyzers share
+    slow: bool = False  # as of an analyzer
 
     @property
     def requires(self) -> list[Shared]:
@@ -81,7 +82,7 @@ class Analyzer:
     # (trace, **options) -> what the function needs of this rank; None for most
     part: Callable[..., Any] | None
     options: tuple[str, ...]  # names of the options that it takes
-    slow: bool = False  # it takes as long as all others together, and is worth a process of its own
+    slow: bool = False  # its part is made in a process of its own, beside those of all others
     needs: tuple[str, ...] = ()  # names of the analyzers whose results it reads
     shared: tuple[str, ...] = ()  # names of what it shares with other analyzers
     tables: Mapping[str, Schema] = field(default_factory=dict)
@@ -190,7 +191,7 @@ class Option(NamedTuple):
 
 
 def share(
-    name: str, *, part: Callable[..., Any], shared: Sequence[str] = ()
+    name: str, *, part: Callable[..., Any], shared: Sequence[str] = (), slow: bool = False
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Register a function (parts, *, options) -> T whose value analyzers share.
 
@@ -198,11 +199,12 @@ def share(
         name: for the `shared` of analyzers.
         part: (trace, *, options) -> what the function needs of one rank.
         shared: other shared values, which the function takes after the parts.
+        slow: as for `analyzer`.
     """
 
     def keep(function: Callable[..., T]) -> Callable[..., T]:
         options = dict.fromkeys(_options(function) + _options(part))
-        item = Shared(name, function, part, tuple(options), tuple(shared))
+        item = Shared(name, function, part, tuple(options), tuple(shared), slow)
         SHARED.add(name, item, function.__module__)
         return function
 
@@ -230,7 +232,7 @@ def analyzer(
         order: position in a report.
         part: for an analyzer that compares ranks: (trace, *, options) -> part; the function then takes the
             list of parts instead of a run.
-        slow: whether it takes as long as all others together.
+        slow: whether its part is one of those that together take as long as all others.
         needs: analyzers whose results, by name, the function takes as its last argument before the options.
         shared: what it shares with other analyzers, see `share`; the function takes each as an argument,
             after the parts.

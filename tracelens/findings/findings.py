@@ -317,6 +317,7 @@ def rank_detections(
     title="What to fix first",
     order=0,
     part=rank_detections,
+    slow=True,
     shared=("projector",),
     needs=NEEDS,
     tables=TABLES,

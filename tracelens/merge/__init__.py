@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.errors import TracelensError
 from tracelens.outputs import Output, cannot_write, check_outputs, whole_file
 from tracelens.trace import GPU_KINDS, YEAR_2001_NS, Events, Run, Trace, describe, gpu_work, steps_of
@@ -302,7 +302,7 @@ def _rows(trace: Trace, events: Events, event: Int, on_gpu: Bool) -> tuple[Int, 
     seconds, second_code = np.unique(second, return_inverse=True)
     code = ((first_code * len(seconds) + second_code) * 2 + on_gpu) * 2 + waits
     _, where, row = np.unique(code, return_index=True, return_inverse=True)
-    several_hosts = len(np.unique(pid[~on_gpu & (pid >= 0)])) > 1
+    several_hosts = len(unique(pid[~on_gpu & (pid >= 0)])) > 1
     row_list = []
     for index in where.tolist():
         if on_gpu[index]:
@@ -354,7 +354,7 @@ def has_crossings(track: Int, start: Int, end: Int) -> Int:
         crosses[asking[open_ & ~inside]] = True
         asking, previous, same_track = asking[~inside], previous[~inside], same_track[~inside]
         above[asking] = np.where(same_track, above[previous], -1)
-    return np.unique(track[crosses])
+    return unique(track[crosses])
 
 
 def lanes(start: Int, end: Int, *, nested: bool, scanned: int = 64) -> Int:
@@ -546,7 +546,7 @@ def arguments(trace: Trace, arrows: Arrows) -> list[str]:
     # Correlation, bytes, blocks and launching op of GPU work.
     if not trace.meta.cpu_only:
         rows, op = links.array("kernel_id"), links.array("op_id")
-        op_names = {code: quote(events.names[code]) for code in np.unique(events.name[op[op >= 0]]).tolist()}
+        op_names = {code: quote(events.names[code]) for code in unique(events.name[op[op >= 0]]).tolist()}
         for event, number, recorded_number, size, blocks, code in zip(
             rows.tolist(),
             arrows.correlation[rows].tolist(),

@@ -25,6 +25,7 @@ class Scanner:
         values of ops; and blobs, the four codes of an op's arguments, int32.
         """
 
+def nearest(parent: NDArray[np.int64], selected: NDArray[np.bool_], result: NDArray[np.int64], /) -> None: ...
 def nest(
     thread: NDArray[np.int64],
     start: NDArray[np.int64],

@@ -10,6 +10,7 @@
 
 namespace core {
 
+PyObject *nearest(PyObject *, PyObject *args);
 PyObject *nest(PyObject *, PyObject *args);
 PyObject *renumber(PyObject *, PyObject *args);
 PyObject *scanner_type();  // a new reference

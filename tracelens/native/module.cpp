@@ -6,6 +6,7 @@
 #endif
 
 static PyMethodDef methods[] = {
+    {"nearest", core::nearest, METH_VARARGS, nullptr},
     {"nest", core::nest, METH_VARARGS, nullptr},
     {"replay", core::replay, METH_VARARGS, nullptr},
     {"renumber", core::renumber, METH_VARARGS, nullptr},

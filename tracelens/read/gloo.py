@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.dtypes import scalar_type
 from tracelens.limits import LARGEST_COUNT
 from tracelens.read.header import THREADS_KEY, ranks_of_header, valid_ranks
@@ -170,7 +170,7 @@ def host_side(
     """
     if not calls.is_op.any() or np.isin(kind, [EVENT_KINDS.index(name) for name in GPU_SIGNS]).any():
         return None
-    launched = np.unique(rows.table.name[kind == EVENT_KINDS.index("launch")])
+    launched = unique(rows.table.name[kind == EVENT_KINDS.index("launch")])
     if any(_GIVES_WORK.search(table.names[code]) for code in launched):
         return None
     if any(name.startswith(NCCL) for name in table.names):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, distinct
+from tracelens.arrays import Bool, distinct, unique
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
@@ -175,10 +175,10 @@ def selectable(tables: Sequence[Interactive]) -> tuple[list[int], list[str]]:
     for item in tables:
         table = item.views[ROWS]
         if "rank" in table.columns:
-            ranks.update(np.unique(table.array("rank")).tolist())
+            ranks.update(unique(table.array("rank")).tolist())
         if _has_steps(table):
             coded = table.coded("step")
-            steps |= dict.fromkeys(one_line(coded.values[code]) for code in np.unique(coded.codes).tolist())
+            steps |= dict.fromkeys(one_line(coded.values[code]) for code in unique(coded.codes).tolist())
     return sorted(ranks - {-1}), [step for step in steps if step]
 
 
@@ -204,7 +204,7 @@ def _packed(table: Table, names: Mapping[str, Mapping[str, str]]) -> bytes:
 def _largest(table: Table, limit: int) -> Table:
     """About `limit` rows, equally many of each rank."""
     rank = table.array("rank") if "rank" in table.columns else np.zeros(len(table), np.int64)
-    number = len(np.unique(rank))
+    number = len(unique(rank))
     most = limit // max(number, 1)
     tree = table.schema.kind == "tree"
     size = size_column(table)
@@ -218,7 +218,7 @@ def _largest(table: Table, limit: int) -> Table:
         above = parents[kept]
         while len(above := above[(above >= 0) & ~kept[above]]):
             kept[above] = True
-            above = parents[np.unique(above)]
+            above = parents[unique(above)]
     return table.take(kept)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.common import call_time
 from tracelens.analysis.moe import PHASES, STAGES, LayerPass, regions
 from tracelens.analysis.roofline import OpCalls, direction
-from tracelens.arrays import Int
+from tracelens.arrays import Int, unique
 from tracelens.dtypes import torch_dtype
 from tracelens.reproducers.arguments import (
     EVEN_GROUPS,
@@ -239,7 +239,7 @@ def passes(trace: Trace, phase: str, stages: Sequence[str], layer: int, step: st
     key = trace.once(_keys)
     comm = work.kind == WORK_KINDS.index("comm")
     result = []
-    for number in np.unique(layers.layer_pass[selected]).tolist():
+    for number in unique(layers.layer_pass[selected]).tolist():
         layer_pass = layers.passes[number]
         label = layers.labels[layer_pass.step]
         if layer not in (-1, layer_pass.layer) or (step and label not in (step, f"ProfilerStep#{step}")):
@@ -296,7 +296,7 @@ def pass_calls(trace: Trace, phase_work: PhaseWork) -> list[PassCall]:
     longest = order[np.flatnonzero(np.diff(group[order], append=-1))]  # piece of work of each call
     comm = work.kind[longest] == WORK_KINDS.index("comm")
     # Calls that are nothing but copies between GPU and host.
-    far = {code: direction(work.names[code]) in ("htod", "dtoh") for code in np.unique(work.name).tolist()}
+    far = {code: direction(work.names[code]) in ("htod", "dtoh") for code in unique(work.name).tolist()}
     copied = np.array([far[code] for code in work.name.tolist()], dtype=bool) & ~work.is_kernel
     link = sums(group, copied.astype(np.int64), len(events)) == np.bincount(group)
     recorded = trace.tables["collectives"]

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, distinct
+from tracelens.native import core
 
 
 class Stats(NamedTuple):
@@ -49,15 +50,14 @@ _GRID = np.linspace(0, np.pi / 2, 1 << 14)
 
 def stats(group: Int, values: Int, groups: int) -> Stats:
     """Statistics of int64 `values` in each of the groups 0..groups-1."""
-    order = np.lexsort((values, group))
-    ordered = values[order]
     count = np.bincount(group, minlength=groups).astype(np.int64)
     first = np.cumsum(count) - count
     total = sums(group, values, groups)
     nonzero_count = np.maximum(count, 1)
-    if not len(ordered):
+    if not len(values):
         nothing = np.zeros(groups, dtype=np.int64)
         return Stats(count, total, nothing.astype(float), nothing.astype(float), nothing, nothing)
+    ordered = _ordered(group, values)
     last_row = len(ordered) - 1
     low = np.minimum(first + (nonzero_count - 1) // 2, last_row)
     high = np.minimum(first + nonzero_count // 2, last_row)
@@ -70,6 +70,16 @@ def stats(group: Int, values: Int, groups: int) -> Stats:
         np.where(empty, 0, ordered[np.minimum(first, last_row)]),
         np.where(empty, 0, ordered[np.minimum(first + nonzero_count - 1, last_row)]),
     )
+
+
+def _ordered(group: Int, values: Int) -> Int:
+    """The values in order of their groups, ascending in each."""
+    least = int(values.min())
+    span = int(values.max()) - least + 1
+    if (int(group.max()) + 1) * span >= 1 << 62:
+        return values[np.lexsort((values, group))]
+    # One sort of numbers is much faster than one of rows by two keys.
+    return np.sort(group * span + (values - least)) % span + least
 
 
 def sums(group: Int, values: Int, groups: int) -> Int:
@@ -85,18 +95,29 @@ def codes(*keys: Int) -> tuple[Int, list[Int]]:
     Returns:
         (group of each row, [value of each key in each group]); groups are in order of the keys.
     """
-    order = np.lexsort(tuple(reversed(keys)))
-    changed = np.zeros(len(order), dtype=bool)
-    for key in keys:
-        ordered = key[order]
-        changed[1:] |= ordered[1:] != ordered[:-1]
-    number = np.cumsum(changed)
-    group = np.empty(len(order), dtype=np.int64)
-    group[order] = number
-    first = (
-        np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, dtype=np.int64)
-    )
-    return group, [key[order[first]] for key in keys]
+    if not len(keys[0]):
+        return np.empty(0, dtype=np.int64), list(keys)
+    number, size = _spread(keys[0])
+    for key in keys[1:]:
+        added, span = _spread(key)
+        if size * span >= 1 << 62:
+            number = np.unique(number, return_inverse=True)[1]
+            size = int(number.max()) + 1
+        number, size = number * span + added, size * span
+    used, group = distinct(number, size)
+    row = np.empty(len(used), dtype=np.int64)
+    row[group] = np.arange(len(group))
+    return group, [key[row] for key in keys]
+
+
+def _spread(key: Int) -> tuple[Int, int]:
+    """Numbers from 0 in the order of the key's values, and one more than the highest can be."""
+    least = int(key.min())
+    span = int(key.max()) - least + 1
+    if span < 1 << 31:
+        return key.astype(np.int64, copy=False) - least, span
+    used, number = np.unique(key, return_inverse=True)
+    return number, len(used)
 
 
 def depths(parent: Int) -> Int:
@@ -128,7 +149,8 @@ def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
     before = np.cumsum(size[order]) - size[order]
     group = parent[order]
     behind = np.empty(len(parent), dtype=np.int64)
-    behind[order] = before - before[np.searchsorted(group, group)] + (group >= 0)
+    first = np.append(0, np.where(group[1:] != group[:-1], np.arange(1, len(group)), 0))[: len(group)]
+    behind[order] = before - before[np.maximum.accumulate(first)] + (group >= 0)
     return ancestor_sums(parent, behind), size
 
 
@@ -146,12 +168,15 @@ def outermost(parent: Int, rows: Int, group: Int) -> Bool:
 
 def nearest(parent: Int, depth: Int, selected: Bool) -> Int:
     """For each row, itself if `selected`, else its nearest chosen ancestor, else -1."""
+    if native := core():
+        result = np.empty(len(parent), dtype=np.int64)
+        native.nearest(np.ascontiguousarray(parent), np.ascontiguousarray(selected), result)
+        return result
     result = np.where(selected, np.arange(len(parent)), -1)
     deepest = int(depth.max(initial=0))
     if deepest == 0:
         return result
-    by_depth = _by_depth(depth, deepest)
-    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    by_depth, borders = _by_depth(depth, deepest)
     for level in range(1, deepest + 1):
         rows = by_depth[borders[level] : borders[level + 1]]
         rows = rows[result[rows] < 0]
@@ -163,8 +188,7 @@ def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     """For each row, the sum of `values` over itself and everything below it."""
     total = values.copy()
     deepest = int(depth.max(initial=0))
-    by_depth = _by_depth(depth, deepest)
-    borders = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
+    by_depth, borders = _by_depth(depth, deepest)
     for level in range(deepest, 0, -1):
         rows = by_depth[borders[level] : borders[level + 1]]
         rows = rows[total[rows] != 0]
@@ -172,10 +196,11 @@ def subtree_sums(parent: Int, depth: Int, values: Int) -> Int:
     return total
 
 
-def _by_depth(depth: Int, deepest: int) -> Int:
-    """Rows in order of depth; numpy sorts small integers by radix."""
+def _by_depth(depth: Int, deepest: int) -> tuple[Int, Int]:
+    """Rows in order of depth, and where each depth begins and the last one ends among them."""
+    # numpy sorts small integers by radix
     small = depth.astype(np.int16) if deepest <= np.iinfo(np.int16).max else depth
-    return np.argsort(small, kind="stable")
+    return np.argsort(small, kind="stable"), np.append(0, np.cumsum(np.bincount(depth)))
 
 
 def levels(leaves: Leaves) -> list[Level]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, classify_kernels, classify_op, kind_of
 from tracelens.trace.intervals import Union, clip, union
 
@@ -89,7 +89,7 @@ class Work(NamedTuple):
 
     def union(self, *kinds: str) -> Union:
         """When work of these kinds ran; of any kind without arguments."""
-        mask = np.isin(self.kind, [WORK_KINDS.index(kind) for kind in kinds or WORK_KINDS])
+        mask = np.array([kind in (kinds or WORK_KINDS) for kind in WORK_KINDS])[self.kind]
         return union(self.start[mask], self.end[mask])
 
 
@@ -119,7 +119,7 @@ def build(trace: Trace) -> Work:
     op, node = link("op_id"), link("call_id")
     blocks = trace.tables["events"].array("blocks")
     # The class of each: copies and memsets by kind, kernels by name, opaque ones by their op.
-    used = np.unique(events.name[gpu[is_kernel]])
+    used = unique(events.name[gpu[is_kernel]])
     names = [events.names[code] for code in used]
     class_names = [classify_op(name) or "other" for name in names] if cpu_only else classify_kernels(names)
     by_name = dict(zip(used.tolist(), class_names, strict=True))
@@ -132,7 +132,7 @@ def build(trace: Trace) -> Work:
     category[~is_kernel] = np.where(events.where("memset")[gpu[~is_kernel]], code_of["fill"], code_of["copy"])
     opaque = np.flatnonzero(is_kernel & (op >= 0) & np.isin(category, [code_of[name] for name in OPAQUE]))
     op_names = events.name[op[opaque]]
-    for op_name in np.unique(op_names):
+    for op_name in unique(op_names):
         if known := classify_op(events.names[op_name]):
             category[opaque[op_names == op_name]] = code_of[known]
     kinds = np.array([WORK_KINDS.index(kind_of(name)) for name in categories], dtype=np.int64)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.arrays import Int, lookup, ranges, unique
 
 
 class Union(NamedTuple):
@@ -37,8 +37,9 @@ class Union(NamedTuple):
         return Union(self.end[:-1], self.start[1:])
 
     def complement(self, low: int, high: int) -> Union:
-        """What of [low, high) is not in this set, which lies in it."""
-        start, end = np.append(low, self.end), np.append(self.start, high)
+        """What of [low, high) is not in this set."""
+        start = np.maximum(np.append(low, self.end), low)
+        end = np.minimum(np.append(self.start, high), high)
         return Union(start[end > start], end[end > start])
 
 
@@ -145,7 +146,7 @@ def shares(start: Int, end: Int, priority: Int, edges: Int) -> tuple[Int, Int, I
     low = np.maximum(own_start[row], edges[window])
     high = np.maximum(np.minimum(end[row], edges[window + 1]), low)
     dur = high - low
-    levels = np.unique(priority)
+    levels = unique(priority)
     for level in levels[1:]:
         above = priority < level
         taken = union(start[above], end[above])
@@ -169,7 +170,7 @@ def exclusive_pieces(start: Int, end: Int, priority: Int) -> tuple[Int, Int, Int
         return start, start, end
     own_start, first, last = exclusive(start, end, priority), int(start.min()), int(end.max())
     parts = []
-    for level in np.unique(priority):
+    for level in unique(priority):
         above = priority < level
         rows = np.flatnonzero((priority == level) & (own_start < end))
         free = union(start[above], end[above]).complement(first, last)
@@ -182,14 +183,13 @@ def exclusive_pieces(start: Int, end: Int, priority: Int) -> tuple[Int, Int, Int
 
 def intersection(a: Union, b: Union) -> Union:
     """The time in both sets."""
-    low, high = _pieces(a, b)
-    return _kept(low, high, (a.covered(low, high) > 0) & (b.covered(low, high) > 0))
+    _, start, end = cut(a.start, a.end, b)
+    return Union(start, end)
 
 
 def difference(a: Union, b: Union) -> Union:
     """The time in the first set and not in the other."""
-    low, high = _pieces(a, b)
-    return _kept(low, high, (a.covered(low, high) > 0) & (b.covered(low, high) == 0))
+    return intersection(a, b.complement(int(a.start[0]), int(a.end[-1]))) if len(a.start) else a
 
 
 def both(a: Union, b: Union) -> Union:
@@ -203,13 +203,3 @@ def cut(start: Int, end: Int, inside: Union) -> tuple[Int, Int, Int]:
     last = np.searchsorted(inside.start, end, side="left")
     row, piece = ranges(first, np.maximum(last - first, 0))
     return row, np.maximum(start[row], inside.start[piece]), np.minimum(end[row], inside.end[piece])
-
-
-def _pieces(a: Union, b: Union) -> tuple[Int, Int]:
-    """Intervals each of which is in a set as a whole or not at all."""
-    edges = np.unique(np.concatenate((a.start, a.end, b.start, b.end)))
-    return edges[:-1], edges[1:]
-
-
-def _kept(low: Int, high: Int, keep: Bool) -> Union:
-    return union(low[keep], high[keep])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.native import core
 from tracelens.table import depths, nearest
 from tracelens.trace.classify import classify_op, host_role, level_of
@@ -169,9 +169,9 @@ def forward_ops(op_rows: Int, sequence: Int, forward_thread: Int, thread: Int, s
     forward = np.flatnonzero(is_forward)
     if not len(backward) or not len(forward):
         return result
-    threads = np.unique(thread[forward])
+    threads = unique(thread[forward])
     taken = np.zeros(len(threads), dtype=bool)
-    for number in np.unique(forward_thread[backward]):
+    for number in unique(forward_thread[backward]):
         rows = backward[forward_thread[backward] == number]
         candidates = forward
         if len(threads) > 1:
@@ -251,7 +251,7 @@ def host_work(stack: Stack, names: list[str], within: Bool, called: Bool) -> Int
     bit_of, explained = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     is_idle, is_silent = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     level: dict[tuple[str, bool], int] = {}
-    for code in np.unique(stack.name[stack.is_op]).tolist():
+    for code in unique(stack.name[stack.is_op]).tolist():
         role = host_role(names[code])
         is_idle[code], is_silent[code] = role in ("bookkeeping", "composite"), role == "bookkeeping"
         if name := classify_op(names[code]):

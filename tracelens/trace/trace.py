@@ -269,8 +269,7 @@ class Events(NamedTuple):
 
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
-        kind_codes = [code for code, kind in enumerate(self.kinds) if kind in kinds]
-        return np.isin(self.kind, kind_codes)
+        return np.array([kind in kinds for kind in self.kinds], dtype=bool)[self.kind]
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def projector_part(
     )
 
 
-@share("projector", part=projector_part, shared=("aligned run",))
+@share("projector", part=projector_part, shared=("aligned run",), slow=True)
 def projector(
     parts: Sequence[ProjectorPart | Skip], aligned: AlignedRun, *, unprofiled_step_ms: float | None = None
 ) -> Projector | Skip:

@@ -1,7 +1,7 @@
 """Many ranks: each file is read and analyzed where there is room for it, and only tables come back.
 
     tasks      what is done with one file, where (on this machine, on a Dask cluster), and the results of all
-    aside      one large trace: its slowest analyzer beside the others
+    aside      one large trace: its slow analyzers beside the others
     children   processes, started before anything heavy is imported, and the choice of where work is done
 
 No process holds more than one trace at a time.

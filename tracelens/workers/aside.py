@@ -1,14 +1,16 @@
-"""The slowest analyzer's work on one large trace in a copy of this process, beside the work of the others."""
+"""The slow analyzers' work on one large trace in a copy of this process, beside the work of the others."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from tracelens.guard import guard
 from tracelens.workers.children import jobs
 
 if TYPE_CHECKING:
@@ -49,9 +51,9 @@ class ForkedWork:
             os.close(source)
             code = 1
             try:  # whatever goes wrong ends the copy without a word
-                data = pickle.dumps(work(), protocol=5)
+                result = work()
                 with os.fdopen(target, "wb") as stream:
-                    stream.write(data)
+                    pickle.dump(result, stream, protocol=5)
                 code = 0
             finally:
                 os._exit(code)
@@ -61,11 +63,12 @@ class ForkedWork:
     def result(self) -> tuple[Any, ...]:
         """(the result,), or () where the copy failed: the work done here then says why."""
         assert self._source is not None
-        with os.fdopen(self._source, "rb") as stream:
-            data = stream.read()
+        result: tuple[Any, ...] = ()
+        with os.fdopen(self._source, "rb") as stream, suppress(EOFError, pickle.UnpicklingError):
+            result = (pickle.load(stream),)
         self._source = None
         _, status = os.waitpid(self._pid, 0)
-        return (pickle.loads(data),) if status == 0 else ()
+        return result if status == 0 else ()
 
     def end(self) -> None:
         """End the copy, if nobody has asked for its result."""
@@ -74,6 +77,12 @@ class ForkedWork:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             self._source = None
+
+
+def _give_back() -> None:
+    """Give freed memory back to the system; half of what reading took would stay with the process."""
+    with suppress(OSError, AttributeError):  # other C libraries do not say how
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def analyze_run(
@@ -89,26 +98,35 @@ def analyze_run(
         options: of the analyzers.
     """
     from tracelens.analysis import with_required
+    from tracelens.analysis.host import idle_time
+    from tracelens.analysis.moe import regions
 
-    slow = [item for item in analyzers if item.slow] if fork and len(run.traces) == 1 else []
-    # Computed before the fork, since both processes need it.
-    events = len(run.traces[0].arrays.start) if slow and len(run.traces[0].work.event) else 0
-
-    def parts() -> list[Any]:
-        return [item.part_of(run.traces[0], **options) for item in slow]
-
+    items = with_required(analyzers)
     result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
-    with beside(parts, events, jobs()) as wait:
-        for item in with_required(analyzers):
-            if item not in slow:
-                progress(f"analyzing {item.name}")
-                result_of[item.name] = item(run, result_of, **options)
-        for done in wait():
-            result_of |= {
-                item.name: item.combine([part], **options) for item, part in zip(slow, done, strict=True)
-            }
-    for item in slow:
-        if item.name not in result_of:
+    if not fork or len(run.traces) > 1:
+        for item in items:
             progress(f"analyzing {item.name}")
-            result_of[item.name] = item(run, **options)
+            result_of[item.name] = item(run, result_of, **options)
+        return [result_of[item.name] for item in analyzers]
+    (trace,) = run.traces
+    slow = [item for item in items if item.slow]
+    others = [item for item in items if not item.slow]
+
+    def slow_parts() -> list[Any]:
+        return [item.part_of(trace, **options) for item in slow]
+
+    events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
+    if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
+        guard("MoE layers", trace.once, regions)
+        guard("idle time", idle_time, trace)
+        _give_back()
+    with beside(slow_parts, events, jobs()) as wait:
+        part_of = {}
+        for item in others:
+            progress(f"analyzing {item.name}")
+            part_of[item.name] = item.part_of(trace, **options)
+        (parts,) = wait() or (slow_parts(),)
+    part_of |= {item.name: part for item, part in zip(slow, parts, strict=True)}
+    for item in items:
+        result_of[item.name] = item.combine([part_of[item.name]], result_of, **options)
     return [result_of[item.name] for item in analyzers]

@@ -12,7 +12,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.aligned import SEND_RECV, AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.dtypes import short_dtype
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import Scope
@@ -514,7 +514,7 @@ def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]],
         size = np.array([collective.bytes for collective in matched], dtype=float)
         time = np.array([collective.latency_ns for collective in matched], dtype=float)
         subject = f"latency and bandwidth of {name} in {group}"
-        if len(np.unique(size)) < 2:
+        if len(unique(size)) < 2:
             skips.append(Skip(subject, "all its messages have the same size"))
             continue
         # The least squares line that is not below 0 at 0.
@@ -582,7 +582,7 @@ class HostSpans(NamedTuple):
         expected = self.latency * ratio
         inside = np.flatnonzero((self.hosts == 1) & (self.rounds > 0) & (self.bytes > 0))
         rate, known = self.bus[inside], True
-        for size in np.unique(self.bytes[flat]).tolist():
+        for size in unique(self.bytes[flat]).tolist():
             similar = (self.bytes[inside] * _ALIKE_SIZE_RATIO >= size) & (
                 self.bytes[inside] <= size * _ALIKE_SIZE_RATIO
             )

@@ -10,7 +10,7 @@ import numpy as np
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm.records import NO_COMMUNICATION
 from tracelens.analysis.common import group_kind, integers, no_gpu_work, op_arguments
-from tracelens.arrays import Int
+from tracelens.arrays import Int, unique
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, union
 
@@ -213,7 +213,7 @@ def communication_labels(trace: Trace, comm: Work) -> Labels:
     return Labels(
         _joined(position, group_of_record.take(known), count),
         _joined(position, collectives.take(known), count),
-        count - len(np.unique(position)),
+        count - len(unique(position)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import integers
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.costs import MESSAGE_OPS, OpCall, message
 from tracelens.trace import (
     WORK_KINDS,
@@ -197,7 +197,7 @@ def collective_kinds(trace: Trace) -> Int:
     op_name = lookup(events.name, work.op, -1)
     by_op, by_kernel = (np.full(len(names), -1, dtype=np.int64) for names in (events.names, work.names))
     for kinds, names, name in ((by_op, events.names, op_name), (by_kernel, work.names, work.name)):
-        used = np.unique(name[is_comm & (name >= 0)])
+        used = unique(name[is_comm & (name >= 0)])
         kinds[used] = _codes([names[code] for code in used.tolist()])
     by_kernel[by_kernel == collectives().index("send_recv")] = -1
     kind = np.full(len(work.event), -1, dtype=np.int64)

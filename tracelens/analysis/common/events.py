@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import Trace, Work, describe, exclusive
 
@@ -38,7 +38,7 @@ def recomputed(trace: Trace) -> Bool:
         numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
         around = nearest(events.parent, events.depth, node)[numbered]
         numbered, around = numbered[around >= 0], around[around >= 0]
-        if len(numbered) and len(np.unique(around)) <= _MOST * node.sum():
+        if len(numbered) and len(unique(around)) <= _MOST * node.sum():
             forward = np.zeros(len(events.start), dtype=bool)
             forward[numbered] = True
             is_recompute = is_recompute | (nearest(events.parent, events.depth, forward) >= 0)

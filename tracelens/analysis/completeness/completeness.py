@@ -50,7 +50,7 @@ from tracelens.analysis.completeness.doubts import (
     over,
 )
 from tracelens.analysis.host import SYNCHRONIZE
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.table import Result, Skip, codes, result
 from tracelens.trace import STEP_MARK, Trace, Union, both, difference, matching, rows_by_code, union
 
@@ -170,7 +170,7 @@ def rank_record(trace: Trace) -> RankRecord:
         origin=recording.origin,
         recorded_ns=recording.recorded_ns,
         last_ns=int(work.end.max(initial=recording.origin)),
-        gpus=np.unique(work.device[work.device >= 0]).tolist(),
+        gpus=unique(work.device[work.device >= 0]).tolist(),
         cpu_only=trace.meta.cpu_only,
         kernels={marked.labels[step]: int(count[step]) for step in whole},
         edges={marked.labels[step]: (int(marked.edges[step]), int(marked.edges[step + 1])) for step in whole},
@@ -692,7 +692,7 @@ def steps(recording: Recording) -> Iterator[Doubt]:
         if ended.any() and op_alike.all() and ops.min() >= ALIKE_SHARE * ops.max():
             rows = np.flatnonzero(np.isin(lane, np.flatnonzero(ended)))
             last = int(work.end[rows].max())
-            streams = ", ".join(map(str, np.unique(work.stream[rows])))
+            streams = ", ".join(map(str, unique(work.stream[rows])))
             yield Doubt(
                 "ends early",
                 int(ended.sum()),
@@ -783,7 +783,7 @@ def clock(recording: Recording) -> Iterator[Doubt]:
     # Work that ends long after a call which waited for the whole device had returned.
     late = linked[:0]
     syncs = np.flatnonzero(recording.called(DEVICE_SYNCS))
-    if len(syncs) and len(np.unique(work.device)) == 1:
+    if len(syncs) and len(unique(work.device)) == 1:
         syncs = syncs[np.argsort(events.start[syncs], kind="stable")]
         following = np.searchsorted(events.start[syncs], launched[linked], side="right")
         back = events.end[syncs[np.minimum(following, len(syncs) - 1)]]
@@ -804,7 +804,7 @@ def clock(recording: Recording) -> Iterator[Doubt]:
     if len(late):
         reasons.append(f"{len(late):,} end after a call that waited for them had returned")
     if reasons:
-        rows = np.unique(np.concatenate((early, swapped, late, crowded)))
+        rows = unique(np.concatenate((early, swapped, late, crowded)))
         yield Doubt("clock", len(rows), "; ".join(reasons), over(work.start[rows], work.end[rows]))
 
 

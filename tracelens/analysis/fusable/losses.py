@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.common import NODE
 from tracelens.analysis.fusable.moe_stages import PADDED, VOCABULARY, Chains, StepWork, chains
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCall, Tensor, Uncounted
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
@@ -92,7 +92,7 @@ def unfused_loss(step: StepWork) -> UnfusedLoss | None:
     passes = int(count[np.array(large, dtype=bool)].sum())
     if not passes:
         return None
-    group, calls = distinct(step, np.unique(work.part[work.mask & (work.part >= 0)]))
+    group, calls = distinct(step, unique(work.part[work.mask & (work.part >= 0)]))
     count = np.bincount(group, minlength=len(calls))
     elements = dict.fromkeys((SOFTMAX, SOFTMAX_BACK, PARALLEL, PARALLEL_BACK), 0.0)
     number = dict.fromkeys(elements, 0)
@@ -105,7 +105,7 @@ def unfused_loss(step: StepWork) -> UnfusedLoss | None:
             elements[call.name] += times * logits.numel
             if call.name in element:
                 element[call.name] = width(logits.dtype)
-    converted = distinct(step, np.unique(step.work.op[work.conversion]))[1]
+    converted = distinct(step, unique(step.work.op[work.conversion]))[1]
     narrow = [width(tensor.dtype) for call in converted for tensor in operands(call)[:2]]
     # The backward function is given no logits: it has those of its forward call.
     mean = elements[PARALLEL] / max(number[PARALLEL], 1)
@@ -228,7 +228,7 @@ def loss_work(context: StepWork, plain: set[LogitsShape], parallel: set[LogitsSh
                 and all(of_size(tensor, plain) for tensor in tensors)
             )
 
-        converting = _matching(context, np.unique(copies), converts)
+        converting = _matching(context, unique(copies), converts)
         conversion[row[np.isin(copies, converting)]] = True
     comm = context.work.kind == WORK_KINDS.index("comm")
     return LossWork(((part >= 0) | conversion) & ~comm, part, conversion)

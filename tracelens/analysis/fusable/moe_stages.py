@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces
+from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces, idle_time
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.trace import WORK_KINDS, Trace, Union, Work, steps_of, union
 
@@ -46,7 +46,7 @@ class StageWork(NamedTuple):
     @property
     def cells(self) -> Int:
         """The passes and phases that have any of it."""
-        return np.unique(self.cell)
+        return unique(self.cell)
 
 
 class Chains(NamedTuple):
@@ -115,7 +115,7 @@ class StepWork:
 
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
-        return self.idle.take(np.isin(self.idle.cause, [CODE[name] for name in causes]))
+        return self.idle.take(np.array([name in causes for name in CODE])[self.idle.cause])
 
     def during(self, mask: Bool | Int) -> Union:
         """When the work under a mask ran."""
@@ -204,7 +204,7 @@ def _stage_work(step: StepWork, stage: int, without: str = "") -> StageWork:
         values[step.rows] for values in (layers.layer_pass, layers.stage, layers.phase)
     )
     inside = (stages == stage) & (work.kind != WORK_KINDS.index("comm"))
-    passes = len(np.unique(layer_pass[inside & (phase == FORWARD) & (layer_pass >= 0)]))
+    passes = len(unique(layer_pass[inside & (phase == FORWARD) & (layer_pass >= 0)]))
     if without:
         inside &= work.category != work.categories.index(without)
     rows = np.flatnonzero(inside)
@@ -214,7 +214,7 @@ def _stage_work(step: StepWork, stage: int, without: str = "") -> StageWork:
 
 def _is_named(step: StepWork, rows: Int, names: re.Pattern[str]) -> bool:
     """Whether any kernel of these has such a name."""
-    codes = np.unique(step.work.name[rows])
+    codes = unique(step.work.name[rows])
     return any(names.search(step.work.names[code]) for code in codes.tolist())
 
 
@@ -228,7 +228,7 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
     if not len(rows):
         return Chains.none()
     work = step.work
-    counted = np.unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
+    counted = unique(np.concatenate((rows, np.flatnonzero(work.is_kernel))))
     counted = counted[np.lexsort((work.start[counted], step.called[counted]))]
     cell_of = np.full(len(work.event), -1, dtype=np.int64)
     cell_of[rows] = cell
@@ -256,4 +256,24 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
     """The gaps of the steps, whole and by cause; kept with the trace, as no device changes them."""
     step = StepWork(trace, None)
     gaps = find_gaps(step.work, np.array(step.window))
-    return gaps, idle_pieces(trace, step.work, gaps)
+    # Most of them are gaps of the whole recording too, with the same pieces; not so where the steps begin
+    # and end.
+    everywhere, pieces = idle_time(trace)
+    known = np.minimum(np.searchsorted(everywhere.start, gaps.start), len(everywhere.start) - 1)
+    same = gaps.after >= 0 if len(everywhere.start) else np.zeros(len(gaps.start), dtype=bool)
+    own = gaps._replace(before=lookup(step.rows, gaps.before, -1), after=lookup(step.rows, gaps.after, -1))
+    for value, value_everywhere in zip(own, everywhere, strict=True):
+        same[same] = value[same] == value_everywhere[known[same]]
+    others = np.flatnonzero(~same)
+    if not len(others) and len(gaps.start) == len(everywhere.start):
+        return gaps, pieces
+    position = np.full(len(everywhere.start), -1)
+    position[known[same]] = np.flatnonzero(same)
+    pieces = pieces.take(position[pieces.gap] >= 0)
+    own_pieces = idle_pieces(trace, step.work, gaps.take(others))
+    parts = (
+        pieces._replace(gap=position[pieces.gap]),
+        own_pieces._replace(gap=others[own_pieces.gap]),
+    )
+    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
+    return gaps, together.take(np.argsort(together.gap, kind="stable"))

@@ -17,7 +17,7 @@ from tracelens.analysis.host.launches import (
     profiler_overhead,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.arrays import Bool, Int, lookup, ranges, taken, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -29,7 +29,6 @@ from tracelens.trace import (
     Union,
     Work,
     cut,
-    difference,
     enclosing_op,
     gpu_work,
     steps_of,
@@ -171,7 +170,7 @@ class IdlePieces(NamedTuple):
         return self.end - self.start
 
     def take(self, rows: Int | Bool) -> IdlePieces:
-        return IdlePieces._make(values[rows] for values in self)
+        return IdlePieces(*taken(self, rows))
 
 
 class Gaps(NamedTuple):
@@ -188,7 +187,7 @@ class Gaps(NamedTuple):
 
     def take(self, rows: Int | Bool) -> Gaps:
         """The gaps at these positions or under this mask."""
-        return Gaps(*(values[rows] for values in self))
+        return Gaps(*taken(self, rows))
 
 
 NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
@@ -207,11 +206,14 @@ class Activity(NamedTuple):
     event: Int  # row of the event that says so, of NOTHING the frame or annotation around it; -1 for none
 
     def take(self, rows: Int | Bool) -> Activity:
-        return Activity(*(values[rows] for values in self))
+        return Activity(*taken(self, rows))
 
     def outside(self, times: Union) -> Activity:
         """What lies outside of these times."""
-        rows, start, end = cut(self.start, self.end, difference(union(self.start, self.end), times))
+        if not len(self.start):
+            return self
+        free = times.complement(int(self.start[0]), int(self.end[-1]))
+        rows, start, end = cut(self.start, self.end, free)
         return self.take(rows)._replace(start=start, end=end)
 
 
@@ -470,7 +472,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(begins)) - 1
         before, after = np.full(len(first), -1), np.full(len(first), -1)
-        for number in np.unique(silent.thread[first]).tolist():
+        for number in unique(silent.thread[first]).tolist():
             rows = np.flatnonzero(is_call & (thread == number))
             of_thread = np.flatnonzero(silent.thread[first] == number)
             # Of nested ones the outermost: it ends last, and begins first.
@@ -540,7 +542,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
     program, outermost = trace.once(Host), trace.once(_outermost_op)
     late = np.flatnonzero(launched > gaps.start[split])
     number = program.thread[launch[split[late]]]
-    for thread in np.unique(number).tolist():
+    for thread in unique(number).tolist():
         rows = late[number == thread]
         activity = program.during(thread, gaps.start[split[rows]], launched[rows])
         cause, event = _causes(trace, activity)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
 from tracelens.trace import (
     STEP_MARK,
@@ -173,7 +173,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
             }
         )
 
-        calls = np.unique(work.launch)
+        calls = unique(work.launch)
         names, group = np.unique(events.name[calls], return_inverse=True)
         dur = events.end[calls] - events.start[calls]
         by_name = stats(group, dur, len(names))
@@ -204,7 +204,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         )
         time, depth = _depth(called, work.end)
         # From 0: doubles do not hold nanoseconds since 1970.
-        edges = np.unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
+        edges = unique(np.linspace(0, time[-1] - time[0], QUEUE_BINS + 1).astype(np.int64)) + time[0]
         if len(edges) < 2:
             edges = np.array([time[0], time[0] + 1])
         area = np.concatenate(([0], np.cumsum(depth[:-1] * np.diff(time))))

@@ -20,7 +20,7 @@ from tracelens.analysis.moe.layers import (
     stage_of,
 )
 from tracelens.analysis.moe.regions import BACKWARD, PHASES, UNATTRIBUTED, LayerPass, regions
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -130,7 +130,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         done = np.maximum.accumulate(work.end)
         np.add.at(idle_ns, apart, np.maximum(work.start[pieces] - done[np.maximum(pieces - 1, 0)], 0))
         dur += _covered_ns(work.start[pieces], work.end[pieces], apart, count)
-        dur[np.unique(apart)] += idle_ns[np.unique(apart)]
+        dur[unique(apart)] += idle_ns[unique(apart)]
     # Communication without any computation.
     comm = in_layers.kind == WORK_KINDS.index("comm")
     comm_end, comm_row = in_layers.end[comm], pass_row[comm]

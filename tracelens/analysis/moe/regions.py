@@ -43,7 +43,7 @@ from tracelens.analysis.moe.layers import (
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, numbered_alone
 from tracelens.analysis.roofline import OpCalls
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
 from tracelens.table import nearest
@@ -493,7 +493,7 @@ def compiled_backward(
             if op >= 0 and calls.row[op] >= 0 and op not in (event, forward_op):
                 gemm = gemm_size(token) if GEMMS[lexed.kind[token]] else None
                 sizes.add(Owner(*of_token[:, token].tolist()), tensor_shapes(calls.call(op).shapes), gemm)
-        passes = [number for number in np.unique(forward[0]).tolist() if number >= 0]
+        passes = [number for number in unique(forward[0]).tolist() if number >= 0]
         for number in passes:
             sizes.add_routed(number, layer_passes[number])
         # Its backward work by its tensors.

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, no_gpu_work
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.table import (
     RANK,
     Coded,
@@ -172,7 +172,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         call = work.op[piece]
         # Work without an op has no calls below it: its subtree is itself.
         subtree = sums(group[call < 0], work.dur[piece[call < 0]], len(op_level.key))
-        owner, call = np.divmod(np.unique(group[call >= 0] * count + call[call >= 0]), count)
+        owner, call = np.divmod(unique(group[call >= 0] * count + call[call >= 0]), count)
         # A recursive op's inner calls are part of the outer one's subtree.
         outer = outermost(events.parent, call, owner)
         subtree += sums(owner[outer], total[call[outer]], len(op_level.key))
@@ -227,6 +227,11 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
 
 def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     """Code and text of the launching op's argument shapes; of those of another batch size begins with `~`."""
+    return trace.once(_shape_texts) if work is trace.work else _shape_texts(trace, work)
+
+
+def _shape_texts(trace: Trace, work: Work | None = None) -> tuple[Int, list[str]]:
+    work = trace.work if work is None else work
     ops = trace.tables["ops"]
     op_row = trace.arrays.places(ops.array("event_id"))
     row = lookup(op_row, work.op, -1)
@@ -247,7 +252,7 @@ def shape_texts(trace: Trace, work: Work) -> tuple[Int, list[str]]:
     codes = np.array(merged, dtype=np.int64)[code]
     inferred = ops.columns["inferred"]
     other_size = [f"~{text}" if text else "" for text in inferred.values]
-    for value in np.unique(inferred.codes[row[known]]).tolist():
+    for value in unique(inferred.codes[row[known]]).tolist():
         if other_size[value]:
             is_other = known & (lookup(inferred.codes, row, -1) == value)
             codes[is_other] = texts.setdefault(other_size[value], len(texts))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED, blocking, regions
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.table import RANK, STEP, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -220,7 +220,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
             "exposed_comm.fraction": exposed / nonzero_length,
             "kernel.count": _count(step[work.is_kernel], windows),
             "launch.count": _count(
-                _step_at(windows, events.start[np.unique(work.launch[work.launch >= 0])]), windows
+                _step_at(windows, events.start[unique(work.launch[work.launch >= 0])]), windows
             ),
             "comm.count": _count(step[is_comm], windows),
             "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import HOST, NO_GPU, no_gpu_work
-from tracelens.arrays import Int
+from tracelens.arrays import Int, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -277,8 +277,8 @@ def inputs(run: Run) -> Result:
         linked = float(work.linked.mean()) if len(work.event) else 0.0
         if work.cpu_only:
             skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
-        used = sorted({meta.devices.get(int(device), "") for device in np.unique(work.device)} - {""})
-        if len(np.unique(work.device)) > 1:
+        used = sorted({meta.devices.get(int(device), "") for device in unique(work.device)} - {""})
+        if len(unique(work.device)) > 1:
             skips.append(
                 Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are treated as one")
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from tracelens.analysis.comm import POINT_TO_POINT
 from tracelens.analysis.common import integers
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, Scope, Trace, Union, Work, forward_ops, gpu_work, steps_of, union
 
@@ -350,7 +350,7 @@ def autograd_graph(trace: Trace, cuts: Int) -> Graph | None:
     ends = np.zeros(len(start), dtype=np.int64)
     np.maximum.at(ends, number, events.end[node])
     ends[:-1] = np.minimum(ends[:-1], start[1:])
-    borders = np.unique(np.concatenate((cuts, start, ends)))
+    borders = unique(np.concatenate((cuts, start, ends)))
     # Borders between forwards that nothing else separates: of several graphs that one cell made.
     backward_of, made_of, sequence_of = (values[is_made] for values in (number, made, sequence))
     cell = np.searchsorted(borders, made_of, side="right")

@@ -25,7 +25,7 @@ from tracelens.analysis.pipeline.microbatches import (
     StageMessage,
     all_passes,
 )
-from tracelens.arrays import Int
+from tracelens.arrays import Int, unique
 from tracelens.table import Skip
 from tracelens.trace import Trace, Union, union
 
@@ -97,7 +97,7 @@ class Pipeline:
                 self._done.setdefault((span.phase, span.virtual, span.microbatch), (number, span))
         bounds = [(lane.busy.start, lane.busy.end, lane.p2p.start, lane.p2p.end) for lane in lanes]
         ends = [np.array([span.end for span in lane.spans]) for lane in lanes]
-        edges = np.unique(np.concatenate([*ends, *(part for lane_bounds in bounds for part in lane_bounds)]))
+        edges = unique(np.concatenate([*ends, *(part for lane_bounds in bounds for part in lane_bounds)]))
         inside = (edges >= self.start) & (edges <= self.end)
         self._edges: Int = edges[inside]
         low, high = self._edges[:-1], self._edges[1:]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.roofline.costing import CACHED_RATIO, LARGE_FLOPS, Counted, OpCalls, matrix_costing
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device, devices
 from tracelens.table import Column, Schema, Table, codes
@@ -152,7 +152,7 @@ def gemm_rate(trace: Trace, device: Device | None, apart: Bool) -> float:
     rows = np.flatnonzero((work.op >= 0) & ~apart & work.is_kernel)
     rows = rows[np.isin(events.name[work.op[rows]], name_codes)]
     ops = trace.once(OpCalls)
-    op = np.unique(work.op[rows])
+    op = unique(work.op[rows])
     group, _ = codes(*ops.keys(op))
     costs = [ops.cost(row) for row in op[np.unique(group, return_index=True)[1]].tolist()]
     flops = np.array([cost.flops if cost is not None else 0 for cost in costs], dtype=float)[group]

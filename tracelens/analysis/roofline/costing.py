@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import grammar, group_kind, integers
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import NO_SHAPES, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
@@ -149,7 +149,7 @@ class _Costing:
         calls, of_row = np.unique(op, return_inverse=True)
         order = np.lexsort((self.work.end[rows] - self.work.start[rows], of_row))
         longest = rows[order[np.flatnonzero(np.diff(of_row[order], append=-1))]]
-        called = (self.events.names[code] for code in np.unique(self.events.name[calls]).tolist())
+        called = (self.events.names[code] for code in unique(self.events.name[calls]).tolist())
         needs = {name for name in called if (model := find(name)) and model.forward}
         name_codes = [code for code, name in enumerate(self.events.names) if name in needs] if needs else []
         forward = np.where(np.isin(self.events.name[calls], name_codes), self.work.forward[longest], -1)
@@ -223,7 +223,7 @@ class _Costing:
                 self._set(launches, why.reason)
                 continue
             op = self.work.op[launches]
-            for caller in np.unique(op).tolist():
+            for caller in unique(op).tolist():
                 label = self.ops.name(caller) if caller >= 0 else kernel
                 self._set(launches[op == caller], Counted(label, f"{count:,} blocks", cost, cost.note))
 
@@ -243,7 +243,7 @@ class _Costing:
         rows, call = rows[complete], call[complete]
         items = list(self._items)
         item = self.item[repeat[rows]]
-        for kind in np.unique(item).tolist():
+        for kind in unique(item).tolist():
             counted = items[kind]
             note = f"{REPEATED}; {counted.note}" if counted.note else REPEATED
             self._set(rows[item == kind], counted._replace(note=note))
@@ -269,7 +269,6 @@ class OpCalls:
         self._events, self._event, self._work = trace.arrays, event, trace.work
         self._name, self._names = trace.arrays.name, trace.arrays.names
         self._text: dict[str, Coded] = {name: table.columns[name] for name in _COLUMNS}
-        self._codes: dict[str, list[int]] = {name: self._text[name].codes.tolist() for name in _COLUMNS}
         # Strides matter only where a dimension was expanded, which few calls have.
         strides = self._text["strides"]
         expanded = np.array([bool(_EXPANDED.search(text)) for text in strides.values], dtype=bool)
@@ -368,7 +367,8 @@ class OpCalls:
         return describe(self._recorded("shapes", row), self._recorded("dtypes", row))
 
     def _recorded(self, column: str, row: int) -> str:
-        text: str = self._text[column].values[self._codes[column][row]]
+        coded = self._text[column]
+        text: str = coded.values[coded.codes[row]]
         return text
 
     def _lists(self, column: str, row: int) -> list[list[Any]]:
@@ -417,7 +417,7 @@ def matrix_costing(trace: Trace, work: Work) -> Costing:
     """The same, of what may run on matrix units alone; other work is left uncounted, without a reason."""
     # Which work a cost model may count as a GEMM: its op's, or one of those around it.
     events = trace.arrays
-    code = np.unique(events.name[events.where("op")]).tolist()
+    code = unique(events.name[events.where("op")]).tolist()
     models = [(number, find(events.names[number])) for number in code]
     multiplying = [number for number, model in models if model and model.may_multiply]
     around = nearest(events.parent, events.depth, np.isin(events.name, multiplying) & events.where("op"))
@@ -436,13 +436,13 @@ def _serving_batches(trace: Trace) -> tuple[Int, list[ServingBatch]]:
     -1 for all other events, and where that step's label does not give them.
     """
     events = trace.arrays
-    ops = np.unique(events.name[events.where("op")]).tolist()
+    ops = unique(events.name[events.where("op")]).tolist()
     names = [code for code in ops if (model := find(events.names[code])) and model.batch]
     if not names:
         return np.empty(0, dtype=np.int64), []
     # A captured label is that of the capture, not of the step that replays it.
     around = events.where("annotation", "slice", "op") & ~events.copied
-    labels = {code: grammar().step(events.names[code]) for code in np.unique(events.name[around]).tolist()}
+    labels = {code: grammar().step(events.names[code]) for code in unique(events.name[around]).tolist()}
     # A label without lengths may stand in one with them; a drafter's are not those of the step around it.
     codes = [code for code, label in labels.items() if label and (label.batch or label.kind == "draft")]
     step = nearest(events.parent, events.depth, around & np.isin(events.name, codes))
@@ -585,7 +585,7 @@ def lacking(trace: Trace, work: Work, opaque: Bool, unexplained: Bool) -> list[t
     names = trace.arrays.names
     graph = np.array(["GraphLaunch" in name for name in names], dtype=bool)
     by_graph = (work.launch >= 0) & graph[trace.arrays.name[work.launch]]
-    attributed = np.isin(work.launch, np.unique(work.launch[work.node >= 0]))
+    attributed = np.isin(work.launch, unique(work.launch[work.node >= 0]))
     comm = work.kind == WORK_KINDS.index("comm")
     early, late = unexplained & work.unlinked, unexplained & ~work.unlinked
     return [
@@ -621,7 +621,7 @@ def cut_off(trace: Trace, work: Work, call: Int) -> Bool:
 def with_surroundings(events: Events, rows: Int) -> Bool:
     """Mask of these event rows and of all that they are nested in; -1 is ignored."""
     marked = np.zeros(len(events.start), dtype=bool)
-    while len(rows := np.unique(rows[rows >= 0])):
+    while len(rows := unique(rows[rows >= 0])):
         rows = rows[~marked[rows]]
         marked[rows] = True
         rows = events.parent[rows]

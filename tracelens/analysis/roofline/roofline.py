@@ -16,7 +16,7 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, choose_device, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
 from tracelens.analysis.roofline.costing import MOSTLY_UNCOUNTED, NO_MODEL, REPEATED, Costing, costing
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
@@ -266,7 +266,7 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Util
     with_reason = np.flatnonzero(lacking & (of_work >= 0) & (costing.reason >= 0))
     np.add.at(reason_ns, (of_work[with_reason], costing.reason[with_reason]), work.dur[with_reason])
     main_reason, skips = reason_ns.argmax(axis=1), []
-    for reason in np.unique(main_reason[unknown]).tolist():
+    for reason in unique(main_reason[unknown]).tolist():
         affected = np.flatnonzero(unknown & (main_reason == reason))
         which = steps.labels[affected[0]] if len(affected) == 1 else f"{len(affected)} steps"
         time = f"{share[affected].mean():.1%} of the time in kernels that (may) multiply matrices"

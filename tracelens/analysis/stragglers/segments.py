@@ -29,7 +29,7 @@ from tracelens.analysis.host import (
     waiting_calls,
 )
 from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
-from tracelens.arrays import Bool, Float, Int, lookup, ranges
+from tracelens.arrays import Bool, Float, Int, lookup, ranges, unique
 from tracelens.table import codes, sums
 from tracelens.trace import WORK_KINDS, Scope, Trace, Work, gpu_work, shares, steps_of, union
 
@@ -267,7 +267,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
             steps=0,
         )
     begin = trace.window.start if trace.window else int(trace.arrays.start.min())
-    edges = np.unique(np.concatenate(([begin], comm.start, comm.end)))
+    edges = unique(np.concatenate(([begin], comm.start, comm.end)))
     edges = edges if len(edges) > 1 else np.append(edges, edges[-1] + 1)
     time = np.zeros((len(edges) - 1, len(TIMES)), dtype=np.int64)
     blocking = waiting_calls(trace, work)
@@ -361,7 +361,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
         # Where a host that works itself reads values, on threads that launch work: by what, for how long.
         events, thread = trace.arrays, threads(trace)
         rows = np.flatnonzero(reads(trace))
-        rows = rows[np.isin(thread[rows], np.unique(thread[work.launch_call[work.launch_call >= 0]]))]
+        rows = rows[np.isin(thread[rows], unique(thread[work.launch_call[work.launch_call >= 0]]))]
         rows = rows[np.argsort(events.start[rows], kind="stable")]
         read_ns = np.zeros(len(gaps.start), dtype=np.int64)
         host[:, BLOCKED] = -1

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.overview import NO_PACE, pace_summary
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
 from tracelens.compare.diff.breakdown import (
     ALL_CAUSES,
@@ -565,9 +565,9 @@ def graph_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
             weight = 1 / side.steps / len(ranks)
             events, work = side.trace.arrays, side.work
             in_graph = side.in_graph[side.row]
-            calls = np.unique(work.launch[side.row])
+            calls = unique(work.launch[side.row])
             calls = calls[calls >= 0]
-            graph_launches += weight * len(np.unique(work.launch[side.row[in_graph]]))
+            graph_launches += weight * len(unique(work.launch[side.row[in_graph]]))
             launches += weight * len(calls)
             launch_ns += weight * float((events.end - events.start)[calls].sum())
             begins = (work.start >= side.edges[0]) & (work.start < side.edges[-1])
@@ -576,7 +576,7 @@ def graph_rows(sides: Sequence[Sequence[RankSide]]) -> dict[str, Any]:
             op = side.op[side.row]
             known_ns += weight * float(side.ns[in_graph & (op >= 0)].sum())
             source = side.trace.tables["events"].coded("source")
-            of_known = np.unique(source.codes[op[in_graph & (op >= 0)]])
+            of_known = unique(source.codes[op[in_graph & (op >= 0)]])
             sources |= {source.values[code] for code in of_known.tolist()}
         rows.append(
             {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tracelens.analysis.host import CAUSES, find_gaps, idle_pieces
 from tracelens.analysis.moe import UNATTRIBUTED, regions
 from tracelens.analysis.roofline import repeats
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.errors import TracelensError
 from tracelens.table import codes, depths, nearest, subtree_sums
 from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Union, cut, matching, shares, steps_of
@@ -217,7 +217,7 @@ class Forest:
         The answer is exact where fewer nodes have the keys than there are inside, and else costs nothing.
         """
         order, loose = self._by_loose
-        keys = np.unique(keys)
+        keys = unique(keys)
         low = np.searchsorted(loose, keys)
         count = np.searchsorted(loose, keys, side="right") - low
         if count.sum() > self.size[nodes].sum():

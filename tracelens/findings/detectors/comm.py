@@ -13,7 +13,7 @@ from tracelens.analysis.fusable import exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.host import threads
 from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, deduplicated_share, regions, token_messages
 from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, unique
 from tracelens.findings.detectors.detector import (
     Confidence,
     Detection,
@@ -198,7 +198,7 @@ def _all_to_all(context: RankContext) -> Bool:
 def deepep_busy_wait(context: RankContext) -> Outcome:
     """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""
     work, events, thread = context.work, context.trace.arrays, threads(context.trace)
-    used = np.unique(work.name[work.is_kernel]).tolist()
+    used = unique(work.name[work.is_kernel]).tolist()
     first = [code for code in used if _NOTIFY.search(work.names[code])]
     second = [code for code in used if _DISPATCH.search(work.names[code])]
     if not first:
@@ -218,7 +218,7 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
     # Whether the thread began nothing in between.
     host = np.flatnonzero(events.where(*STACK_KINDS))
     quiet = np.ones(len(index), dtype=bool)
-    for number in np.unique(thread[launch[index]]).tolist():
+    for number in unique(thread[launch[index]]).tolist():
         starts = np.sort(events.start[host[thread[host] == number]])
         mine = thread[launch[index]] == number
         before, after = np.searchsorted(starts, (called[mine], np.minimum(counted, dispatch_called)[mine]))
@@ -299,7 +299,7 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Detections:
     counted = in_steps(participants) & (spans.hosts[of_row] > 0) & flat[of_row]
     confidence: Confidence = "medium" if inside_known and spans.ring[flat].all() else "low"
     detections = {}
-    for rank in np.unique(participants.array("rank")[counted]).tolist():
+    for rank in unique(participants.array("rank")[counted]).tolist():
         rows = np.flatnonzero(counted & (participants.array("rank") == rank))
         exposed, wait, start, dur = (
             participants.array(column)[rows] for column in ("exposed_ns", "wait_ns", "local_ts_ns", "dur_ns")
@@ -447,7 +447,7 @@ def _waiting(
         rank: _waiting_of_rank(lost, rank, counted, for_causes, causes, steps, confidence, note)._replace(
             scenario=scenario
         )
-        for rank in np.unique(lost.array("rank")[for_causes]).tolist()
+        for rank in unique(lost.array("rank")[for_causes]).tolist()
     }
 
 
@@ -494,7 +494,7 @@ def _waiting_of_rank(
     saving, total = sum(by_cause.values()), float(dur[counted].sum()) / steps
     blamed = {
         int(late_rank): int(dur[for_causes & (late == late_rank)].sum())
-        for late_rank in np.unique(late[for_causes])
+        for late_rank in unique(late[for_causes])
     }
     worst = max(blamed, key=lambda late_rank: blamed[late_rank])
     share = blamed[worst] / max(sum(blamed.values()), 1)

@@ -11,7 +11,7 @@ import numpy as np
 from tracelens.analysis.host import CODE, GAP_NS, GARBAGE, host_names
 from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, unique
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
 from tracelens.findings.thresholds import (
     LATE_LAUNCH_SHARE,
@@ -115,10 +115,10 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
     if not where.total:
         return f"no idle time with this cause: {what}"
     gap_ns = np.bincount(pieces.gap, weights=pieces.dur)
-    gaps = np.unique(pieces.gap)
+    gaps = unique(pieces.gap)
     longest = int(gap_ns.max())
     steps = steps_of(context.trace)
-    in_steps = len(np.unique(np.searchsorted(steps.edges, context.gaps.start[gaps], side="right")))
+    in_steps = len(unique(np.searchsorted(steps.edges, context.gaps.start[gaps], side="right")))
     idle_ns = context.per_step(float(where.total))
     # Where most of the time is spent: ops, frames, annotations; of a silent host what is around it.
     host, op, texts = host_names(context.trace, pieces)
@@ -204,7 +204,7 @@ def launch_bound(context: RankContext) -> Outcome:
     saving = context.per_step(float(np.maximum(dur[late] - floor_ns, 0).sum()))
     # How long launching takes: the calls for kernels, and from a call to the start on an idle GPU.
     events = context.trace.arrays
-    call = np.unique(work.launch[launched & work.is_kernel])
+    call = unique(work.launch[launched & work.is_kernel])
     quantities, launch_times = [], []
     for measure, values in (
         ("launch call", events.end[call] - events.start[call]),
@@ -214,7 +214,7 @@ def launch_bound(context: RankContext) -> Outcome:
             p50, p99 = (float(np.percentile(values, percent)) for percent in (50, 99))
             quantities += [Quantity(f"{measure}, p50", p50, "ns"), Quantity(f"{measure}, p99", p99, "ns")]
             launch_times.append(f"{measure}: p50 {duration(p50)}, p99 {duration(p99)}")
-    if any(events.names[code].startswith("hip") for code in np.unique(events.name[call])):
+    if any(events.names[code].startswith("hip") for code in unique(events.name[call])):
         launch_times.append("on ROCm")
     with_work = context.work.take(launched)
     idle, span = share_idle(context.work, with_work, context.called[launched])
@@ -327,8 +327,8 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         events, around = context.trace.arrays, context.trace.once(enclosing_op)
         rows, above, codes = in_layers, around[in_layers], set[int]()
         while len(rows):
-            codes.update(np.unique(events.name[rows]).tolist())
-            rows = np.unique(above[above >= 0])
+            codes.update(unique(events.name[rows]).tolist())
+            rows = unique(above[above >= 0])
             above = around[events.parent[rows][events.parent[rows] >= 0]]
         scenario = "" if op in {events.names[code] for code in codes} else f"no_blocking={escape(op)}"
     count = context.per_step(int(inside.sum()))

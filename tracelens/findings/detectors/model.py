@@ -23,7 +23,7 @@ from tracelens.analysis.fusable import (
     unfused_loss,
     width,
 )
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import difference
@@ -64,7 +64,7 @@ def loss_unfused(context: RankContext) -> Outcome:
         return "no GPU work"
     loss = unfused_loss(context)
     if loss is None:
-        names = [context.work.names[code] for code in np.unique(context.work.name)]
+        names = [context.work.names[code] for code in unique(context.work.name)]
         if fused := next((name for name in names if _FUSED.search(name)), None):
             return f"the loss is already fused ({fused})"
         if not len(events_named(context, *LOSSES, PARALLEL)):
@@ -80,7 +80,7 @@ def loss_unfused(context: RankContext) -> Outcome:
     least = loss.fused_ns
     saving = context.per_step(max(where.total - least, 0.0))
     # Bytes of all tensors of the logits' size that the losses write to new memory.
-    group, calls = distinct(context, np.unique(context.work.op[work.mask & (context.work.op >= 0)]))
+    group, calls = distinct(context, unique(context.work.op[work.mask & (context.work.op >= 0)]))
     copied = 0.0
     for call, times in zip(calls, np.bincount(group, minlength=len(calls)).tolist(), strict=True):
         like = [tensor for tensor in operands(call) if of_size(tensor, sizes)]
@@ -143,7 +143,7 @@ def recompute(context: RankContext) -> Outcome:
     events = context.trace.arrays
     node = events.named(lambda name: name.startswith(NODE))
     around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
-    regions = context.per_step(len(np.unique(around)))
+    regions = context.per_step(len(unique(around)))
     share = during.total / max(context.window[1] - context.window[0], 1)
     shown = ", ".join(f"{name} {duration(ns)}" for name, ns in families)
     return Detection(

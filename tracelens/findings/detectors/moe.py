@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.fusable import CHAIN, permutation_bytes, permutation_work, router_work
 from tracelens.analysis.moe import BACKWARD, EXPERTS, FORWARD, PHASES, LayerPass, regions
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Float
+from tracelens.arrays import Float, unique
 from tracelens.findings.detectors.detector import (
     Detection,
     Detections,
@@ -159,7 +159,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Detections:
     steps = step_count(results)
     rank, start, dur = (waits.array(name)[counted] for name in ("rank", "ts_ns", "dur_ns"))
     detections = {}
-    for waiting_rank in np.unique(rank).tolist():
+    for waiting_rank in unique(rank).tolist():
         of_rank = rank == waiting_rank
         where = union(start[of_rank], start[of_rank] + dur[of_rank])
         lost = float(dur[of_rank].sum()) / steps

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from tracelens.arrays import unique
 from tracelens.findings.detectors.detector import Confidence, Detection, Detections, Quantity, detector
 from tracelens.table import Result
 from tracelens.trace import union
@@ -55,7 +54,7 @@ def _ranks(results: Mapping[str, Result], part: str) -> Sequence[int] | str:
     if not several.any():
         return "the pipeline has one stage"
     idle = several & (table.array(f"{part}_ns") > 0)
-    ranks: list[int] = np.unique(table.array("rank")[idle]).tolist()
+    ranks: list[int] = unique(table.array("rank")[idle]).tolist()
     return ranks or f"no idle time due to {part.replace('_', ' ')}"
 
 
@@ -128,7 +127,7 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     # Mean time of forwards and backwards in a step, by stage.
     table = results["pipeline"].data["bubble"]
     total, stages = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
-    work = {int(stage): float(total[stages == stage].mean()) for stage in np.unique(stages)}
+    work = {int(stage): float(total[stages == stage].mean()) for stage in unique(stages)}
     most = max(work, key=lambda stage: work[stage])
     detections = {}
     for rank in ranks:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tracelens.analysis.serving import LEAST_WORK
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.findings.detectors.detector import JOB, Detection, Detections, Quantity, detector, step_count
 from tracelens.findings.thresholds import EXPOSED_SHARE, PADDED_SHARE
 from tracelens.table import Result, Table
@@ -169,7 +169,7 @@ def serving_two_batch(results: Mapping[str, Result]) -> Detections:
         *([Quantity("overlap efficiency", efficiency, "ratio")] if tbo and efficiency >= 0 else []),
         *([Quantity("token imbalance of the halves", imbalance, "ratio")] if imbalance >= 0 else []),
     ]
-    for rank in np.unique(table.array("rank")[candidate]).tolist():
+    for rank in unique(table.array("rank")[candidate]).tolist():
         of_rank = table.take(candidate & (table.array("rank") == rank))
         start, dur = of_rank.array("ts_ns"), of_rank.array("dur_ns")
         basis = "excluding waiting for other ranks"

@@ -17,7 +17,7 @@ from bisect import bisect_left
 import msgspec
 import numpy as np
 
-from tracelens.arrays import Bool
+from tracelens.arrays import Bool, unique
 from tracelens.read.json.events import (
     BAD_JSON,
     Decoded,
@@ -334,7 +334,7 @@ def mend_tokens(text: bytes) -> tuple[bytes, int]:
             edits.append((*word.span(), value))
     # Commas in the outermost list lie between events.
     borders = position[(char == ord(",")) & (depth == 1)]
-    changed = np.unique(np.searchsorted(borders, [start for start, *_ in edits]))
+    changed = unique(np.searchsorted(borders, [start for start, *_ in edits]))
     parts: list[bytes] = []
     pos = 0
     for start, end, replacement in sorted(edits):

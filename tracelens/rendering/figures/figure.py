@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.arrays import unique
 from tracelens.guard import Failure, guard
 from tracelens.registry import Registry
 from tracelens.rendering.figures.colors import GREY, SEQUENTIAL, colors, ink
@@ -203,7 +204,7 @@ def rows_axis(labels: Sequence[str], width: int = 40) -> dict[str, Any]:
 
 def ranks(data: Table) -> list[int]:
     """The rank numbers in a table, ascending."""
-    numbers: list[int] = np.unique(data.array("rank")).tolist()
+    numbers: list[int] = unique(data.array("rank")).tolist()
     return numbers
 
 

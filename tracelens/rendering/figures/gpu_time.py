@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float, Int
+from tracelens.arrays import Float, Int, unique
 from tracelens.rendering.figures.colors import BLUE, CAUSES, GREY, KINDS, SEQUENTIAL, colors, rank_colors
 from tracelens.rendering.figures.figure import (
     Figure,
@@ -173,7 +173,7 @@ def _coarse(work: _LaneWork) -> _LaneWork:
     """The same strip cut at equal intervals when it has more pieces than a figure should hold."""
     if len(work.row) <= _PIECES:
         return work
-    lanes = np.unique(work.row * len(KINDS) + work.kind)
+    lanes = unique(work.row * len(KINDS) + work.kind)
     end = (work.ts_ns + work.dur_ns).max()
     edges = np.linspace(work.ts_ns.min(), end, max(1, _PIECES // len(lanes)) + 1).astype(np.int64)
     parts = []
@@ -271,7 +271,7 @@ def launch_queue(queue: Table) -> list[Figure]:
         of_rank = of_rank.take(np.argsort(of_rank.array("ts_ns"), kind="stable"))
         # Where there are more points than a line needs, neighbours are merged so that no peak is lost.
         points = min(_QUEUE_POINTS // len(shown), len(of_rank))
-        first = np.unique(np.arange(points) * len(of_rank) // points)
+        first = unique(np.arange(points) * len(of_rank) // points)
         count = np.diff(first, append=len(of_rank))
         mean = np.add.reduceat(of_rank.array("depth_mean"), first) / count
         traces.append(

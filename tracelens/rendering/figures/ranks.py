@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import Float, Int
+from tracelens.arrays import Float, Int, unique
 from tracelens.rendering.figures.colors import (
     BLUE,
     BUBBLE,
@@ -95,7 +95,7 @@ def _traffic(traffic: Table) -> list[Figure]:
     sent = np.bincount(groups.codes, weights=traffic.array("sent_bytes"), minlength=len(groups.values))
     group = int(np.argmax(sent))
     traffic = traffic.take(groups.codes == group)
-    ranks = np.unique(traffic.array("from_rank"))[:_MATRIX].tolist()
+    ranks = unique(traffic.array("from_rank"))[:_MATRIX].tolist()
     sent_bytes = traffic.pivot("from_rank", "to_rank", "sent_bytes", ranks).by_row()
     matrix = np.array([sent_bytes[rank] for rank in ranks])
     if not matrix.any():
@@ -212,7 +212,7 @@ def slowdowns_by_communication(slowdowns: Table) -> list[Figure]:
 def token_loads(loads: Table) -> list[Figure]:
     """Layers by ranks, coloured by load."""
     # An even layer or rank tells nothing: where not all fit, the most uneven ones are shown.
-    numbers = {name: np.unique(loads.array(name)) for name in ("rank", "layer")}
+    numbers = {name: unique(loads.array(name)) for name in ("rank", "layer")}
     shown_ranks = _most_uneven(loads, "rank", _RANKS)
     shown_layers = _most_uneven(loads, "layer", _CELLS // len(shown_ranks))
     ratio = _matrix(loads, "ratio", shown_layers, shown_ranks)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tracelens.arrays import unique
 from tracelens.rendering.figures import Figure, drawn
 from tracelens.rendering.formats.html import PageSection, asset, inert, section
 from tracelens.rendering.formats.json import dumps
@@ -153,7 +154,7 @@ def choices(result: Result) -> dict[str, list[Choice]]:
         if not item.is_grid:
             continue
         rows = item.views[ROWS]
-        ranks = np.unique(rows.array("rank")) if "rank" in rows.columns else np.zeros(0, np.int64)
+        ranks = unique(rows.array("rank")) if "rank" in rows.columns else np.zeros(0, np.int64)
         several = 1 < len(ranks) <= _RANKS
         # The largest nodes of a tree are others for every number of them: it has one page.
         more_rows = len(item.first) > FIRST_ROWS and rows.schema.kind != "tree"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.rendering.tables.values import UNKNOWN, stem_and_suffix, unknown
 from tracelens.table import Column, Table, codes, depth_first
 
@@ -57,7 +57,7 @@ def across_ranks(table: Table) -> Table | None:
     schema = table.schema
     if "rank" not in table.columns or schema.kind == "entries":
         return None
-    ranks = np.unique(table.array("rank"))
+    ranks = unique(table.array("rank"))
     if len(ranks) < 2 or (schema.kind != "tree" and not schema.keys):
         return None
     leading = leading_column(table)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tracelens.arrays import unique
 from tracelens.rendering.tables.across import (
     across_ranks,
     is_across,
@@ -165,7 +166,7 @@ def more(result: Result, part: Cut) -> str:
         of_time = leading is not None and leading.unit == "ns"
         first = "first" if not part.table.schema.descending else "longest" if of_time else "largest"
         shown = next(shown for shown in part.columns if shown.column.name == "rank")
-        ranks, shown_ranks = len(np.unique(part.table.array("rank"))), len(set(shown.cells))
+        ranks, shown_ranks = len(unique(part.table.array("rank"))), len(set(shown.cells))
         which = f", the {first} of each rank"
         if shown_ranks < ranks:
             which = f", the {first} of {shown_ranks} ranks; {ranks - shown_ranks} ranks are left out"
@@ -326,7 +327,7 @@ def typical_step(table: Table) -> Table:
     while (root != root[root]).any():
         root = root[root]
     names, sizes = table.coded("name"), table.array("exclusive_ns")
-    tops = np.unique(root)
+    tops = unique(root)
     longest: dict[str, int] = {}
     for row, name, level in zip(tops, names.texts(tops), table.coded("level").texts(tops), strict=True):
         if level != "step":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tracelens.arrays import unique
 from tracelens.rendering.tables.rows import NAME_WIDTH, readable, skipped
 from tracelens.rendering.tables.values import encodable, one_line, shorten
 from tracelens.rendering.thresholds import DIVIDING_NAMES, PART_LEAST_SHARE
@@ -197,7 +198,7 @@ def _special(result: Result) -> str:
                     )
         case "steps":
             shortest, longest = (duration(float(end(numbers["dur_ns"]))) for end in (np.min, np.max))
-            ranks = len(np.unique(numbers["rank"]))
+            ranks = len(unique(numbers["rank"]))
             parts = [
                 _counted(len(set(table.texts("step"))), "step") + (f" on {ranks} ranks" if ranks > 1 else "")
             ]

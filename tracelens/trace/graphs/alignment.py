@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.trace.classify import classify_kernels
 from tracelens.trace.graphs.nodes import KERNEL, Content, Nodes, Replay, Template, op_texts
 
@@ -123,7 +123,7 @@ def align(template: Nodes, graph: Replay, known: Known) -> Alignment:
     """
     replay, count = graph.nodes, len(graph.nodes)
     nothing = Alignment(np.full(count, -1), np.zeros(count, dtype=np.int64), 0.0)
-    is_single = len(np.unique(graph.stream)) == 1
+    is_single = len(unique(graph.stream)) == 1
     if not len(template) or not (is_single or any(template.name)):
         return nothing
     weights = Weights(template, replay, known)
@@ -454,7 +454,7 @@ def merged(weight: NDArray[np.int8], stream: Int, start: Int, end: Int) -> tuple
         (positions of the replay's nodes in the order of the program; of each position, whether another stream
         could stand in its place).
     """
-    queues = [np.flatnonzero(stream == number).tolist() for number in np.unique(stream).tolist()]
+    queues = [np.flatnonzero(stream == number).tolist() for number in unique(stream).tolist()]
     head = [0] * len(queues)
     order: list[int] = []
     run: list[int] = []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.trace.graphs.alignment import (
     LEAST_UNNAMED,
     SAME,
@@ -136,7 +136,7 @@ def attributed(
             tuple(nodes.name),
             nodes.blocks.tobytes(),
         )
-        if len(np.unique(graph.stream)) > 1:  # for safety also how they overlap
+        if len(unique(graph.stream)) > 1:  # for safety also how they overlap
             key = (*key, graph.call)
         if key not in of_nodes:
             of_nodes[key] = templates.fit(graph)
@@ -260,7 +260,7 @@ def _stretches(stretch: Template, graph: Replay) -> list[tuple[int, int]]:
         return np.array([code.setdefault(key, len(code)) for key in keys], dtype=np.int64)
 
     own, other = codes(replay), codes(nodes)
-    if len(np.unique(graph.stream)) > 1:
+    if len(unique(graph.stream)) > 1:
         # Those that begin and end as a replay on several streams does outside of its forks.
         changes = np.flatnonzero(np.diff(graph.stream))
         first = min(int(changes[0]) + 1, MOST_ENDS)

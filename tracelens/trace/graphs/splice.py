@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import Coded, Table, depths, nearest
 from tracelens.trace.graphs.nodes import Template, forward_op
 from tracelens.trace.trace import (
@@ -130,7 +130,7 @@ def _pattern(made: Attribution) -> _Pattern:
         innermost[frames[frames >= 0]] = True
         scopes = events.where("annotation") & ~events.named(STEP_MARK.match)
         # Events around the call that began a capture, and around all calls of a twin.
-        enclosed = np.array([template.first]) if template.first >= 0 else np.unique(template.call)
+        enclosed = np.array([template.first]) if template.first >= 0 else unique(template.call)
         inside = np.zeros(len(python), dtype=np.int64)
         ancestor = enclosed
         while len(ancestor := ancestor[ancestor >= 0]):
@@ -140,8 +140,8 @@ def _pattern(made: Attribution) -> _Pattern:
     kept[calls] = True
     around = nearest(events.parent, events.depth, kept)
     parent = lookup(around, events.parent, -1)
-    rows = level = np.unique(calls)  # a twin's call may launch several kernels
-    while len(level := np.unique(parent[level][parent[level] >= 0])):
+    rows = level = unique(calls)  # a twin's call may launch several kernels
+    while len(level := unique(parent[level][parent[level] >= 0])):
         rows = np.union1d(rows, level)
     rows = rows[np.lexsort((events.depth[rows], events.start[rows]))]
     position = events.places(rows)
@@ -263,7 +263,7 @@ def _links(trace: Trace, parts: Sequence[tuple[Attribution, _Pattern]], first: I
 def collectives(trace: Trace, start: Int, replays: Sequence[Replayed]) -> Table:
     """The collectives of the trace and of its replays, each with its kernel, in order of `start` (ns)."""
     own = trace.tables["collectives"]
-    recorded = np.unique(own.array("kernel_id"))
+    recorded = unique(own.array("kernel_id"))
     copied = []
     for replay in replays:
         records = replay.template.tables["collectives"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import named
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.table import Coded
 from tracelens.trace import Trace, matching, rows_by_code
 from tracelens.what_if.graph.graph import Draft, Edge
@@ -125,7 +125,7 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     ready = np.maximum(device.called, lookup(work.end, device.before, device.called))
     late = np.flatnonzero((work.start - ready > SHORT_NS) & (device.called > work.start.min() - SOON_NS))
     cause, ended = (np.full(len(late), fill, dtype=np.int64) for fill in (-1, np.iinfo(np.int64).min))
-    for stream in np.unique(work.lane).tolist():
+    for stream in unique(work.lane).tolist():
         on_stream = np.flatnonzero(work.lane == stream)
         on_stream = on_stream[np.argsort(work.end[on_stream], kind="stable")]
         last_ended = np.searchsorted(work.end[on_stream], work.start[late], side="right") - 1
@@ -153,7 +153,7 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     name = trace.arrays.name[work.launch[launched]]
     usual = int(np.median(launch_ns[free])) if free.any() else max(int(launch_ns.min(initial=0)), 0)
     least = np.empty_like(launch_ns)
-    for code in np.unique(name).tolist():
+    for code in unique(name).tolist():
         same_call = name == code
         free_same = same_call & free
         least[same_call] = np.median(launch_ns[free_same]) if free_same.any() else usual
@@ -176,7 +176,7 @@ def _stream_waits(trace: Trace, device: GpuActivities, thread: Int) -> tuple[Int
     recorded = np.flatnonzero(matching(events.names, _RECORDS)[events.name] & events.where("launch"))
     caller, stream = thread[work.launch[known]], work.lane[known]
     after, before = [nothing], [nothing]
-    for number in np.unique(thread[rows]).tolist():
+    for number in unique(thread[rows]).tolist():
         wait_ns = np.sort(events.start[rows[thread[rows] == number]])
         launched = known[caller == number]
         if not len(launched):
@@ -192,7 +192,7 @@ def _stream_waits(trace: Trace, device: GpuActivities, thread: Int) -> tuple[Int
             waits, targets = wait_ns[swapped == swap], target[swapped == swap]
             # Of each wait, the next launch on the target and the last one elsewhere before; or the reverse.
             waiting, awaited = (np.full(len(waits), -1, dtype=np.int64) for _ in range(2))
-            for lane in np.unique(targets).tolist():
+            for lane in unique(targets).tolist():
                 on, off = known[stream == lane], known[stream != lane]
                 late, early = (off, on) if swap else (on, off)
                 own = np.flatnonzero(targets == lane)
@@ -255,9 +255,9 @@ def waits(trace: Trace, gpu: GpuActivities, host: RankHost) -> BlockingWaits:
     launch = work.launch[copied]
     early = named(events, _ASYNCHRONOUS_COPY)[launch] & (events.end[launch] < work.end[copied])
     did_not_wait = [event[idle], launch[early]]
-    stalling = np.unique(events.name[event[kind == QUEUE]])
+    stalling = unique(events.name[event[kind == QUEUE]])
     if len(stalling):
-        launch = np.unique(work.launch[work.launch >= 0])
+        launch = unique(work.launch[work.launch >= 0])
         same_name = np.isin(events.name[launch], stalling)
         did_not_wait.append(launch[same_name & ~trace.once(full_queue)[launch]])
     rows = np.concatenate(did_not_wait)

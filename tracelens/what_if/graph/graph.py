@@ -113,6 +113,10 @@ class RunGraph:
             self._nodes[key] = own[np.isin(self.kind[own], kinds)]
         return self._nodes[key]
 
+    def is_edge(self, *kinds: Edge) -> Bool:
+        """Mask of the edges of these kinds."""
+        return np.isin(np.arange(len(Edge)), kinds)[self.edge]
+
     @cached_property
     def _nodes(self) -> dict[tuple[int, ...], Int]:
         return {}

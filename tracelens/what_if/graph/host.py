@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tracelens.analysis.host import blocking_calls, threads
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, matching, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
@@ -59,7 +59,7 @@ class ByLane:
     """Positions of times (ns, ascending within each lane) among the times of their own lane."""
 
     def __init__(self, lane: Int, time: Int) -> None:
-        self._distinct = np.unique(time)
+        self._distinct = unique(time)
         self._key = lane * (len(self._distinct) + 1) + np.searchsorted(self._distinct, time)
 
     def position(self, lane: Int, time: Int, side: Literal["left", "right"]) -> Int:
@@ -126,7 +126,7 @@ def host(trace: Trace, draft: Draft) -> RankHost:
         launches[work.launch[work.launch >= 0]] = True
         inner = lookup(events.where("launch"), events.parent, False)
         waiting = blocking_calls(trace, work)
-        busy = np.unique(thread[launches])
+        busy = unique(thread[launches])
         event = np.flatnonzero((launches | (waiting & ~inner)) & np.isin(thread, busy))
         event = event[np.argsort(events.start[event], kind="stable")]
         waits = (waiting | trace.once(full_queue))[event]
@@ -282,7 +282,7 @@ def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[
         near = lane[by_start[np.minimum(behind, len(start) - 1)]], lane[by_end[np.maximum(ahead, 0)]]
         rows = [np.broadcast_to(gap[:, None], mask.shape)[mask] for mask in inside]
         near_lane = np.concatenate([own[mask] for own, mask in zip(near, inside, strict=True)])
-        distinct = np.unique(np.concatenate(rows) * lanes + near_lane)
+        distinct = unique(np.concatenate(rows) * lanes + near_lane)
         pairs = distinct // lanes, distinct % lanes
     gap, other = pairs
     apart = lane[gap] != other
@@ -336,11 +336,11 @@ def full_queue(trace: Trace) -> Bool:
     if work.cpu_only or len(launched) <= QUEUE_DEPTH:
         return result
     for rows in rows_by_code(work.lane[launched]).values():
-        calls, ends = np.unique(work.launch[launched[rows]]), np.sort(work.end[launched[rows]])
+        calls, ends = unique(work.launch[launched[rows]]), np.sort(work.end[launched[rows]])
         begun = events.start[calls]
         queued = np.searchsorted(np.sort(begun), begun) - np.searchsorted(ends, begun, side="right")
         result[calls[queued >= QUEUE_DEPTH]] = True
-    calls = np.unique(work.launch[launched])
+    calls = unique(work.launch[launched])
     dur = events.end[calls] - events.start[calls]
     for rows in rows_by_code(events.name[calls]).values():
         free = rows[~result[calls[rows]]]

@@ -317,7 +317,7 @@ def scaled(graph: RunGraph, edit: Edit, factor: float) -> Edit:
 
 
 def _host_time(graph: RunGraph) -> Bool:
-    return np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER))
+    return graph.is_edge(Edge.HOST, Edge.HANDOVER)
 
 
 def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) -> ProfilerShare:
@@ -384,7 +384,7 @@ def _fitted(
 def varied(graph: RunGraph, edit: Edit, sign: int) -> Edit:
     """The edit with all host and GPU times longer (sign 1) or shorter (-1) by their shares."""
     result = Edit(edit.dur.copy(), edit.delay, edit.lag.copy(), edit.kept)
-    host = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
+    host = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER)
     result.lag[host] = times(edit.lag[host], 1 + sign * RERUN_HOST_SHARE)
     share = np.where(edit.dur != graph.dur, RERUN_CHANGED_SHARE, RERUN_GPU_SHARE)
     nodes = np.flatnonzero(edit.dur)

@@ -475,7 +475,7 @@ def durations_only(graph: RunGraph) -> Edit:
     gap = graph.start[graph.dst] - graph.end[graph.src]
     binds = np.zeros(len(graph.edge), dtype=bool)
     binds[graph.binding[graph.binding >= 0]] = True
-    rows = np.flatnonzero(np.isin(graph.edge, _DERIVED))
+    rows = np.flatnonzero(graph.is_edge(*_DERIVED))
     # Kernels of a graph after its first wait for others of the graph.
     launches = np.flatnonzero(graph.edge == Edge.LAUNCH)
     later = np.ones(len(launches), dtype=bool)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, ranges
+from tracelens.arrays import Bool, Int, lookup, ranges, unique
 from tracelens.native import core as native_core
 from tracelens.what_if.graph import Edit, RunGraph, StepSpan
 
@@ -312,18 +312,23 @@ class Reduction:
         self._owner, self.edges = ranges(graph.first[computed], count)
         sources = graph.src[self.edges]
         # Nodes that they wait for and that stay as they are, ascending.
-        self.outside = np.unique(sources[_rows(computed, sources) < 0])
+        is_computed = np.zeros(len(graph), dtype=bool)
+        is_computed[computed] = True
+        self.outside = unique(sources[~is_computed[sources]])
         self._without_edges = np.flatnonzero(count[~is_chained] == 0)
         rows_of_core = np.maximum(count[~is_chained] - 1, 1)
         self.last = np.cumsum(rows_of_core) - 1  # row of each core node
         self.rows = int(rows_of_core.sum())
         self.position = 1 + len(self.outside) + self.last  # of each core node's end
 
-        # Of each computed node: its position among the ends, and its number among the chained ones. A chain
-        # has the position of the end before it; `_jumps` lead along chains, doubling their length.
-        self._position, self._number = np.zeros((2, len(computed)), dtype=np.int64)
-        self._position[self._is_core] = self.position
-        self._number = np.where(is_chained, np.cumsum(is_chained) - 1, -1)
+        # Of each node, and last of none (-1): its position among the ends, 0 for none, and its number among
+        # the chained ones. A chain has the position of the end before it; `_jumps` lead along chains,
+        # doubling their length.
+        self._position = np.zeros(len(graph) + 1, dtype=np.int64)
+        self._position[self.outside] = 1 + np.arange(len(self.outside))
+        self._position[self.core] = self.position
+        self._number = np.full(len(graph) + 1, -1)
+        self._number[self.chained] = np.arange(len(self.chained))
         position, up = self._known(graph.src[self.chained_edge])
         # Of the last ones, "the one before" is one without a weight.
         none = len(up)
@@ -334,7 +339,7 @@ class Reduction:
             self._jumps.append(up)
             root = np.maximum(root, root[up])
             up = up[up]
-        self._position[is_chained] = root[:-1]
+        self._position[self.chained] = root[:-1]
 
         # What each row waits for: two edges of its node, or the row before and one edge.
         of_core, within = ranges(np.zeros(len(rows_of_core), dtype=np.int64), rows_of_core)
@@ -347,9 +352,7 @@ class Reduction:
 
     def _known(self, nodes: Int) -> tuple[Int, Int]:
         """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""
-        row, outside = _rows(self.computed, nodes), _rows(self.outside, nodes)
-        position = np.where(row >= 0, lookup(self._position, row, 0), 1 + outside)
-        return position, lookup(self._number, row, -1)
+        return self._position[nodes], self._number[nodes]
 
     def _side(self, graph: RunGraph, edge: Int, before: Int) -> WaitedEnds:
         position, number = self._known(lookup(graph.src, edge, -1))
@@ -399,9 +402,3 @@ def schedule(
 ) -> NodeTimes:
     """Start and end of each node of the edited graph, or of a segment of it."""
     return EditedSegment(ReplaySegment(graph) if segment is None else segment, edit).schedule(delays).times
-
-
-def _rows(ascending: Int, values: Int) -> Int:
-    """Row of each value among ascending ones, -1 for none."""
-    row = np.searchsorted(ascending, values)
-    return np.where(lookup(ascending, np.where(row < len(ascending), row, -1), -2) == values, row, -1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracelens.analysis.fusable import Chains
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 
 ALL_TO_ALLS = ("all_to_all", "alltoall")
@@ -70,7 +70,7 @@ def drop_work(graph: RunGraph, edit: Edit, work: Bool, calls: Bool | None = None
     """
     meetings = meetings_of(graph, work)
     edit.dur[work | meetings] = 0
-    cut(edit.lag, np.isin(graph.edge, (Edge.OWN, Edge.TRANSFER)) & work[graph.dst])
+    cut(edit.lag, graph.is_edge(Edge.OWN, Edge.TRANSFER) & work[graph.dst])
     return drop_launches(graph, edit, work, calls)
 
 
@@ -80,7 +80,7 @@ def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
         (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
     )
     edit.kept &= ~waiting
-    return len(np.unique(graph.dst[waiting]))
+    return len(unique(graph.dst[waiting]))
 
 
 def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
@@ -125,6 +125,6 @@ def scale_pace(graph: RunGraph, edit: Edit, factor: Float) -> None:
     edit.set_dur(changed, edit.dur[changed] * factor[changed])
     delayed = factor != 1
     edit.delay[delayed] = np.rint(edit.delay[delayed] * factor[delayed]).astype(np.int64)
-    own_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & (edit.lag > 0)
+    own_time = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER) & (edit.lag > 0)
     own_time &= delayed[graph.dst]
     edit.set_lag(own_time, edit.lag[own_time] * factor[graph.dst[own_time]])

@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective, bus_factor, spans_of
 from tracelens.analysis.fusable import StepWork, exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.moe import COMBINE, DISPATCH, STAGES, blocking, deduplicated_share, regions
-from tracelens.arrays import Bool, Float, Int
+from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.table import codes
@@ -273,7 +273,7 @@ def gemm_collective_overlap(context: ScenarioContext, edit: Edit, argument: str)
         gemm_ns[node], least_ns[node] = part.gemm_ns, part.least_ns
     # A meeting hides no more than behind the shortest of its ranks' GEMMs.
     arrival = np.flatnonzero(graph.edge == Edge.ARRIVAL)
-    met = np.unique(graph.dst[arrival])
+    met = unique(graph.dst[arrival])
     gemm_ns[met] = np.inf
     np.minimum.at(gemm_ns, graph.dst[arrival], gemm_ns[graph.src[arrival]])
     np.maximum.at(least_ns, graph.dst[arrival], least_ns[graph.src[arrival]])
@@ -311,7 +311,7 @@ def median_pace(context: ScenarioContext, edit: Edit, argument: str) -> str:
     factor = np.where(late, stretches.others_ns / np.maximum(stretches.dur, 1), 1.0)
     # Nodes take the factor of the stretch that they are in, calls that of the work that they launch.
     factor_of = np.ones(len(graph))
-    for rank in np.unique(stretches.rank[factor < 1]).tolist():
+    for rank in unique(stretches.rank[factor < 1]).tolist():
         own = np.flatnonzero(stretches.rank == rank)
         busy = graph.nodes(rank, Node.WORK, Node.ARRIVE)
         row = np.searchsorted(graph.start[stretches.arrival[own]], graph.start[busy])
@@ -356,7 +356,7 @@ def _stretches(context: ScenarioContext) -> Stretches:
     first = np.concatenate(([True], rank[1:] != rank[:-1])) if len(rank) else np.zeros(0, dtype=bool)
     before = np.where(first, -1, np.roll(kind, 1))
     begin = graph.start[arrival].copy()
-    for index in np.unique(rank).tolist():
+    for index in unique(rank).tolist():
         rows = np.flatnonzero(rank == index)
         begin[rows[1:]] = np.maximum.accumulate(end[rows])[:-1]
     dur = graph.start[arrival] - begin
@@ -371,7 +371,7 @@ def _stretches(context: ScenarioContext) -> Stretches:
     comparable = (lowest == highest) & (lowest >= 0)
     order = np.argsort(group, kind="stable")
     first_row = np.concatenate(([0], np.cumsum(count)[:-1]))
-    for size in np.unique(count[count > 1]).tolist():
+    for size in unique(count[count > 1]).tolist():
         same = np.flatnonzero((count == size) & comparable)
         rows = order[first_row[same][:, None] + np.arange(size)]
         dur_ns = dur[rows]

@@ -32,7 +32,7 @@ from tracelens.analysis.moe import (
     regions,
 )
 from tracelens.analysis.roofline import gemm_rate
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
@@ -72,7 +72,7 @@ class _LoopReader:
     """Reads the loops of one rank."""
 
     def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
-        self.work, self.name = trace.work, trace.arrays.name
+        self.work, self.name, self.dur = trace.work, trace.arrays.name, trace.work.dur.astype(float)
         self.layers, self.bytes_per_s = layers, bytes_per_s
         self.reads = trace.once(blocking)
         in_layer = self.reads.layer_pass >= 0
@@ -146,7 +146,7 @@ class _LoopReader:
         total_ns = 0.0
         kernels = rows_by_code(self.work.name[rows])
         for same in kernels.values():
-            dur, moved = self.work.dur[rows[same]].astype(float), self.moved[rows[same]]
+            dur, moved = self.dur[rows[same]], self.moved[rows[same]]
             # What a call takes however little it moves.
             fixed_ns = float(dur.min())
             if (moved >= 0).all():
@@ -157,7 +157,7 @@ class _LoopReader:
                 fixed_ns = float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, fixed_ns))
             calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
             total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
-        own_ns = self.work.dur[rows[keep]].astype(float)
+        own_ns = self.dur[rows[keep]]
         kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
         return kept_ns
 
@@ -176,7 +176,7 @@ class _LoopReader:
     def _calls(self, rows: Int) -> int:
         """Number of ops that launched this work; of the work itself where they are not recorded."""
         op = self.work.op[rows]
-        return len(np.unique(op)) if (op >= 0).all() else len(rows)
+        return len(unique(op)) if (op >= 0).all() else len(rows)
 
 
 def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
@@ -184,7 +184,7 @@ def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
     if not any(map(iterations, trace.once(regions).passes)):
         return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
     layers, costs = trace.once(regions), trace.once(work_costs)
-    items = np.unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
+    items = unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
     known = (costs.items[item].cost for item in items)
     dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
     rate = gemm_rate(trace, device, layers.stage == EXPERTS)

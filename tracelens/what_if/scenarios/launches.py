@@ -14,7 +14,7 @@ import numpy as np
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import CODE, GARBAGE, HOST_CAUSES, blocking_calls, named, threads
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, ROUTER, STAGES, blocking
-from tracelens.arrays import Int, lookup
+from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
@@ -113,7 +113,7 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
         raise NotApplicable(reason)
     edit.kept &= ~waiting
     return (
-        f"{len(np.unique(graph.dst[waiting])):,} calls return at once; the host gets the values it read "
+        f"{len(unique(graph.dst[waiting])):,} calls return at once; the host gets the values it read "
         "there at no cost; GPU work and launches stay the same (no padding or masks in place of unknown "
         "sizes)"
     )
@@ -181,7 +181,7 @@ def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -
 def launch_calls(trace: Trace, device: Device | None) -> LaunchCalls:
     """The calls of one rank that launch GPU work."""
     events, work = trace.arrays, trace.work
-    event = np.unique(work.launch[work.launch >= 0])
+    event = unique(work.launch[work.launch >= 0])
     codes, name = np.unique(events.name[event], return_inverse=True)
     names = [events.names[code] for code in codes.tolist()]
     return LaunchCalls(event, (events.end - events.start)[event], name.ravel(), names)

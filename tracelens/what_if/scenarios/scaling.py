@@ -13,7 +13,7 @@ import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.analysis.roofline import Counted, bounds, least_ns
-from tracelens.arrays import Bool, Float, Int, lookup
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device, read_device
 from tracelens.devices import device as device_named
@@ -328,7 +328,7 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
         if part.device is None:
             raise NotApplicable(f"trace {rank}: unknown device; give --device")
         # The first sizes of GEMMs of the forward pass are numbers of tokens.
-        forward = np.unique(part.cost[(part.cost >= 0) & ~part.backward]).tolist()
+        forward = unique(part.cost[(part.cost >= 0) & ~part.backward]).tolist()
         dims = [dict(part.costs[row].dims) for row in forward]
         tokens = frozenset(sizes["M"] for sizes in dims if sizes.keys() >= _GEMM_DIMS)
         ratio, of_backward = np.full((2, len(part.costs) + 1), factor)

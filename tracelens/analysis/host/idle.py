@@ -11,10 +11,12 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host.launches import (
     GARBAGE,
+    LOADS_CODE,
+    QUEUE_FULL,
     SYNCHRONIZE,
     named,
+    overhead,
     profiler_calls,
-    profiler_overhead,
     waiting_calls,
 )
 from tracelens.arrays import Bool, Int, lookup, ranges
@@ -50,6 +52,9 @@ BUSY_NS = 1_000_000
 # In 20 traces without losses no work stood longer than 84 us in the queue of an idle GPU, and no host waited
 # longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded.
 UNRECORDED_NS = 200_000
+# An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to 90 us
+# took 2 to 9 ms in 61 of 61 cases (8 H200), of which the driver recorded the last 40 to 350 us as loading.
+LOADING_RATIO = 2
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
@@ -62,15 +67,17 @@ _OP = Column(
     "op", "category", doc="innermost op around that; for a silent host, the ops or calls before and after"
 )
 CAUSES = {
-    "silent host": f"the launching thread was in no recorded op or call, for {SILENT_NS / 1e6:g} ms at "
-    f"once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, logging, "
-    "checkpoints), unrecorded garbage collection, or a process that slept or had no core",
+    "silent host": "the launching thread was in no recorded op, call or Python frame, for "
+    f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
+    "logging, checkpoints), unrecorded garbage collection, or a process that slept or had no core",
+    "Python code": "the same, but Python frames are recorded and say where",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
     "between them",
     "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
     "queue refill": "launch overhead after a blocking call: the launch queue was empty",
     "data loading": "the host was fetching the next batch",
+    "kernel loading": "kernels were loaded or compiled, mostly once in a process",
     "garbage collection": "Python's garbage collector ran",
     "collective call": f"the host was inside a collective call for over {BUSY_NS / 1e6:g} ms",
     "profiler": "the profiler's own work, absent from a run without it",
@@ -191,10 +198,11 @@ class Gaps(NamedTuple):
         return Gaps(*(values[rows] for values in self))
 
 
-NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
+NOTHING, BUSY, LOADING, LOADING_CODE, PROFILER, BLOCKED, COLLECTING = range(7)
 """What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
-themselves), an op or a runtime call, fetching a batch, the profiler's business, waiting for a GPU, collecting
-garbage. Where several events are around, the last of these that one of them says."""
+themselves), an op or a runtime call, fetching a batch, loading or compiling kernels, the profiler's business,
+waiting for a GPU, collecting garbage. Where several events are around, the last of these that one of them
+says."""
 
 
 class Activity(NamedTuple):
@@ -232,6 +240,7 @@ class Host:
         says = [
             (BUSY, events.where("op", "launch")),
             (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
+            (LOADING_CODE, named(events, LOADS_CODE) & events.where("launch", "python", "annotation")),
             (BLOCKED, waiting_calls(trace, work)),
             (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
             (PROFILER, trace.once(profiler_calls)),
@@ -246,8 +255,16 @@ class Host:
             event = nearest(events.parent, events.depth, own)
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
-        rows = np.flatnonzero(profiler_overhead(events))
-        self._overhead = rows[np.argsort(events.start[rows], kind="stable")]
+        recorded = overhead(events)
+        self._overhead = [
+            (what, rows[np.argsort(events.start[rows], kind="stable")])
+            for what, mask in (
+                (LOADING_CODE, recorded.loading),
+                (PROFILER, recorded.profiler),
+                (BLOCKED, recorded.queue_full),
+            )
+            if len(rows := np.flatnonzero(mask))
+        ]
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -260,7 +277,9 @@ class Host:
             start: ns, of disjoint intervals in order of time.
             end: ns.
         """
-        own = self._with_overhead(number, self._of_thread(number, start, end))
+        own = self._of_thread(number, start, end)
+        for what, rows in self._overhead:
+            own = self._with_overhead(number, own, what, rows)
         parts = [own.take(own.what != NOTHING)]
         silent = own.take(own.what == NOTHING)
         others = [other for other, pid in self._pid.items() if pid == self._pid[number] and other != number]
@@ -292,33 +311,51 @@ class Host:
                 np.concatenate((first, pieces.end, [_FOREVER])),
                 np.concatenate(([-1], pieces.owner, [-1])),
             )
+            self._load_code(number)
         return self._pieces[number]
 
-    def _with_overhead(self, number: int, activity: Activity) -> Activity:
-        """The same, but for what the profiler held up.
+    def _load_code(self, number: int) -> None:
+        """Ops and calls of a thread in which kernels were loaded, and which took longer than is usual for them.
 
-        Whose call it held is not recorded: it was this thread's if that was busy and got nothing done
-        meanwhile.
+        Of finding and loading a kernel the driver records the last part only.
         """
-        if not len(self._overhead):
-            return activity
-        start, end = self._events.start[self._overhead], self._events.end[self._overhead]
+        events = self._events
+        for what, rows in self._overhead:
+            if what != LOADING_CODE:
+                continue
+            owner, held = self._held_up(number, rows)
+            dur = events.end - events.start
+            for row in np.unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
+                alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
+                alike = alike[~np.isin(alike, owner)]
+                if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
+                    self._what[row] = LOADING_CODE
+
+    def _held_up(self, number: int, overhead: Int) -> tuple[Int, Bool]:
+        """In which event of a thread each overhead lies, -1 for none, and whether it held the thread up.
+
+        Whose call it held is not recorded: it was this thread's if that got nothing done meanwhile.
+        """
         pieces = self._everywhere(number)
         borders = pieces.start[1:]
-        piece = np.searchsorted(borders, start, side="right")
-        untouched = piece == np.searchsorted(borders, end)
-        held = untouched & (lookup(self._what, pieces.owner[piece], NOTHING) == BUSY)
-        overhead = calls(self._events, self._overhead[held])
-        if not len(overhead.start):
+        piece = np.searchsorted(borders, self._events.start[overhead], side="right")
+        return pieces.owner[piece], piece == np.searchsorted(borders, self._events.end[overhead])
+
+    def _with_overhead(self, number: int, activity: Activity, what: int, overhead: Int) -> Activity:
+        """The same, but for what overhead held up: a busy thread, or one of which nothing else is known."""
+        owner, held = self._held_up(number, overhead)
+        held &= lookup(self._what, owner, NOTHING) <= BUSY
+        times = calls(self._events, overhead[held])
+        if not len(times.start):
             return activity
-        slowed = activity.what < PROFILER
+        slowed = activity.what < what
         rows = np.flatnonzero(slowed)
-        hit, inside = overlaps(overhead, activity.start[rows], activity.end[rows])
-        profiler = activity.take(rows[hit])._replace(
-            start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
+        hit, inside = overlaps(times, activity.start[rows], activity.end[rows])
+        held_up = activity.take(rows[hit])._replace(
+            start=inside.start, end=inside.end, what=np.full(len(hit), what), event=inside.owner
         )
-        others = activity.take(rows).outside(union(overhead.start, overhead.end))
-        return _in_order(activity.take(~slowed), profiler, others)
+        others = activity.take(rows).outside(union(times.start, times.end))
+        return _in_order(activity.take(~slowed), held_up, others)
 
 
 class Pieces(NamedTuple):
@@ -579,6 +616,7 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     cause = np.full(len(gap), CODE["launch overhead"])
     for code, name in (
         (LOADING, "data loading"),
+        (LOADING_CODE, "kernel loading"),
         (PROFILER, "profiler"),
         (BLOCKED, "blocking call"),
         (COLLECTING, "garbage collection"),
@@ -598,12 +636,20 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     )
     stretch = np.cumsum(np.concatenate(([0], ~goes_on))[: len(silent)])
     long = (_total(dur[silent], stretch) >= SILENT_NS) | (_total(dur[silent], gap[silent]) > BUSY_NS)
-    cause[silent[long]] = CODE["silent host"]
+    in_frame = trace.once(_in_frame)[activity.event[silent[long]]] & (activity.event[silent[long]] >= 0)
+    cause[silent[long]] = np.where(in_frame, CODE["Python code"], CODE["silent host"])
     # Row of the last piece up to each one in which the host waited for the GPU.
-    waited = np.maximum.accumulate(np.where(what == BLOCKED, np.arange(len(what)), -1))
+    emptied = (what == BLOCKED) & ~named(events, QUEUE_FULL)[activity.event]
+    waited = np.maximum.accumulate(np.where(emptied, np.arange(len(what)), -1))
     refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
     cause[refill] = CODE["queue refill"]
     return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+
+
+def _in_frame(trace: Trace) -> Bool:
+    """For each event, whether it is a Python frame or inside of one."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, events.where("python")) >= 0
 
 
 def _outermost_op(trace: Trace) -> Int:

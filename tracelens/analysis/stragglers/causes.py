@@ -21,7 +21,10 @@ from tracelens.analysis.stragglers.segments import (
     GARBAGE,
     LATE,
     LOADING,
+    LOADING_CODE,
     OTHER,
+    PROFILER,
+    PYTHON,
     SILENT,
     TIMES,
     WORK,
@@ -56,39 +59,51 @@ CAUSES = (
     "extra_work",
     "slow_kernels",
     "silent_host",
+    "python_code",
     "data_loading",
+    "kernel_loading",
     "blocking_call",
     "garbage_collection",
     "collective_call",
+    "profiler",
     "late_launch",
     "inherited",
     "unknown",
 )
 IDLE = {
     SILENT: "silent_host",
+    PYTHON: "python_code",
     LOADING: "data_loading",
+    LOADING_CODE: "kernel_loading",
     BLOCKED: "blocking_call",
     GARBAGE: "garbage_collection",
     COLLECTIVE: "collective_call",
+    PROFILER: "profiler",
     LATE: "late_launch",
 }
 HOLDING = {
     SILENT: "it was in no recorded call for",
+    PYTHON: "it was in Python code for",
     LOADING: "it was loading data for",
+    LOADING_CODE: "it was loading kernels for",
     BLOCKED: "it was blocked for",
     GARBAGE: "it collected garbage for",
+    PROFILER: "the profiler held it up for",
 }
 """What can hold a host up before its launches are late, in words."""
 REASON = {
-    "silent_host": "the host was in no recorded op or call: {host}",
+    "silent_host": "the host was in no recorded op, call or frame: {host}",
+    "python_code": "the host was in Python code: {host}",
     "data_loading": "the host was loading data in {host}",
+    "kernel_loading": "the host was loading kernels in {host}",
     "blocking_call": "the host was blocked in {host}",
     "garbage_collection": "of garbage collection: {host}",
     "collective_call": "the host was in {host}",
+    "profiler": "the profiler held the host up: {host}",
     "late_launch": "the host launched late, the longest time in {host}",
 }
 """Why a host was late, with what it was in."""
-HOLDS = (SILENT, LOADING, GARBAGE, BLOCKED)
+HOLDS = tuple(HOLDING)
 """What a host can lose its lead with while its GPU is busy; its launches are late afterwards."""
 
 _FIRST = re.compile(r"\[(\d+)")

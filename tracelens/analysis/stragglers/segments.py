@@ -42,12 +42,29 @@ TIMES = (
     "silent",
     "loading",
     "collective",
+    "python",
+    "kernels",
+    "profiler",
     "other",
 )
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
 idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
-data, in the call of a collective; or idle for anything else."""
-WORK, COMM, LATE, BLOCKED, GARBAGE, SILENT, LOADING, COLLECTIVE, OTHER = range(len(TIMES))
+data, in the call of a collective, in Python frames, loading kernels, held up by the profiler; or idle for
+anything else."""
+(
+    WORK,
+    COMM,
+    LATE,
+    BLOCKED,
+    GARBAGE,
+    SILENT,
+    LOADING,
+    COLLECTIVE,
+    PYTHON,
+    LOADING_CODE,
+    PROFILER,
+    OTHER,
+) = range(len(TIMES))
 _KIND = {
     "launch overhead": LATE,
     "queue refill": LATE,
@@ -57,6 +74,9 @@ _KIND = {
     "silent host": SILENT,
     "data loading": LOADING,
     "collective call": COLLECTIVE,
+    "Python code": PYTHON,
+    "kernel loading": LOADING_CODE,
+    "profiler": PROFILER,
 }
 _KIND_OF_CAUSE = np.array([_KIND.get(name, OTHER) for name in CAUSES])
 
@@ -377,7 +397,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
             first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
             read = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
             host[:, BLOCKED] = np.where(read_ns > 0, np.array(read, dtype=np.int64), -1)
-        for idle in (LATE, SILENT):
+        for idle in (LATE, SILENT, PYTHON):
             moved = np.minimum(read_ns - ns[:, BLOCKED], ns[:, idle])
             ns[:, BLOCKED] += moved
             ns[:, idle] -= moved

@@ -74,13 +74,15 @@ WHY = {
     "token_load": "more rows of tokens in the same ops",
     "extra_work": "more or different work than the others: more calls, other ops or shapes",
     "slow_kernels": "same calls and shapes, but slower on its GPU",
-    "silent_host": "GPU idle: the host was in no recorded op or call (the program's own Python, "
-    "unrecorded garbage collection, logging, checkpoints, or a process that slept or had "
-    "no core)",
+    "silent_host": "GPU idle: the host was in no recorded op, call or Python frame (the program's own Python, "
+    "unrecorded garbage collection, logging, checkpoints, or a process that slept or had no core)",
+    "python_code": "GPU idle: the host was in Python frames, in no op or call",
     "data_loading": "GPU idle: the host was fetching the next batch",
+    "kernel_loading": "GPU idle: the host was loading or compiling kernels, mostly once in a process",
     "blocking_call": "GPU idle: the host was in a call that waits or copies synchronously",
     "garbage_collection": "GPU idle: Python collected garbage",
     "collective_call": "GPU idle: the host was inside a collective call",
+    "profiler": "GPU idle: the profiler held the host up",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "

@@ -333,7 +333,8 @@ def test_an_op_in_which_kernels_are_loaded(usual: int, loading: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["python triton/compiler/compiler.py(226): compile", "launch cuModuleLoadData", "launch hipModuleLoad"]
+    "name",
+    ["python triton/compiler/compiler.py(226): compile", "launch cuModuleLoadData", "launch hipModuleLoad"],
 )
 def test_compilers_and_calls_that_load_code(name: str) -> None:
     assert pieces(f"""

@@ -55,6 +55,12 @@ UNRECORDED_NS = 200_000
 # An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to 90 us
 # took 2 to 9 ms in 61 of 61 cases (8 H200), of which the driver recorded the last 40 to 350 us as loading.
 LOADING_RATIO = 2
+# What recurs: time whose like takes at least half as long in other steps, in two steps at least and in a tenth of
+# all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do it:
+# the first steps load one kernel after the other, none of them again.
+ALIKE_SHARE = 0.5
+RECURS_IN = 0.1
+LOADING_RECURS_IN = 0.5
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
@@ -100,6 +106,13 @@ CAUSE_TABLE = Schema(
         Column("count", "int64", "count", "gaps with time of this cause"),
         Column("dur_ns", "int64", "ns", "idle time of this cause"),
         Column("fraction", "float64", "fraction", "share of the rank's idle time"),
+        Column(
+            "once_ns",
+            "int64",
+            "ns",
+            "part of it whose like (same op or frame, or the cause as a whole) is in no other step; of causes "
+            "on the host, 0 elsewhere; -1 with fewer than two steps",
+        ),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
     leading="dur_ns",
@@ -158,6 +171,12 @@ TABLES = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS, "pieces": PIECES}
 HOST_CAUSES = tuple(CAUSES)[: list(CAUSES).index("dispatch")]
 """Those that name what the host did before it launched the next work."""
 CODE = {name: code for code, name in enumerate(CAUSES)}
+AVOIDABLE = tuple(
+    name
+    for name in HOST_CAUSES
+    if name not in ("launch overhead", "blocking call", "queue refill", "profiler")
+)
+"""What a program can do at another time than while its GPU waits."""
 
 
 class IdlePieces(NamedTuple):
@@ -179,6 +198,13 @@ class IdlePieces(NamedTuple):
 
     def take(self, rows: Int | Bool) -> IdlePieces:
         return IdlePieces._make(values[rows] for values in self)
+
+
+class Recurrence(NamedTuple):
+    """Which idle time is there again in other steps."""
+
+    once: Bool  # of each piece: it is in a step, and its like is in too few others
+    steps: int  # steps compared; with fewer than two nothing is known to recur
 
 
 class Gaps(NamedTuple):
@@ -400,15 +426,18 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         share, _, cause = _shares(pieces, pieces.gap, pieces.cause)
         by_cause = stats(cause, share, len(CAUSES))
         causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
+        host, op, texts = host_names(trace, pieces)
+        recurs = recurrence(trace, pieces, host, op)
+        once_ns = sums(pieces.cause[recurs.once], pieces.dur[recurs.once], len(CAUSES))
         tables: dict[str, dict[str, Any]] = {
             "causes": {
                 "cause": [names[code] for code in causes],
                 "count": by_cause.number[causes],
                 "dur_ns": by_cause.total[causes],
                 "fraction": by_cause.total[causes] / total,
+                "once_ns": once_ns[causes] if recurs.steps > 1 else np.full(len(causes), -1),
             }
         }
-        host, op, texts = host_names(trace, pieces)
         is_long = pieces.cause != CODE["short gaps"]
         long = pieces.take(is_long)
         share, _, cause, at_host, in_op = _shares(long, long.gap, long.cause, host[is_long], op[is_long])
@@ -524,6 +553,47 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
         ]
         op[silent_rows] = [texts.setdefault(around[index], len(texts)) for index in stretch.tolist()]
     return code[lookup(events.name, pieces.host, nothing)], op, list(texts)
+
+
+def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurrence:
+    """Which of the pieces with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN.
+
+    Args:
+        trace: of the rank.
+        pieces: of its gaps.
+        host: what the host was in, of each piece, as from `host_names`.
+        op: the op around that.
+    """
+    steps = steps_of(trace).only_whole()
+    count = len(steps.labels) if steps.marked else 1
+    once = np.zeros(len(pieces.gap), dtype=bool)
+    rows = np.flatnonzero(np.isin(pieces.cause, [CODE[name] for name in AVOIDABLE]))
+    step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
+    inside = (step >= 0) & (step < count)
+    rows, step = rows[inside], step[inside]
+    if count < 2 or not len(rows):
+        return Recurrence(once, count)
+    loads = pieces.cause[rows] == CODE["kernel loading"]
+    least = np.where(loads, LOADING_RECURS_IN * count, np.maximum(RECURS_IN * count, 2))
+    recurs = np.zeros(len(rows), dtype=bool)
+    # By what the host was in, or where that is another place in each step, by the cause alone.
+    for keys in ((pieces.cause[rows], host[rows], op[rows]), (pieces.cause[rows],)):
+        like, _ = codes(*keys)
+        cell, (of_like, _) = codes(like, step)
+        total = sums(cell, pieces.dur[rows], len(of_like)).astype(float)
+        order = np.lexsort((total, of_like))
+        # Cells of one like, by time: how many of them take at least half as long as each.
+        first = np.searchsorted(of_like[order], of_like, side="left")
+        last = np.searchsorted(of_like[order], of_like, side="right")
+        alike = np.array(
+            [
+                high - low - np.searchsorted(total[order[low:high]], ALIKE_SHARE * own)
+                for low, high, own in zip(first.tolist(), last.tolist(), total.tolist(), strict=True)
+            ]
+        )
+        recurs |= (alike[cell] >= least) & (alike[cell] > 1)
+    once[rows[~recurs]] = True
+    return Recurrence(once, count)
 
 
 def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:

@@ -52,10 +52,13 @@ EXPLAINED = (
     "extra_work",
     "slow_kernels",
     "silent_host",
+    "python_code",
     "data_loading",
+    "kernel_loading",
     "blocking_call",
     "garbage_collection",
     "collective_call",
+    "profiler",
     "late_launch",
 )
 """Causes that can be removed on the late rank."""

@@ -158,7 +158,8 @@ FIGURES = {
     "silent_host": "GPU idle 6.00 ms (others 0 ns) because the host was in no recorded op, call or frame: "
     "cudaLaunchKernel -> aten::_grouped_mm",
     "python_code": "GPU idle 4.00 ms (others 0 ns) because the host was in Python code: decode",
-    "kernel_loading": "GPU idle 40.0 us (others 0 ns) because the host was loading kernels in cuModuleLoadData",
+    "kernel_loading": "GPU idle 40.0 us (others 0 ns) because the host was loading kernels in "
+    "cuModuleLoadData",
     "profiler": "GPU idle 50.0 us (others 0 ns) because the profiler held the host up: "
     "torch/profiler/profiler.py(1): step",
     "data_loading": "GPU idle 60.0 us (others 0 ns) because the host was loading data in "

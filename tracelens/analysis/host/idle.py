@@ -52,12 +52,12 @@ BUSY_NS = 1_000_000
 # In 20 traces without losses no work stood longer than 84 us in the queue of an idle GPU, and no host waited
 # longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded.
 UNRECORDED_NS = 200_000
-# An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to 90 us
-# took 2 to 9 ms in 61 of 61 cases (8 H200), of which the driver recorded the last 40 to 350 us as loading.
+# An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to
+# 90 us took 2 to 9 ms in all cases on 8 H200, of which the driver recorded the last 40 to 350 us as loading.
 LOADING_RATIO = 2
-# What recurs: time whose like takes at least half as long in other steps, in two steps at least and in a tenth of
-# all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do it:
-# the first steps load one kernel after the other, none of them again.
+# What recurs: time whose like takes at least half as long in other steps, in two steps at least and in a tenth
+# of all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do
+# it: the first steps load one kernel after the other, none of them again.
 ALIKE_SHARE = 0.5
 RECURS_IN = 0.1
 LOADING_RECURS_IN = 0.5
@@ -110,8 +110,8 @@ CAUSE_TABLE = Schema(
             "once_ns",
             "int64",
             "ns",
-            "part of it whose like (same op or frame, or the cause as a whole) is in no other step; of causes "
-            "on the host, 0 elsewhere; -1 with fewer than two steps",
+            "part of it whose like (same op or frame, or the cause as a whole) is in no other step; 0 for "
+            "what belongs to launching and the GPU; -1 with fewer than two steps",
         ),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
@@ -341,7 +341,7 @@ class Host:
         return self._pieces[number]
 
     def _load_code(self, number: int) -> None:
-        """Ops and calls of a thread in which kernels were loaded, and which took longer than is usual for them.
+        """Find the ops and calls of a thread in which kernels were loaded, and which took unusually long.
 
         Of finding and loading a kernel the driver records the last part only.
         """

@@ -74,8 +74,8 @@ WHY = {
     "token_load": "more rows of tokens in the same ops",
     "extra_work": "more or different work than the others: more calls, other ops or shapes",
     "slow_kernels": "same calls and shapes, but slower on its GPU",
-    "silent_host": "GPU idle: the host was in no recorded op, call or Python frame (the program's own Python, "
-    "unrecorded garbage collection, logging, checkpoints, or a process that slept or had no core)",
+    "silent_host": "GPU idle: the host was in no recorded op, call or Python frame (the program's own "
+    "Python, unrecorded garbage collection, logging, checkpoints, or a process that slept or had no core)",
     "python_code": "GPU idle: the host was in Python frames, in no op or call",
     "data_loading": "GPU idle: the host was fetching the next batch",
     "kernel_loading": "GPU idle: the host was loading or compiling kernels, mostly once in a process",

@@ -72,7 +72,7 @@ def silent_host(context: RankContext) -> Outcome:
     limits="The frames are those that the profiler recorded; C extensions are seen as their caller.",
 )
 def python_code(context: RankContext) -> Outcome:
-    """The launching thread is in Python frames, and in no op or call, for over 0.5 ms while the GPU is idle."""
+    """The launching thread is in Python frames and in no op for over 0.5 ms while the GPU is idle."""
     return _of_cause(context, "Python code", "the host is in Python code between ops")
 
 

@@ -339,7 +339,7 @@ def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     "no_idle", argument="=CAUSE", usual=("silent_host", "cpu_ops", "collective_call"), reads=(host_idle,)
 )
 def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The GPU is never idle because of CAUSE: silent_host, python_code, cpu_ops, collective_call, data_loading.
+    """The GPU is never idle because of CAUSE: silent_host, python_code, cpu_ops, collective_call, ….
 
     Assumes:
         The host does this at another time; host time during GPU work stays, and so does what happened in one
@@ -373,7 +373,7 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
 
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
-    """Shorten the host's time by the GPU's idle time of one cause that recurs, or of all that happened once."""
+    """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
     graph = context.gpu_graph()
     # A number for the stretch of a thread that each node is in; it ends where another thread resumes.
     thread = np.arange(len(graph))
@@ -396,9 +396,8 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(thread[graph.dst[edges]], end_ns - graph.lag[edges], end_ns)
     if not saved.any():
-        raise NotApplicable(
-            f"the GPU is never idle between two host calls because of: {cause or 'something that happened once'}"
-        )
+        why = cause or "something that happened once"
+        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
     _shorten(graph, edit, saved)
     return (
         f"the host does this at another time: {duration(int(saved.sum()))} in {int((saved > 0).sum()):,} "

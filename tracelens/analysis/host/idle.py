@@ -55,7 +55,7 @@ UNRECORDED_NS = 200_000
 # An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to
 # 90 us took 2 to 9 ms in all cases on 8 H200, of which the driver recorded the last 40 to 350 us as loading.
 LOADING_RATIO = 2
-# What recurs: time whose like takes at least half as long in other steps, in two steps at least and in a tenth
+# What recurs: time whose like takes at least half as long in other steps, in two at least and in a tenth
 # of all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do
 # it: the first steps load one kernel after the other, none of them again.
 ALIKE_SHARE = 0.5

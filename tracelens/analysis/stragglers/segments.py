@@ -28,10 +28,27 @@ from tracelens.analysis.host import (
     threads,
     waiting_calls,
 )
-from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
+from tracelens.analysis.stragglers.thresholds import (
+    ACROSS_NS,
+    BEFORE,
+    COMPUTED_ON,
+    LOOK_BACK,
+    LOOP_READS,
+    RESTART_NS,
+)
 from tracelens.arrays import Bool, Float, Int, lookup, ranges
 from tracelens.table import codes, sums
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, gpu_work, shares, steps_of, union
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Work,
+    gpu_work,
+    rows_by_code,
+    shares,
+    steps_of,
+    union,
+)
 
 TIMES = (
     "work",
@@ -306,12 +323,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     host[gap.piece[by_length], gap.kind[by_length]] = gap.host[by_length]
     longest[gap.piece[by_length], gap.kind[by_length]] = gap.ns[by_length]
     is_work = kind[row] == WORK
-    other_work = union(work.start[~is_comm], work.end[~is_comm])
-    # A host that works itself asks for nothing ahead of its other work.
-    beside, beside_end = (
-        (other_work.covered(time_ns - 1, time_ns + 1) == 2) & (not work.cpu_only)
-        for time_ns in (comm.start, comm.end)
-    )
+    beside, beside_end = (work_beside(work, is_comm, time_ns) for time_ns in (comm.start, comm.end))
     # What the host did before it launched each communication kernel. One that runs ahead may sleep or block
     # while its GPU is busy; what it lacks then makes it late where the queue runs empty.
     comm_rows = np.flatnonzero(is_comm)
@@ -353,6 +365,23 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         steps=steps,
         cpu_only=work.cpu_only,
     )
+
+
+def work_beside(work: Work, is_comm: Bool, time_ns: Int) -> Bool:
+    """Whether other work runs on, on another stream, at a time of each communication kernel.
+
+    What follows the kernel on its own stream, or begins when it ends, does not, whatever clocks say of a
+    microsecond. A host that works itself asks for nothing ahead of its other work.
+    """
+    beside = np.zeros(len(time_ns), dtype=bool)
+    if work.cpu_only:
+        return beside
+    for lane, rows in rows_by_code(work.lane[is_comm]).items():
+        other = ~is_comm & (work.lane != lane)
+        times, at_ns = union(work.start[other], work.end[other]), time_ns[rows]
+        before, after = times.covered(at_ns - ACROSS_NS, at_ns), times.covered(at_ns, at_ns + ACROSS_NS)
+        beside[rows] = np.minimum(before, after) > ACROSS_NS // 2
+    return beside
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
@@ -542,6 +571,13 @@ def weighted_median(values: Float, weight: Float) -> Float:
     low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
     result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
     return result
+
+
+def weighted_quantile(values: Float, weight: Float, fraction: float) -> float:
+    """The least value up to which there is this fraction of the weight."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(reached, fraction * reached[-1])])
 
 
 def median_of_others(values: Float) -> Float:

@@ -39,7 +39,14 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective
-from tracelens.analysis.stragglers.causes import CAUSES, IDLE, Comparison, Delays, StragglerVerdict
+from tracelens.analysis.stragglers.causes import (
+    CAUSES,
+    IDLE,
+    Comparison,
+    Delays,
+    EqualCalls,
+    StragglerVerdict,
+)
 from tracelens.analysis.stragglers.segments import (
     COMM,
     OTHER,
@@ -55,6 +62,7 @@ from tracelens.analysis.stragglers.thresholds import (
     AT_ONCE,
     CONFIDENCE,
     CORRELATED,
+    EQUAL_SLOWER,
     EXPLAINED,
     FEW_STEPS,
     MEAN_FACTOR,
@@ -117,9 +125,10 @@ _EFFECT = (
     Column(
         "significance",
         "str",
-        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}; {NOISE}: not; {TOO_FEW}: too few to tell from "
-        f"noise; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; {UNTESTED}: inherited "
-        "lateness",
+        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, or a GPU that takes {EQUAL_SLOWER:g} times as long "
+        f"for calls with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
+        f"few to tell from noise; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
+        f"{UNTESTED}: inherited lateness",
     ),
 )
 STRAGGLERS = Schema(
@@ -235,7 +244,8 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     waits = [sum(collective.wait_ns.values()) for collective in collectives]
     cases = list(zip(collectives, waits, verdicts, strict=True))
     step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
-    causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns)
+    slow = {part.rank: equal for part in parts if (equal := comparison.equal_calls(part.rank)).is_slow}
+    causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns, slow)
     # Waiting that each rank caused in collectives; a receive waits for its sender in every schedule.
     tested_waits: dict[int, int] = {}
     for collective, wait, verdict in cases:
@@ -313,9 +323,12 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
 
 
 def _by_cause(
-    cases: Sequence[_Case], effect_of: Mapping[tuple[int, int], Effect], step_ns: float
+    cases: Sequence[_Case],
+    effect_of: Mapping[tuple[int, int], Effect],
+    step_ns: float,
+    slow: Mapping[int, EqualCalls],
 ) -> list[dict[str, Any]]:
-    """Rows of CAUSE_TABLE, worst first."""
+    """Rows of CAUSE_TABLE, worst first; `slow` are the ranks whose GPU is slow at equal calls."""
     groups: dict[tuple[int, str], list[_Case]] = {}
     for case in cases:
         groups.setdefault((case[2].rank, case[2].cause), []).append(case)
@@ -335,6 +348,9 @@ def _by_cause(
         share = wait / same_kind if same_kind else 1.0
         if kind is not None and effect.ns * share < ALIKE * step_ns:
             effect = effect._replace(p_value=-1, verdict=SMALL)
+        elif cause == "slow_kernels" and rank in slow:
+            # Equal calls tell what few or noisy steps cannot.
+            effect = effect._replace(verdict=SIGNIFICANT)
         has_interval = effect.low != effect.high
         low, high = (bound * share if has_interval else bound for bound in (effect.low, effect.high))
         rows.append(

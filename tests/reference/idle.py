@@ -241,8 +241,14 @@ def _state(time: int, timelines: list[Timeline], held_up: list[Timeline]) -> Sta
 
 
 def _unmoved(line: Timeline, event: HostEvent) -> bool:
-    """Whether a thread that was busy or in nothing recorded got nothing done while this lasted."""
-    return line.at(event.start).activity in (BUSY, NOTHING) and not line.within(event.start, event.end)
+    """Whether a busy thread got nothing done while this lasted, or a silent one was so for hardly longer."""
+    activity = line.at(event.start).activity
+    if activity not in (BUSY, NOTHING) or line.within(event.start, event.end):
+        return False
+    before, after = bisect_right(line.times, event.start) - 1, bisect_right(line.times, event.start)
+    if activity == BUSY or before < 0 or after == len(line.times):
+        return activity == BUSY
+    return 2 * (event.end - event.start) > line.times[after] - line.times[before]
 
 
 def _held_up(line: Timeline, overhead: list[HostEvent]) -> list[Timeline]:

@@ -360,17 +360,24 @@ class Host:
     def _held_up(self, number: int, overhead: Int) -> tuple[Int, Bool]:
         """In which event of a thread each overhead lies, -1 for none, and whether it held the thread up.
 
-        Whose call it held is not recorded: it was this thread's if that got nothing done meanwhile.
+        Whose call it held is not recorded: it was this thread's if that was busy and got nothing done
+        meanwhile, or if nothing else is known of most of the time in which it was silent.
         """
-        pieces = self._everywhere(number)
+        pieces, start, end = (
+            self._everywhere(number),
+            self._events.start[overhead],
+            self._events.end[overhead],
+        )
         borders = pieces.start[1:]
-        piece = np.searchsorted(borders, self._events.start[overhead], side="right")
-        return pieces.owner[piece], piece == np.searchsorted(borders, self._events.end[overhead])
+        piece = np.searchsorted(borders, start, side="right")
+        owner, dur = pieces.owner[piece], pieces.end[piece] - pieces.start[piece]
+        what = lookup(self._what, owner, NOTHING)
+        held = (what == BUSY) | ((what == NOTHING) & (2 * (end - start) > dur))
+        return owner, held & (piece == np.searchsorted(borders, end))
 
     def _with_overhead(self, number: int, activity: Activity, what: int, overhead: Int) -> Activity:
         """The same, but for what overhead held up: a busy thread, or one of which nothing else is known."""
-        owner, held = self._held_up(number, overhead)
-        held &= lookup(self._what, owner, NOTHING) <= BUSY
+        _, held = self._held_up(number, overhead)
         times = calls(self._events, overhead[held])
         if not len(times.start):
             return activity

@@ -49,7 +49,9 @@ from tracelens.analysis.stragglers.causes import (
 )
 from tracelens.analysis.stragglers.segments import (
     COMM,
+    LOADING_CODE,
     OTHER,
+    PROFILER,
     TIMES,
     WORK,
     Segments,
@@ -104,7 +106,9 @@ _KIND = {cause: kind for kind, cause in IDLE.items()} | {
 }
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
-SIGNIFICANT, NOISE, TOO_FEW, SMALL = "significant", "noise", "too few steps", "small"
+SIGNIFICANT, NOISE, TOO_FEW, SMALL, ONCE = "significant", "noise", "too few steps", "small", "once"
+_ONCE = (LOADING_CODE, PROFILER)
+"""Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 UNTESTED = "not tested"
 
 _EFFECT = (
@@ -127,7 +131,8 @@ _EFFECT = (
         "str",
         doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, or a GPU that takes {EQUAL_SLOWER:g} times as long "
         f"for calls with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
-        f"few to tell from noise; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
+        f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while it "
+        f"records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
         f"{UNTESTED}: inherited lateness",
     ),
 )
@@ -427,10 +432,11 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     # What a rank lost in the first step it may have lost before the recording began, or not yet.
     delays = delays.without_first() if len(delays.steps) > FEW_STEPS else delays
     kinds = [kind for kind in range(len(TIMES)) if kind != COMM and (delays.ns[:, kind] > 0).any()]
+    tested = [kind for kind in kinds if kind not in _ONCE]
     # What each rank loses in each step beyond the median of the others.
     by_step = {kind: delays.by_step(kind) for kind in kinds}
     beyond = {kind: by_step[kind] - median_of_others(by_step[kind]) for kind in kinds}
-    matters = [kind for kind in kinds if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
+    matters = [kind for kind in tested if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
     # A rank's delays at one collective after the other are many opportunities.
     opportunities = {kind: int((delays.ns[:, kind] > TINY * step_ns).sum()) for kind in matters}
     total = sum(1 / count for count in opportunities.values())
@@ -451,8 +457,9 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
                     np.sqrt(CORRELATED * variance / steps)
                 )
                 low, high = mean - half, mean + half
-            if mean < ALIKE * step_ns:
-                result[rank, kind] = Effect(mean, low, high, -1.0, SMALL)
+            if mean < ALIKE * step_ns or kind in _ONCE:
+                verdict = SMALL if mean < ALIKE * step_ns else ONCE
+                result[rank, kind] = Effect(mean, low, high, -1.0, verdict)
                 continue
             p_values = [1.0]
             # Whether the better half of the rank's steps is worse than the least of any other's worse half.

@@ -30,7 +30,7 @@ SAVING_SHARE, DOUBTED_SAVING_SHARE = 0.02, 0.05
 may turn out to be nothing."""
 
 ONCE_SHARE = 0.02
-"""Share of a step (0-1), mean of the ranks, from which idle time that happened once is told in the headline."""
+"""Share of a step (0-1), mean of the ranks, from which the headline tells idle time that happened once."""
 
 NAMED = 3
 """Changes, scenarios, devices or dispatches that one sentence names; more of them are not read."""

@@ -131,8 +131,8 @@ _EFFECT = (
         "str",
         doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, or a GPU that takes {EQUAL_SLOWER:g} times as long "
         f"for calls with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
-        f"few to tell from noise; {ONCE}: kernels are loaded once in a process, and the profiler is there for "
-        f"this recording; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
+        f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
+        f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
         f"{UNTESTED}: inherited lateness",
     ),
 )

@@ -23,9 +23,9 @@ from tracelens.rendering.summary.wording import (
 from tracelens.rendering.thresholds import (
     CAUSE_SHARE,
     DOUBTED_SAVING_SHARE,
+    ONCE_SHARE,
     PART_SHARE,
     REPLAYED_STEP_SHARE,
-    ONCE_SHARE,
     SAVING_SHARE,
 )
 from tracelens.table import Result, Summary, Table, Tile

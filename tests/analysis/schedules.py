@@ -52,7 +52,7 @@ class Style(NamedTuple):
         shift_ns: added to all times.
         description: of the pipeline's group.
         world: whether gradients go through the group of all eight ranks.
-        slow_host: ranks whose host launches a pass in two halves, so that the GPU idles half of it.
+        slow_host: ranks whose host launches a forward in two halves, so that the GPU idles half of it.
     """
 
     messages: bool = True
@@ -205,7 +205,7 @@ def _events(
         called = start - 0.1 if piece.kind in "FBWD" else start - 0.32
         tid = 2 if piece.kind in "BW=" else 1
         parts = [(called, start, end)]
-        if piece.kind in "FB" and rank in style.slow_host:
+        if piece.kind == "F" and rank in style.slow_host:
             quarter = (end - start) / 4
             parts = [(called, start, start + quarter), (end - quarter - 0.1, end - quarter, end)]
         for launched, begun, ended in parts:

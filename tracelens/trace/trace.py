@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from math import prod
@@ -185,6 +186,27 @@ class PacePart:
         return count / self.dur_ns * 1e9 if count >= 0 else -1.0
 
 
+class DamageKind(StrEnum):
+    """Why the bytes of an input end where they should not."""
+
+    TRUNCATED = "truncated"  # the file itself is not whole
+    CORRUPT = "corrupt"  # what follows is no data of its kind
+    READ_ERROR = "read error"  # the disk or the network failed; the file may be whole
+
+
+class Damage(NamedTuple):
+    """Where an input ends though it should not."""
+
+    kind: DamageKind
+    reason: str  # for people
+    byte: int  # of its decompressed contents, up to which it was read
+    share: float = -1.0  # of its bytes that were read, -1 where its size is not known
+
+    def __str__(self) -> str:
+        part = f", {self.share:.0%} of the file" if 0 <= self.share < 1 else ""
+        return f"{self.reason} at byte {self.byte} of its contents{part}"
+
+
 @dataclass(frozen=True)
 class TraceMeta:
     """Where a trace comes from and what became of its events."""
@@ -205,6 +227,7 @@ class TraceMeta:
     first_drop: Mapping[str, int] = field(default_factory=dict)
     # what was mended in events that were kept, to how many
     repaired: Mapping[str, int] = field(default_factory=dict)
+    damage: Damage | None = None  # where it ends though it should not
     problems: tuple[str, ...] = ()  # what else was wrong with the file, for people
     losses: tuple[str, ...] = ()  # what the profiler itself says that it lost
     # nothing in the trace is a GPU's, so that its work is the host's, see links.host_work

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.builders import draw
+from tracelens.devices import match
 from tracelens.read.header import SERVING, TRAINING, software_of
 
 

@@ -63,6 +63,8 @@ class _Pace(msgspec.Struct):
 
 class _Sidecar(msgspec.Struct):
     pace: _Pace | None = None
+
+
 # What ROCm calls a GPU that it has no name for.
 _NAMELESS = ("", "AMD Radeon Graphics")
 

@@ -77,7 +77,7 @@ def distributed(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def device_names(keys: Mapping[str, Any]) -> dict[int, str]:
-    """Names of the GPUs, by device index; of those without one their properties, by which devices are known."""
+    """Names of the GPUs by device index, or what tells those without one."""
     properties = keys.get("deviceProperties")
     return {
         integer(entry.get("id", index)): _named(entry)

@@ -90,3 +90,11 @@ def test_a_slow_gpu_stands_out(
 @pytest.mark.parametrize("tick_ns", [1, 1000])
 def test_equal_gpus_do_not(tick_ns: int) -> None:
     assert "significant" not in set(causes(drawn(5, 1.0, tick_ns, 1, 7))["significance"])
+
+
+def test_equal_calls_of_all_ranks() -> None:
+    table = analyze(drawn(2, 2.4, 1, 0, 9), "stragglers")["equal"]
+    assert table["rank"].tolist() == [0, 1, 2, 3]
+    assert set(table["gpu_calls"]) == {2 * LAYERS * GEMMS}
+    assert table["gpu_ratio"].tolist() == pytest.approx([1, 1, 2.4, 1], rel=0.01)
+    assert table["host_ratio"].tolist() == pytest.approx([1, 1, 1, 1])

@@ -37,7 +37,7 @@ from tracelens.analysis.stragglers.thresholds import (
     RESTART_NS,
 )
 from tracelens.arrays import Bool, Float, Int, lookup, ranges
-from tracelens.table import codes, sums
+from tracelens.table import codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
     Scope,
@@ -129,6 +129,14 @@ class CommunicationKernels(NamedTuple):
     beside_end: Bool  # whether other work was running when it ended
 
 
+class HostOps(NamedTuple):
+    """How long a rank's host takes for the ops that call no other op and wait for nothing, by name."""
+
+    names: list[str]
+    calls: Int
+    median_ns: Float
+
+
 class Segments(NamedTuple):
     """The time of one rank, cut at each start and end of its communication kernels.
 
@@ -143,6 +151,7 @@ class Segments(NamedTuple):
     texts: list[str]  # of `host`
     work: WorkTable
     kernels: CommunicationKernels
+    host_ops: HostOps
     step_ns: float  # mean length of its steps
     steps: int  # number of its steps
     cpu_only: bool = False  # whether the work is the host's
@@ -300,6 +309,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
                 stream=none,
             ),
             kernels=CommunicationKernels(none, no, by_kind, none, no),
+            host_ops=HostOps([], none, np.empty(0)),
             step_ns=0.0,
             steps=0,
         )
@@ -361,10 +371,28 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
             ready=ready_times(trace, work, is_comm),
             beside_end=beside_end,
         ),
+        host_ops=host_ops(trace, blocking),
         step_ns=float(step_edges[-1] - step_edges[0]) / steps,
         steps=steps,
         cpu_only=work.cpu_only,
     )
+
+
+def host_ops(trace: Trace, blocking: Bool) -> HostOps:
+    """The ops of a rank's host; `blocking` are its calls that wait for a GPU."""
+    events = trace.arrays
+    is_op = events.where("op") & ~events.copied
+    around = nearest(events.parent, events.depth, is_op)
+    holds = np.zeros(len(is_op), dtype=bool)
+    for inner in (lookup(around, events.parent[is_op], -1), around[blocking]):
+        holds[inner[inner >= 0]] = True
+    rows = np.flatnonzero(is_op & ~holds)
+    order = rows[np.lexsort((events.end[rows] - events.start[rows], events.name[rows]))]
+    dur, name = events.end[order] - events.start[order], events.name[order]
+    first = np.flatnonzero(np.diff(name, prepend=-1))
+    count = np.diff(np.append(first, len(name)))
+    median_ns = (dur[first + (count - 1) // 2] + dur[first + count // 2]) / 2
+    return HostOps([events.names[code] for code in name[first].tolist()], count, median_ns)
 
 
 def work_beside(work: Work, is_comm: Bool, time_ns: Int) -> Bool:

@@ -57,6 +57,7 @@ from tracelens.analysis.stragglers.segments import (
     Segments,
     median_of_others,
     segments,
+    weighted_quantile,
 )
 from tracelens.analysis.stragglers.thresholds import (
     ALIKE,
@@ -70,6 +71,7 @@ from tracelens.analysis.stragglers.thresholds import (
     MEAN_FACTOR,
     MOST_RANKS,
     MOST_STEPS,
+    OFTEN,
     RECURRENCE_FACTOR,
     SMALL_NS,
     TINY,
@@ -201,7 +203,30 @@ LOST = Schema(
     detail=True,
     key=(),
 )
-TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST}
+EQUAL = Schema(
+    "Equal calls on other ranks",
+    (
+        RANK,
+        Column("gpu_calls", "int64", "count", "calls that another rank makes with the same arguments"),
+        Column(
+            "gpu_ratio",
+            "float64",
+            "ratio",
+            "GPU time of these, against the median of the other ranks: reached by three quarters of the time; "
+            "-1: no such call",
+        ),
+        Column("host_ops", "int64", "count", "names of ops that call no others and wait for nothing"),
+        Column(
+            "host_ratio",
+            "float64",
+            "ratio",
+            "host time of a call of these, likewise; median, by their time; -1: no such op",
+        ),
+    ),
+    doc="A GPU is slow from a ratio of 1.1 on. Hosts of equal ranks differ by up to half from recording to "
+    "recording: their ratio says how it was in this one.",
+)
+TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST, "equal": EQUAL}
 _Case = tuple[MatchedCollective, int, StragglerVerdict]
 
 # Random draws: as many at most, until so many recur as much; how many at first; cells of one batch of them.
@@ -241,7 +266,8 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
 
     Returns:
         tables `stragglers` (one row a rank that was waited for, and whether beyond noise), `causes` (by rank
-        and cause), `worst` (the collectives with most waiting) and `lost` (when a rank only waits, by cause).
+        and cause), `worst` (the collectives with most waiting), `lost` (when a rank only waits, by cause) and
+        `equal` (how long each rank's GPU and host take for equal calls).
     """
     collectives = aligned.collectives
     comparison = Comparison({part.rank: part for part in parts}, aligned)
@@ -298,6 +324,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         "causes": CAUSE_TABLE.from_rows(causes),
         "worst": WORST.from_rows(worst),
         "lost": LOST.concat(lost_rows(aligned, verdicts)),
+        "equal": EQUAL.from_rows(equal_rows(parts, comparison)),
     }
     skips = [*aligned.skips]
     # Ranks that are in no table.
@@ -375,6 +402,47 @@ def _by_cause(
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
+
+
+def equal_rows(parts: Sequence[Segments], comparison: Comparison) -> list[dict[str, Any]]:
+    """Rows of EQUAL, by rank; of ranks that share calls with another."""
+    medians = {
+        part.rank: {
+            name: (ns, count)
+            for name, ns, count in zip(
+                part.host_ops.names,
+                part.host_ops.median_ns.tolist(),
+                part.host_ops.calls.tolist(),
+                strict=True,
+            )
+            if count >= OFTEN
+        }
+        for part in parts
+    }
+    rows = []
+    for rank, own in sorted(medians.items()):
+        others = [of_rank for number, of_rank in medians.items() if number != rank]
+        compared = [
+            (ns / float(np.median(theirs)), ns * count)
+            for name, (ns, count) in own.items()
+            if (theirs := [of_rank[name][0] for of_rank in others if name in of_rank]) and min(theirs) > 0
+        ]
+        gpu = comparison.equal_calls(rank)
+        if not compared and not gpu.calls:
+            continue
+        ratio, weight = (
+            np.array(column, dtype=float) for column in zip(*compared or [(1.0, 1.0)], strict=True)
+        )
+        rows.append(
+            {
+                "rank": rank,
+                "gpu_calls": round(gpu.calls),
+                "gpu_ratio": gpu.slower if gpu.calls else -1.0,
+                "host_ops": len(compared),
+                "host_ratio": weighted_quantile(ratio, weight, 0.5),
+            }
+        )
+    return rows
 
 
 def lost_rows(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[dict[str, Any]]:

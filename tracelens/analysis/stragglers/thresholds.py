@@ -30,6 +30,7 @@ SLOWER_RATIO = 1.05  # a GPU this much slower at equal work over the whole recor
 # is 1.036 (a rank with twice the tokens); of the one whose GPU is slow, 1.9.
 EQUAL_SLOWER, EQUAL_QUANTILE = 1.1, 0.25
 EQUAL_CALLS = 24  # so many of them at least
+OFTEN = 4  # calls of an op from which on their median is one
 COMPARABLE = 0.1  # the others run an op alike where they spend this share of its time in it
 BESIDE = 0.3  # own work that takes this share of what the rank's other kernels lose slows them down
 MORE_CALLS_RATIO = 1.02  # by so much one rank's recording may be cut off at its borders, not another's

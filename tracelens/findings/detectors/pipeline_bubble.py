@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.findings.detectors.detector import Confidence, Detection, Detections, Quantity, detector
+from tracelens.findings.thresholds import SLOW_HOST
 from tracelens.table import Result
 from tracelens.trace import union
 from tracelens.units import duration
@@ -194,7 +195,7 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     "pipeline_slow_host",
     evidence="pipeline",
     title="Pipeline stages wait for a stage with a slow host",
-    needs=("pipeline",),
+    needs=("pipeline", "stragglers"),
     measures={
         "imbalance": "idle time while the stage that it waits for computes",
         "idle inside the slowest stage's passes": "its GPU's, per step, beyond that of this stage",
@@ -210,6 +211,7 @@ def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
         return ranks
     most, stages = _behind(results, ranks)
     detections = {}
+    host = _host(results, most)
     for rank, behind in stages.items():
         saving = min(behind.waits_ns, behind.more_idle_ns)
         if saving <= 0 or behind.more_idle_ns < behind.more_work_ns:
@@ -219,12 +221,29 @@ def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
             f"stage {bubble.first('stage')} waits {duration(behind.waits_ns)} per step for stage {most}, "
             f"whose passes take {duration(behind.pass_ns[1])} ({duration(behind.pass_ns[0])} here) although "
             f"its GPU works for {duration(behind.gpu_ns[1])} of that ({duration(behind.gpu_ns[0])} here): "
-            f"inside them it idles {duration(behind.more_idle_ns)} longer"
+            f"inside them it idles {duration(behind.more_idle_ns)} longer{host}"
         )
         detection = bubble.detection("imbalance", saving, evidence, "medium")
         more = Quantity("idle inside the slowest stage's passes", behind.more_idle_ns, "ns")
         detections[rank] = detection._replace(quantities=(*detection.quantities, more))
     return detections or "the slowest stage's GPU idles no longer inside its passes than the others'"
+
+
+def _host(results: Mapping[str, Result], stage: int) -> str:
+    """How long the host of a stage takes for equal ops, where that is longer than on other ranks."""
+    bubble, equal = results["pipeline"].data["bubble"], results["stragglers"].data.get("equal")
+    if equal is None:
+        return ""
+    rows = np.flatnonzero(
+        np.isin(equal.array("rank"), bubble.array("rank")[bubble.array("stage") == stage])
+        & (equal.array("host_ops") > 0)
+    )
+    ratios = equal.array("host_ratio")[rows]
+    if not len(rows) or ratios.max() < SLOW_HOST:
+        return ""
+    row = rows[int(np.argmax(ratios))]
+    names = int(equal.array("host_ops")[row])
+    return f"; its host takes {ratios.max():.2f} times as long as the others' for equal ops ({names} names)"
 
 
 @detector(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import StrEnum
+from typing import NamedTuple
 
 from tracelens.printable import printable
 from tracelens.version import DISTRIBUTION
@@ -67,3 +69,24 @@ class MissingExtra(TracelensError):
             f"(in a checkout: pip install '.[{extra}]')"
         )
         self.extra = extra
+
+
+class DamageKind(StrEnum):
+    """Why the bytes of an input end where they should not."""
+
+    TRUNCATED = "truncated"  # the file itself is not whole
+    CORRUPT = "corrupt"  # what follows is no data of its kind
+    READ_ERROR = "read error"  # the disk or the network failed; the file may be whole
+
+
+class Damage(NamedTuple):
+    """Where an input ends though it should not."""
+
+    kind: DamageKind
+    reason: str  # for people
+    byte: int  # of its decompressed contents, up to which it was read
+    share: float = -1.0  # of its bytes that were read, -1 where its size is not known
+
+    def __str__(self) -> str:
+        part = f", {self.share:.0%} of the file" if 0 <= self.share < 1 else ""
+        return f"{self.reason} at byte {self.byte} of its contents{part}"

@@ -52,6 +52,7 @@ class Style(NamedTuple):
         shift_ns: added to all times.
         description: of the pipeline's group.
         world: whether gradients go through the group of all eight ranks.
+        slow_host: ranks whose host launches a forward in two halves, so that the GPU idles half of it.
     """
 
     messages: bool = True
@@ -66,6 +67,7 @@ class Style(NamedTuple):
     shift_ns: int = 0
     description: str = "PIPELINE_MODEL_PARALLEL_GROUP"
     world: bool = False
+    slow_host: Sequence[int] = ()
 
 
 def pieces(line: str) -> list[Piece]:
@@ -202,12 +204,18 @@ def _events(
                 yield _record("_reduce_scatter_base", start - 0.35, group, "DATA_PARALLEL_GROUP", 2)
         called = start - 0.1 if piece.kind in "FBWD" else start - 0.32
         tid = 2 if piece.kind in "BW=" else 1
-        yield _host("cuda_runtime", "cudaLaunchKernel", called, called + 0.01, tid, correlation=call)
-        args = {"correlation": call, "device": 0, "stream": stream}
-        yield {
-            "ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": stream,
-            "ts": start, "dur": end - start, "args": args,
-        }  # fmt: skip
+        parts = [(called, start, end)]
+        if piece.kind == "F" and rank in style.slow_host:
+            quarter = (end - start) / 4
+            parts = [(called, start, start + quarter), (end - quarter - 0.1, end - quarter, end)]
+        for launched, begun, ended in parts:
+            yield _host("cuda_runtime", "cudaLaunchKernel", launched, launched + 0.01, tid, correlation=call)
+            args = {"correlation": call, "device": 0, "stream": stream}
+            yield {
+                "ph": "X", "cat": "kernel", "name": kernel, "pid": 0, "tid": stream,
+                "ts": begun, "dur": ended - begun, "args": args,
+            }  # fmt: skip
+            call = next(number)
 
 
 class _Graph:

@@ -13,18 +13,19 @@ import threading
 import zipfile
 from collections.abc import Iterable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import zstandard
 
 import tracelens
 from tests.builders import events, write
-from tracelens.errors import MissingExtra, ParseError, TracelensError
+from tracelens import analyze, load
+from tracelens.errors import DamageKind, MissingExtra, ParseError, TracelensError
 from tracelens.native import PURE
-from tracelens.read import TraceFiles, is_url, open_source, parse
+from tracelens.read import TraceFiles, files, is_url, open_source, parse
 from tracelens.read.files import shown_url
 from tracelens.workers import Children
 
@@ -341,9 +342,21 @@ def test_a_connection_lost_on_the_way_keeps_what_came(
             return super().read(min(size or 0, 4096))
 
     monkeypatch.setattr(type(memory), "open", lambda *_, **__: Lossy(data))
+    monkeypatch.setattr(files, "_PAUSES_S", ())
     (trace,) = parse("memory://t/rank0.json")
     assert 0 < len(trace.events) < 16000
-    assert "reading failed (connection lost)" in trace.meta.problems[0]
+    damage = trace.meta.damage
+    assert damage is not None
+    assert (damage.kind, damage.reason) == (DamageKind.READ_ERROR, "reading failed (connection lost)")
+    # Of a part is said that it is one.
+    with pytest.raises(ParseError, match=r"rank0\.json: reading failed .*--partial"):
+        load("memory://t/rank0.json")
+    (part,) = load("memory://t/rank0.json", partial=True).traces
+    assert len(part.events) == len(trace.events)
+    doubts = analyze(load("memory://t/rank0.json", partial=True), "completeness")["doubts"]
+    assert ("truncated", True) in [
+        (doubt.doubt, "reading failed" in doubt.evidence) for doubt in doubts.itertuples()
+    ]
 
 
 @pytest.fixture
@@ -379,6 +392,89 @@ def test_a_web_server_need_not_know_ranges(suffix: str, server: str, tmp_path: P
     (trace,) = parse(f"{server}/rank0{suffix}?signature=abc")
     assert (len(trace.events), trace.meta.problems) == (4000, ())
     assert "signature" not in json.dumps(trace.meta.path)
+
+
+class Broken(NamedTuple):
+    """How a server breaks a body off."""
+
+    url: str
+    answers: list[str]  # what was asked for: the range, or "" for all
+
+
+@pytest.fixture
+def broken(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Broken]:
+    """A server that ends each of its first answers after a part of what is left, by the parameter."""
+    pytest.importorskip("aiohttp")
+    parts, ranges, changes = request.param
+    body, answers = write(tmp_path / "rank0.json", DRAWING * 40_000).read_bytes(), list[str]()
+
+    class Cutting(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range", "")
+            answers.append(asked)
+            first = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and ranges else 0
+            rest = body[first:]
+            self.send_response(206 if asked and ranges else 200)
+            self.send_header("Content-Length", str(len(rest)))
+            self.send_header("ETag", f'"{len(answers) if changes else 1}"')
+            self.end_headers()
+            part = parts[len(answers) - 1] if len(answers) <= len(parts) else 1.0
+            self.wfile.write(rest[: round(len(rest) * part)])
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Broken(f"http://127.0.0.1:{server.server_port}/rank0.json", answers)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("broken", [((0.3, 0.5), True, False), ((0.9,), True, False)], indirect=True)
+def test_a_body_that_ends_early_is_asked_for_from_there_on(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PAUSES_S", (0.0, 0.0))
+    (trace,) = load(broken.url).traces
+    assert (len(trace.events), trace.meta.damage) == (80_000, None)
+    first, *further = broken.answers
+    assert first == ""
+    assert all(answer.startswith("bytes=") for answer in further)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ((0.3, *(0.0,) * 9), True, False),  # and nothing more comes
+        ((0.3,), False, False),  # by a server that knows no ranges
+        ((0.3,), True, True),  # of a file that was written anew
+    ],
+    indirect=True,
+)
+def test_a_body_that_stays_short_is_refused(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PAUSES_S", (0.0, 0.0))
+    with pytest.raises(ParseError, match="reading failed"):
+        load(broken.url)
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_disk_error_at_any_place_is_refused(
+    tenth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "rank0.json.gz", DRAWING * 2000)
+    data = path.read_bytes()
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() + max(size or 0, 0) > len(data) * tenth // 10:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(size)
+
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Failing(data))
+    with pytest.raises(ParseError, match=r"Input/output error"):
+        load(path)
 
 
 def test_a_web_server_that_lists_its_files(server: str, tmp_path: Path) -> None:

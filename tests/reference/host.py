@@ -15,7 +15,6 @@ _KIND_OF = {
     "cuda_runtime": "launch", "cuda_driver": "launch", "runtime": "launch", "driver": "launch",
     "user_annotation": "annotation", "python_function": "python", "overhead": "overhead",
 }  # fmt: skip
-_PROFILER_OVERHEAD = ("Buffer Flush", "Activity Buffer Request", "Instrumentation", "Resource")
 
 Thread = tuple[str, str]
 Lane = tuple[str, str]
@@ -51,7 +50,7 @@ class Recorded:
     Attributes:
         work: by start, then by position in the file.
         host: events of each thread, in the order of the file.
-        overhead: the profiler's own work, of unknown threads.
+        overhead: what held threads up without being on one, of unknown threads.
     """
 
     work: list[GpuWork] = field(default_factory=list)
@@ -84,7 +83,7 @@ def recorded(data: Any) -> Recorded:
             continue
         host = _host_event(event, kind, order)
         if kind == "overhead":
-            result.overhead += [host] * host.name.startswith(_PROFILER_OVERHEAD)
+            result.overhead.append(host)
             continue
         result.host[host.thread].append(host)
         correlation = (event.get("args") or {}).get("correlation")

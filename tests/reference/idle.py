@@ -20,6 +20,7 @@ PROFILER, COLLECTION, BLOCKING = "profiler", "garbage collection", "blocking cal
 LOADING, COLLECTIVE, OPS, OVERHEAD, REFILL, SILENT = (
     "data loading", "collective call", "CPU ops", "launch overhead", "queue refill", "silent host",
 )  # fmt: skip
+KERNELS, PYTHON = "kernel loading", "Python code"
 # What a thread may be busy with before it is known for how long.
 BUSY, NOTHING = "busy", "nothing"
 
@@ -29,6 +30,7 @@ BUSY_NS = 1_000_000
 SILENT_NS = 500_000
 ALL_SILENT_NS = 1_000_000
 OVERRUN_NS = 1_000
+LOADING_RATIO = 2
 
 _SYNCHRONIZE = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize(_pt[sd][sz]|_spt)?$")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(cuda|hip)DeviceSynchronize$")
@@ -41,6 +43,14 @@ _ON_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|DeviceToDevice", re.IGNOREC
 _PROFILER_FRAME = re.compile(r"(^|/)torch/(profiler/|autograd/profiler)")
 _COLLECTION = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 _LOADING = re.compile(r"DataLoader.*__next__|enumerate\(DataLoader\)|dataloader\.py\(\d*\): __next__")
+_DRIVER = {
+    "Lazy Function Loading": KERNELS, "Runtime Triggered Module Loading": KERNELS, "Driver Compiler": KERNELS,
+    "Command Buffer Full": BLOCKING,
+}  # fmt: skip
+_CODE_CALL = re.compile(
+    r"^(cu(Module|Library)(Load|Unload)|cuLink|cudaLibraryLoad|hipModule(Load|Unload)|hipLink|nvrtc|hiprtc)"
+)
+_COMPILER = re.compile(r"torch/_dynamo/convert_frame\.py|triton/compiler/|\(dynamo_timed\)")
 _COLLECTIVE = re.compile(r"^(c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
 
 
@@ -67,6 +77,8 @@ class State(NamedTuple):
     activity: str
     blocked_in: HostEvent | None
     in_collective: bool
+    in_frame: bool = False
+    innermost: HostEvent | None = None
 
 
 IDLE = State(NOTHING, None, False)
@@ -140,6 +152,8 @@ class Blame:
         copying = _waiting_copies(rank)
         own = _profiler_synchronize(rank)
         self.timelines = {thread: timeline(rank.host[thread], copying, own) for thread in self.launching}
+        for line in self.timelines.values():
+            _load_kernels(line, rank)
         self.held_up = {thread: _held_up(line, rank.overhead) for thread, line in self.timelines.items()}
 
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -171,7 +185,7 @@ class Blame:
         others = [other for other in self.launching if other != thread and other[0] == thread[0]]
         timelines = [self.timelines[other] for other in (thread, *others)]
         held_up = self.held_up[thread]
-        inner = {time for line in (held_up, *timelines) for time in line.within(low, high)}
+        inner = {time for line in (*held_up, *timelines) for time in line.within(low, high)}
         cuts = [low, *sorted(inner), high]
         spans = [(*span, _state(span[0], timelines, held_up)) for span in pairwise(cuts) if span[0] < span[1]]
         busy_ns = sum(end - start for start, end, state in spans if state.activity == BUSY)
@@ -195,39 +209,85 @@ class Blame:
         for start, end, state in spans:
             cause, host = state.activity, ""
             if state.activity == BLOCKING and state.blocked_in:
-                host = waited = state.blocked_in.name
+                host = state.blocked_in.name
+                waited = waited if host == "Command Buffer Full" else host
                 cause = UNRECORDED if blocked_ns.get(state.blocked_in, 0) > UNRECORDED_NS else BLOCKING
             elif state.activity == BUSY:
                 cause = (COLLECTIVE if state.in_collective else OPS) if busy_ns > BUSY_NS else OVERHEAD
             elif state.activity == NOTHING:
                 cause = is_long.at(start).activity
+                if cause == SILENT and state.in_frame:
+                    cause = PYTHON
             if cause == OVERHEAD and waited:
                 cause, host = REFILL, waited
             pieces.append(Piece(start, end, cause, host))
         return pieces
 
 
-def _state(time: int, timelines: list[Timeline], held_up: Timeline) -> State:
+def _state(time: int, timelines: list[Timeline], held_up: list[Timeline]) -> State:
     """What the first thread does, else the first of the others that does anything."""
     state = timelines[0].at(time)
-    if state.activity not in (PROFILER, COLLECTION, BLOCKING) and held_up.at(time).activity == PROFILER:
-        return held_up.at(time)
-    return next((state for line in timelines if (state := line.at(time)).activity != NOTHING), IDLE)
+    # From a full queue over the profiler to kernels: what says more about a thread that gets nothing done.
+    over = {BLOCKING: (COLLECTION, BLOCKING), PROFILER: (COLLECTION, BLOCKING, PROFILER)}
+    for line in held_up:
+        held = line.at(time)
+        if held.activity != NOTHING and state.activity not in over.get(
+            held.activity, (COLLECTION, BLOCKING, PROFILER, KERNELS)
+        ):
+            return held
+    return next(
+        (other for line in timelines if (other := line.at(time)).activity != NOTHING), timelines[0].at(time)
+    )
 
 
-def _held_up(line: Timeline, overhead: list[HostEvent]) -> Timeline:
-    """When the profiler kept a thread from its work: it was busy, and got nothing done meanwhile."""
-    intervals = union(
-        [
-            (event.start, event.end)
-            for event in overhead
-            if line.at(event.start).activity == BUSY and not line.within(event.start, event.end)
-        ]
-    )
-    return Timeline(
-        [time for interval in intervals for time in interval],
-        [IDLE._replace(activity=activity) for _ in intervals for activity in (PROFILER, NOTHING)],
-    )
+def _unmoved(line: Timeline, event: HostEvent) -> bool:
+    """Whether a busy thread got nothing done while this lasted, or a silent one was so for hardly longer."""
+    activity = line.at(event.start).activity
+    if activity not in (BUSY, NOTHING) or line.within(event.start, event.end):
+        return False
+    before, after = bisect_right(line.times, event.start) - 1, bisect_right(line.times, event.start)
+    if activity == BUSY or before < 0 or after == len(line.times):
+        return activity == BUSY
+    return 2 * (event.end - event.start) > line.times[after] - line.times[before]
+
+
+def _held_up(line: Timeline, overhead: list[HostEvent]) -> list[Timeline]:
+    """When a full queue, the profiler and the loading of kernels kept a thread from its work."""
+    result = []
+    for kind in (BLOCKING, PROFILER, KERNELS):
+        held = [event for event in overhead if _DRIVER.get(event.name, PROFILER) == kind]
+        intervals = union([(event.start, event.end) for event in held if _unmoved(line, event)])
+        result.append(
+            Timeline(
+                [time for interval in intervals for time in interval],
+                [
+                    IDLE._replace(activity=activity, blocked_in=held[0] if activity == BLOCKING else None)
+                    for _ in intervals
+                    for activity in (kind, NOTHING)
+                ],
+            )
+        )
+    return result
+
+
+def _load_kernels(line: Timeline, rank: Recorded) -> None:
+    """Ops in whose own time kernels were loaded, and which took far longer than others of their name."""
+    loads = [event for event in rank.overhead if _DRIVER.get(event.name) == KERNELS]
+    states = [line.at(event.start) for event in loads if not line.within(event.start, event.end)]
+    around = {state.innermost for state in states if state.innermost is not None}
+    slow = set()
+    for op in {state.innermost for state in states if state.activity == BUSY and state.innermost is not None}:
+        others = sorted(
+            event.end - event.start
+            for event in rank.events()
+            if event.name == op.name and event.kind in ("op", "launch") and event not in around
+        )
+        usual = (others[len(others) // 2] + others[(len(others) - 1) // 2]) / 2 if others else 0
+        if op.end - op.start > LOADING_RATIO * usual:
+            slow.add(op)
+    line.states = [
+        state._replace(activity=KERNELS) if state.innermost in slow else state for state in line.states
+    ]
 
 
 def _numeric(thread: Thread) -> tuple[int, str]:
@@ -314,10 +374,11 @@ def _state_in(
     activities = _activities(event, copying, own)
     all_of = around | set(activities)
     activity = next(
-        (name for name in (PROFILER, COLLECTION, BLOCKING, LOADING, BUSY) if name in all_of), NOTHING
+        (name for name in (PROFILER, COLLECTION, BLOCKING, KERNELS, LOADING, BUSY) if name in all_of), NOTHING
     )
     blocked_in = event if BLOCKING in activities else outer.blocked_in
-    return State(activity, blocked_in, COLLECTIVE in all_of), frozenset(all_of)
+    state = State(activity, blocked_in, COLLECTIVE in all_of, PYTHON in all_of, event)
+    return state, frozenset(all_of)
 
 
 def _activities(event: HostEvent, copying: set[int], own: set[int]) -> list[str]:
@@ -333,8 +394,13 @@ def _activities(event: HostEvent, copying: set[int], own: set[int]) -> list[str]
         activities.append(BLOCKING)
     if _LOADING.search(event.name):
         activities.append(LOADING)
+    if event.kind == "python":
+        activities.append(PYTHON)
     if event.kind in ("op", "launch"):
         activities.append(BUSY)
+    pattern = {"launch": _CODE_CALL, "python": _COMPILER, "annotation": _COMPILER}.get(event.kind)
+    if pattern is not None and pattern.search(event.name):
+        activities.append(KERNELS)
     if event.kind in ("op", "annotation") and _COLLECTIVE.search(event.name):
         activities.append(COLLECTIVE)
     return activities

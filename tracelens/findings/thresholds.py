@@ -68,3 +68,6 @@ PADDED_SHARE = 0.1
 
 EXPOSED_SHARE = 0.1
 """A serving step that keeps a smaller share of its communication exposed has little to win."""
+
+SLOW_HOST = 1.1
+"""Host time of equal ops against the other ranks' from which a slow stage's host is called slower."""

@@ -203,6 +203,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         dropped=dict(rows.dropped),
         first_drop=rows.first_drop,
         repaired=dict(rows.repaired),
+        damage=splitter.damage,
         problems=(*splitter.problems, *notes, *unread, *unreadable),
         losses=reported_losses(keys),
         cpu_only=host is not None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,6 +32,8 @@ _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 _HTTP = re.compile(r"https?://", re.IGNORECASE)
 _BUFFER = 1 << 18
 _SILENCE_S = 60
+_PAUSES_S = (0.1, 1.0, 3.0)  # before a lost connection is taken up again
+_PARTIAL_CONTENT = 206  # HTTP's answer to a request for a range
 # Drivers raise errors of their own libraries besides OSError and ValueError. A library that is not loaded
 # cannot have raised anything.
 _DRIVER_ERRORS = (
@@ -281,48 +284,95 @@ def open_url(url: str) -> IO[bytes]:
         IsADirectoryError: it is a directory.
     """
     system, path = _connect(url)
-    # One request from start to end. With a size fsspec does not send another one ahead to ask for it, which
-    # servers of signed addresses refuse.
-    options = {"block_size": 0, "size": 1} if _HTTP.match(url) else {}
+    remote = _Raw(system, path, is_stream=bool(_HTTP.match(url)))
     try:
-        file = system.open(path, "rb", **options)
+        remote.connect()
     except (FileNotFoundError, IsADirectoryError):
         raise
     except _failures() as error:
         raise ParseError(shown_url(url), f"cannot be opened ({_reason(error)})") from None
-    return cast(IO[bytes], BufferedReader(_Raw(file, seekable=not options), _BUFFER))
+    return cast(IO[bytes], BufferedReader(remote, _BUFFER))
 
 
 class _Raw(RawIOBase):
-    """A file of fsspec as the standard library knows files; all of its errors are OSErrors."""
+    """A file of fsspec as the standard library knows files; all of its errors are OSErrors.
 
-    def __init__(self, file: Any, *, seekable: bool) -> None:
+    A connection that is lost is taken up again where it was, a few times, if the file is still the same.
+    """
+
+    def __init__(self, system: Any, path: str, *, is_stream: bool) -> None:
+        self._system, self._path, self._is_stream = system, path, is_stream
+        self._file: Any = None
+        self._at = 0  # bytes read
+        self._version = ""  # of the file, as the server tells it
+        self.size = -1  # bytes of the file, as announced; -1 where nobody does
+
+    def connect(self) -> None:
+        """Open the file, at the place up to which it was read."""
+        options: dict[str, Any] = {}
+        if self._is_stream:
+            # One request from start to end. With a size fsspec does not send another one ahead to ask for it,
+            # which servers of signed addresses refuse.
+            options = {"block_size": 0, "size": 1}
+            if self._at:
+                options["headers"] = {"Range": f"bytes={self._at}-", "Accept-Encoding": "identity"}
+        file = self._system.open(self._path, "rb", **options)
+        response = getattr(file, "r", None)
+        headers = getattr(response, "headers", {})
+        version = headers.get("ETag", "") or headers.get("Last-Modified", "")
+        if self._at and self._is_stream:
+            if getattr(response, "status", 0) != _PARTIAL_CONTENT or version != self._version:
+                file.close()
+                raise OSError("the server cannot go on where the connection was lost")
+        elif self._at:
+            file.seek(self._at)
+        if not self._at:
+            self._version = version
+            announced = headers.get("Content-Length") if self._is_stream else getattr(file, "size", None)
+            is_plain = "Content-Encoding" not in headers and str(announced or "").isdigit()
+            self.size = int(announced or "") if is_plain else -1
         self._file = file
-        self._seekable = seekable
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return self._seekable
+        return not self._is_stream
 
     def readinto(self, buffer: Any) -> int:
-        try:
-            data = self._file.read(len(buffer))
-        except _failures() as error:
-            raise OSError(_reason(error)) from None
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                if self._file is None:
+                    self.connect()
+                data = self._file.read(len(buffer))
+                if not data and len(buffer) and self._at < self.size:
+                    raise OSError(f"it ended after {self._at:,} of {self.size:,} bytes")
+                break
+            except _failures() as error:
+                if pause_s is None or isinstance(error, FileNotFoundError):
+                    raise OSError(_reason(error)) from None
+                time.sleep(pause_s)
+                self._disconnect()
+        self._at += len(data)
         buffer[: len(data)] = data
         return len(data)
 
+    def _disconnect(self) -> None:
+        if self._file is not None:
+            with suppress(*_failures()):
+                self._file.close()
+        self._file = None
+
     def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self._file.seek(offset, whence))
+        self._at = int(self._file.seek(offset, whence))
+        return self._at
 
     def tell(self) -> int:
-        return int(self._file.tell())
+        return self._at
 
     def close(self) -> None:
         if not self.closed:
-            self._file.close()
+            self._disconnect()
         super().close()
 
 

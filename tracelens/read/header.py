@@ -65,6 +65,10 @@ class _Sidecar(msgspec.Struct):
     pace: _Pace | None = None
 
 
+# What ROCm calls a GPU that it has no name for.
+_NAMELESS = ("", "AMD Radeon Graphics")
+
+
 def distributed(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The rank and its process groups, with what tracelens's recorder adds to them."""
     info, recorder = keys.get("distributedInfo"), keys.get("tracelens")
@@ -73,13 +77,23 @@ def distributed(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def device_names(keys: Mapping[str, Any]) -> dict[int, str]:
-    """Names of the GPUs, by device index."""
+    """Names of the GPUs by device index, or what tells those without one."""
     properties = keys.get("deviceProperties")
     return {
-        integer(entry.get("id", index)): str(entry.get("name", ""))
+        integer(entry.get("id", index)): _named(entry)
         for index, entry in enumerate(properties if isinstance(properties, list) else [])
         if isinstance(entry, dict)
     }
+
+
+def _named(entry: Mapping[str, Any]) -> str:
+    """The name of a GPU, such as "AMD Instinct MI300X"; "304 CUs, 9.4, 206 GB" where there is none."""
+    name = str(entry.get("name", ""))
+    units, memory = (integer(entry.get(key)) for key in ("numSms", "totalGlobalMem"))
+    if name.strip() not in _NAMELESS or units <= 0 or memory <= 0:
+        return name
+    version = f"{integer(entry.get('computeMajor'))}.{integer(entry.get('computeMinor'))}"
+    return ", ".join(filter(None, (name, f"{units} CUs", version, f"{memory / 1e9:.0f} GB")))
 
 
 def program(keys: Mapping[str, Any]) -> dict[str, Any]:

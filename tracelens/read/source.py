@@ -7,6 +7,7 @@ member.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import sys
 import zlib
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from tracelens.errors import ParseError
+from tracelens.errors import Damage, DamageKind, ParseError
 from tracelens.filenames import TRACE_SUFFIXES
 from tracelens.limits import limits
 
@@ -47,8 +48,12 @@ class _Inflater(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-class Damage(Exception):
-    """The bytes end here, though not as they should; the text says why."""
+class EarlyEnd(Exception):
+    """The bytes end here, though not as they should: of which kind of damage, and why."""
+
+    def __init__(self, kind: DamageKind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason
 
 
 class Meter:
@@ -63,6 +68,11 @@ class Meter:
         self._path, self._packed, self._unpacked = path, archive_bytes, 0
         self._counts_packed = not archive_bytes
         self._limits = limits()
+
+    @property
+    def read(self) -> int:
+        """Compressed bytes so far, or those of the archive."""
+        return self._packed
 
     def packed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """The compressed blocks, counted."""
@@ -97,7 +107,9 @@ class Source:
     path: str  # the input as the user named it; a member of an archive is `archive.zip!member`
     compression: str  # "none", "gzip", "zstd" or "zip"
     _blocks: Iterable[bytes]
-    damage: str = ""  # why the bytes end too early, "" when they do not; final once `blocks` is exhausted
+    meter: Meter  # of what is read of it
+    size: int = -1  # of the file, as announced; -1 where nobody does
+    cut: EarlyEnd | None = None  # why the bytes end too early; final once `blocks` is exhausted
 
     def close(self) -> None:
         """Close the file behind the blocks, if they were not read to their end."""
@@ -105,17 +117,24 @@ class Source:
             self._blocks.close()
 
     def blocks(self) -> Iterator[bytes]:
-        """The decompressed bytes in order, once; where they end too early, `damage` is set."""
+        """The decompressed bytes in order, once; where they end too early, `cut` is set."""
         try:
             for block in self._blocks:
                 if block:
                     yield block
         except (zlib.error, inflate.error, EOFError) as error:
-            self.damage = f"compressed data is damaged ({error})"
-        except Damage as error:
-            self.damage = str(error)
+            self.cut = EarlyEnd(DamageKind.CORRUPT, f"compressed data is damaged ({error})")
+        except EarlyEnd as error:
+            self.cut = error
         except OSError as error:
-            self.damage = f"reading failed ({error.strerror or error})"
+            self.cut = EarlyEnd(DamageKind.READ_ERROR, f"reading failed ({error.strerror or error})")
+
+    def damage(self, byte: int) -> Damage | None:
+        """Why the bytes end at this one of the contents, if they should not."""
+        if self.cut is None:
+            return None
+        share = self.meter.read / self.size if self.size > 0 else -1.0
+        return Damage(self.cut.kind, self.cut.reason, byte, share)
 
 
 class _Gunzip:
@@ -212,13 +231,25 @@ def open_source(path: str) -> list[Source]:
                 archive = BytesIO(head + data)
             sources = _members(archive, name)
         else:
-            sources = [Source(name, compression(head), _closing(stream, unpacked(stream, head, Meter(name))))]
+            meter = Meter(name)
+            blocks = _closing(stream, unpacked(stream, head, meter))
+            sources = [Source(name, compression(head), blocks, meter, _size(stream))]
     except OSError as error:
         raise ParseError(name, f"cannot be read ({error.strerror or error})") from None
     finally:
         if not sources and path != "-":
             stream.close()
     return sources
+
+
+def _size(stream: IO[bytes]) -> int:
+    """Bytes in a file on a disk, or that a server announced; -1 for a pipe."""
+    if (announced := getattr(getattr(stream, "raw", None), "size", None)) is not None:
+        return int(announced)
+    with suppress(OSError, ValueError):
+        status = os.fstat(stream.fileno())
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return -1
 
 
 def _closing(stream: IO[bytes], blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -266,7 +297,9 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
             problem = "its zstd frames need a larger window than allowed"
-            raise Damage(f"{problem}; {limits().exceeded('zstd_window_bytes')}") from None
+            raise EarlyEnd(
+                DamageKind.CORRUPT, f"{problem}; {limits().exceeded('zstd_window_bytes')}"
+            ) from None
         raise zlib.error(str(error)) from None
 
 
@@ -282,14 +315,14 @@ def _inflate(blocks: Iterable[bytes], new: Callable[[], _Inflater], kind: str) -
                 if len(data) < HEAD:
                     break
                 if compression(data[:HEAD]) != kind:
-                    raise Damage("left out uncompressed data after the compressed data")
+                    raise EarlyEnd(DamageKind.CORRUPT, "left out uncompressed data after the compressed data")
                 inflater = new()
             yield inflater.decompress(data)
             data = inflater.unused_data
     if not inflater.eof:
-        raise Damage("compressed data is truncated")
+        raise EarlyEnd(DamageKind.TRUNCATED, "compressed data is truncated")
     if data:
-        raise Damage("left out uncompressed data after the compressed data")
+        raise EarlyEnd(DamageKind.CORRUPT, "left out uncompressed data after the compressed data")
 
 
 def _members(stream: IO[bytes], path: str) -> list[Source]:
@@ -331,7 +364,10 @@ def _members(stream: IO[bytes], path: str) -> list[Source]:
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
     # Members may share their compressed bytes, so the whole archive has one meter.
     meter = Meter(path, archive_bytes=size)
-    return [Source(f"{path}!{name}", "zip", _blocks(archive, name, path, meter)) for name in traces or names]
+    return [
+        Source(f"{path}!{name}", "zip", _blocks(archive, name, path, meter), meter)
+        for name in traces or names
+    ]
 
 
 def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Iterator[bytes]:
@@ -350,6 +386,6 @@ def _blocks(archive: zipfile.ZipFile, name: str, path: str, meter: Meter) -> Ite
         with archive.open(name) as member:
             yield from unpacked(member, member.read(HEAD), meter)
     except zipfile.BadZipFile as error:
-        raise Damage(f"compressed data is damaged ({error})") from None
+        raise EarlyEnd(DamageKind.CORRUPT, f"compressed data is damaged ({error})") from None
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown method
         raise ParseError(f"{path}!{name}", f"cannot be unpacked ({error})") from None

@@ -29,6 +29,9 @@ SAVING_SHARE, DOUBTED_SAVING_SHARE = 0.02, 0.05
 """Share of the step (0-1) that a finding must exceed to be named; more where its confidence is low, since it
 may turn out to be nothing."""
 
+ONCE_SHARE = 0.02
+"""Share of a step (0-1), mean of the ranks, from which the headline tells idle time that happened once."""
+
 NAMED = 3
 """Changes, scenarios, devices or dispatches that one sentence names; more of them are not read."""
 

@@ -30,7 +30,6 @@ from tracelens.analysis.comm import (
     Record,
     align_run,
     bus_factor,
-    traffic_matrices,
 )
 from tracelens.dtypes import element_bytes, epsilon, torch_dtype
 from tracelens.reproducers.arguments import Unreplayable
@@ -368,7 +367,7 @@ def _matrix(batch: CollectiveBatch, width: int) -> Matrix:
         if not own.received and not own.received_from:
             own = own._replace(received_from=nothing)
         participants.append(participant._replace(record=own))
-    splits = traffic_matrices(matched._replace(participants=tuple(participants)))
+    splits = matched._replace(participants=tuple(participants)).traffic
     if splits is None:
         raise Unreplayable("not all ranks recorded their split sizes")
     _, sent, received = splits

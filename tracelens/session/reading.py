@@ -54,7 +54,7 @@ class Partial(OptionGroup, panel=READING):
     """How a run is read: whether it may be incomplete, and who is told of the progress."""
 
     progress: Progress = keyword("called with a line of text before each part of the work.", default=quiet)
-    partial: bool = option("Accept missing ranks.", default=False)
+    partial: bool = option("Accept missing ranks and files that were read in part.", default=False)
 
     def reads(self, graphs: GraphSources = BESIDE) -> Graphs:
         """How the files of one run are read."""

@@ -13,10 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.errors import ParseError, TracelensError
+from tracelens.errors import DamageKind, ParseError, TracelensError
 from tracelens.table import codes, shortened, sums
 from tracelens.trace.classify import WORK_KINDS
-from tracelens.trace.trace import STEP_MARK, Trace, TraceMeta, TraceWindow, matching, rows_by_code
+from tracelens.trace.trace import (
+    STEP_MARK,
+    Trace,
+    TraceMeta,
+    TraceWindow,
+    matching,
+    rows_by_code,
+)
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
@@ -90,15 +97,20 @@ def check_ranks(
     Args:
         metas: of the traces of one job.
         spans: first and last time in each, in ns of its clock; last < first where it has no time.
-        partial: whether ranks may be missing between the lowest and the highest one.
+        partial: whether ranks may be missing between the lowest and the highest one, and files be read in
+            part.
 
     Returns:
         the ranks, in the order of `metas`.
 
     Raises:
         ParseError: the rank of a trace is unknown, two claim one, one between others is missing, or they are
-            not of one job; the message names the files.
+            not of one job, or reading a file failed; the message names the files.
     """
+    for meta in () if partial else metas:
+        if meta.damage and meta.damage.kind == DamageKind.READ_ERROR:
+            advice = "read it again, or --partial (partial=True) to take what came"
+            raise ParseError(meta.path, f"{meta.damage}; {advice}")
     if len(metas) > 1:
         sized = [meta for meta in metas if meta.world_size > 0]
         for meta in sized:

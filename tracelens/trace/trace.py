@@ -18,6 +18,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.dtypes import short_dtype
+from tracelens.errors import Damage
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
 from tracelens.table import Column, Schema, Table
 from tracelens.trace.intervals import interval_of
@@ -205,6 +206,7 @@ class TraceMeta:
     first_drop: Mapping[str, int] = field(default_factory=dict)
     # what was mended in events that were kept, to how many
     repaired: Mapping[str, int] = field(default_factory=dict)
+    damage: Damage | None = None  # where it ends though it should not
     problems: tuple[str, ...] = ()  # what else was wrong with the file, for people
     losses: tuple[str, ...] = ()  # what the profiler itself says that it lost
     # nothing in the trace is a GPU's, so that its work is the host's, see links.host_work

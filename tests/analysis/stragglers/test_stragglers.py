@@ -53,6 +53,30 @@ LATE = {
     s7 gemm     |              bbb
     s9 nccl_All |    aaa          cccccc
 """,
+    "python_code": """
+    op REDUCE         | -             -
+    python decode     |     ------
+    op MM             |             -
+    launch            | a           b c
+    s7 gemm           |              bbb
+    s9 nccl_All       |    aaa          cccccc
+""",
+    "kernel_loading": """
+    op REDUCE                | -             -
+    launch cuModuleLoadData  |     ------
+    op MM                    |             -
+    launch                   | a           b c
+    s7 gemm                  |              bbb
+    s9 nccl_All              |    aaa          cccccc
+""",
+    "profiler": """
+    op REDUCE                                  | -             -
+    python torch/profiler/profiler.py(1): step |      ------
+    op MM                                      |             -
+    launch                                     | a           b c
+    s7 gemm                                    |              bbb
+    s9 nccl_All                                |    aaa          cccccc
+""",
     "data_loading": """
     op REDUCE   | -             -
     scope NEXT  |      -------
@@ -125,14 +149,19 @@ LATE = {
 }
 """What rank 3 does instead, by cause."""
 
-LONG = {"silent_host": 1_000_000, "collective_call": 1_000_000}
+LONG = {"silent_host": 1_000_000, "python_code": 1_000_000, "collective_call": 1_000_000}
 """ns of a column where a cause takes longer than a few us."""
 
 FIGURES = {
     "extra_work": "80.0 us more computation than the median of the others: 1 extra aten::mm bf16[512,512] "
     "bf16[512,512] per step on stream 11, which no other rank uses (80.0 us here)",
-    "silent_host": "GPU idle 6.00 ms (others 0 ns) because the host was in no recorded op or call: "
+    "silent_host": "GPU idle 6.00 ms (others 0 ns) because the host was in no recorded op, call or frame: "
     "cudaLaunchKernel -> aten::_grouped_mm",
+    "python_code": "GPU idle 4.00 ms (others 0 ns) because the host was in Python code: decode",
+    "kernel_loading": "GPU idle 40.0 us (others 0 ns) because the host was loading kernels in "
+    "cuModuleLoadData",
+    "profiler": "GPU idle 50.0 us (others 0 ns) because the profiler held the host up: "
+    "torch/profiler/profiler.py(1): step",
     "data_loading": "GPU idle 60.0 us (others 0 ns) because the host was loading data in "
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "collective_call": "GPU idle 6.00 ms (others 0 ns) because the host was in c10d::alltoall_base_",

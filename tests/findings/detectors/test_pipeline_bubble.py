@@ -18,7 +18,10 @@ pipeline_p2p = DETECTORS.get("pipeline_p2p")
 pipeline_ramp = DETECTORS.get("pipeline_ramp")
 
 
-DETECTORS = [pipeline_ramp, pipeline_imbalance, pipeline_p2p]
+pipeline_slow_host = DETECTORS.get("pipeline_slow_host")
+
+
+DETECTORS = [pipeline_ramp, pipeline_imbalance, pipeline_p2p, pipeline_slow_host]
 
 
 def outcome(detector: Any, run: Run) -> Any:
@@ -104,6 +107,17 @@ def test_no_more_is_won_than_the_slowest_stage_has_more_to_do() -> None:
     assert savings(detections) == {0: 1_000}
     assert detections[0].where.total == 2_000
     assert "a better partition saves 1.00 us, the rest varies by micro-batch" in detections[0].evidence
+
+
+def test_a_stage_whose_gpu_idles_inside_its_passes_has_a_slow_host() -> None:
+    # Stage 1 has the 8 us of GPU work of stage 0, but half of each forward its GPU idles.
+    run = stages("01..a2.b3.c..d", ".00a11b22c33d.", slow_host=[1])
+    detections = outcome(pipeline_slow_host, run)
+    assert savings(detections) == {0: 1_000}
+    assert of(detections[0], "idle inside the slowest stage's passes") == 4_000
+    assert outcome(pipeline_imbalance, run) == "the slowest stage has no more GPU work than the others"
+    # One with more work has not.
+    assert isinstance(outcome(pipeline_slow_host, stages(*SLOW)), str)
 
 
 def test_stages_of_equal_work_have_no_imbalance_to_mend() -> None:

@@ -16,7 +16,6 @@ from tracelens.analysis.comm.collectives import (
     fit,
     host_spans,
     spans_of,
-    traffic_matrices,
 )
 from tracelens.analysis.comm.overlap import NOT_RECORDED, communication_labels
 from tracelens.analysis.comm.records import (
@@ -52,5 +51,4 @@ __all__ = [
     "match_messages",
     "rank_communication",
     "spans_of",
-    "traffic_matrices",
 ]

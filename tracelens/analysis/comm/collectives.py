@@ -31,10 +31,16 @@ COLLECTIVES = Schema(
         _ORDER,
         Column("ranks", "int64", "count", "ranks that recorded it"),
         Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
-        Column("latency_ns", "int64", "ns", "shortest duration: the last rank to arrive does not wait"),
+        Column(
+            "latency_ns",
+            "int64",
+            "ns",
+            "without waiting: of the last rank to arrive; in an all-to-all of the rank that moved most per "
+            "time, to send, or to receive since its first sender arrived",
+        ),
         Column("start_skew_ns", "int64", "ns", "last start - first start"),
         Column("end_skew_ns", "int64", "ns", "last end - first end"),
-        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency"),
+        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes of that rank / latency"),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
         Column("last_rank", "int64", doc="last to arrive"),
         Column("step", "category", doc="step in which the lowest rank launched it"),
@@ -240,8 +246,8 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     ]
     rows = []
     for collective in on_one_clock:
-        record = collective.participants[0].record
-        rate = collective.bytes / max(collective.latency_ns, 1) * 1e9 if collective.bytes >= 0 else -1.0
+        record, transfer = collective.participants[0].record, collective.transfer
+        rate = transfer.bytes / max(transfer.ns, 1) * 1e9 if collective.bytes >= 0 else -1.0
         rows.append(
             {
                 "collective": [collective.collective],
@@ -254,7 +260,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
                 "dtype": [short_dtype(record.dtype)],
                 "bytes": [collective.bytes],
                 "ts_ns": [collective.start],
-                "latency_ns": [collective.latency_ns],
+                "latency_ns": [transfer.ns],
                 "start_skew_ns": [collective.start_skew_ns],
                 "end_skew_ns": [collective.end_skew_ns],
                 "algbw_bytes_per_s": [rate],
@@ -353,8 +359,9 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
         record = alike[0].participants[0].record
         kernel = sum(member.end - member.start for matched in alike for member in matched.participants)
         sync = sum(sum(matched.wait_ns.values()) for matched in alike)
-        latency = sum(matched.latency_ns for matched in alike)
-        rate = sum(matched.bytes for matched in alike) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
+        transfers = [matched.transfer for matched in alike]
+        latency = sum(transfer.ns for transfer in transfers)
+        rate = sum(transfer.bytes for transfer in transfers) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
         rows.append(
             {
                 "collective": [name],
@@ -366,7 +373,7 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
                 "sync_ns": [sync],
-                "latency_median_ns": [float(median(matched.latency_ns for matched in alike))],
+                "latency_median_ns": [float(median(transfer.ns for transfer in transfers))],
                 "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in alike))],
                 "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in alike))],
                 "algbw_bytes_per_s": [rate],
@@ -465,7 +472,7 @@ def traffic(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, An
     sums: dict[tuple[str, int, int], list[int]] = {}
     wrong = 0
     for collective in collectives:
-        if (matrices := traffic_matrices(collective)) is None:
+        if (matrices := collective.traffic) is None:
             continue
         ranks, sent, received = matrices
         wrong += int((sent != received).any())
@@ -490,19 +497,6 @@ def traffic(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, An
     return rows, [Skip(f"traffic of {wrong} all-to-all(s)", reason)] if wrong else []
 
 
-def traffic_matrices(collective: MatchedCollective) -> tuple[tuple[int, ...], np.ndarray, np.ndarray] | None:
-    """(ranks, sent, received) of an all-to-all, both matrices from row to column; None if not recorded."""
-    ranks = collective.participants[0].record.group_ranks
-    records = {participant.rank: participant.record for participant in collective.participants}
-    if not ranks or set(ranks) != set(records):
-        return None
-    sent = [records[rank].sent_to for rank in ranks]
-    received = [records[rank].received_from for rank in ranks]
-    if any(len(row) != len(ranks) for row in (*sent, *received)):
-        return None
-    return ranks, np.array(sent, dtype=np.int64), np.array(received, dtype=np.int64).T
-
-
 def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]], list[Skip]]:
     """Rows of FIT, and why a collective has none."""
     groups: dict[tuple[str, str], list[MatchedCollective]] = {}
@@ -511,8 +505,9 @@ def fit(collectives: Sequence[MatchedCollective]) -> tuple[list[dict[str, Any]],
             groups.setdefault((collective.collective, collective.group), []).append(collective)
     rows, skips = [], []
     for (name, group), matched in groups.items():
-        size = np.array([collective.bytes for collective in matched], dtype=float)
-        time = np.array([collective.latency_ns for collective in matched], dtype=float)
+        _, size, time = (
+            np.array(column, dtype=float) for column in zip(*(each.transfer for each in matched), strict=True)
+        )
         subject = f"latency and bandwidth of {name} in {group}"
         if len(unique(size)) < 2:
             skips.append(Skip(subject, "all its messages have the same size"))

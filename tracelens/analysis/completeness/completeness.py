@@ -61,7 +61,6 @@ HOST_ENDS = "without a GPU, each rank's scheduler decides when its share of a co
 BEGIN, END = "Iteration Start: ", "Record Window End"
 """What Kineto's marks of the recorded time are called."""
 _CLIPPED = "GPU work overrunning the next on its stream"
-_TRUNCATED = re.compile(r"truncated|cut off|damaged", re.IGNORECASE)
 _TO_HOST = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST")
 _NEVER = np.iinfo(np.int64).max
 
@@ -363,9 +362,8 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
 def file_losses(recording: Recording) -> Iterator[Doubt]:
     """Truncation of the file, events that could not be read, and losses that the profiler reports."""
     meta = recording.meta
-    cut = [problem for problem in meta.problems if _TRUNCATED.search(problem)]
-    if cut:
-        yield Doubt("truncated", 1, "; ".join(cut), nowhere())
+    if meta.damage:
+        yield Doubt("truncated", 1, str(meta.damage), nowhere())
     dropped = sum(meta.dropped.values())
     if dropped > DROPPED_SHARE * meta.read:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in meta.dropped.items())

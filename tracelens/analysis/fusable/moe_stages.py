@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import CODE, Gaps, IdlePieces, find_gaps, idle_pieces, idle_time
+from tracelens.analysis.host import (
+    CODE,
+    Gaps,
+    IdlePieces,
+    Recurrence,
+    find_gaps,
+    host_names,
+    idle_pieces,
+    idle_time,
+    recurrence,
+)
 from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Float, Int, lookup, unique
@@ -112,6 +122,11 @@ class StepWork:
     def idle(self) -> IdlePieces:
         """These gaps by cause, as analyzer `idle` tells them."""
         return self.trace.once(_gaps)[1]
+
+    @cached_property
+    def recurrence(self) -> Recurrence:
+        """Which of this idle time happened once; aligned with `idle`."""
+        return self.trace.once(_recurrence)
 
     def idle_by(self, *causes: str) -> IdlePieces:
         """The idle time of some causes."""
@@ -250,6 +265,12 @@ def chains(step: StepWork, rows: Int, cell: Int, least_ns: Float | None) -> Chai
     cell_ns = np.bincount(cells, dur, len(least_ns))
     fused = least_ns[cell_of_chain] * total / np.maximum(cell_ns[cell_of_chain], 1)
     return Chains(step.rows[kept], chain, np.clip(fused, shortest, total))
+
+
+def _recurrence(trace: Trace) -> Recurrence:
+    pieces = trace.once(_gaps)[1]
+    host, op, _ = host_names(trace, pieces)
+    return recurrence(trace, pieces, host, op)
 
 
 def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:

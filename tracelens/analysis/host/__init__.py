@@ -1,16 +1,19 @@
 """The host: idle GPU time and what the host did meanwhile, launches, blocking calls."""
 
 from tracelens.analysis.host.idle import (
+    AVOIDABLE,
     CAUSES,
     CODE,
     GAP_NS,
     HOST_CAUSES,
     Gaps,
     IdlePieces,
+    Recurrence,
     find_gaps,
     host_names,
     idle_pieces,
     idle_time,
+    recurrence,
     threads,
 )
 from tracelens.analysis.host.launches import (
@@ -24,6 +27,7 @@ from tracelens.analysis.host.launches import (
 )
 
 __all__ = [
+    "AVOIDABLE",
     "CAUSES",
     "CODE",
     "GAP_NS",
@@ -32,6 +36,7 @@ __all__ = [
     "SYNCHRONIZE",
     "Gaps",
     "IdlePieces",
+    "Recurrence",
     "blocking_calls",
     "find_gaps",
     "host_names",
@@ -40,6 +45,7 @@ __all__ = [
     "launch_bound",
     "named",
     "reads",
+    "recurrence",
     "threads",
     "waiting_calls",
 ]

@@ -11,10 +11,12 @@ from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host.launches import (
     GARBAGE,
+    LOADS_CODE,
+    QUEUE_FULL,
     SYNCHRONIZE,
     named,
+    overhead,
     profiler_calls,
-    profiler_overhead,
     waiting_calls,
 )
 from tracelens.arrays import Bool, Int, lookup, ranges, taken, unique
@@ -49,6 +51,15 @@ BUSY_NS = 1_000_000
 # In 20 traces without losses no work stood longer than 84 us in the queue of an idle GPU, and no host waited
 # longer than 35 us for one. Where it takes this long, the GPU did something that is not recorded.
 UNRECORDED_NS = 200_000
+# An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to
+# 90 us took 2 to 9 ms in all cases on 8 H200, of which the driver recorded the last 40 to 350 us as loading.
+LOADING_RATIO = 2
+# What recurs: time whose like takes at least half as long in other steps, in two at least and in a tenth
+# of all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do
+# it: the first steps load one kernel after the other, none of them again.
+ALIKE_SHARE = 0.5
+RECURS_IN = 0.1
+LOADING_RECURS_IN = 0.5
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
@@ -61,15 +72,17 @@ _OP = Column(
     "op", "category", doc="innermost op around that; for a silent host, the ops or calls before and after"
 )
 CAUSES = {
-    "silent host": f"the launching thread was in no recorded op or call, for {SILENT_NS / 1e6:g} ms at "
-    f"once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, logging, "
-    "checkpoints), unrecorded garbage collection, or a process that slept or had no core",
+    "silent host": "the launching thread was in no recorded op, call or Python frame, for "
+    f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
+    "logging, checkpoints), unrecorded garbage collection, or a process that slept or had no core",
+    "Python code": "the same, but Python frames are recorded and say where",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
     "between them",
     "blocking call": "the host was in a call that waits for the GPU or copies synchronously",
     "queue refill": "launch overhead after a blocking call: the launch queue was empty",
     "data loading": "the host was fetching the next batch",
+    "kernel loading": "kernels were loaded or compiled, mostly once in a process",
     "garbage collection": "Python's garbage collector ran",
     "collective call": f"the host was inside a collective call for over {BUSY_NS / 1e6:g} ms",
     "profiler": "the profiler's own work, absent from a run without it",
@@ -92,6 +105,13 @@ CAUSE_TABLE = Schema(
         Column("count", "int64", "count", "gaps with time of this cause"),
         Column("dur_ns", "int64", "ns", "idle time of this cause"),
         Column("fraction", "float64", "fraction", "share of the rank's idle time"),
+        Column(
+            "once_ns",
+            "int64",
+            "ns",
+            "part of it whose like (same op or frame, or the cause as a whole) is in no other step; 0 for "
+            "what belongs to launching and the GPU; -1 with fewer than two steps",
+        ),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
     leading="dur_ns",
@@ -150,6 +170,12 @@ TABLES = {"causes": CAUSE_TABLE, "hosts": HOSTS, "gaps": GAPS, "pieces": PIECES}
 HOST_CAUSES = tuple(CAUSES)[: list(CAUSES).index("dispatch")]
 """Those that name what the host did before it launched the next work."""
 CODE = {name: code for code, name in enumerate(CAUSES)}
+AVOIDABLE = tuple(
+    name
+    for name in HOST_CAUSES
+    if name not in ("launch overhead", "blocking call", "queue refill", "profiler")
+)
+"""What a program can do at another time than while its GPU waits."""
 
 
 class IdlePieces(NamedTuple):
@@ -173,6 +199,13 @@ class IdlePieces(NamedTuple):
         return IdlePieces(*taken(self, rows))
 
 
+class Recurrence(NamedTuple):
+    """Which idle time is there again in other steps."""
+
+    once: Bool  # of each piece: it is in a step, and its like is in too few others
+    steps: int  # steps compared; with fewer than two nothing is known to recur
+
+
 class Gaps(NamedTuple):
     """Gaps of one rank: [start, end), and the position in Work of what ran before and comes after (-1)."""
 
@@ -190,10 +223,11 @@ class Gaps(NamedTuple):
         return Gaps(*taken(self, rows))
 
 
-NOTHING, BUSY, LOADING, PROFILER, BLOCKED, COLLECTING = range(6)
+NOTHING, BUSY, LOADING, LOADING_CODE, PROFILER, BLOCKED, COLLECTING = range(7)
 """What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
-themselves), an op or a runtime call, fetching a batch, the profiler's business, waiting for a GPU, collecting
-garbage. Where several events are around, the last of these that one of them says."""
+themselves), an op or a runtime call, fetching a batch, loading or compiling kernels, the profiler's business,
+waiting for a GPU, collecting garbage. Where several events are around, the last of these that one of them
+says."""
 
 
 class Activity(NamedTuple):
@@ -234,6 +268,7 @@ class Host:
         says = [
             (BUSY, events.where("op", "launch")),
             (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
+            (LOADING_CODE, named(events, LOADS_CODE) & events.where("launch", "python", "annotation")),
             (BLOCKED, waiting_calls(trace, work)),
             (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
             (PROFILER, trace.once(profiler_calls)),
@@ -248,8 +283,16 @@ class Host:
             event = nearest(events.parent, events.depth, own)
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
-        rows = np.flatnonzero(profiler_overhead(events))
-        self._overhead = rows[np.argsort(events.start[rows], kind="stable")]
+        recorded = overhead(events)
+        self._overhead = [
+            (what, rows[np.argsort(events.start[rows], kind="stable")])
+            for what, mask in (
+                (LOADING_CODE, recorded.loading),
+                (PROFILER, recorded.profiler),
+                (BLOCKED, recorded.queue_full),
+            )
+            if len(rows := np.flatnonzero(mask))
+        ]
 
     def during(self, number: int, start: Int, end: Int) -> Activity:
         """What a thread did in intervals; where it did nothing, what the other launching threads did.
@@ -262,7 +305,9 @@ class Host:
             start: ns, of disjoint intervals in order of time.
             end: ns.
         """
-        own = self._with_overhead(number, self._of_thread(number, start, end))
+        own = self._of_thread(number, start, end)
+        for what, rows in self._overhead:
+            own = self._with_overhead(number, own, what, rows)
         parts = [own.take(own.what != NOTHING)]
         silent = own.take(own.what == NOTHING)
         others = [other for other, pid in self._pid.items() if pid == self._pid[number] and other != number]
@@ -294,33 +339,58 @@ class Host:
                 np.concatenate((first, pieces.end, [_FOREVER])),
                 np.concatenate(([-1], pieces.owner, [-1])),
             )
+            self._load_code(number)
         return self._pieces[number]
 
-    def _with_overhead(self, number: int, activity: Activity) -> Activity:
-        """The same, but for what the profiler held up.
+    def _load_code(self, number: int) -> None:
+        """Find the ops and calls of a thread in which kernels were loaded, and which took unusually long.
+
+        Of finding and loading a kernel the driver records the last part only.
+        """
+        events = self._events
+        for what, rows in self._overhead:
+            if what != LOADING_CODE:
+                continue
+            owner, held = self._held_up(number, rows)
+            dur = events.end - events.start
+            for row in np.unique(owner[held & (lookup(self._what, owner, NOTHING) == BUSY)]).tolist():
+                alike = np.flatnonzero((events.name == events.name[row]) & events.where("op", "launch"))
+                alike = alike[~np.isin(alike, owner)]
+                if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
+                    self._what[row] = LOADING_CODE
+
+    def _held_up(self, number: int, overhead: Int) -> tuple[Int, Bool]:
+        """In which event of a thread each overhead lies, -1 for none, and whether it held the thread up.
 
         Whose call it held is not recorded: it was this thread's if that was busy and got nothing done
-        meanwhile.
+        meanwhile, or if nothing else is known of most of the time in which it was silent.
         """
-        if not len(self._overhead):
-            return activity
-        start, end = self._events.start[self._overhead], self._events.end[self._overhead]
-        pieces = self._everywhere(number)
+        pieces, start, end = (
+            self._everywhere(number),
+            self._events.start[overhead],
+            self._events.end[overhead],
+        )
         borders = pieces.start[1:]
         piece = np.searchsorted(borders, start, side="right")
-        untouched = piece == np.searchsorted(borders, end)
-        held = untouched & (lookup(self._what, pieces.owner[piece], NOTHING) == BUSY)
-        overhead = calls(self._events, self._overhead[held])
-        if not len(overhead.start):
+        owner, dur = pieces.owner[piece], pieces.end[piece] - pieces.start[piece]
+        what = lookup(self._what, owner, NOTHING)
+        held = (what == BUSY) | ((what == NOTHING) & (2 * (end - start) > dur))
+        return owner, held & (piece == np.searchsorted(borders, end))
+
+    def _with_overhead(self, number: int, activity: Activity, what: int, overhead: Int) -> Activity:
+        """The same, but for what overhead held up: a busy thread, or one of which nothing else is known."""
+        _, held = self._held_up(number, overhead)
+        times = calls(self._events, overhead[held])
+        if not len(times.start):
             return activity
-        slowed = activity.what < PROFILER
+        slowed = activity.what < what
         rows = np.flatnonzero(slowed)
-        hit, inside = overlaps(overhead, activity.start[rows], activity.end[rows])
-        profiler = activity.take(rows[hit])._replace(
-            start=inside.start, end=inside.end, what=np.full(len(hit), PROFILER), event=inside.owner
+        hit, inside = overlaps(times, activity.start[rows], activity.end[rows])
+        held_up = activity.take(rows[hit])._replace(
+            start=inside.start, end=inside.end, what=np.full(len(hit), what), event=inside.owner
         )
-        others = activity.take(rows).outside(union(overhead.start, overhead.end))
-        return _in_order(activity.take(~slowed), profiler, others)
+        others = activity.take(rows).outside(union(times.start, times.end))
+        return _in_order(activity.take(~slowed), held_up, others)
 
 
 class Pieces(NamedTuple):
@@ -365,15 +435,18 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
         share, _, cause = _shares(pieces, pieces.gap, pieces.cause)
         by_cause = stats(cause, share, len(CAUSES))
         causes = [code for code in np.argsort(-by_cause.total, kind="stable") if by_cause.number[code]]
+        host, op, texts = host_names(trace, pieces)
+        recurs = recurrence(trace, pieces, host, op)
+        once_ns = sums(pieces.cause[recurs.once], pieces.dur[recurs.once], len(CAUSES))
         tables: dict[str, dict[str, Any]] = {
             "causes": {
                 "cause": [names[code] for code in causes],
                 "count": by_cause.number[causes],
                 "dur_ns": by_cause.total[causes],
                 "fraction": by_cause.total[causes] / total,
+                "once_ns": once_ns[causes] if recurs.steps > 1 else np.full(len(causes), -1),
             }
         }
-        host, op, texts = host_names(trace, pieces)
         is_long = pieces.cause != CODE["short gaps"]
         long = pieces.take(is_long)
         share, _, cause, at_host, in_op = _shares(long, long.gap, long.cause, host[is_long], op[is_long])
@@ -491,6 +564,47 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
     return code[lookup(events.name, pieces.host, nothing)], op, list(texts)
 
 
+def recurrence(trace: Trace, pieces: IdlePieces, host: Int, op: Int) -> Recurrence:
+    """Which of the pieces with an avoidable cause happened once, see ALIKE_SHARE and RECURS_IN.
+
+    Args:
+        trace: of the rank.
+        pieces: of its gaps.
+        host: what the host was in, of each piece, as from `host_names`.
+        op: the op around that.
+    """
+    steps = steps_of(trace).only_whole()
+    count = len(steps.labels) if steps.marked else 1
+    once = np.zeros(len(pieces.gap), dtype=bool)
+    rows = np.flatnonzero(np.isin(pieces.cause, [CODE[name] for name in AVOIDABLE]))
+    step = np.searchsorted(steps.edges, pieces.start[rows], side="right") - 1
+    inside = (step >= 0) & (step < count)
+    rows, step = rows[inside], step[inside]
+    if count < 2 or not len(rows):
+        return Recurrence(once, count)
+    loads = pieces.cause[rows] == CODE["kernel loading"]
+    least = np.where(loads, LOADING_RECURS_IN * count, np.maximum(RECURS_IN * count, 2))
+    recurs = np.zeros(len(rows), dtype=bool)
+    # By what the host was in, or where that is another place in each step, by the cause alone.
+    for keys in ((pieces.cause[rows], host[rows], op[rows]), (pieces.cause[rows],)):
+        like, _ = codes(*keys)
+        cell, (of_like, _) = codes(like, step)
+        total = sums(cell, pieces.dur[rows], len(of_like)).astype(float)
+        order = np.lexsort((total, of_like))
+        # Cells of one like, by time: how many of them take at least half as long as each.
+        first = np.searchsorted(of_like[order], of_like, side="left")
+        last = np.searchsorted(of_like[order], of_like, side="right")
+        alike = np.array(
+            [
+                high - low - np.searchsorted(total[order[low:high]], ALIKE_SHARE * own)
+                for low, high, own in zip(first.tolist(), last.tolist(), total.tolist(), strict=True)
+            ]
+        )
+        recurs |= (alike[cell] >= least) & (alike[cell] > 1)
+    once[rows[~recurs]] = True
+    return Recurrence(once, count)
+
+
 def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
     """All gaps of a rank with GPU work, and their pieces; kept with the trace."""
     return trace.once(_idle_time) if scope == "all" else _idle_time(trace, scope)
@@ -581,6 +695,7 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     cause = np.full(len(gap), CODE["launch overhead"])
     for code, name in (
         (LOADING, "data loading"),
+        (LOADING_CODE, "kernel loading"),
         (PROFILER, "profiler"),
         (BLOCKED, "blocking call"),
         (COLLECTING, "garbage collection"),
@@ -600,12 +715,20 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     )
     stretch = np.cumsum(np.concatenate(([0], ~goes_on))[: len(silent)])
     long = (_total(dur[silent], stretch) >= SILENT_NS) | (_total(dur[silent], gap[silent]) > BUSY_NS)
-    cause[silent[long]] = CODE["silent host"]
+    in_frame = trace.once(_in_frame)[activity.event[silent[long]]] & (activity.event[silent[long]] >= 0)
+    cause[silent[long]] = np.where(in_frame, CODE["Python code"], CODE["silent host"])
     # Row of the last piece up to each one in which the host waited for the GPU.
-    waited = np.maximum.accumulate(np.where(what == BLOCKED, np.arange(len(what)), -1))
+    emptied = (what == BLOCKED) & ~named(events, QUEUE_FULL)[activity.event]
+    waited = np.maximum.accumulate(np.where(emptied, np.arange(len(what)), -1))
     refill = (cause == CODE["launch overhead"]) & (waited >= 0) & (gap[waited] == gap)
     cause[refill] = CODE["queue refill"]
     return cause, np.where(refill, lookup(activity.event, waited, -1), activity.event)
+
+
+def _in_frame(trace: Trace) -> Bool:
+    """For each event, whether it is a Python frame or inside of one."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, events.where("python")) >= 0
 
 
 def _outermost_op(trace: Trace) -> Int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,8 +98,14 @@ _COPY_CALL = re.compile(r"emcpy")
 _ON_DEVICE = re.compile(r"DtoD|PtoP|DeviceToDevice|DEVICE_TO_DEVICE")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _PROFILER_FRAME = re.compile(r"\btorch/(?:autograd/)?profiler")
-# What CUPTI does for the recording itself; a full command buffer and the loading of code are the program's.
-_PROFILER_OVERHEAD = re.compile(r"^(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource)$")
+# CUPTI's kinds of overhead, by Kineto's names. What is neither of these is the recording's own.
+_CODE_LOADED = re.compile(r"^(?:Lazy Function Loading|Runtime Triggered Module Loading|Driver Compiler)$")
+QUEUE_FULL = re.compile(r"^Command Buffer Full$")
+LOADS_CODE = re.compile(
+    r"^(?:cu(?:Module|Library)(?:Load|Unload)|cuLink|cudaLibraryLoad|hipModule(?:Load|Unload)|hipLink|nvrtc|hiprtc)"
+    r"|torch/_dynamo/convert_frame\.py|triton/compiler/|\(dynamo_timed\)"
+)
+"""Calls that load or compile kernels, and frames and annotations of compilers."""
 
 _READS = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
 # All that is recorded of .tolist() where there is nothing to copy; ops call it on their way, programs hardly.
@@ -306,9 +312,19 @@ def profiler_calls(trace: Trace) -> Bool:
     return frames | (waits & (inside_profiler | ~inside_program))
 
 
-def profiler_overhead(events: Events) -> Bool:
-    """What the profiler does between the program's calls, on threads and buffers of its own."""
-    return events.where("overhead") & named(events, _PROFILER_OVERHEAD)
+class Overhead(NamedTuple):
+    """Events that hold threads up without being on one of them, each kind as a mask over all events."""
+
+    profiler: Bool  # the recording's own: buffers requested and flushed
+    loading: Bool  # kernels loaded or compiled by the driver
+    queue_full: Bool  # launches that wait for room in the queue
+
+
+def overhead(events: Events) -> Overhead:
+    """The overhead that was recorded, by what it is."""
+    every = events.where("overhead")
+    loading, full = (every & named(events, pattern) for pattern in (_CODE_LOADED, QUEUE_FULL))
+    return Overhead(every & ~loading & ~full, loading, full)
 
 
 def reads(trace: Trace) -> Bool:

@@ -21,7 +21,10 @@ from tracelens.analysis.stragglers.segments import (
     GARBAGE,
     LATE,
     LOADING,
+    LOADING_CODE,
     OTHER,
+    PROFILER,
+    PYTHON,
     SILENT,
     TIMES,
     WORK,
@@ -33,11 +36,15 @@ from tracelens.analysis.stragglers.segments import (
     carried,
     median_of_others,
     weighted_median,
+    weighted_quantile,
 )
 from tracelens.analysis.stragglers.thresholds import (
     AT_ONCE,
     BESIDE,
     COMPARABLE,
+    EQUAL_CALLS,
+    EQUAL_QUANTILE,
+    EQUAL_SLOWER,
     EXPLAINED,
     MORE_CALLS_RATIO,
     SAME_WORK,
@@ -56,39 +63,51 @@ CAUSES = (
     "extra_work",
     "slow_kernels",
     "silent_host",
+    "python_code",
     "data_loading",
+    "kernel_loading",
     "blocking_call",
     "garbage_collection",
     "collective_call",
+    "profiler",
     "late_launch",
     "inherited",
     "unknown",
 )
 IDLE = {
     SILENT: "silent_host",
+    PYTHON: "python_code",
     LOADING: "data_loading",
+    LOADING_CODE: "kernel_loading",
     BLOCKED: "blocking_call",
     GARBAGE: "garbage_collection",
     COLLECTIVE: "collective_call",
+    PROFILER: "profiler",
     LATE: "late_launch",
 }
 HOLDING = {
     SILENT: "it was in no recorded call for",
+    PYTHON: "it was in Python code for",
     LOADING: "it was loading data for",
+    LOADING_CODE: "it was loading kernels for",
     BLOCKED: "it was blocked for",
     GARBAGE: "it collected garbage for",
+    PROFILER: "the profiler held it up for",
 }
 """What can hold a host up before its launches are late, in words."""
 REASON = {
-    "silent_host": "the host was in no recorded op or call: {host}",
+    "silent_host": "the host was in no recorded op, call or frame: {host}",
+    "python_code": "the host was in Python code: {host}",
     "data_loading": "the host was loading data in {host}",
+    "kernel_loading": "the host was loading kernels in {host}",
     "blocking_call": "the host was blocked in {host}",
     "garbage_collection": "of garbage collection: {host}",
     "collective_call": "the host was in {host}",
+    "profiler": "the profiler held the host up: {host}",
     "late_launch": "the host launched late, the longest time in {host}",
 }
 """Why a host was late, with what it was in."""
-HOLDS = (SILENT, LOADING, GARBAGE, BLOCKED)
+HOLDS = tuple(HOLDING)
 """What a host can lose its lead with while its GPU is busy; its launches are late afterwards."""
 
 _FIRST = re.compile(r"\[(\d+)")
@@ -141,6 +160,10 @@ class Comparison:
         for index, collective in enumerate(collectives):
             for participant in collective.participants:
                 self._of_kernel.setdefault((participant.rank, participant.record.kernel), index)
+
+    def equal_calls(self, rank: int) -> EqualCalls:
+        """How long a rank's GPU takes for what the others do as well."""
+        return self._workloads.equal.get(rank, EqualCalls(0.0, 1.0))
 
     def verdicts(self) -> list[StragglerVerdict]:
         """Why the last rank of each collective was late."""
@@ -478,6 +501,18 @@ class _Table(NamedTuple):
     ns: Int
 
 
+class EqualCalls(NamedTuple):
+    """Calls of one rank that others make with the same arguments."""
+
+    calls: float  # in the whole recording
+    slower: float  # as long as on the others, the median of these, in three quarters of their time at least
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether that cannot be chance."""
+        return self.calls >= EQUAL_CALLS and self.slower >= EQUAL_SLOWER
+
+
 class Workloads:
     """The work of all ranks under common keys.
 
@@ -530,6 +565,7 @@ class Workloads:
         # work, since persistent kernels have one grid for all sizes.
         has_arguments = np.array([bool(key.arguments) for key in self._keys], dtype=bool)
         self._slowness: dict[int, float] = {}
+        self.equal: dict[int, EqualCalls] = {}
         # The key with most of the work that a rank has on a stream of its own, where that takes a good part
         # of what its other kernels lose, and so slows them down.
         self._beside: dict[int, int] = {}
@@ -538,6 +574,10 @@ class Workloads:
             known = (usual > 0) & has_arguments[table.key]
             expected = float((usual * table.calls)[known].sum())
             self._slowness[rank] = float(table.ns[known].sum()) / expected if expected > 0 else 1.0
+            if expected > 0 and not parts[rank].cpu_only:
+                ratio = table.ns[known] / (usual * table.calls)[known]
+                lower = weighted_quantile(ratio, table.ns[known].astype(float), EQUAL_QUANTILE)
+                self.equal[rank] = EqualCalls(float(table.calls[known].sum()), lower)
             keys = self._code[rank]
             own = self._on_own_stream(rank, keys) & self._extra_calls[rank][self._family[keys]]
             lost = float(np.where(usual > 0, table.ns - usual * table.calls, 0).sum())

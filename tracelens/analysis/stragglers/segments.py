@@ -28,10 +28,27 @@ from tracelens.analysis.host import (
     threads,
     waiting_calls,
 )
-from tracelens.analysis.stragglers.thresholds import BEFORE, COMPUTED_ON, LOOK_BACK, LOOP_READS, RESTART_NS
+from tracelens.analysis.stragglers.thresholds import (
+    ACROSS_NS,
+    BEFORE,
+    COMPUTED_ON,
+    LOOK_BACK,
+    LOOP_READS,
+    RESTART_NS,
+)
 from tracelens.arrays import Bool, Float, Int, lookup, ranges, unique
-from tracelens.table import codes, sums
-from tracelens.trace import WORK_KINDS, Scope, Trace, Work, gpu_work, shares, steps_of, union
+from tracelens.table import codes, nearest, sums
+from tracelens.trace import (
+    WORK_KINDS,
+    Scope,
+    Trace,
+    Work,
+    gpu_work,
+    rows_by_code,
+    shares,
+    steps_of,
+    union,
+)
 
 TIMES = (
     "work",
@@ -42,12 +59,29 @@ TIMES = (
     "silent",
     "loading",
     "collective",
+    "python",
+    "kernels",
+    "profiler",
     "other",
 )
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
 idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
-data, in the call of a collective; or idle for anything else."""
-WORK, COMM, LATE, BLOCKED, GARBAGE, SILENT, LOADING, COLLECTIVE, OTHER = range(len(TIMES))
+data, in the call of a collective, in Python frames, loading kernels, held up by the profiler; or idle for
+anything else."""
+(
+    WORK,
+    COMM,
+    LATE,
+    BLOCKED,
+    GARBAGE,
+    SILENT,
+    LOADING,
+    COLLECTIVE,
+    PYTHON,
+    LOADING_CODE,
+    PROFILER,
+    OTHER,
+) = range(len(TIMES))
 _KIND = {
     "launch overhead": LATE,
     "queue refill": LATE,
@@ -57,6 +91,9 @@ _KIND = {
     "silent host": SILENT,
     "data loading": LOADING,
     "collective call": COLLECTIVE,
+    "Python code": PYTHON,
+    "kernel loading": LOADING_CODE,
+    "profiler": PROFILER,
 }
 _KIND_OF_CAUSE = np.array([_KIND.get(name, OTHER) for name in CAUSES])
 
@@ -92,6 +129,14 @@ class CommunicationKernels(NamedTuple):
     beside_end: Bool  # whether other work was running when it ended
 
 
+class HostOps(NamedTuple):
+    """How long a rank's host takes for the ops that call no other op and wait for nothing, by name."""
+
+    names: list[str]
+    calls: Int
+    median_ns: Float
+
+
 class Segments(NamedTuple):
     """The time of one rank, cut at each start and end of its communication kernels.
 
@@ -106,6 +151,7 @@ class Segments(NamedTuple):
     texts: list[str]  # of `host`
     work: WorkTable
     kernels: CommunicationKernels
+    host_ops: HostOps
     step_ns: float  # mean length of its steps
     steps: int  # number of its steps
     cpu_only: bool = False  # whether the work is the host's
@@ -263,6 +309,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
                 stream=none,
             ),
             kernels=CommunicationKernels(none, no, by_kind, none, no),
+            host_ops=HostOps([], none, np.empty(0)),
             step_ns=0.0,
             steps=0,
         )
@@ -286,12 +333,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
     host[gap.piece[by_length], gap.kind[by_length]] = gap.host[by_length]
     longest[gap.piece[by_length], gap.kind[by_length]] = gap.ns[by_length]
     is_work = kind[row] == WORK
-    other_work = union(work.start[~is_comm], work.end[~is_comm])
-    # A host that works itself asks for nothing ahead of its other work.
-    beside, beside_end = (
-        (other_work.covered(time_ns - 1, time_ns + 1) == 2) & (not work.cpu_only)
-        for time_ns in (comm.start, comm.end)
-    )
+    beside, beside_end = (work_beside(work, is_comm, time_ns) for time_ns in (comm.start, comm.end))
     # What the host did before it launched each communication kernel. One that runs ahead may sleep or block
     # while its GPU is busy; what it lacks then makes it late where the queue runs empty.
     comm_rows = np.flatnonzero(is_comm)
@@ -329,10 +371,45 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
             ready=ready_times(trace, work, is_comm),
             beside_end=beside_end,
         ),
+        host_ops=host_ops(trace, blocking),
         step_ns=float(step_edges[-1] - step_edges[0]) / steps,
         steps=steps,
         cpu_only=work.cpu_only,
     )
+
+
+def host_ops(trace: Trace, blocking: Bool) -> HostOps:
+    """The ops of a rank's host; `blocking` are its calls that wait for a GPU."""
+    events = trace.arrays
+    is_op = events.where("op") & ~events.copied
+    around = nearest(events.parent, events.depth, is_op)
+    holds = np.zeros(len(is_op), dtype=bool)
+    for inner in (lookup(around, events.parent[is_op], -1), around[blocking]):
+        holds[inner[inner >= 0]] = True
+    rows = np.flatnonzero(is_op & ~holds)
+    order = rows[np.lexsort((events.end[rows] - events.start[rows], events.name[rows]))]
+    dur, name = events.end[order] - events.start[order], events.name[order]
+    first = np.flatnonzero(np.diff(name, prepend=-1))
+    count = np.diff(np.append(first, len(name)))
+    median_ns = (dur[first + (count - 1) // 2] + dur[first + count // 2]) / 2
+    return HostOps([events.names[code] for code in name[first].tolist()], count, median_ns)
+
+
+def work_beside(work: Work, is_comm: Bool, time_ns: Int) -> Bool:
+    """Whether other work runs on, on another stream, at a time of each communication kernel.
+
+    What follows the kernel on its own stream, or begins when it ends, does not, whatever clocks say of a
+    microsecond. A host that works itself asks for nothing ahead of its other work.
+    """
+    beside = np.zeros(len(time_ns), dtype=bool)
+    if work.cpu_only:
+        return beside
+    for lane, rows in rows_by_code(work.lane[is_comm]).items():
+        other = ~is_comm & (work.lane != lane)
+        times, at_ns = union(work.start[other], work.end[other]), time_ns[rows]
+        before, after = times.covered(at_ns - ACROSS_NS, at_ns), times.covered(at_ns, at_ns + ACROSS_NS)
+        beside[rows] = np.minimum(before, after) > ACROSS_NS // 2
+    return beside
 
 
 def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
@@ -377,7 +454,7 @@ def _gaps(trace: Trace, work: Work, edges: Int) -> _Gap:
             first = rows[np.minimum(np.searchsorted(events.start[rows], gaps.start), len(rows) - 1)]
             read = [texts.setdefault(events.names[name], len(texts)) for name in events.name[first].tolist()]
             host[:, BLOCKED] = np.where(read_ns > 0, np.array(read, dtype=np.int64), -1)
-        for idle in (LATE, SILENT):
+        for idle in (LATE, SILENT, PYTHON):
             moved = np.minimum(read_ns - ns[:, BLOCKED], ns[:, idle])
             ns[:, BLOCKED] += moved
             ns[:, idle] -= moved
@@ -522,6 +599,13 @@ def weighted_median(values: Float, weight: Float) -> Float:
     low, high = np.argmax(reached >= half, axis=0), np.argmax(reached > half, axis=0)
     result: Float = (ordered[low, columns] + ordered[high, columns]) / 2
     return result
+
+
+def weighted_quantile(values: Float, weight: Float, fraction: float) -> float:
+    """The least value up to which there is this fraction of the weight."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(reached, fraction * reached[-1])])
 
 
 def median_of_others(values: Float) -> Float:

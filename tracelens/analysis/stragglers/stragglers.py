@@ -39,15 +39,25 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import NO_COMMUNICATION, SEND_RECV, AlignedRun, MatchedCollective
-from tracelens.analysis.stragglers.causes import CAUSES, IDLE, Comparison, Delays, StragglerVerdict
+from tracelens.analysis.stragglers.causes import (
+    CAUSES,
+    IDLE,
+    Comparison,
+    Delays,
+    EqualCalls,
+    StragglerVerdict,
+)
 from tracelens.analysis.stragglers.segments import (
     COMM,
+    LOADING_CODE,
     OTHER,
+    PROFILER,
     TIMES,
     WORK,
     Segments,
     median_of_others,
     segments,
+    weighted_quantile,
 )
 from tracelens.analysis.stragglers.thresholds import (
     ALIKE,
@@ -55,11 +65,13 @@ from tracelens.analysis.stragglers.thresholds import (
     AT_ONCE,
     CONFIDENCE,
     CORRELATED,
+    EQUAL_SLOWER,
     EXPLAINED,
     FEW_STEPS,
     MEAN_FACTOR,
     MOST_RANKS,
     MOST_STEPS,
+    OFTEN,
     RECURRENCE_FACTOR,
     SMALL_NS,
     TINY,
@@ -74,13 +86,15 @@ WHY = {
     "token_load": "more rows of tokens in the same ops",
     "extra_work": "more or different work than the others: more calls, other ops or shapes",
     "slow_kernels": "same calls and shapes, but slower on its GPU",
-    "silent_host": "GPU idle: the host was in no recorded op or call (the program's own Python, "
-    "unrecorded garbage collection, logging, checkpoints, or a process that slept or had "
-    "no core)",
+    "silent_host": "GPU idle: the host was in no recorded op, call or Python frame (the program's own "
+    "Python, unrecorded garbage collection, logging, checkpoints, or a process that slept or had no core)",
+    "python_code": "GPU idle: the host was in Python frames, in no op or call",
     "data_loading": "GPU idle: the host was fetching the next batch",
+    "kernel_loading": "GPU idle: the host was loading or compiling kernels, mostly once in a process",
     "blocking_call": "GPU idle: the host was in a call that waits or copies synchronously",
     "garbage_collection": "GPU idle: Python collected garbage",
     "collective_call": "GPU idle: the host was inside a collective call",
+    "profiler": "GPU idle: the profiler held the host up",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
@@ -94,7 +108,9 @@ _KIND = {cause: kind for kind, cause in IDLE.items()} | {
 }
 _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 
-SIGNIFICANT, NOISE, TOO_FEW, SMALL = "significant", "noise", "too few steps", "small"
+SIGNIFICANT, NOISE, TOO_FEW, SMALL, ONCE = "significant", "noise", "too few steps", "small", "once"
+_ONCE = (LOADING_CODE, PROFILER)
+"""Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 UNTESTED = "not tested"
 
 _EFFECT = (
@@ -115,9 +131,11 @@ _EFFECT = (
     Column(
         "significance",
         "str",
-        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}; {NOISE}: not; {TOO_FEW}: too few to tell from "
-        f"noise; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; {UNTESTED}: inherited "
-        "lateness",
+        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, or a GPU that takes {EQUAL_SLOWER:g} times as long "
+        f"for calls with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
+        f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
+        f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
+        f"{UNTESTED}: inherited lateness",
     ),
 )
 STRAGGLERS = Schema(
@@ -185,7 +203,30 @@ LOST = Schema(
     detail=True,
     key=(),
 )
-TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST}
+EQUAL = Schema(
+    "Equal calls on other ranks",
+    (
+        RANK,
+        Column("gpu_calls", "int64", "count", "calls that another rank makes with the same arguments"),
+        Column(
+            "gpu_ratio",
+            "float64",
+            "ratio",
+            "GPU time of these against the median of the other ranks, reached by three quarters of the time; "
+            "-1: no such call",
+        ),
+        Column("host_ops", "int64", "count", "names of ops that call no others and wait for nothing"),
+        Column(
+            "host_ratio",
+            "float64",
+            "ratio",
+            "host time of a call of these, likewise; median, by their time; -1: no such op",
+        ),
+    ),
+    doc="A GPU is slow from a ratio of 1.1 on. Hosts of equal ranks differ by up to half from recording to "
+    "recording: their ratio says how it was in this one.",
+)
+TABLES = {"stragglers": STRAGGLERS, "causes": CAUSE_TABLE, "worst": WORST, "lost": LOST, "equal": EQUAL}
 _Case = tuple[MatchedCollective, int, StragglerVerdict]
 
 # Random draws: as many at most, until so many recur as much; how many at first; cells of one batch of them.
@@ -225,7 +266,8 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
 
     Returns:
         tables `stragglers` (one row a rank that was waited for, and whether beyond noise), `causes` (by rank
-        and cause), `worst` (the collectives with most waiting) and `lost` (when a rank only waits, by cause).
+        and cause), `worst` (the collectives with most waiting), `lost` (when a rank only waits, by cause) and
+        `equal` (how long each rank's GPU and host take for equal calls).
     """
     collectives = aligned.collectives
     comparison = Comparison({part.rank: part for part in parts}, aligned)
@@ -233,7 +275,8 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     waits = [sum(collective.wait_ns.values()) for collective in collectives]
     cases = list(zip(collectives, waits, verdicts, strict=True))
     step_ns = float(np.median([part.step_ns for part in parts if len(part.edges)] or [0]))
-    causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns)
+    slow = {part.rank: equal for part in parts if (equal := comparison.equal_calls(part.rank)).is_slow}
+    causes = _by_cause(cases, effects(comparison.recorder.delays(), step_ns), step_ns, slow)
     # Waiting that each rank caused in collectives; a receive waits for its sender in every schedule.
     tested_waits: dict[int, int] = {}
     for collective, wait, verdict in cases:
@@ -281,6 +324,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         "causes": CAUSE_TABLE.from_rows(causes),
         "worst": WORST.from_rows(worst),
         "lost": LOST.concat(lost_rows(aligned, verdicts)),
+        "equal": EQUAL.from_rows(equal_rows(parts, comparison)),
     }
     skips = [*aligned.skips]
     # Ranks that are in no table.
@@ -311,9 +355,12 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
 
 
 def _by_cause(
-    cases: Sequence[_Case], effect_of: Mapping[tuple[int, int], Effect], step_ns: float
+    cases: Sequence[_Case],
+    effect_of: Mapping[tuple[int, int], Effect],
+    step_ns: float,
+    slow: Mapping[int, EqualCalls],
 ) -> list[dict[str, Any]]:
-    """Rows of CAUSE_TABLE, worst first."""
+    """Rows of CAUSE_TABLE, worst first; `slow` are the ranks whose GPU is slow at equal calls."""
     groups: dict[tuple[int, str], list[_Case]] = {}
     for case in cases:
         groups.setdefault((case[2].rank, case[2].cause), []).append(case)
@@ -333,6 +380,9 @@ def _by_cause(
         share = wait / same_kind if same_kind else 1.0
         if kind is not None and effect.ns * share < ALIKE * step_ns:
             effect = effect._replace(p_value=-1, verdict=SMALL)
+        elif cause == "slow_kernels" and rank in slow:
+            # Equal calls tell what few or noisy steps cannot.
+            effect = effect._replace(verdict=SIGNIFICANT)
         has_interval = effect.low != effect.high
         low, high = (bound * share if has_interval else bound for bound in (effect.low, effect.high))
         rows.append(
@@ -352,6 +402,47 @@ def _by_cause(
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
+
+
+def equal_rows(parts: Sequence[Segments], comparison: Comparison) -> list[dict[str, Any]]:
+    """Rows of EQUAL, by rank; of ranks that share calls with another."""
+    medians = {
+        part.rank: {
+            name: (ns, count)
+            for name, ns, count in zip(
+                part.host_ops.names,
+                part.host_ops.median_ns.tolist(),
+                part.host_ops.calls.tolist(),
+                strict=True,
+            )
+            if count >= OFTEN
+        }
+        for part in parts
+    }
+    rows = []
+    for rank, own in sorted(medians.items()):
+        others = [of_rank for number, of_rank in medians.items() if number != rank]
+        compared = [
+            (ns / float(np.median(theirs)), ns * count)
+            for name, (ns, count) in own.items()
+            if (theirs := [of_rank[name][0] for of_rank in others if name in of_rank]) and min(theirs) > 0
+        ]
+        gpu = comparison.equal_calls(rank)
+        if not compared and not gpu.calls:
+            continue
+        ratio, weight = (
+            np.array(column, dtype=float) for column in zip(*compared or [(1.0, 1.0)], strict=True)
+        )
+        rows.append(
+            {
+                "rank": rank,
+                "gpu_calls": round(gpu.calls),
+                "gpu_ratio": gpu.slower if gpu.calls else -1.0,
+                "host_ops": len(compared),
+                "host_ratio": weighted_quantile(ratio, weight, 0.5),
+            }
+        )
+    return rows
 
 
 def lost_rows(aligned: AlignedRun, verdicts: Sequence[StragglerVerdict]) -> list[dict[str, Any]]:
@@ -409,10 +500,11 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     # What a rank lost in the first step it may have lost before the recording began, or not yet.
     delays = delays.without_first() if len(delays.steps) > FEW_STEPS else delays
     kinds = [kind for kind in range(len(TIMES)) if kind != COMM and (delays.ns[:, kind] > 0).any()]
+    tested = [kind for kind in kinds if kind not in _ONCE]
     # What each rank loses in each step beyond the median of the others.
     by_step = {kind: delays.by_step(kind) for kind in kinds}
     beyond = {kind: by_step[kind] - median_of_others(by_step[kind]) for kind in kinds}
-    matters = [kind for kind in kinds if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
+    matters = [kind for kind in tested if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
     # A rank's delays at one collective after the other are many opportunities.
     opportunities = {kind: int((delays.ns[:, kind] > TINY * step_ns).sum()) for kind in matters}
     total = sum(1 / count for count in opportunities.values())
@@ -433,8 +525,9 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
                     np.sqrt(CORRELATED * variance / steps)
                 )
                 low, high = mean - half, mean + half
-            if mean < ALIKE * step_ns:
-                result[rank, kind] = Effect(mean, low, high, -1.0, SMALL)
+            if mean < ALIKE * step_ns or kind in _ONCE:
+                verdict = SMALL if mean < ALIKE * step_ns else ONCE
+                result[rank, kind] = Effect(mean, low, high, -1.0, verdict)
                 continue
             p_values = [1.0]
             # Whether the better half of the rank's steps is worse than the least of any other's worse half.

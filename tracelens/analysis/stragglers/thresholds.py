@@ -10,6 +10,9 @@ UNQUEUED_NS = (
 SAME_WORK = 0.5  # with a smaller share of work in common, sender and receiver were in different program parts
 BEFORE = 32  # of so much work launched before a collective, the one that ended last may be what it waited for
 LOOK_BACK = 64  # shared collectives searched for the last one that was over
+# Work runs across a moment if it takes over half of so many ns before and after it: stamps in whole us, and
+# kernels that begin 1 ns before another's recorded end, are off by a quarter of that at most.
+ACROSS_NS = 4_000
 COMPUTED_ON = 0.5  # share of the others that compute on beside communication where lateness is carried along
 
 # What the host was doing.
@@ -22,6 +25,12 @@ LOOP_READS = 10
 
 # What its work was against that of the others.
 SLOWER_RATIO = 1.05  # a GPU this much slower at equal work over the whole recording is so at unequal work
+# A GPU is slow, however few steps are recorded, if calls with equal arguments take so much longer than on the
+# other ranks in three quarters of its time in them. Of 138 ranks of 39 recordings without a slow GPU the most
+# is 1.036 (a rank with twice the tokens); of the one whose GPU is slow, 1.9.
+EQUAL_SLOWER, EQUAL_QUANTILE = 1.1, 0.25
+EQUAL_CALLS = 24  # so many of them at least
+OFTEN = 4  # calls of an op from which on their median is one
 COMPARABLE = 0.1  # the others run an op alike where they spend this share of its time in it
 BESIDE = 0.3  # own work that takes this share of what the rank's other kernels lose slows them down
 MORE_CALLS_RATIO = 1.02  # by so much one rank's recording may be cut off at its borders, not another's

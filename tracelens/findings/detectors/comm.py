@@ -52,6 +52,7 @@ EXPLAINED = (
     "extra_work",
     "slow_kernels",
     "silent_host",
+    "python_code",
     "data_loading",
     "blocking_call",
     "garbage_collection",
@@ -59,6 +60,8 @@ EXPLAINED = (
     "late_launch",
 )
 """Causes that can be removed on the late rank."""
+PASSING = ("kernel_loading", "profiler")
+"""Causes that go by themselves: what nobody has to fix counts nowhere."""
 UNEVEN = ("token_load",)
 UNEXPLAINED = ("inherited", "unknown")
 NOBODY = "no significant straggler"
@@ -499,6 +502,7 @@ def _waiting_of_rank(
     worst = max(blamed, key=lambda late_rank: blamed[late_rank])
     share = blamed[worst] / max(sum(blamed.values()), 1)
     listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
+    passing = float(dur[counted & cause.mask(PASSING.__contains__)].sum()) / steps
     return Detection(
         (
             Quantity("waiting for these causes", saving, "ns"),
@@ -510,6 +514,7 @@ def _waiting_of_rank(
         saving,
         union(start[for_causes], start[for_causes] + dur[for_causes]),
         f"{duration(total)} per step of exposed waiting in collectives, including {listed}; "
+        + (f"{duration(passing)} while ranks load kernels or record, not counted; " if passing else "")
         + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
         confidence,
     )

@@ -57,8 +57,38 @@ _EVENT = "Python GC"
     limits="Without Python frames the trace does not show what the program does at that time.",
 )
 def silent_host(context: RankContext) -> Outcome:
-    """The launching thread is in no recorded op or call for over 0.5 ms while the GPU is idle."""
-    return _of_cause(context, "silent host", "the host is in no recorded op or call")
+    """The launching thread is in no recorded op, call or frame for over 0.5 ms while the GPU is idle."""
+    return _of_cause(context, "silent host", "the host is in no recorded op, call or frame")
+
+
+@detector(
+    "python_code",
+    evidence="idle",
+    scenario="no_idle=python_code",
+    title="Python code keeps the GPU waiting",
+    launching=True,
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
+    limits="The frames are those that the profiler recorded; C extensions are seen as their caller.",
+)
+def python_code(context: RankContext) -> Outcome:
+    """The launching thread is in Python frames and in no op for over 0.5 ms while the GPU is idle."""
+    return _of_cause(context, "Python code", "the host is in Python code between ops")
+
+
+@detector(
+    "kernel_loading",
+    evidence="idle",
+    scenario="no_idle=kernel_loading",
+    title="Kernels are loaded or compiled in every step",
+    launching=True,
+    measures=_IDLE_MEASURES,
+    threshold=f"{_ANY_IDLE}, in most steps",
+    limits="Where the driver does not record it, loading counts as CPU ops.",
+)
+def kernel_loading(context: RankContext) -> Outcome:
+    """Kernels are loaded or compiled in most steps while the GPU is idle."""
+    return _of_cause(context, "kernel loading", "kernels are loaded or compiled")
 
 
 @detector(
@@ -110,10 +140,15 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
     """The idle time of one cause, and where in the program it is."""
     if not len(context.work.event):
         return "no GPU work"
-    pieces = context.idle_by(cause)
-    where = union(pieces.start, pieces.end)
+    of_cause = context.idle.cause == CODE[cause]
+    once = of_cause & context.recurrence.once
+    pieces = context.idle.take(of_cause & ~once)
+    where, once_ns = union(pieces.start, pieces.end), int(context.idle.dur[once].sum())
+    if not where.total and once_ns:
+        return f"once in this recording: {what} for {duration(once_ns)}"
     if not where.total:
         return f"no idle time with this cause: {what}"
+    alone = context.recurrence.steps < 2
     gap_ns = np.bincount(pieces.gap, weights=pieces.dur)
     gaps = unique(pieces.gap)
     longest = int(gap_ns.max())
@@ -145,8 +180,10 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
         idle_ns,
         where,
         f"the GPU idles {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
-        f"in {in_steps} of {context.steps} recorded steps); mostly {mostly}",
-        "high",
+        f"in {in_steps} of {context.steps} recorded steps); mostly {mostly}"
+        + (f"; {duration(once_ns)} more happened once" if once_ns else "")
+        + ("; with one step recorded, not known to recur" if alone else ""),
+        "medium" if alone else "high",
     )
 
 

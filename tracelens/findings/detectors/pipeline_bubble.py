@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from tracelens.arrays import unique
 from tracelens.findings.detectors.detector import Confidence, Detection, Detections, Quantity, detector
+from tracelens.findings.thresholds import SLOW_HOST
 from tracelens.table import Result
 from tracelens.trace import union
 from tracelens.units import duration
@@ -109,6 +113,45 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     return detections
 
 
+class _Slowest(NamedTuple):
+    """A stage against the slowest one, means of a step."""
+
+    waits_ns: float  # for slower stages
+    pass_ns: tuple[float, float]  # forward and backward passes, here and on the slowest stage
+    gpu_ns: tuple[float, float]  # with GPU work running, in these
+
+    @property
+    def more_work_ns(self) -> float:
+        """How much more the slowest stage computes; its passes are at least that much longer."""
+        return min(max(self.gpu_ns[1] - self.gpu_ns[0], 0.0), self.pass_ns[1] - self.pass_ns[0])
+
+    @property
+    def more_idle_ns(self) -> float:
+        """How much longer its GPU idles inside its passes."""
+        return self.pass_ns[1] - self.pass_ns[0] - self.more_work_ns
+
+
+def _behind(results: Mapping[str, Result], ranks: Sequence[int]) -> tuple[int, Mapping[int, _Slowest]]:
+    """The slowest stage, and how each of these ranks stands against it."""
+    table, spans = (results["pipeline"].data[name] for name in ("bubble", "spans"))
+    total, stages = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
+    of_span = spans.array("stage")
+    passes, gpu = {}, {}
+    for stage in unique(stages).tolist():
+        steps = int((stages == stage).sum())
+        passes[stage] = float(total[stages == stage].sum()) / steps
+        gpu[stage] = float(spans.array("busy_ns")[of_span == stage].sum()) / steps
+    most = max(passes, key=lambda stage: passes[stage])
+    found = {}
+    for rank in ranks:
+        bubble = _Rank(results, rank)
+        stage = bubble.first("stage")
+        found[rank] = _Slowest(
+            bubble.mean("imbalance_ns"), (passes[stage], passes[most]), (gpu[stage], gpu[most])
+        )
+    return most, found
+
+
 @detector(
     "pipeline_imbalance",
     evidence="pipeline",
@@ -116,38 +159,92 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     title="Pipeline stages of unequal work",
     needs=("pipeline",),
     measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
-    threshold=_THRESHOLD,
+    threshold=f"{_THRESHOLD}; the slowest stage has more GPU work",
     limits="Layers do not divide as freely as the saving assumes.",
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
-    """Stages of a full pipeline wait while a slower stage computes."""
+    """Stages of a full pipeline wait while a stage with more GPU work computes."""
     ranks = _ranks(results, "imbalance")
     if isinstance(ranks, str):
         return ranks
-    # Mean time of forwards and backwards in a step, by stage.
-    table = results["pipeline"].data["bubble"]
-    total, stages = table.array("forward_ns") + table.array("backward_ns"), table.array("stage")
-    work = {int(stage): float(total[stages == stage].mean()) for stage in unique(stages)}
-    most = max(work, key=lambda stage: work[stage])
+    most, stages = _behind(results, ranks)
     detections = {}
-    for rank in ranks:
+    for rank, behind in stages.items():
         bubble = _Rank(results, rank)
-        stage, lost = bubble.first("stage"), bubble.mean("imbalance_ns")
         # Waits go to and fro where micro-batches differ, which no partition helps; a stage can gain no more
         # than the slowest one has more to do.
-        behind = work[most] - work[stage]
         evidence = (
-            f"stage {stage} waits {duration(lost)} per step for slower stages; forward and backward take "
-            f"{duration(work[stage])} on it and {duration(work[most])} on stage {most}"
+            f"stage {bubble.first('stage')} waits {duration(behind.waits_ns)} per step for slower stages; "
+            f"forward and backward take {duration(behind.pass_ns[0])} on it and "
+            f"{duration(behind.pass_ns[1])} on stage {most}, with {duration(behind.gpu_ns[0])} and "
+            f"{duration(behind.gpu_ns[1])} of GPU work"
         )
-        if behind < lost:
-            evidence += f": a better partition saves {duration(behind)}, the rest varies by micro-batch"
-        detections[rank] = bubble.detection("imbalance", min(lost, behind), evidence, "medium")
+        if behind.more_work_ns < behind.waits_ns:
+            rest = "is idle time inside the passes" if behind.more_idle_ns else "varies by micro-batch"
+            evidence += f": a better partition saves {duration(behind.more_work_ns)}, the rest {rest}"
+        saving = min(behind.waits_ns, behind.more_work_ns)
+        detections[rank] = bubble.detection("imbalance", saving, evidence, "medium")
+    if any(detection.saving_ns for detection in detections.values()):
+        return detections
+    longer = any(behind.more_idle_ns > 0 for behind in stages.values())
     return (
-        detections
-        if any(detection.saving_ns for detection in detections.values())
-        else "all stages have equal work"
+        "the slowest stage has no more GPU work than the others" if longer else "all stages have equal work"
     )
+
+
+@detector(
+    "pipeline_slow_host",
+    evidence="pipeline",
+    title="Pipeline stages wait for a stage with a slow host",
+    needs=("pipeline", "stragglers"),
+    measures={
+        "imbalance": "idle time while the stage that it waits for computes",
+        "idle inside the slowest stage's passes": "its GPU's, per step, beyond that of this stage",
+        **_MEASURES,
+    },
+    threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle",
+    limits="No scenario models it: one stage's host at the pace of the others.",
+)
+def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
+    """Stages of a full pipeline wait for one whose GPU idles inside its passes, and has no more work."""
+    ranks = _ranks(results, "imbalance")
+    if isinstance(ranks, str):
+        return ranks
+    most, stages = _behind(results, ranks)
+    detections = {}
+    host = _host(results, most)
+    for rank, behind in stages.items():
+        saving = min(behind.waits_ns, behind.more_idle_ns)
+        if saving <= 0 or behind.more_idle_ns < behind.more_work_ns:
+            continue
+        bubble = _Rank(results, rank)
+        evidence = (
+            f"stage {bubble.first('stage')} waits {duration(behind.waits_ns)} per step for stage {most}, "
+            f"whose passes take {duration(behind.pass_ns[1])} ({duration(behind.pass_ns[0])} here) although "
+            f"its GPU works for {duration(behind.gpu_ns[1])} of that ({duration(behind.gpu_ns[0])} here): "
+            f"inside them it idles {duration(behind.more_idle_ns)} longer{host}"
+        )
+        detection = bubble.detection("imbalance", saving, evidence, "medium")
+        more = Quantity("idle inside the slowest stage's passes", behind.more_idle_ns, "ns")
+        detections[rank] = detection._replace(quantities=(*detection.quantities, more))
+    return detections or "the slowest stage's GPU idles no longer inside its passes than the others'"
+
+
+def _host(results: Mapping[str, Result], stage: int) -> str:
+    """How long the host of a stage takes for equal ops, where that is longer than on other ranks."""
+    bubble, equal = results["pipeline"].data["bubble"], results["stragglers"].data.get("equal")
+    if equal is None:
+        return ""
+    rows = np.flatnonzero(
+        np.isin(equal.array("rank"), bubble.array("rank")[bubble.array("stage") == stage])
+        & (equal.array("host_ops") > 0)
+    )
+    ratios = equal.array("host_ratio")[rows]
+    if not len(rows) or ratios.max() < SLOW_HOST:
+        return ""
+    row = rows[int(np.argmax(ratios))]
+    names = int(equal.array("host_ops")[row])
+    return f"; its host takes {ratios.max():.2f} times as long as the others' for equal ops ({names} names)"
 
 
 @detector(

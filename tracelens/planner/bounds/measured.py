@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, align_run, fit, traffic_matrices
+from tracelens.analysis.comm import SEND_RECV, AlignedRun, MatchedCollective, align_run, fit
 from tracelens.analysis.common import own_device
 from tracelens.analysis.roofline import costing
 from tracelens.devices import Device
@@ -196,11 +196,15 @@ def link_bound(
         case "send_recv":
             transfer_s = pair_seconds(size, group.nodes == 1, rates)
         case "all_to_all":
-            if (matrices := traffic_matrices(collective)) is None:
-                transfer_s = all_to_all_seconds(size, group.ranks, group.near, rates)
+            # The bound of the same message that the latency is of.
+            if (matrices := collective.traffic) is None:
+                transfer_s = all_to_all_seconds(collective.transfer.bytes, group.ranks, group.near, rates)
             else:
                 ranks, sent, _ = matrices
-                transfer_s = traffic_seconds(sent.tolist(), [node_of[rank] for rank in ranks], rates)
+                own = ranks.index(collective.transfer.rank)
+                of_rank = np.zeros_like(sent)
+                of_rank[own], of_rank[:, own] = sent[own], sent[:, own]
+                transfer_s = traffic_seconds(of_rank.tolist(), [node_of[rank] for rank in ranks], rates)
         case "all_reduce":
             nodes = max(group.ranks // group.near, 1)
             transfer_s = all_reduce_seconds(size, nodes, group.near, rates)
@@ -239,7 +243,7 @@ def transfer_rows(known: Sequence[Limited], node_of: Mapping[int, int]) -> list[
     rows: list[dict[str, Any]] = []
     for (name, group, bucket), of_key in same.items():
         where = place(of_key[0].collective, node_of)
-        latencies = [item.collective.latency_ns for item in of_key]
+        latencies = [item.collective.transfer.ns for item in of_key]
         bounds_ns = [item.bound.transfer_s * 1e9 for item in of_key]
         achieved = sum(bounds_ns) / max(sum(latencies), 1)
         rows.append(
@@ -255,7 +259,7 @@ def transfer_rows(known: Sequence[Limited], node_of: Mapping[int, int]) -> list[
                 "achieved": achieved,
                 "excess_ns": sum(latencies) - sum(bounds_ns),
                 "limited_by": max(of_key, key=lambda item: item.collective.bytes).bound.limit,
-                "note": above(achieved),
+                "note": above(achieved, name),
             }
         )
     return sorted(rows, key=lambda row: -row["excess_ns"])
@@ -273,7 +277,7 @@ def fit_rows(known: Sequence[Limited]) -> tuple[list[dict[str, Any]], list[Skip]
     for line in lines:
         name, group, beta = (line[column][0] for column in ("collective", "group", "beta_bytes_per_s"))
         item = largest[name, group]
-        allowed = item.collective.bytes / item.bound.transfer_s
+        allowed = item.collective.transfer.bytes / item.bound.transfer_s
         rows.append(
             {
                 "collective": name,
@@ -283,7 +287,7 @@ def fit_rows(known: Sequence[Limited]) -> tuple[list[dict[str, Any]], list[Skip]
                 "beta_bytes_per_s": beta,
                 "link_bytes_per_s": allowed,
                 "achieved": beta / allowed,
-                "note": above(beta / allowed),
+                "note": above(beta / allowed, name),
             }
         )
     return rows, skips
@@ -309,7 +313,7 @@ def pair_rows(
             links=median(link.transfer_s for link in links if link is not None),
         )
         gemm_ns = float(median(pair.gemm.end - pair.gemm.start for pair in of_key))
-        latency_ns = float(median(pair.collective.latency_ns for pair in of_key))
+        latency_ns = float(median(pair.collective.transfer.ns for pair in of_key))
         achieved = limit.overlapped * 1e9 / max(gemm_ns + latency_ns, 1)
         rows.append(
             {
@@ -326,17 +330,18 @@ def pair_rows(
                 "serial_ns": limit.serial * 1e9,
                 "limited_by": limit.limit,
                 "achieved": achieved,
-                "note": above(achieved),
+                "note": above(achieved, operation),
             }
         )
     return sorted(rows, key=lambda row: -row["count"] * (row["gemm_dur_ns"] + row["latency_ns"]))
 
 
-def above(achieved: float) -> str:
+def above(achieved: float, collective: str) -> str:
     """Why an efficiency is above what the links allow."""
-    return (
-        "faster than these links: other rates, or reduced in the network" if achieved > EXPLAIN_ABOVE else ""
-    )
+    if achieved <= EXPLAIN_ABOVE:
+        return ""
+    in_network = ", or reduced in the network" if "reduce" in collective else ""
+    return f"faster than these links: other rates{in_network}"
 
 
 def pairs(run: Run, aligned: AlignedRun) -> Iterator[Pair]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from tracelens.errors import ParseError
+from tracelens.errors import Damage, DamageKind, ParseError
 from tracelens.limits import limits
 from tracelens.read import source as sources
 from tracelens.read.json.events import Drop
@@ -78,13 +78,17 @@ class Splitter:
     @property
     def problems(self) -> list[str]:
         """What is wrong with header, tail or end, for people; final once all chunks are decoded."""
-        if self.source.damage:
-            return [*self._problems, f"{self.source.damage} at byte {self.end_offset} of its contents"]
-        if self.ended or self._array_form:
-            # The array form may lack its bracket on purpose, so that a crashing program leaves a valid trace.
-            return self._problems
-        cut = f"the file is cut off at byte {self.end_offset}: the event list has no end"
-        return [*self._problems, cut]
+        return [*self._problems, *([str(self.damage)] if self.damage else [])]
+
+    @property
+    def damage(self) -> Damage | None:
+        """Where the input ends though it should not; final likewise."""
+        damage = self.source.damage(self.end_offset)
+        # The array form may lack its bracket on purpose, so that a crashing program leaves a valid trace.
+        if damage is None and not (self.ended or self._array_form):
+            reason = "the file is cut off: the event list has no end"
+            damage = Damage(DamageKind.TRUNCATED, reason, self.end_offset)
+        return damage
 
     def head(self) -> bytes:
         """The first bytes of the events, for recognizing the kind of trace."""
@@ -163,7 +167,7 @@ class Splitter:
             head = block[:_SAMPLE_BYTES]
             self._check_header(self.end_offset)
         if not text:
-            problem = self.source.damage or "it is empty"
+            problem = self.source.cut or "it is empty"
             raise ParseError(self.source.path, f"nothing to read: {problem}; record or copy it again")
         if text[:2] in _UTF16:
             raise ParseError(self.source.path, "is UTF-16 text; run: iconv -f UTF-16 -t UTF-8 OLD > NEW", 0)
@@ -199,7 +203,7 @@ class Splitter:
         if first >= 0:
             self._problems.append(_HEADER_LOST)
             return bytes(text[first:])
-        why = f" ({self.source.damage})" if self.source.damage else ""
+        why = f" ({self.source.cut})" if self.source.cut else ""
         raise ParseError(self.source.path, f"{no_events(text)}{why}")
 
     def _check_header(self, size: int) -> None:

@@ -63,6 +63,8 @@ CATEGORIES = {
 CAUSES = {
     "launch overhead": BLUE,
     "silent host": "#d95f76",
+    "Python code": "#f0a0b0",
+    "kernel loading": "#5c5cbc",
     "blocking call": ORANGE,
     "CPU ops": "#985c14",
     "queue refill": "#98448c",

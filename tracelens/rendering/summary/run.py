@@ -23,6 +23,7 @@ from tracelens.rendering.summary.wording import (
 from tracelens.rendering.thresholds import (
     CAUSE_SHARE,
     DOUBTED_SAVING_SHARE,
+    ONCE_SHARE,
     PART_SHARE,
     REPLAYED_STEP_SHARE,
     SAVING_SHARE,
@@ -227,6 +228,20 @@ class RunFigures:
         whole = max(sum(total.values()), 1.0)
         return {cause: total[cause] / whole for cause in sorted(total, key=lambda cause: -total[cause])}
 
+    def once(self) -> dict[str, tuple[float, int]]:
+        """Idle time that happened once, by cause: mean over all ranks, and how many ranks have it."""
+        table = self.table("idle", "causes")
+        if table is None:
+            return {}
+        found: dict[str, tuple[float, int]] = {}
+        for cause, ns in zip(table.texts("cause"), table.array("once_ns").tolist(), strict=True):
+            if ns > 0:
+                total, ranks = found.get(cause, (0.0, 0))
+                found[cause] = total + ns, ranks + 1
+        count = max(len(self.ranks), 1)
+        most = sorted(found.items(), key=lambda item: -item[1][0])
+        return {cause: (total / count, ranks) for cause, (total, ranks) in most}
+
     def host_share(self) -> float:
         """Share of the idle time in which the GPU waits for the host, without the profiler's own work."""
         causes = set(self._host_causes) - {"profiler"}
@@ -318,7 +333,18 @@ def run_verdict(figures: RunFigures) -> str:
         where = f" on rank {ranks[0]}" if is_on_one else ""
         doubt = f"Doubtful recording ({', '.join(figures.doubts()[:2])}{where}): the figures may be wrong. "
     clauses = (_measured(figures), _largest_part(figures), _saving(figures))
-    return f"{doubt}{'; '.join(filter(None, clauses))}."
+    return f"{doubt}{'; '.join(filter(None, clauses))}.{_once(figures)}"
+
+
+def _once(figures: RunFigures) -> str:
+    """What happened once in the recording, where that is a good part of a step: no steady state has it."""
+    step_ns = figures.times.step_ns
+    parts = [
+        f"{duration(ns)} of {cause}" + (f" (on {plural(ranks, 'rank')})" if len(figures.ranks) > 1 else "")
+        for cause, (ns, ranks) in figures.once().items()
+        if ns > ONCE_SHARE * step_ns
+    ]
+    return f" Once in this recording: {', '.join(parts[:2])} with an idle GPU." if parts else ""
 
 
 def _measured(figures: RunFigures) -> str:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.fusable import StepWork
-from tracelens.analysis.host import CODE, GARBAGE, HOST_CAUSES, blocking_calls, named, threads
+from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, blocking_calls, named, threads
 from tracelens.analysis.moe import EXPERTS, PERMUTATION, ROUTER, STAGES, blocking
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcards
@@ -45,17 +45,11 @@ class LaunchCalls(NamedTuple):
     names: list[str]  # of the calls
 
 
-AVOIDABLE = tuple(
-    name
-    for name in HOST_CAUSES
-    if name not in ("launch overhead", "blocking call", "queue refill", "profiler")
-)
-
-
 class HostIdle(NamedTuple):
     """When the GPU of a rank was idle because of what its host did, ns by the rank's own clock."""
 
     cause: Int  # code into the causes of idle time
+    once: Bool  # whether its like is in no other step, see analyzer `idle`
     launch: Int  # event row of the call that launched the next work
     start: Int  # ns
     end: Int  # ns
@@ -328,25 +322,28 @@ def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     """The idle time of a rank that has a cause on its host."""
     step = StepWork(trace, device)
     if not len(step.work.event) or step.work.cpu_only:
-        return HostIdle(*(np.empty(0, dtype=np.int64) for _ in HostIdle._fields))
-    pieces = step.idle_by(*AVOIDABLE)
+        none = np.empty(0, dtype=np.int64)
+        return HostIdle(none, none.astype(bool), none, none, none)
+    rows = np.flatnonzero(np.isin(step.idle.cause, [CODE[name] for name in AVOIDABLE]))
+    pieces = step.idle.take(rows)
     launches, calls = step.work.launch_call, trace.work.launch_call
     calls = calls[calls >= 0]
     # Nothing is launched behind the last step; its end belongs to the thread of the last launch.
     last = int(calls[np.argmax(trace.arrays.start[calls])]) if len(calls) else -1
     after = step.gaps.after[pieces.gap]
     launch = np.where(after >= 0, lookup(launches, after, -1), last)
-    return HostIdle(pieces.cause, launch, pieces.start, pieces.end)
+    return HostIdle(pieces.cause, step.recurrence.once[rows], launch, pieces.start, pieces.end)
 
 
 @scenario(
     "no_idle", argument="=CAUSE", usual=("silent_host", "cpu_ops", "collective_call"), reads=(host_idle,)
 )
 def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The GPU is never idle because of CAUSE: silent_host, cpu_ops, collective_call, data_loading.
+    """The GPU is never idle because of CAUSE: silent_host, python_code, cpu_ops, collective_call, ….
 
     Assumes:
-        The host does this at another time; host time during GPU work stays.
+        The host does this at another time; host time during GPU work stays, and so does what happened in one
+        step only (scenario no_once).
     """
     causes = {name.replace(" ", "_").lower(): name for name in AVOIDABLE}
     if argument.lower() not in causes:
@@ -354,18 +351,29 @@ def no_idle(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return _without(context, edit, causes[argument.lower()])
 
 
+@scenario("no_once", reads=(host_idle,))
+def no_once(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """The GPU is never idle because of what its host did in one step only, such as loading kernels.
+
+    Assumes:
+        Steps that are not recorded are like the others; host time during GPU work stays.
+    """
+    return _without(context, edit, "")
+
+
 @scenario("data_loading_overlapped", reads=(host_idle,))
 def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The next batch is ready when the step needs it.
 
     Assumes:
-        The host does this at another time; host time during GPU work stays.
+        The host does this at another time; host time during GPU work stays, and so does what happened in one
+        step only.
     """
     return _without(context, edit, "data loading")
 
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
-    """Shorten the host's time by the GPU's idle time of one cause."""
+    """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
     graph = context.gpu_graph()
     # A number for the stretch of a thread that each node is in; it ends where another thread resumes.
     thread = np.arange(len(graph))
@@ -378,7 +386,8 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     for rank, idle in enumerate(context.read(host_idle)):
         points = graph.nodes(rank, Node.POINT)
         event, first = np.unique(graph.event[points], return_index=True)
-        rows = np.flatnonzero((idle.cause == CODE[cause]) & np.isin(idle.launch, event))
+        chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once
+        rows = np.flatnonzero(chosen & np.isin(idle.launch, event))
         if not len(rows):
             continue
         launch = points[first[np.searchsorted(event, idle.launch[rows])]]
@@ -387,7 +396,8 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
         saved[edges] = pieces.covered(thread[graph.dst[edges]], end_ns - graph.lag[edges], end_ns)
     if not saved.any():
-        raise NotApplicable(f"the GPU is never idle between two host calls because of: {cause}")
+        why = cause or "something that happened once"
+        raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")
     _shorten(graph, edit, saved)
     return (
         f"the host does this at another time: {duration(int(saved.sum()))} in {int((saved > 0).sum()):,} "

@@ -91,15 +91,14 @@ def vpp(context: ScenarioContext, edit: Edit, argument: str) -> str:
 
 @scenario("balanced_stages", reads=(rank_passes,))
 def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """No stage of the pipeline has more work than the mean of all.
+    """No stage of the pipeline has more GPU work than the mean of all.
 
     Assumes:
-        Layers divide freely; messages keep their sizes.
+        Layers divide freely, and take their launches along; messages keep their sizes.
     """
     graph, by_rank, places = context.graph, context.read(rank_passes), _places(context)
     total_ns = {
-        stage: float(sum(span.end - span.start for span in by_rank[stage.rank].passes.spans))
-        for stage in places
+        stage: float(sum(span.busy_ns for span in by_rank[stage.rank].passes.spans)) for stage in places
     }
     factor = np.ones(len(graph))
     most = 1.0
@@ -119,9 +118,9 @@ def balanced_stages(context: ScenarioContext, edit: Edit, argument: str) -> str:
         raise NotApplicable("all stages have equal work")
     scale_pace(graph, edit, factor)
     return (
-        f"the slowest stage's forward and backward passes take {most:.2f}x the mean of its pipeline, then "
-        "the mean, with the host time of its launches; the other stages take over the rest while they "
-        "would wait; layers divide freely, messages keep their sizes"
+        f"the passes of a stage have {most:.2f}x the mean GPU work of its pipeline, then the mean, with the "
+        "host time of its launches; the other stages take over the rest while they would wait; layers "
+        "divide freely, messages keep their sizes"
     )
 
 

@@ -77,7 +77,7 @@ def utilisation(*mfus: float, dur_ms: float = 100, skips: Sequence[Skip] = ()) -
 def idle(rank: int = 0, **causes_ms: float) -> Result:
     """Idle time by cause; _ stands for a blank."""
     rows = [
-        {"rank": rank, "cause": cause.replace("_", " "), "dur_ns": round(ms * MS)}
+        {"rank": rank, "cause": cause.replace("_", " "), "dur_ns": round(ms * MS), "once_ns": 0}
         for cause, ms in causes_ms.items()
     ]
     return result("idle", causes=rows)

@@ -101,7 +101,7 @@ def analyze_run(
     from tracelens.analysis.host import idle_time
     from tracelens.analysis.moe import regions
 
-    items = with_required(analyzers)
+    items, cores = with_required(analyzers), jobs()
     result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
     if not fork or len(run.traces) > 1:
         for item in items:
@@ -120,7 +120,7 @@ def analyze_run(
         guard("MoE layers", trace.once, regions)
         guard("idle time", idle_time, trace)
         _give_back()
-    with beside(slow_parts, events, jobs()) as wait:
+    with beside(slow_parts, events, cores) as wait:
         part_of = {}
         for item in others:
             progress(f"analyzing {item.name}")

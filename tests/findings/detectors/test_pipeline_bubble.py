@@ -25,7 +25,7 @@ DETECTORS = [pipeline_ramp, pipeline_imbalance, pipeline_p2p, pipeline_slow_host
 
 
 def outcome(detector: Any, run: Run) -> Any:
-    return detector.of_run({"pipeline": analyze(run, "pipeline")})
+    return detector.of_run({name: analyze(run, name) for name in detector.needs})
 
 
 def savings(detections: dict[int, Detection]) -> dict[int, float]:

@@ -103,7 +103,7 @@ def test_ranks_by_different_clocks_are_cut_at_the_same_times() -> None:
     ] * 2
     aligned_run = align_run(decode)
     assert aligned_run.shift == {0: 0, 1: -5_000_000}
-    assert [collective.transfer.ns for collective in aligned_run.collectives] == [5_000, 3_000]
+    assert [collective.latency_ns for collective in aligned_run.collectives] == [5_000, 3_000]
     assert all(ns == 0 for collective in aligned_run.collectives for ns in collective.wait_ns.values())
 
 

@@ -93,6 +93,10 @@ class MatchedCollective(NamedTuple):
         return min(participant.start for participant in self.participants)
 
     @property
+    def latency_ns(self) -> int:
+        return min(participant.end - participant.start for participant in self.participants)
+
+    @property
     def transfer(self) -> Transfer:
         """The message of the rank that moved most per time.
 

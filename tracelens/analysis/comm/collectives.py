@@ -31,16 +31,16 @@ COLLECTIVES = Schema(
         _ORDER,
         Column("ranks", "int64", "count", "ranks that recorded it"),
         Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
-        Column(
-            "latency_ns",
-            "int64",
-            "ns",
-            "without waiting: of the last rank to arrive; in an all-to-all of the rank that moved most per "
-            "time, to send, or to receive since its first sender arrived",
-        ),
+        Column("latency_ns", "int64", "ns", "shortest duration: the last rank to arrive does not wait"),
         Column("start_skew_ns", "int64", "ns", "last start - first start"),
         Column("end_skew_ns", "int64", "ns", "last end - first end"),
-        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes of that rank / latency"),
+        Column(
+            "algbw_bytes_per_s",
+            "float64",
+            "bytes/s",
+            "bytes / latency; of an uneven all-to-all those of the rank that moved most per time, to send, or "
+            "to receive since its first sender arrived",
+        ),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
         Column("last_rank", "int64", doc="last to arrive"),
         Column("step", "category", doc="step in which the lowest rank launched it"),
@@ -260,7 +260,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
                 "dtype": [short_dtype(record.dtype)],
                 "bytes": [collective.bytes],
                 "ts_ns": [collective.start],
-                "latency_ns": [transfer.ns],
+                "latency_ns": [collective.latency_ns],
                 "start_skew_ns": [collective.start_skew_ns],
                 "end_skew_ns": [collective.end_skew_ns],
                 "algbw_bytes_per_s": [rate],
@@ -360,8 +360,8 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
         kernel = sum(member.end - member.start for matched in alike for member in matched.participants)
         sync = sum(sum(matched.wait_ns.values()) for matched in alike)
         transfers = [matched.transfer for matched in alike]
-        latency = sum(transfer.ns for transfer in transfers)
-        rate = sum(transfer.bytes for transfer in transfers) / max(latency, 1) * 1e9 if bucket >= 0 else -1.0
+        moving = sum(transfer.ns for transfer in transfers)
+        rate = sum(transfer.bytes for transfer in transfers) / max(moving, 1) * 1e9 if bucket >= 0 else -1.0
         rows.append(
             {
                 "collective": [name],
@@ -373,7 +373,7 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
                 "sync_ns": [sync],
-                "latency_median_ns": [float(median(transfer.ns for transfer in transfers))],
+                "latency_median_ns": [float(median(matched.latency_ns for matched in alike))],
                 "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in alike))],
                 "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in alike))],
                 "algbw_bytes_per_s": [rate],

@@ -57,9 +57,10 @@ def test_the_latency_is_the_shortest_kernel_and_bandwidths_are_those_of_nccl_tes
     np.testing.assert_array_equal(
         collectives.set_index(key)["latency_ns"].sort_index(), shortest.sort_index()
     )
-    np.testing.assert_allclose(
-        collectives["algbw_bytes_per_s"], collectives["bytes"] / collectives["latency_ns"] * 1e9
-    )
+    # Uneven all-to-alls move other bytes in other times: tests/analysis/comm/test_transfer.py.
+    even = collectives[collectives["collective"] != "all_to_allv"]
+    assert 0 < len(even) < len(collectives)
+    np.testing.assert_allclose(even["algbw_bytes_per_s"], even["bytes"] / even["latency_ns"] * 1e9)
     size = collectives["group_size"]
     factor = np.where(collectives["collective"] == "allreduce", 2.0, 1.0) * (size - 1) / size
     np.testing.assert_allclose(collectives["busbw_bytes_per_s"], collectives["algbw_bytes_per_s"] * factor)

@@ -38,8 +38,8 @@ COLLECTIVES = Schema(
             "algbw_bytes_per_s",
             "float64",
             "bytes/s",
-            "bytes / latency; of an uneven all-to-all those of the rank that moved most per time, to send, or "
-            "to receive since its first sender arrived",
+            "bytes / latency; of an uneven all-to-all those of the rank that moved most per time, to "
+            "send, or to receive since its first sender arrived",
         ),
         Column("busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links"),
         Column("last_rank", "int64", doc="last to arrive"),

@@ -311,24 +311,25 @@ class Reduction:
         self.chained_edge = graph.first[self.chained]
         self._owner, self.edges = ranges(graph.first[computed], count)
         sources = graph.src[self.edges]
+        # A step's nodes lie close together: tables of nodes begin with its first and end with all others.
+        self._begin = begin = int(computed[0]) if len(computed) else 0
+        self._span = int(computed[-1]) + 1 - begin if len(computed) else 0
+        is_computed = np.zeros(self._span + 1, dtype=bool)
+        is_computed[computed - begin] = True
         # Nodes that they wait for and that stay as they are, ascending.
-        is_computed = np.zeros(len(graph), dtype=bool)
-        is_computed[computed] = True
-        self.outside = unique(sources[~is_computed[sources]])
+        self.outside = unique(sources[~is_computed[self._rows(sources)]])
         self._without_edges = np.flatnonzero(count[~is_chained] == 0)
         rows_of_core = np.maximum(count[~is_chained] - 1, 1)
         self.last = np.cumsum(rows_of_core) - 1  # row of each core node
         self.rows = int(rows_of_core.sum())
         self.position = 1 + len(self.outside) + self.last  # of each core node's end
 
-        # Of each node, and last of none (-1): its position among the ends, 0 for none, and its number among
-        # the chained ones. A chain has the position of the end before it; `_jumps` lead along chains,
-        # doubling their length.
-        self._position = np.zeros(len(graph) + 1, dtype=np.int64)
-        self._position[self.outside] = 1 + np.arange(len(self.outside))
-        self._position[self.core] = self.position
-        self._number = np.full(len(graph) + 1, -1)
-        self._number[self.chained] = np.arange(len(self.chained))
+        # Of each node: its position among the ends, 0 for none, and its number among the chained ones. A
+        # chain has the position of the end before it; `_jumps` lead along chains, doubling their length.
+        self._position = np.zeros(self._span + 1, dtype=np.int64)
+        self._position[self.core - begin] = self.position
+        self._number = np.full(self._span + 1, -1)
+        self._number[self.chained - begin] = np.arange(len(self.chained))
         position, up = self._known(graph.src[self.chained_edge])
         # Of the last ones, "the one before" is one without a weight.
         none = len(up)
@@ -339,7 +340,7 @@ class Reduction:
             self._jumps.append(up)
             root = np.maximum(root, root[up])
             up = up[up]
-        self._position[self.chained] = root[:-1]
+        self._position[self.chained - begin] = root[:-1]
 
         # What each row waits for: two edges of its node, or the row before and one edge.
         of_core, within = ranges(np.zeros(len(rows_of_core), dtype=np.int64), rows_of_core)
@@ -352,7 +353,18 @@ class Reduction:
 
     def _known(self, nodes: Int) -> tuple[Int, Int]:
         """Position of the end that each node has or follows, 0 for none; and its number if it is chained."""
-        return self._position[nodes], self._number[nodes]
+        row = self._rows(nodes)
+        position, number = self._position[row], self._number[row]
+        others = np.flatnonzero((position == 0) & (number < 0))
+        if len(others) and len(self.outside):
+            at = np.minimum(np.searchsorted(self.outside, nodes[others]), len(self.outside) - 1)
+            position[others] = np.where(self.outside[at] == nodes[others], 1 + at, 0)
+        return position, number
+
+    def _rows(self, nodes: Int) -> Int:
+        """Row of each node in tables of nodes."""
+        at = nodes - self._begin
+        return np.where((at >= 0) & (at < self._span), at, self._span)
 
     def _side(self, graph: RunGraph, edge: Int, before: Int) -> WaitedEnds:
         position, number = self._known(lookup(graph.src, edge, -1))

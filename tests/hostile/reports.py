@@ -38,7 +38,9 @@ def schemas() -> tuple[Schema, ...]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if "_worker" not in module.name and "templates" not in module.name:
                 importlib.import_module(module.name)
+    gc.unfreeze()  # what collecting the tests made, which is not listed otherwise
     found = [item for item in gc.get_objects() if type(item) is Schema]
+    gc.freeze()
     return tuple({(schema.title, *schema.names): schema for schema in found}.values())
 
 

@@ -47,6 +47,7 @@ from tracelens.analysis.stragglers.thresholds import (
     EQUAL_SLOWER,
     EXPLAINED,
     MORE_CALLS_RATIO,
+    RECURS_QUANTILE,
     SAME_WORK,
     SLOWER_RATIO,
     SMALL_NS,
@@ -199,6 +200,10 @@ class Comparison:
                 (called >= 0) & (start - called <= UNQUEUED_NS),
                 before.more_ns if before else None,
             )
+            # Late launches behind more blocking calls than the others have are what these calls cost.
+            blocked = self._more_blocks(participants) > 0
+            ns[blocked, BLOCKED] += ns[blocked, LATE]
+            ns[blocked, LATE] = 0
             own = times[:, :-1].sum(axis=1) - times[:, COMM]
             ranks, steps = zip(*((member.rank, member.record.step) for member in participants), strict=True)
             self.recorder.add(ranks, steps, ns, float(np.median(own)))
@@ -363,20 +368,24 @@ class Comparison:
         last = collective.last
         waiting = [participant for participant in collective.participants if participant.rank != last.rank]
         held = [self._held(participant, spans[participant.rank]) for participant in (last, *waiting)]
-        if any(times is None for times in held):
-            return StragglerVerdict(last.rank, "late_launch", text, round(late))
-        of_all = np.array(held, dtype=float)
-        typical = weighted_median(of_all[1:], weight)
-        extra = of_all[0] - typical
-        kind = max(HOLDING, key=lambda kind: float(extra[kind]))
-        # Sender and receiver block where their parts of the program do, which says nothing of either.
-        between_stages = kind == BLOCKED and collective.collective == SEND_RECV
-        if extra[kind] < max(EXPLAINED * late, 1) or between_stages:
-            return StragglerVerdict(last.rank, "late_launch", text, round(late))
-        host = self._host(last.rank, spans[last.rank], kind)
-        times = f"{duration(of_all[0][kind])} (others {duration(typical[kind])})"
-        evidence = f"{text}; before, {HOLDING[kind]} {times}{host and ' in '}{host}"
-        return StragglerVerdict(last.rank, IDLE[kind], evidence, round(late))
+        if all(times is not None for times in held):
+            of_all = np.array(held, dtype=float)
+            typical = weighted_median(of_all[1:], weight)
+            extra = of_all[0] - typical
+            kind = max(HOLDING, key=lambda kind: float(extra[kind]))
+            # Sender and receiver block where their parts of the program do, which says nothing of either.
+            between_stages = kind == BLOCKED and collective.collective == SEND_RECV
+            if extra[kind] >= max(EXPLAINED * late, 1) and not between_stages:
+                host = self._host(last.rank, spans[last.rank], kind)
+                times = f"{duration(of_all[0][kind])} (others {duration(typical[kind])})"
+                evidence = f"{text}; before, {HOLDING[kind]} {times}{host and ' in '}{host}"
+                return StragglerVerdict(last.rank, IDLE[kind], evidence, round(late))
+        if collective.collective != SEND_RECV and (more := self._more_blocks((last, *waiting))[0]) > 0:
+            calls = self._blocks(last)
+            times = "once" if calls == 1 else f"{calls} times"
+            text += f"; before, it had waited for the GPU {times} in this step (others {calls - more:g})"
+            return StragglerVerdict(last.rank, "blocking_call", text, round(late))
+        return StragglerVerdict(last.rank, "late_launch", text, round(late))
 
     def _held(self, participant: Participant, span: ComparedSpan) -> Int | None:
         """What the host did from one launch to the other, ns by TIMES; None if unknown."""
@@ -386,6 +395,19 @@ class Comparison:
         before = part.kernels.held[span.before] if span.before >= 0 else 0
         held: Int = np.maximum(part.kernels.held[kernel] - before, 0)
         return held
+
+    def _blocks(self, participant: Participant) -> int:
+        return int(self._parts[participant.rank].kernels.blocks[participant.record.kernel])
+
+    def _more_blocks(self, participants: Sequence[Participant]) -> Float:
+        """How much oftener each rank's host waited for the GPU in this step than the others in the median.
+
+        0 where it did less than twice as often: programs that wait in loops differ by a few.
+        """
+        blocks = np.array([[float(self._blocks(participant))] for participant in participants])
+        more = blocks - median_of_others(blocks)
+        result: Float = np.where((more >= blocks / 2) & (not self._cpu_only), more, 0.0)[:, 0]
+        return result
 
     def _called(self, participant: Participant) -> int:
         launch = int(self._parts[participant.rank].kernels.launch[participant.record.kernel])
@@ -417,8 +439,36 @@ class Delays(NamedTuple):
 
     def by_step(self, kind: int) -> Float:
         """Delays of one kind: ns by rank and step."""
-        total = np.zeros((len(self.ranks), len(self.steps)))
-        np.add.at(total, (self.rank, self.step), self.ns[:, kind])
+        by_step: Float = self._by_place(kind).sum(axis=2)
+        return by_step
+
+    def whole_by_step(self, kind: int) -> Float:
+        """The same with the very first delay as in the other steps: part of it may precede the recording."""
+        ns = self._by_place(kind)
+        if len(self.steps) > 1 and ns.shape[2]:
+            ns[:, 0, 0] = ns[:, 1:, 0].mean(axis=1)
+        by_step: Float = ns.sum(axis=2)
+        return by_step
+
+    def recurring(self, kind: int) -> Float:
+        """What each rank loses at the same places of its steps, beyond the most of the others there, ns."""
+        ns = self._by_place(kind)
+        ranks, steps, positions = ns.shape
+        if ranks < 2 or steps < 2 or not positions:
+            return np.zeros(ranks)
+        least = ns.copy()
+        least[:, 0, 0] = np.inf  # part of it may precede the recording
+        skipped = max(int(np.ceil(RECURS_QUANTILE * steps)) - 1, 0)
+        least, most = np.sort(least, axis=1)[:, skipped], np.sort(ns, axis=1)[:, -1 - skipped]
+        two_most = np.sort(most, axis=0)[-2:]
+        of_others = np.where(most == two_most[1], two_most[0], two_most[1])
+        result: Float = np.maximum(least - of_others, 0).sum(axis=1)
+        return result
+
+    def _by_place(self, kind: int) -> Float:
+        """By rank, step and position among the collectives."""
+        total = np.zeros((len(self.ranks), len(self.steps), int(self.position.max(initial=-1)) + 1))
+        np.add.at(total, (self.rank, self.step, self.position), self.ns[:, kind])
         return total
 
     def by_position(self, kind: int, ranks: Int) -> Float:
@@ -428,10 +478,9 @@ class Delays(NamedTuple):
         Relative to the time that all take there, and to what the other ranks lose there in the mean of all
         steps, it loses as much everywhere.
         """
-        shape = len(self.ranks), len(self.steps), int(self.position.max(initial=0)) + 1
-        ns, typical_ns = np.zeros(shape), np.zeros(shape)
-        cells = self.rank, self.step, self.position
-        ns[cells], typical_ns[cells] = self.ns[:, kind], self.typical_ns
+        ns = self._by_place(kind)
+        typical_ns = np.zeros(ns.shape)
+        typical_ns[self.rank, self.step, self.position] = self.typical_ns
         mean_ns = ns.mean(axis=1, keepdims=True)
         others_ns = (mean_ns.sum(axis=0) - mean_ns) / max(len(self.ranks) - 1, 1)
         usual_ns = typical_ns + max(float(self.typical_ns.mean()), 1.0) + USUAL_WEIGHT * others_ns

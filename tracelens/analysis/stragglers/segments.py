@@ -127,6 +127,7 @@ class CommunicationKernels(NamedTuple):
     held: Int  # ns by TIMES of the launching host from the first edge to that launch, whatever the GPU did
     ready: Int  # when it was launched and the computation before it had ended, -1 if unknown
     beside_end: Bool  # whether other work was running when it ended
+    blocks: Int  # calls in which the host waited for the GPU between the begin of the step and that launch
 
 
 class HostOps(NamedTuple):
@@ -308,7 +309,9 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
                 key_ns=none,
                 stream=none,
             ),
-            kernels=CommunicationKernels(none, no, by_kind, none, no),
+            kernels=CommunicationKernels(
+                launch=none, beside=no, held=by_kind, ready=none, beside_end=no, blocks=none
+            ),
             host_ops=HostOps([], none, np.empty(0)),
             step_ns=0.0,
             steps=0,
@@ -354,7 +357,12 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         held_ns = np.zeros((len(by_call), len(TIMES)), dtype=np.int64)
         np.add.at(held_ns, (between[pieces.gap], held_by), pieces.dur)
         held[by_call] = held_ns.cumsum(axis=0)
-    step_edges = steps_of(trace).only_whole().edges
+    blocked_end = np.sort(trace.arrays.end[blocking])
+    marks = steps_of(trace)
+    begins = np.concatenate(([edges[0]], marks.edges))
+    begun = begins[np.maximum(np.searchsorted(begins, called, side="right") - 1, 0)]
+    blocks = np.searchsorted(blocked_end, called) - np.searchsorted(blocked_end, begun)
+    step_edges = marks.only_whole().edges
     steps = max(len(step_edges) - 1, 1)
     return Segments(
         rank=trace.meta.rank,
@@ -370,6 +378,7 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
             held=held,
             ready=ready_times(trace, work, is_comm),
             beside_end=beside_end,
+            blocks=np.maximum(blocks, 0),
         ),
         host_ops=host_ops(trace, blocking),
         step_ns=float(step_edges[-1] - step_edges[0]) / steps,

@@ -20,6 +20,10 @@ will do; recurrence has a fifth of the level.
 The level of 1% is divided among kinds of delays by 1 / (number of delays): what is rare has less opportunity
 to look like a fault. These weights do not look at which rank or step a delay is of, so the level holds.
 
+Size (2 steps and more). A pause, a slow GPU or more work that takes 10% of a step in each step, at the same
+places and beyond the most that another rank loses there, is no noise of recordings without a fault (see
+`RECURS`). Late launches may be: hosts differ from run to run.
+
 With more than three steps the first is left out: what a rank lost there it may have lost before the recording
 began. With more than three left, the interval of the effect must not include zero; of work it may, since its
 amount changes from step to step.
@@ -49,6 +53,7 @@ from tracelens.analysis.stragglers.causes import (
 )
 from tracelens.analysis.stragglers.segments import (
     COMM,
+    LATE,
     LOADING_CODE,
     OTHER,
     PROFILER,
@@ -73,6 +78,7 @@ from tracelens.analysis.stragglers.thresholds import (
     MOST_STEPS,
     OFTEN,
     RECURRENCE_FACTOR,
+    RECURS,
     SMALL_NS,
     TINY,
 )
@@ -111,6 +117,8 @@ _DOC = "; ".join(f"{cause}: {WHY[cause]}" for cause in CAUSES)
 SIGNIFICANT, NOISE, TOO_FEW, SMALL, ONCE = "significant", "noise", "too few steps", "small", "once"
 _ONCE = (LOADING_CODE, PROFILER)
 """Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
+_JUDGED_BY_TESTS = (LATE, OTHER)
+"""Kinds that recur without a fault, where hosts differ: size alone tells nothing of them."""
 UNTESTED = "not tested"
 
 _EFFECT = (
@@ -131,8 +139,9 @@ _EFFECT = (
     Column(
         "significance",
         "str",
-        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, or a GPU that takes {EQUAL_SLOWER:g} times as long "
-        f"for calls with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
+        doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, {RECURS:.0%} of a step lost at the same places of "
+        f"all steps (but for late launches), or a GPU that takes {EQUAL_SLOWER:g} times as long for calls "
+        f"with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
         f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
         f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
         f"{UNTESTED}: inherited lateness",
@@ -498,12 +507,14 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
         step_ns: length of a step.
     """
     # What a rank lost in the first step it may have lost before the recording began, or not yet.
-    delays = delays.without_first() if len(delays.steps) > FEW_STEPS else delays
+    left_out = len(delays.steps) > FEW_STEPS
+    delays = delays.without_first() if left_out else delays
     kinds = [kind for kind in range(len(TIMES)) if kind != COMM and (delays.ns[:, kind] > 0).any()]
     tested = [kind for kind in kinds if kind not in _ONCE]
     # What each rank loses in each step beyond the median of the others.
     by_step = {kind: delays.by_step(kind) for kind in kinds}
     beyond = {kind: by_step[kind] - median_of_others(by_step[kind]) for kind in kinds}
+    whole = {kind: by_step[kind] if left_out else delays.whole_by_step(kind) for kind in kinds}
     matters = [kind for kind in tested if beyond[kind].mean(axis=1).max() >= ALIKE * step_ns]
     # A rank's delays at one collective after the other are many opportunities.
     opportunities = {kind: int((delays.ns[:, kind] > TINY * step_ns).sum()) for kind in matters}
@@ -512,17 +523,26 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     result = {}
     for kind in kinds:
         share = 1 / opportunities[kind] / total if kind in matters else 1.0
+        effect_ns = (whole[kind] - median_of_others(whole[kind])).mean(axis=1)
+        recurring = delays.recurring(kind) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
-            mean, low, high = float(lost.mean()), -1.0, -1.0
+            mean, low, high = float(effect_ns[index]), -1.0, -1.0
             if steps > 1:
                 freedom, variance = steps - 1, float(lost.var(ddof=1))
                 if steps == 2:
                     # Two steps of one rank tell little of how steps vary; those of all ranks do.
                     freedom = ranks
                     variance = max(variance, float(beyond[kind].var(axis=1, ddof=1).mean()))
+                count = steps
+                if (
+                    steps > 2
+                    and abs(float(whole[kind][index, 0] - by_step[kind][index, 0])) > ALIKE * step_ns
+                ):
+                    # Much of what it lost in the first step precedes the recording.
+                    freedom, variance, count = steps - 2, float(lost[1:].var(ddof=1)), steps - 1
                 half = t_quantile((1 - CONFIDENCE) / 2, freedom) * float(
-                    np.sqrt(CORRELATED * variance / steps)
+                    np.sqrt(CORRELATED * variance / count)
                 )
                 low, high = mean - half, mean + half
             if mean < ALIKE * step_ns or kind in _ONCE:
@@ -538,13 +558,14 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
             if 2 <= steps <= MOST_STEPS and stands_out:
                 p_values.append(_recurrence(delays, kind, index) * (RECURRENCE_FACTOR if both else 1))
             # The mean over steps, against what equal devices lose.
-            if steps >= 3 and (more := mean - ALIKE * step_ns) > 0:
+            if steps >= 3 and (more := float(lost.mean()) - ALIKE * step_ns) > 0:
                 error = float(np.sqrt(CORRELATED * lost.var(ddof=1) / steps))
                 p_mean = t_tail(more / error, steps - 1) if error > 0 else 0.0
                 p_values.append(p_mean * ranks * (MEAN_FACTOR if both else 1))
             p_value = min(min(p_values) / share, 1.0)
             # What recurs at some places of a step need not cost anything in the sum of its steps.
-            if p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK):
+            is_unlikely = p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK)
+            if is_unlikely or (recurring[index] and kind not in _JUDGED_BY_TESTS):
                 verdict = SIGNIFICANT
             else:
                 positions = int(delays.position.max()) + 1

@@ -229,7 +229,7 @@ class RunFigures:
         return {cause: total[cause] / whole for cause in sorted(total, key=lambda cause: -total[cause])}
 
     def once(self) -> dict[str, tuple[float, int]]:
-        """Idle time that happened once, by cause: mean over all ranks, and how many ranks have it."""
+        """Idle time that happened once, by cause: mean of the ranks that have it, and how many these are."""
         table = self.table("idle", "causes")
         if table is None:
             return {}
@@ -238,9 +238,8 @@ class RunFigures:
             if ns > 0:
                 total, ranks = found.get(cause, (0.0, 0))
                 found[cause] = total + ns, ranks + 1
-        count = max(len(self.ranks), 1)
         most = sorted(found.items(), key=lambda item: -item[1][0])
-        return {cause: (total / count, ranks) for cause, (total, ranks) in most}
+        return {cause: (total / ranks, ranks) for cause, (total, ranks) in most}
 
     def host_share(self) -> float:
         """Share of the idle time in which the GPU waits for the host, without the profiler's own work."""
@@ -340,11 +339,15 @@ def _once(figures: RunFigures) -> str:
     """What happened once in the recording, where that is a good part of a step: no steady state has it."""
     step_ns = figures.times.step_ns
     parts = [
-        f"{duration(ns)} of {cause}" + (f" (on {plural(ranks, 'rank')})" if len(figures.ranks) > 1 else "")
+        f"{duration(ns)} of {cause}{_on_ranks(ranks) if len(figures.ranks) > 1 else ''}"
         for cause, (ns, ranks) in figures.once().items()
         if ns > ONCE_SHARE * step_ns
     ]
     return f" Once in this recording: {', '.join(parts[:2])} with an idle GPU." if parts else ""
+
+
+def _on_ranks(count: int) -> str:
+    return " on one rank" if count == 1 else f" on each of {count} ranks"
 
 
 def _measured(figures: RunFigures) -> str:
@@ -416,30 +419,24 @@ def _largest_part(figures: RunFigures) -> str:
 
 
 def _saving(figures: RunFigures) -> str:
-    """What the first finding that can be relied on would change."""
+    """What the first finding would change."""
     table = figures.table("findings", "findings")
     base_ns = figures.meta("findings").get("base_ns", 0)
-    if table is None or not base_ns:
+    if table is None or not base_ns or not len(table):
         return ""
-
-    def remedy(row: int) -> str:
-        """What fixes a finding, as the subject of a sentence."""
-        (scenario,), (title,) = table.texts("scenario", [row]), table.texts("finding", [row])
-        known = _REMEDIES.get(scenario.partition("=")[0].partition(":")[0])
-        return known or f"fixing finding {row + 1} ({title.partition(':')[0]})"
-
-    savings_ns = table.array("saving_ns").astype(float).tolist()
-    for row, confidence in enumerate(table.texts("confidence")):
-        if confidence == "low" or savings_ns[row] <= SAVING_SHARE * base_ns:
-            continue
-        step_ns = figures.pace.step_ns or figures.times.step_ns
-        if figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE:
-            return f"{remedy(row)} would bring it to about {about(base_ns - savings_ns[row])}"
-        return f"{remedy(row)} would save about {percent(savings_ns[row] / base_ns)}"
-    if savings_ns[0] <= DOUBTED_SAVING_SHARE * base_ns:
+    (scenario,), (title,) = table.texts("scenario", [0]), table.texts("finding", [0])
+    known = _REMEDIES.get(scenario.partition("=")[0].partition(":")[0])
+    remedy = known or f"fixing finding 1 ({title.partition(':')[0]})"
+    saving_ns = float(table.array("additional_ns")[0])
+    is_doubted = table.texts("confidence", [0])[0] == "low"
+    if saving_ns <= (DOUBTED_SAVING_SHARE if is_doubted else SAVING_SHARE) * base_ns:
         return ""
-    most = percent(min(float(table.array("high_ns")[0]) / base_ns, 1.0))
-    return f"{remedy(0)} could save up to {most} (low confidence)"
+    if is_doubted:
+        return f"{remedy} could save about {percent(saving_ns / base_ns)} (low confidence)"
+    step_ns = figures.pace.step_ns or figures.times.step_ns
+    if figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE:
+        return f"{remedy} would bring it to about {about(base_ns - saving_ns)}"
+    return f"{remedy} would save about {percent(saving_ns / base_ns)}"
 
 
 def run_tiles(figures: RunFigures) -> Iterator[Tile]:

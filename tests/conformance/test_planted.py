@@ -61,6 +61,23 @@ def test_rank_and_cause_are_those_that_were_planted(name: str) -> None:
     assert first["effect_ns"] / 1e6 == pytest.approx(ms, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("name", "rank", "remedy"),
+    [
+        ("sleep_middle", 1, "record with stack=True"),
+        ("sleep_middle_stack", 1, "named frames"),
+        ("loader", 1, "more workers"),
+        ("slow_gpu_rank0", 0, "nvidia-smi -q -d CLOCK"),
+        ("item_per_layer", 1, ".item()"),
+    ],
+)
+def test_the_finding_names_the_rank_and_what_to_do_about_its_cause(name: str, rank: int, remedy: str) -> None:
+    findings = analyzed(name, "findings")["findings"].set_index("detector")
+    assert findings["finding"]["stragglers"].startswith(f"Ranks wait for rank {rank}, ")
+    assert remedy in findings["remedy"]["stragglers"]
+    assert "stragglers" in findings.index[:2]
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_controls_are_silent(name: str) -> None:
     assert not analyzed(name, "stragglers")["stragglers"]["significant"].any()

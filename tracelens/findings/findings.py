@@ -430,7 +430,7 @@ def _row(
         explained = f"; {finding.explained:.0%} of this time lies within another finding: {title}"
     row = {
         "position": position,
-        "finding": candidate.detector.title,
+        "finding": detection.title or candidate.detector.title,
         "additional_ns": round(finding.additional_ns),
         "fraction": min(finding.additional_ns / max(replays.base_ns, 1), 1.0),
         "saving_ns": round(saving.ns),
@@ -446,6 +446,7 @@ def _row(
             commands.platform,
             candidate.detector.remedy,
             in_graphs=candidate.detections[worst].in_graphs,
+            cause=detection.cause,
         ),
         "worst_rank": worst,
         "ts_ns": at_ns,

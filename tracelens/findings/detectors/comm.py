@@ -65,6 +65,19 @@ PASSING = ("kernel_loading", "profiler")
 UNEVEN = ("token_load",)
 UNEXPLAINED = ("inherited", "unknown")
 NOBODY = "no significant straggler"
+_LATE_RANK = {
+    "token_load": "which has more tokens",
+    "extra_work": "which does more work",
+    "slow_kernels": "whose GPU is slower",
+    "silent_host": "whose host is silent",
+    "python_code": "whose host runs other Python code",
+    "data_loading": "whose host loads data",
+    "blocking_call": "whose host blocks on its GPU",
+    "garbage_collection": "whose host collects garbage",
+    "collective_call": "whose host is held in a collective call",
+    "late_launch": "whose host launches late",
+}
+"""Cause to what the title of a finding says of the late rank."""
 _WAITING_MEASURES = {
     "waiting for these causes": "exposed waiting in collectives, per step",
     "waiting for CAUSE": "part of it with this cause",
@@ -445,13 +458,28 @@ def _waiting(
             worst = np.flatnonzero(blamed_ns >= BLAMED_SHARE * blamed_ns.sum())
             by_blame = late[worst[np.argsort(-blamed_ns[worst])]].tolist()
             scenario = "+".join(f"median_pace={rank}" for rank in by_blame)
+    named = note != NOBODY and causes != UNEXPLAINED
+    title, main_cause = _blamed(lost, for_causes) if named else ("", "")
     steps = step_count(results)
     return {
         rank: _waiting_of_rank(lost, rank, counted, for_causes, causes, steps, confidence, note)._replace(
-            scenario=scenario
+            scenario=scenario, title=title, cause=main_cause
         )
         for rank in unique(lost.array("rank")[for_causes]).tolist()
     }
+
+
+def _blamed(lost: Table, rows: Bool) -> tuple[str, str]:
+    """The title of a finding, "" where several ranks are to blame, and the cause of most of the waiting."""
+    dur = lost.array("dur_ns")[rows].astype(float)
+    causes, of_cause = np.unique(np.array(lost.texts("cause", rows)), return_inverse=True)
+    ranks, of_rank = np.unique(lost.array("late_rank")[rows], return_inverse=True)
+    by_cause, by_rank = np.bincount(of_cause, weights=dur), np.bincount(of_rank, weights=dur)
+    cause = str(causes[by_cause.argmax()]) if by_cause.max() > dur.sum() / 2 else ""
+    if by_rank.max() <= (1 - BLAMED_SHARE) * dur.sum():
+        return "", cause
+    said = _LATE_RANK.get(cause, "")
+    return f"Ranks wait for rank {ranks[by_rank.argmax()]}{said and ', '}{said}", cause
 
 
 def _late_rank_significance(stragglers: Result) -> NDArray[np.str_]:

@@ -51,6 +51,8 @@ class Detection(NamedTuple):
     # the detector's
     scenario: str | None = None
     in_graphs: bool = False  # whether most of it is work that graphs launch already
+    title: str = ""  # of the finding, where that depends on what is measured
+    cause: str = ""  # of most of it, by which remedies are chosen; "" where it has none or several
 
 
 Outcome = Detection | str

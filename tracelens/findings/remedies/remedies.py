@@ -42,10 +42,11 @@ class Remedy(NamedTuple):
     plain: bool = False
     best: bool = False
     in_graphs: bool | None = None
+    cause: tuple[str, ...] = ()
 
-    def fits(self, platform: TracePlatform, in_graphs: bool = False) -> bool:
-        """Whether vendor, versions and how the work is launched allow it; frameworks apart."""
-        if self.in_graphs not in (None, in_graphs):
+    def fits(self, platform: TracePlatform, in_graphs: bool = False, cause: str = "") -> bool:
+        """Whether vendor, versions, cause and how the work is launched allow it; frameworks apart."""
+        if self.in_graphs not in (None, in_graphs) or (cause and self.cause and cause not in self.cause):
             return False
         vendors = {platform.vendor} | ({_ANY_GPU} if platform.vendor != CPU else set())
         return (not self.vendor or not vendors.isdisjoint(self.vendor)) and all(
@@ -81,7 +82,14 @@ class _Framework(NamedTuple):
     includes: tuple[str, ...]
 
 
-def remedy(detector: str, platform: TracePlatform, general: str = "", *, in_graphs: bool = False) -> str:
+def remedy(
+    detector: str,
+    platform: TracePlatform,
+    general: str = "",
+    *,
+    in_graphs: bool = False,
+    cause: str = "",
+) -> str:
     """What to do about what a detector finds, for this platform.
 
     Args:
@@ -89,8 +97,9 @@ def remedy(detector: str, platform: TracePlatform, general: str = "", *, in_grap
         platform: that the traces show.
         general: for a detector without entries, such as a plugin's.
         in_graphs: whether graphs launch already what it finds.
+        cause: of most of it, "" where it has none or several.
     """
-    fitting = [entry for entry in remedies().get(detector, ()) if entry.fits(platform, in_graphs)]
+    fitting = [entry for entry in remedies().get(detector, ()) if entry.fits(platform, in_graphs, cause)]
     specific = [entry for entry in fitting if not set(platform.frameworks).isdisjoint(entry.framework)]
     chosen = [
         entry for entry in fitting if entry in specific or not (entry.framework or (entry.plain and specific))
@@ -126,7 +135,7 @@ def remedies() -> dict[str, tuple[Remedy, ...]]:
     content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     return {
         detector: tuple(
-            Remedy(**entry | {key: tuple(entry.get(key, ())) for key in ("vendor", "framework")})
+            Remedy(**entry | {key: tuple(entry.get(key, ())) for key in ("vendor", "framework", "cause")})
             for entry in entries
         )
         for detector, entries in content.items()

@@ -81,6 +81,20 @@ class RankPasses(NamedTuple):
         known = self.passes[number].rows
         return sum(known) if known and min(known) >= 0 else self.received[number]
 
+    def rows_by_expert(self, number: int) -> tuple[int, ...]:
+        """Rows of all experts of the rank in a pass, also those without any; empty where not known.
+
+        Where the trace does not record their numbers they are in no order.
+        """
+        layer_pass = self.passes[number]
+        rows = layer_pass.rows
+        if layer_pass.expert_rows or layer_pass.grouped or not rows or min(rows) < 0:
+            return layer_pass.expert_rows
+        if self.moves_tokens and not self.group:
+            return ()  # how many experts the rank has is not known
+        unused = layer_pass.experts // max(len(self.group), 1) - len(rows)
+        return (*rows, *(0,) * unused) if unused >= 0 else ()
+
 
 class Blocking(NamedTuple):
     """Blocking calls in order of time, nested ones once."""

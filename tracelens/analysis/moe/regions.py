@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.common import integers
 from tracelens.analysis.moe.layers import (
     BORDER,
     COMBINE,
@@ -40,6 +41,7 @@ from tracelens.analysis.moe.layers import (
     tokens,
     windows,
 )
+from tracelens.analysis.moe.sizes import row_splits, rows_in_group, rows_in_loop
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, numbered_alone
 from tracelens.analysis.roofline import OpCalls
@@ -69,14 +71,21 @@ class LayerPass:
     grouped: bool  # whether the expert GEMMs are grouped
     # sizes of the expert GEMMs in order of launch; of grouped ones the rows of all experts
     gemms: tuple[GemmSize, ...]
+    # rows of each expert of this rank by its number, empty where the trace does not tell
+    expert_rows: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> list[int]:
-        """Rows that each expert of this rank computes: of each GEMM of the most frequent weight size."""
+        """Rows of each expert that has any, in order of launch: of the GEMMs of the most frequent size."""
         sizes: dict[tuple[int, int], list[int]] = {}
         for gemm in self.gemms:
             sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
-        return max(sizes.values(), key=len) if sizes else []
+        if not sizes:
+            return []
+        depth, columns = max(sizes, key=lambda size: len(sizes[size]))
+        # Separate gate and up projections have one size: of the down projection each expert has one.
+        down = sizes.get((columns, depth), [])
+        return down if 2 * len(down) == len(sizes[depth, columns]) else sizes[depth, columns]
 
 
 class Regions(NamedTuple):
@@ -120,6 +129,19 @@ class _ArgumentSizes:
         sizes = dict(cost.dims)
         rows = sizes.get("M", -1) * sizes.get("B", 1)
         return GemmSize(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+
+    def expert_rows(self, layer_pass: LayerPass, window: LayerWindow, gemm: int) -> tuple[int, ...]:
+        """Rows of each expert by its number, where a pass records them; `gemm` is its first expert GEMM."""
+        rows, op = layer_pass.rows, int(self.lexed.op[gemm])
+        called, splits = self.lexed.called, self.trace.once(row_splits)
+        if not layer_pass.grouped:
+            before = splits.between(int(called[window.first]), int(called[gemm]))
+            return rows_in_loop(before, rows, layer_pass.experts)
+        own = [integers(text) for text in self._ops.call(op).values]
+        inside = splits.between(int(self.trace.arrays.start[op]), int(called[gemm]))
+        cost = self._known[tuple(self._keys[gemm].tolist())]
+        groups = dict(cost.dims).get("G", 0) if cost is not None else 0
+        return rows_in_group([*own, *inside], int(groups), rows[0])
 
     def itemsize(self, token: int) -> int:
         """Bytes of an element of the GEMM at a token; 2 where that is not recorded."""
@@ -299,21 +321,23 @@ def regions(trace: Trace) -> Regions:
         _, first = np.unique(ops, return_index=True)
         first = np.sort(first) if (ops >= 0).all() else np.arange(len(ops))
         gemms = tuple(map(reader.gemm_size, gemm_tokens[first].tolist()))
-        passes.append(
-            LayerPass(
-                step=number.step,
-                microbatch=number.microbatch,
-                layer=number.layer,
-                is_recompute=bool(lexed.is_recompute[window.first]),
-                experts=experts,
-                top_k=top_k,
-                tokens=seen,
-                hidden=gemms[0].depth if gemms else -1,
-                itemsize=reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2,
-                grouped=layer.grouped,
-                gemms=gemms,
-            )
+        new_pass = LayerPass(
+            step=number.step,
+            microbatch=number.microbatch,
+            layer=number.layer,
+            is_recompute=bool(lexed.is_recompute[window.first]),
+            experts=experts,
+            top_k=top_k,
+            tokens=seen,
+            hidden=gemms[0].depth if gemms else -1,
+            itemsize=reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2,
+            grouped=layer.grouped,
+            gemms=gemms,
         )
+        if new_pass.rows and min(new_pass.rows) >= 0:
+            expert_rows = reader.expert_rows(new_pass, window, int(gemm_tokens[0]))
+            new_pass = replace(new_pass, expert_rows=expert_rows)
+        passes.append(new_pass)
     layer_pass, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
     layer_pass[lexed.row], stage[lexed.row] = of_token
     phase[lexed.row] = np.where(of_token[0] >= 0, np.where(lexed.is_recompute, RECOMPUTE, FORWARD), -1)

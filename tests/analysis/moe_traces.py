@@ -83,6 +83,7 @@ class Model:
         shapes: whether arguments are recorded.
         kernel_ns: duration of all kernels but the experts' products.
         dense: kinds of layers before the MoE layers, "d" each.
+        pipeline: ranks of its stages; by default this rank is the first of two, and the other one missing.
         split: whether the host cuts the rows of experts apart: before a loop, or in grouped calls.
     """
 
@@ -109,6 +110,7 @@ class Model:
     shapes: bool = True
     kernel_ns: int = KERNEL_NS
     dense: str = ""
+    pipeline: Sequence[int] = ()
     split: bool = False
 
     def rows_of(self, rank: int, microbatch: int, layer: int) -> list[int]:
@@ -463,7 +465,10 @@ class Recorder:
         return [*tapes, self.tape]
 
     def message(self, name: str) -> None:
-        self.collective(name, "PIPELINE_MODEL_PARALLEL_GROUP", {"In msg nelems": 8, "Out msg nelems": 8})
+        ranks = list(self.model.pipeline) or [self.rank, self.rank + self.model.ranks]
+        group = {"Process Group Ranks": str(ranks), "Group size": len(ranks)}
+        sizes = {"In msg nelems": 8, "Out msg nelems": 8}
+        self.collective(name, "PIPELINE_MODEL_PARALLEL_GROUP", group | sizes)
 
     def backward(self, microbatch: int, tapes: list[list[_Op]]) -> None:
         """The same micro-batch backward, in autograd's thread."""

@@ -17,6 +17,7 @@ from tracelens.analysis.moe.regions import (
     RECOMPUTE,
     UNATTRIBUTED,
     UNATTRIBUTED_NAME,
+    model_layers,
 )
 from tracelens.arrays import Float, Int
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, sums
@@ -45,7 +46,7 @@ STAGE_TABLE = Schema(
     "covers sorting and moving tokens on the rank itself.",
 )
 
-LAYER = Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0")
+LAYER = Column("layer", "int64", doc="among the MoE layers of the model, through all pipeline stages, from 0")
 
 LAYERS = Schema(
     "MoE layers",
@@ -265,6 +266,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         meta: `layers`, `experts` and `chosen` (of one layer's router), `found_by`, `sync_free_stage` (see
         SYNC_FREE).
     """
+    numbers = model_layers([rank.chunk_layers for rank in ranks])
+    if not isinstance(numbers, str):
+        ranks = [rank.numbered(layers) for rank, layers in zip(ranks, numbers, strict=True)]
     with_layers = [rank for rank in ranks if rank.passes]
     skips = [
         Skip(f"rank {rank.rank}", "no MoE layer: no router followed by experts")
@@ -344,6 +348,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         skips.append(Skip(f"stages of some {compiled}", reason))
     if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in with_layers):
         skips.append(Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes"))
+    if isinstance(numbers, str):
+        reason = f"each rank counts its own MoE layers from 0: {numbers}"
+        skips.append(Skip("layer numbers through the pipeline", reason))
     all_passes = [layer_pass for rank in with_layers for layer_pass in rank.passes]
     skips += _unknown_experts(with_layers)
     if not ep_groups:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import comb
 from typing import NamedTuple
 
@@ -64,6 +66,7 @@ class RankPasses(NamedTuple):
     group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
     moves_tokens: bool  # whether any communication brings tokens or takes them back
     framed: bool  # whether frames of the program mark the layers
+    chunk_layers: Mapping[int, int]  # MoE layers of each chunk of the model, see Regions
 
     @property
     def in_step(self) -> Bool:
@@ -75,6 +78,11 @@ class RankPasses(NamedTuple):
     @property
     def layer(self) -> Int:
         return np.array([layer_pass.layer for layer_pass in self.passes], dtype=np.int64)[self.number]
+
+    def numbered(self, layers: Int) -> RankPasses:
+        """The same with other numbers of the layers, by those that they have."""
+        passes = [replace(layer_pass, layer=int(layers[layer_pass.layer])) for layer_pass in self.passes]
+        return self._replace(passes=passes)
 
     def rows_of(self, number: int) -> int:
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
@@ -203,6 +211,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         group=expert_parallel_group(trace),
         moves_tokens=bool(((work.kind == WORK_KINDS.index("comm")) & (layers.layer_pass >= 0)).any()),
         framed=layers.framed,
+        chunk_layers=layers.chunk_layers,
     )
 
 

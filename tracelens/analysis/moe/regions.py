@@ -8,7 +8,7 @@ the compiler orders the graph as it likes, and may leave weight gradients for th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -43,7 +43,7 @@ from tracelens.analysis.moe.layers import (
 )
 from tracelens.analysis.moe.sizes import row_splits, rows_in_group, rows_in_loop
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
-from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, numbered_alone
+from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, model_chunks, numbered_alone
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
@@ -101,6 +101,9 @@ class Regions(NamedTuple):
     passes: list[LayerPass]  # in order of launch
     labels: list[str]  # names of the steps
     framed: bool  # whether frames or scopes of the program mark the layers
+    # number of a chunk in the whole model to its MoE layers, of the chunks that the rank runs; empty where
+    # the trace does not tell which
+    chunk_layers: Mapping[int, int]
 
 
 @dataclass
@@ -181,13 +184,14 @@ class PassNumber(NamedTuple):
     step: int  # position in `steps_of`
     microbatch: int  # in the step
     layer: int  # among the MoE layers of the rank, through all its chunks of the model
+    chunk: int = -1  # of the model, -1 where the rank has only one or does not tell
 
 
 class _Forward(NamedTuple):
     """One micro-batch forward through one chunk of the model, and passes through its MoE layers."""
 
     step: int  # position in `steps_of`
-    chunk: int  # of the model, 0 where the rank has only one
+    chunk: int  # of the model, -1 where the rank has only one
     microbatch: int  # in the step
     layers: list[int]  # passes in order of launch, as positions in the list of all
     waiting: list[int]  # those of them that no recompute has repeated yet
@@ -297,6 +301,7 @@ def regions(trace: Trace) -> Regions:
             passes=[],
             labels=[],
             framed=False,
+            chunk_layers={0: 0},
         )
     caller, autograd, is_recompute = callers(trace)
     lexed = tokens(trace, caller, autograd, is_recompute)
@@ -381,7 +386,46 @@ def regions(trace: Trace) -> Regions:
         passes=passes,
         labels=steps_of(trace).labels,
         framed=framed,
+        chunk_layers=chunk_layers(numbers, model_chunks(trace)),
     )
+
+
+def chunk_layers(numbers: Sequence[PassNumber], chunks: Sequence[int]) -> dict[int, int]:
+    """How many MoE layers each chunk of a rank has, see Regions.
+
+    Args:
+        numbers: of its passes through MoE layers.
+        chunks: numbers in the whole model of those that it runs, empty where not known.
+    """
+    if len(chunks) == 1:
+        return {chunks[0]: max((number.layer for number in numbers), default=-1) + 1}
+    layers = {chunk: {number.layer for number in numbers if number.chunk == chunk} for chunk in chunks}
+    told = all(number.chunk in layers for number in numbers)
+    return {chunk: len(of_chunk) for chunk, of_chunk in layers.items()} if told else {}
+
+
+def model_layers(ranks: Sequence[Mapping[int, int]]) -> list[Int] | str:
+    """Numbers of MoE layers through all stages of a pipeline; why they are not known, else.
+
+    Args:
+        ranks: `chunk_layers` of each, see Regions; replicas of a stage have the same chunks.
+
+    Returns:
+        of each rank the layers' numbers in the whole model, by those on the rank.
+    """
+    layers: dict[int, int] = {}
+    for of_rank in ranks:
+        for chunk, count in of_rank.items():
+            layers[chunk] = max(layers.get(chunk, 0), count)
+    if not all(ranks):
+        return "a trace does not tell which part of the model it runs"
+    if missing := set(range(max(layers, default=0))) - set(layers):
+        return f"no rank of the run has chunk {min(missing)} of the model"
+    first = np.cumsum([0, *(layers[chunk] for chunk in sorted(layers))])
+    return [
+        np.concatenate([first[chunk] + np.arange(count) for chunk, count in sorted(of_rank.items())])
+        for of_rank in ranks
+    ]
 
 
 def pass_numbers(
@@ -434,7 +478,7 @@ def pass_numbers(
     for number, (key, origin) in enumerate(zip(keys, origins, strict=True)):
         if not is_recompute[number]:
             if key not in forwards:
-                chunk, microbatch = 0, in_step[step[number]]
+                chunk, microbatch = -1, in_step[step[number]]
                 if spans:
                     chunk, microbatch = spans[number].virtual, spans[number].microbatch
                 in_step[step[number]] += 1
@@ -452,14 +496,14 @@ def pass_numbers(
             if forward is not None:
                 of_window.append(of_window[forward.waiting.pop()])
             else:
-                of_window.append((next(reversed(forwards.values()), _Forward(0, 0, 0, [], [])), 0))
+                of_window.append((next(reversed(forwards.values()), _Forward(0, -1, 0, [], [])), 0))
     # How many MoE layers each chunk of the rank has, and those before it.
     layers: dict[int, int] = {}
     for forward in forwards.values():
         layers[forward.chunk] = max(layers.get(forward.chunk, 0), len(forward.layers))
     before = {chunk: sum(layers[lower] for lower in layers if lower < chunk) for chunk in layers}
     return [
-        PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer)
+        PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer, forward.chunk)
         for forward, layer in of_window
     ]
 

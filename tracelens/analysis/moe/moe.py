@@ -128,7 +128,7 @@ EXPERT_BALANCE = Schema(
     (
         RANK,
         LAYER,
-        Column("experts", "int64", "count", "on the rank"),
+        Column("experts", "int64", "count", "on the rank", intensive=True),
         Column("unused", "float64", "count", "experts without tokens per pass", intensive=True),
         Column("tokens_mean", "float64", "count", "rows of an expert per pass"),
         Column("tokens_max", "float64", "count", "of the busiest expert, mean over passes"),
@@ -140,10 +140,10 @@ EXPERT_BALANCE = Schema(
             "standard deviation / mean over the experts, mean over passes",
             intensive=True,
         ),
-        Column("busiest_expert", "int64", doc="with the most tokens; -1: numbers not recorded"),
     ),
     doc="Of passes forward whose calls record the rows of each expert.",
     key=("layer",),
+    leading="max_mean_ratio",
     absent_is_zero=False,
 )
 EXPERT_ROWS = Schema(
@@ -530,27 +530,23 @@ def token_rows(group: ExpertGroup) -> Iterator[dict[str, Any]]:
 
 def expert_balance_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
     """Rows of EXPERT_BALANCE of one rank, a mapping for each layer with several experts."""
-    of_layer: dict[int, list[int]] = {}
+    of_layer: dict[int, list[Float]] = {}
     for number, layer_pass in enumerate(rank.passes):
-        if not layer_pass.is_recompute and len(rank.rows_by_expert(number)) > 1:
-            of_layer.setdefault(layer_pass.layer, []).append(number)
-    for layer, numbers in sorted(of_layer.items()):
-        passes = [np.array(rank.rows_by_expert(number), dtype=np.float64) for number in numbers]
-        mean = np.mean([rows.mean() for rows in passes])
-        most = np.mean([rows.max() for rows in passes])
-        numbered = [rows for number in numbers if (rows := rank.passes[number].expert_rows)]
-        experts = max(map(len, passes))
-        total = np.sum([rows for rows in numbered if len(rows) == experts], axis=0)
+        rows = np.array(rank.rows_by_expert(number), dtype=np.float64)
+        if not layer_pass.is_recompute and len(rows) > 1:
+            of_layer.setdefault(layer_pass.layer, []).append(rows)
+    for layer, passes in sorted(of_layer.items()):
+        mean = np.mean([of_pass.mean() for of_pass in passes])
+        most = np.mean([of_pass.max() for of_pass in passes])
         yield {
             "rank": [rank.rank],
             "layer": [layer],
-            "experts": [experts],
-            "unused": [np.mean([(rows == 0).sum() for rows in passes])],
+            "experts": [max(map(len, passes))],
+            "unused": [np.mean([(of_pass == 0).sum() for of_pass in passes])],
             "tokens_mean": [mean],
             "tokens_max": [most],
             "max_mean_ratio": [most / max(mean, 1e-9)],
-            "variation": [np.mean([rows.std() / max(rows.mean(), 1e-9) for rows in passes])],
-            "busiest_expert": [int(np.argmax(total)) if numbered else -1],
+            "variation": [np.mean([of_pass.std() / max(of_pass.mean(), 1e-9) for of_pass in passes])],
         }
 
 

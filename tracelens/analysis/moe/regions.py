@@ -37,11 +37,13 @@ from tracelens.analysis.moe.layers import (
     in_launch_order,
     kinds,
     origins,
+    row_splits,
+    rows_in_group,
+    rows_in_loop,
     stages,
     tokens,
     windows,
 )
-from tracelens.analysis.moe.sizes import row_splits, rows_in_group, rows_in_loop
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
 from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, model_chunks, numbered_alone
 from tracelens.analysis.roofline import OpCalls

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.common import integers, recomputed
 from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
 from tracelens.trace import WORK_KINDS, Trace, argument_texts, forward_ops, matching, rows_by_code
 
@@ -543,7 +543,7 @@ def row_splits(trace: Trace) -> RowSplits:
     # Many splits are of attention, along other dimensions, and share a few texts.
     sizes: dict[int, tuple[int, ...]] = {}
     is_split = events.named(lambda name: name in _SPLITS)[event]
-    for code in np.unique(values.codes[is_split]).tolist():
+    for code in unique(values.codes[is_split]).tolist():
         texts = argument_texts(values.values[code])
         if len(texts) > _DIM and texts[_DIM] == "0" and (parts := integers(texts[1])):
             sizes[code] = tuple(parts)

@@ -16,9 +16,7 @@ from tracelens.table import Result
 
 ROWS = {0: [0, 5, 0, 1, 2, 2, 3, 3], 1: [0, 5, 0, 1, 4, 2, 1, 3]}
 """Micro-batch to rows of the eight experts of one GPU."""
-LOOP = (
-    "the loop over experts does not record which expert a GEMM is of; `expert_balance` has their distribution"
-)
+LOOP = "a loop does not record which expert each GEMM is of; only their balance is known"
 GROUPED = "grouped GEMMs read their sizes from GPU memory"
 
 

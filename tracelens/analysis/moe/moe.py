@@ -388,12 +388,12 @@ def _unknown_experts(ranks: Sequence[RankPasses]) -> list[Skip]:
     skips = []
     if len(loops) < len(passes):
         skips.append(Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory"))
-    if any(rows and min(rows) < 0 for rows, _ in loops):
+    if any(launched and min(launched) < 0 for launched, _ in loops):
         reason = "shapes of the expert GEMMs not recorded; use record_shapes=True"
         skips.append(Skip("tokens by expert", reason))
-    if any(rows for _, rows in loops):
-        reason = "the loop over experts does not record which expert a GEMM is of; "
-        skips.append(Skip("tokens by expert", f"{reason}`expert_balance` has their distribution"))
+    if any(len(rows) > 1 for _, rows in loops):
+        reason = "a loop does not record which expert each GEMM is of; only their balance is known"
+        skips.append(Skip("tokens by expert", reason))
     if any(launched and min(launched) >= 0 and not rows for launched, rows in loops):
         reason = "number of experts on the rank not recorded"
         skips.append(Skip("balance of a rank's experts", reason))

@@ -83,6 +83,8 @@ class Model:
         shapes: whether arguments are recorded.
         kernel_ns: duration of all kernels but the experts' products.
         dense: kinds of layers before the MoE layers, "d" each.
+        pipeline: ranks of its stages; by default this rank is the first of two, and the other one missing.
+        split: whether the host cuts the rows of experts apart: before a loop, or in grouped calls.
     """
 
     layers: int = 2
@@ -108,6 +110,8 @@ class Model:
     shapes: bool = True
     kernel_ns: int = KERNEL_NS
     dense: str = ""
+    pipeline: Sequence[int] = ()
+    split: bool = False
 
     def rows_of(self, rank: int, microbatch: int, layer: int) -> list[int]:
         """Rows of each expert of a rank; by default 1 more and 1 less than the mean in turns."""
@@ -364,17 +368,30 @@ class Recorder:
     def compute(self, rows: Sequence[int]) -> None:
         with self.part("experts"):
             if self.model.loop:
+                self.cut(rows, HIDDEN)
                 for number in rows:
                     if number:
                         self.mlp(number, number * ROW_NS)
                 return
             total = sum(rows)
             for depth, columns in ((HIDDEN, 2 * INNER), (INNER, HIDDEN)):
-                shapes = [[total, depth], [len(rows), depth, columns], [len(rows)]]
-                kernel = "void cutlass::device_kernel<GroupProblemShape>"
-                grad = "GroupedMmBackward0"
-                self.op("aten::_grouped_mm", kernel, grad=grad, ns=total * ROW_NS, shapes=shapes)
+                kernel, ns = "void cutlass::device_kernel<GroupProblemShape>", total * ROW_NS
+                if self.model.split:  # as Transformer Engine
+                    arguments = self.arguments([[total, depth], *[[columns, depth]] * len(rows)], ())
+                    with self.node("_GroupedLinear", "_GroupedLinearBackward", arguments) as done:
+                        self.cut(rows, depth)
+                        self.launch(kernel, ns)
+                        done.append(("_GroupedLinear", kernel, ns, {}))
+                else:
+                    shapes = [[total, depth], [len(rows), depth, columns], [len(rows)]]
+                    self.op("aten::_grouped_mm", kernel, grad="GroupedMmBackward0", ns=ns, shapes=shapes)
                 self.op("aten::silu", "vectorized_elementwise_silu", grad="SiluBackward0")
+
+    def cut(self, rows: Sequence[int], depth: int) -> None:
+        """The rows of each expert as views of all rows."""
+        if self.model.split:
+            shapes, values = [[sum(rows), depth], [], []], ["", str(list(rows)), "0"]
+            self.op("aten::split_with_sizes", shapes=shapes, values=values)
 
     def moe(self) -> None:
         """One MoE layer."""
@@ -448,7 +465,10 @@ class Recorder:
         return [*tapes, self.tape]
 
     def message(self, name: str) -> None:
-        self.collective(name, "PIPELINE_MODEL_PARALLEL_GROUP", {"In msg nelems": 8, "Out msg nelems": 8})
+        ranks = list(self.model.pipeline) or [self.rank, self.rank + self.model.ranks]
+        group = {"Process Group Ranks": str(ranks), "Group size": len(ranks)}
+        sizes = {"In msg nelems": 8, "Out msg nelems": 8}
+        self.collective(name, "PIPELINE_MODEL_PARALLEL_GROUP", group | sizes)
 
     def backward(self, microbatch: int, tapes: list[list[_Op]]) -> None:
         """The same micro-batch backward, in autograd's thread."""

@@ -49,17 +49,17 @@ def stage_columns() -> dict[str, str]:
 def test_layers_and_passes(case: Case) -> None:
     """Every layer and micro-batch forward and backward, with every stage that it should have."""
     result = case.result("moe")
-    layers, microbatches, steps, experts = {
-        EP8: (4, 2, 2, 64),
-        PP2EP4: (2, 8, 1, 32),
-        EAGER: (4, 1, 2, 64),
-        GROUPED: (4, 1, 2, 64),
+    layers, stages, microbatches, steps, experts = {
+        EP8: (4, 1, 2, 2, 64),
+        PP2EP4: (4, 2, 8, 1, 32),
+        EAGER: (4, 1, 1, 2, 64),
+        GROUPED: (4, 1, 1, 2, 64),
     }[case.name]
     meta = [result.meta[name] for name in ("layers", "experts", "chosen")]
     assert meta == [layers, experts, CHOSEN]
     passes = result["passes"]
     keys = ["rank", "step", "phase", "microbatch", "layer"]
-    number = len(case.run.ranks) * steps * 2 * microbatches * layers
+    number = len(case.run.ranks) * steps * 2 * microbatches * layers // stages
     assert len(passes) == number == len(passes[keys].drop_duplicates())
     assert set(passes["phase"]) == {"forward", "backward"}
     assert set(passes["layer"]) == set(range(layers))
@@ -98,6 +98,31 @@ def test_no_token_is_lost_on_the_way(case: Case) -> None:
 @only(EAGER, GROUPED)
 def test_one_rank_computes_all_its_tokens(case: Case) -> None:
     assert set(case.table("moe", "passes")["tokens"]) == {4096 * CHOSEN}
+
+
+@only(PP2EP4)
+def test_layers_are_numbered_through_the_stages(case: Case) -> None:
+    layers = case.table("moe", "layers").groupby("layer")["rank"].agg(list).to_dict()
+    assert layers == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3], 2: [4, 5, 6, 7], 3: [4, 5, 6, 7]}
+
+
+@only(EP8, PP2EP4)
+def test_rows_of_an_expert_are_those_of_its_products(case: Case) -> None:
+    """Megatron-LM splits the rows in front of its loop, so each expert is known, and adds up to the rank."""
+    experts = case.table("moe", "experts").groupby(["rank", "layer"])["tokens"].agg(["size", "sum"])
+    assert set(experts["size"]) == {8}
+    layers = case.table("moe", "layers").set_index(["rank", "layer"])["tokens"]
+    assert experts["sum"].to_dict() == pytest.approx(layers.to_dict())
+    balance = case.table("moe", "expert_balance").set_index(["rank", "layer"])
+    assert (balance["tokens_mean"] * 8).to_dict() == pytest.approx(layers.to_dict())
+
+
+@only(EAGER, GROUPED)
+def test_nothing_tells_the_experts_of_hugging_faces_loop(case: Case) -> None:
+    assert not len(case.table("moe", "experts"))
+    balance = case.table("moe", "expert_balance")
+    assert len(balance) == (4 if case.name == EAGER else 0)
+    assert set(balance["tokens_mean"]) <= {4096 * CHOSEN / 64}
 
 
 @only(EP8)

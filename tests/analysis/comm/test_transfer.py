@@ -1,12 +1,15 @@
-"""Rates of uneven all-to-alls, against a schedule of all pairs that is played through by the microsecond."""
+"""Rates and waiting of uneven all-to-alls, against a schedule of pairs that is played through by the us."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tracelens
 from tracelens.analysis.comm import MatchedCollective, Participant
 from tracelens.analysis.comm.records import Record
 
@@ -32,10 +35,18 @@ def record(sent: list[int], received: list[int]) -> Record:
 
 
 def played(start_us: list[int], sent: list[list[int]]) -> MatchedCollective:
-    """As recorded: data moves as soon as its sender is there, and a rank ends when its own is done."""
+    return schedule(start_us, sent)[0]
+
+
+def schedule(start_us: list[int], sent: list[list[int]]) -> tuple[MatchedCollective, np.ndarray]:
+    """As recorded: data moves as soon as its sender is there, and a rank ends when its own is done.
+
+    With it the part of the link into each rank (columns) that is used in each us (rows).
+    """
     left = np.array(sent, dtype=float)
     np.fill_diagonal(left, 0)
     ranks, end_us, now = len(start_us), [0] * len(start_us), 0
+    used = []
     while not all(end_us):
         there = np.array([now >= start for start in start_us])
         free_out, free_in = np.where(there, LINK, 0.0), np.full(ranks, float(LINK))
@@ -45,11 +56,12 @@ def played(start_us: list[int], sent: list[list[int]]) -> MatchedCollective:
                 left[source, target] -= moved
                 free_out[source] -= moved
                 free_in[target] -= moved
+        used.append(1 - free_in / LINK)
         now += 1
         for rank in range(ranks):
             if there[rank] and not end_us[rank] and not left[rank].any() and not left[:, rank].any():
                 end_us[rank] = now
-    return MatchedCollective(
+    collective = MatchedCollective(
         collective="all_to_allv",
         group="",
         order=0,
@@ -58,6 +70,7 @@ def played(start_us: list[int], sent: list[list[int]]) -> MatchedCollective:
             for rank, (start, end) in enumerate(zip(start_us, end_us, strict=True))
         ),
     )
+    return collective, np.array(used)
 
 
 def rate(collective: MatchedCollective) -> float:
@@ -100,3 +113,34 @@ def test_who_is_not_in_the_run_may_have_sent_before() -> None:
     partly = whole._replace(participants=whole.participants[1:])
     # What rank 1 sends takes no more than its own time; a third of a message is taken to stay.
     assert (partly.transfer.rank, rate(partly)) == (1, pytest.approx(LINK * 5 * 2 / 3 / 15))
+
+
+@given(RUNS)
+def test_waiting_is_an_upper_bound_and_by_how_much(run: tuple[list[int], list[list[int]]]) -> None:
+    """Until the last rank arrives a link into another stands still for no longer than the waiting.
+
+    It is used for no more than the data of those who were there before.
+    """
+    start_us, sent = run
+    collective, used = schedule(start_us, sent)
+    last_us = max(start_us)
+    for rank, _, start, end in collective.participants:
+        unused_us = (1 - used[start // 1000 : min(last_us, end // 1000), rank]).sum()
+        earlier = sum(sent[sender][rank] for sender in range(len(sent)) if start_us[sender] < last_us)
+        earlier -= sent[rank][rank] if start_us[rank] < last_us else 0
+        wait_us = collective.wait_ns[rank] / 1000
+        assert wait_us - earlier / LINK - 1e-6 <= unused_us <= wait_us + 1e-6
+
+
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
+
+
+@pytest.mark.parametrize("name", ["faults/token_skew", "ladder/ep4/03_dedup", "cpu/tiny"])
+def test_waiting_and_moving_are_all_of_the_kernels(name: str) -> None:
+    result = tracelens.analyze(tracelens.load(SAMPLES / name), "collectives")
+    for table in (result["ranks"], result["summary"]):
+        assert (table["comm_ns"] >= 0).all()
+        assert (table["sync_ns"] >= 0).all()
+        assert (table["comm_ns"] + table["sync_ns"] == table["kernel_ns"]).all()
+    participants = result["participants"]
+    assert participants["wait_ns"].between(0, participants["dur_ns"]).all()

@@ -148,7 +148,7 @@ ROWS = {(0, 0): [3, 1, 2, 2], (1, 0): [9, 1, 1, 1], (0, 1): [4, 4, 4, 4], (1, 1)
 
 @pytest.fixture(scope="module")
 def uneven() -> Result:
-    model = Model(ranks=2, exchange="all_to_all", rows=lambda rank, _, layer: ROWS[rank, layer])
+    model = Model(ranks=2, exchange="all_to_all", rows=lambda rank, _, layer: ROWS[rank, layer], split=True)
     return analyze(recorded(model)[0], "moe")
 
 
@@ -157,7 +157,7 @@ def test_tokens_of_each_expert(uneven: Result) -> None:
         (rank, layer, expert, float(rows))
         for rank in (0, 1)
         for layer in (0, 1)
-        for expert, rows in enumerate(row for row in ROWS[rank, layer] if row)
+        for expert, rows in enumerate(ROWS[rank, layer])
     ]
     assert records(uneven["experts"]) == sorted(expected, key=lambda row: -row[-1])
 
@@ -209,12 +209,13 @@ def test_grouped_products_hide_the_experts_but_not_the_ranks() -> None:
 def test_kernels_that_do_not_say_who_exchanges() -> None:
     result = agrees(Model(ranks=2, exchange="deep_ep"))
     assert [(skip.subject, skip.reason) for skip in result.skips] == [
-        ("balance between ranks", "the ranks of the all-to-all are not recorded")
+        ("balance of a rank's experts", "number of experts on the rank not recorded"),
+        ("balance between ranks", "the ranks of the all-to-all are not recorded"),
     ]
 
 
 def test_ranks_that_are_missing() -> None:
-    run, _ = recorded(Model(ranks=2, exchange="all_to_all"))
+    run, _ = recorded(Model(ranks=2, exchange="all_to_all", split=True))
     result = analyze(make_run(run.traces[:1]), "moe")
     assert [skip.reason for skip in result.skips] == ["ranks of the expert-parallel group are missing"]
 

@@ -165,7 +165,10 @@ class MatchedCollective(NamedTuple):
 
     @property
     def wait_ns(self) -> dict[int, int]:
-        """What each rank waited for the last one to arrive, at most its kernel's duration."""
+        """What each rank waited for the last one to arrive, at most its kernel's duration.
+
+        An upper bound: in an all-to-all, data of the ranks that are there may move before, at any rate.
+        """
         arrival = self.last.start
         return {
             participant.rank: min(arrival - participant.start, participant.end - participant.start)

@@ -16,6 +16,7 @@ from tracelens.analysis.moe.regions import (
     UNATTRIBUTED_NAME,
     LayerPass,
     Regions,
+    model_layers,
     regions,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "blocking",
     "deduplicated_share",
     "expert_parallel_group",
+    "model_layers",
     "regions",
     "token_messages",
 ]

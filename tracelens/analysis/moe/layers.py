@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common import recomputed
+from tracelens.analysis.common import integers, recomputed
 from tracelens.analysis.pipeline import gradient_sync, in_autograd, stage_messages
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
-from tracelens.trace import WORK_KINDS, Trace, forward_ops, matching, rows_by_code
+from tracelens.trace import WORK_KINDS, Trace, argument_texts, forward_ops, matching, rows_by_code
 
 MAX_EXPERTS = 1024
 """A top-k over more is no router: vocabularies are larger, and the largest models have 512 experts."""
@@ -510,3 +511,76 @@ def callers(trace: Trace) -> tuple[Int, Bool, Bool]:
 def in_launch_order(trace: Trace, rows: Int) -> Int:
     """Pieces of work that have a launch call, in the order of these calls."""
     return rows[np.argsort(trace.arrays.start[trace.work.host_call[rows]], kind="stable")]
+
+
+# ====================
+# Rows of each expert by its number, where a trace records them.
+#
+# A grouped call may have them among its arguments, or cut its rows apart by them; so does a loop over experts
+# before its first GEMM. The order of launch is no number: experts without rows launch nothing.
+
+_SPLITS = ("aten::split_with_sizes", "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes")
+_DIM = 2
+"""Argument of a split that says along which dimension; rows lie along the first."""
+
+
+class RowSplits(NamedTuple):
+    """Calls that cut rows apart by recorded sizes, in order of time."""
+
+    start: Int  # ns
+    sizes: list[tuple[int, ...]]
+
+    def between(self, start: int, end: int) -> list[tuple[int, ...]]:
+        """Sizes of the calls in a stretch of the host's time, the last first."""
+        first, last = np.searchsorted(self.start, (start, end)).tolist()
+        return self.sizes[first:last][::-1]
+
+
+def row_splits(trace: Trace) -> RowSplits:
+    """The splits of rows in a trace; ask with `trace.once(row_splits)`."""
+    events, ops = trace.arrays, trace.tables["ops"]
+    event, values = ops.array("event_id"), ops.coded("values")
+    # Many splits are of attention, along other dimensions, and share a few texts.
+    sizes: dict[int, tuple[int, ...]] = {}
+    is_split = events.named(lambda name: name in _SPLITS)[event]
+    for code in unique(values.codes[is_split]).tolist():
+        texts = argument_texts(values.values[code])
+        if len(texts) > _DIM and texts[_DIM] == "0" and (parts := integers(texts[1])):
+            sizes[code] = tuple(parts)
+    rows = np.flatnonzero(is_split & np.isin(values.codes, list(sizes)))
+    rows = rows[np.argsort(events.start[event[rows]], kind="stable")]
+    return RowSplits(events.start[event[rows]], [sizes[code] for code in values.codes[rows].tolist()])
+
+
+def rows_in_loop(splits: Sequence[tuple[int, ...]], rows: Sequence[int], experts: int) -> tuple[int, ...]:
+    """Rows of each expert by the split in front of a loop; empty where there is none of these rows.
+
+    Args:
+        splits: the last first.
+        rows: of each GEMM, in order of launch; an expert without rows has none.
+        experts: of all ranks together, -1 if not known.
+    """
+    for sizes in splits:
+        if [size for size in sizes if size] == list(rows) and (experts < 1 or not experts % len(sizes)):
+            return sizes
+    return ()
+
+
+def rows_in_group(lists: Sequence[Sequence[int]], groups: int, rows: int) -> tuple[int, ...]:
+    """Rows of each expert by lists of lengths or offsets; empty where none is about these rows.
+
+    Args:
+        lists: of whole numbers, among the arguments of a grouped call or of the splits inside of it.
+        groups: of the call, one an expert.
+        rows: of all groups together.
+    """
+    for numbers in lists:
+        if not numbers or len(numbers) not in (groups, groups + 1):
+            continue
+        if len(numbers) == groups and min(numbers) >= 0 and sum(numbers) == rows:
+            return tuple(numbers)
+        ends = [*[0] * (groups + 1 - len(numbers)), *numbers]
+        lengths = tuple(end - start for start, end in pairwise(ends))
+        if (ends[0], ends[-1]) == (0, rows) and min(lengths) >= 0:
+            return lengths
+    return ()

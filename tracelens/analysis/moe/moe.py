@@ -17,6 +17,7 @@ from tracelens.analysis.moe.regions import (
     RECOMPUTE,
     UNATTRIBUTED,
     UNATTRIBUTED_NAME,
+    model_layers,
 )
 from tracelens.arrays import Float, Int
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, result, sums
@@ -45,7 +46,7 @@ STAGE_TABLE = Schema(
     "covers sorting and moving tokens on the rank itself.",
 )
 
-LAYER = Column("layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0")
+LAYER = Column("layer", "int64", doc="among the MoE layers of the model, through all pipeline stages, from 0")
 
 LAYERS = Schema(
     "MoE layers",
@@ -122,14 +123,35 @@ TOKENS = Schema(
     detail=True,
     key=("layer",),
 )
+EXPERT_BALANCE = Schema(
+    "Balance of a rank's experts",
+    (
+        RANK,
+        LAYER,
+        Column("experts", "int64", "count", "on the rank", intensive=True),
+        Column("unused", "float64", "count", "experts without tokens per pass", intensive=True),
+        Column("tokens_mean", "float64", "count", "rows of an expert per pass"),
+        Column("tokens_max", "float64", "count", "of the busiest expert, mean over passes"),
+        Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is balanced", intensive=True),
+        Column(
+            "variation",
+            "float64",
+            "ratio",
+            "standard deviation / mean over the experts, mean over passes",
+            intensive=True,
+        ),
+    ),
+    doc="Of passes forward whose calls record the rows of each expert.",
+    key=("layer",),
+    leading="max_mean_ratio",
+    absent_is_zero=False,
+)
 EXPERT_ROWS = Schema(
     "Tokens by expert",
     (
         RANK,
         LAYER,
-        Column(
-            "expert", "int64", doc="in launch order on this rank, from 0; unused experts are not launched"
-        ),
+        Column("expert", "int64", doc="on the rank, from 0, by recorded split sizes or arguments"),
         Column("tokens", "float64", "count", "mean rows per pass"),
     ),
     doc="The busiest experts first.",
@@ -155,6 +177,7 @@ TABLES = {
     "stages": STAGE_TABLE,
     "layers": LAYERS,
     "balance": BALANCE,
+    "expert_balance": EXPERT_BALANCE,
     "passes": PASS_TABLE,
     "tokens": TOKENS,
     "experts": EXPERT_ROWS,
@@ -227,19 +250,25 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
 
     Reading:
         `stages` shows where the time goes, `layers` which layer takes it. In `balance`, a ratio of 100% is
-        balanced, and `cost_ns` is what the slowest rank costs.
+        balanced, and `cost_ns` is what the slowest rank costs. `expert_balance` is about the experts of each
+        rank, and of a single GPU.
 
     Limits:
-        Tokens by expert are unknown where grouped GEMMs read their sizes from GPU memory.
+        Tokens by expert are unknown where grouped GEMMs read their sizes from GPU memory. A loop over experts
+        records sizes, but only a split of the rows in front of it tells whose they are.
 
     Args:
         ranks: from `rank_passes`.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `stages`, `layers`, `balance`, `passes`, `tokens`, `experts` and `waits`. meta: `layers`,
-        `experts` and `chosen` (of one layer's router), `found_by`, `sync_free_stage` (see SYNC_FREE).
+        tables `stages`, `layers`, `balance`, `expert_balance`, `passes`, `tokens`, `experts` and `waits`.
+        meta: `layers`, `experts` and `chosen` (of one layer's router), `found_by`, `sync_free_stage` (see
+        SYNC_FREE).
     """
+    numbers = model_layers([rank.chunk_layers for rank in ranks])
+    if not isinstance(numbers, str):
+        ranks = [rank.numbered(layers) for rank, layers in zip(ranks, numbers, strict=True)]
     with_layers = [rank for rank in ranks if rank.passes]
     skips = [
         Skip(f"rank {rank.rank}", "no MoE layer: no router followed by experts")
@@ -251,6 +280,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         "layers": [_layer_rows(rank) for rank in with_layers],
         "balance": [balance_rows(group) for group in ep_groups],
         "tokens": by_rank(token_rows(group) for group in ep_groups),
+        "expert_balance": [row for rank in with_layers for row in expert_balance_rows(rank)],
         "experts": [row for rank in with_layers for row in expert_rows(rank)],
         "waits": by_rank(wait_rows(group) for group in ep_groups),
         "stages": [],
@@ -318,9 +348,11 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         skips.append(Skip(f"stages of some {compiled}", reason))
     if any(rank.no_layer_ns[:UNATTRIBUTED].any() for rank in with_layers):
         skips.append(Skip(f"layers of some {compiled}", "not every layer has ops of the same sizes"))
+    if isinstance(numbers, str):
+        reason = f"each rank counts its own MoE layers from 0: {numbers}"
+        skips.append(Skip("layer numbers through the pipeline", reason))
     all_passes = [layer_pass for rank in with_layers for layer_pass in rank.passes]
-    if any(layer_pass.grouped for layer_pass in all_passes):
-        skips.append(Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory"))
+    skips += _unknown_experts(with_layers)
     if not ep_groups:
         if any(len(rank.group) > 1 for rank in with_layers):
             reason = "ranks of the expert-parallel group are missing"
@@ -342,6 +374,30 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         found_by="scopes or modules" if all(rank.framed for rank in with_layers) else "order of ops",
         sync_free_stage=min(sync_free_stages),
     )
+
+
+def _unknown_experts(ranks: Sequence[RankPasses]) -> list[Skip]:
+    """Why the tokens of some experts are not known."""
+    passes = [
+        (layer_pass, rank.rows_by_expert(number))
+        for rank in ranks
+        for number, layer_pass in enumerate(rank.passes)
+        if not layer_pass.expert_rows
+    ]
+    loops = [(layer_pass.rows, rows) for layer_pass, rows in passes if not layer_pass.grouped]
+    skips = []
+    if len(loops) < len(passes):
+        skips.append(Skip("tokens by expert", "grouped GEMMs read their sizes from GPU memory"))
+    if any(launched and min(launched) < 0 for launched, _ in loops):
+        reason = "shapes of the expert GEMMs not recorded; use record_shapes=True"
+        skips.append(Skip("tokens by expert", reason))
+    if any(len(rows) > 1 for _, rows in loops):
+        reason = "a loop does not record which expert each GEMM is of; only their balance is known"
+        skips.append(Skip("tokens by expert", reason))
+    if any(launched and min(launched) >= 0 and not rows for launched, rows in loops):
+        reason = "number of experts on the rank not recorded"
+        skips.append(Skip("balance of a rank's experts", reason))
+    return skips
 
 
 def _layer_rows(rank: RankPasses) -> dict[str, Any]:
@@ -472,19 +528,39 @@ def token_rows(group: ExpertGroup) -> Iterator[dict[str, Any]]:
             }
 
 
-def expert_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
-    """Rows of EXPERT_ROWS of one rank; none for grouped GEMMs, whose sizes stay on the GPU."""
-    of_layer: dict[int, list[list[int]]] = {}
-    for layer_pass in rank.passes:
-        if not layer_pass.grouped and layer_pass.rows and min(layer_pass.rows) >= 0:
-            of_layer.setdefault(layer_pass.layer, []).append(layer_pass.rows)
+def expert_balance_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
+    """Rows of EXPERT_BALANCE of one rank, a mapping for each layer with several experts."""
+    of_layer: dict[int, list[Float]] = {}
+    for number, layer_pass in enumerate(rank.passes):
+        rows = np.array(rank.rows_by_expert(number), dtype=np.float64)
+        if not layer_pass.is_recompute and len(rows) > 1:
+            of_layer.setdefault(layer_pass.layer, []).append(rows)
     for layer, passes in sorted(of_layer.items()):
-        most = max(len(rows) for rows in passes)
-        # Where experts without tokens are left out, the order of launch says nothing of which they are.
-        whole = [rows for rows in passes if len(rows) == most]
+        mean = np.mean([of_pass.mean() for of_pass in passes])
+        most = np.mean([of_pass.max() for of_pass in passes])
         yield {
-            "rank": [rank.rank] * most,
-            "layer": [layer] * most,
-            "expert": list(range(most)),
-            "tokens": np.array(whole, dtype=float).mean(axis=0).tolist(),
+            "rank": [rank.rank],
+            "layer": [layer],
+            "experts": [max(map(len, passes))],
+            "unused": [np.mean([(of_pass == 0).sum() for of_pass in passes])],
+            "tokens_mean": [mean],
+            "tokens_max": [most],
+            "max_mean_ratio": [most / max(mean, 1e-9)],
+            "variation": [np.mean([of_pass.std() / max(of_pass.mean(), 1e-9) for of_pass in passes])],
+        }
+
+
+def expert_rows(rank: RankPasses) -> Iterator[dict[str, Any]]:
+    """Rows of EXPERT_ROWS of one rank, of passes that record the rows of each expert by its number."""
+    of_layer: dict[int, list[tuple[int, ...]]] = {}
+    for layer_pass in rank.passes:
+        if layer_pass.expert_rows and not layer_pass.is_recompute:
+            of_layer.setdefault(layer_pass.layer, []).append(layer_pass.expert_rows)
+    for layer, passes in sorted(of_layer.items()):
+        experts = max(map(len, passes))
+        yield {
+            "rank": [rank.rank] * experts,
+            "layer": [layer] * experts,
+            "expert": list(range(experts)),
+            "tokens": np.mean([rows for rows in passes if len(rows) == experts], axis=0).tolist(),
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import comb
 from typing import NamedTuple
 
@@ -64,6 +66,7 @@ class RankPasses(NamedTuple):
     group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
     moves_tokens: bool  # whether any communication brings tokens or takes them back
     framed: bool  # whether frames of the program mark the layers
+    chunk_layers: Mapping[int, int]  # MoE layers of each chunk of the model, see Regions
 
     @property
     def in_step(self) -> Bool:
@@ -76,10 +79,29 @@ class RankPasses(NamedTuple):
     def layer(self) -> Int:
         return np.array([layer_pass.layer for layer_pass in self.passes], dtype=np.int64)[self.number]
 
+    def numbered(self, layers: Int) -> RankPasses:
+        """The same with other numbers of the layers, by those that they have."""
+        passes = [replace(layer_pass, layer=int(layers[layer_pass.layer])) for layer_pass in self.passes]
+        return self._replace(passes=passes)
+
     def rows_of(self, number: int) -> int:
         """Rows that the experts compute in a pass: by the GEMM sizes, else by what was received."""
         known = self.passes[number].rows
         return sum(known) if known and min(known) >= 0 else self.received[number]
+
+    def rows_by_expert(self, number: int) -> tuple[int, ...]:
+        """Rows of all experts of the rank in a pass, also those without any; empty where not known.
+
+        Where the trace does not record their numbers they are in no order.
+        """
+        layer_pass = self.passes[number]
+        rows = layer_pass.rows
+        if layer_pass.expert_rows or layer_pass.grouped or not rows or min(rows) < 0:
+            return layer_pass.expert_rows
+        if self.moves_tokens and not self.group:
+            return ()  # how many experts the rank has is not known
+        unused = layer_pass.experts // max(len(self.group), 1) - len(rows)
+        return (*rows, *(0,) * unused) if unused >= 0 else ()
 
 
 class Blocking(NamedTuple):
@@ -189,6 +211,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
         group=expert_parallel_group(trace),
         moves_tokens=bool(((work.kind == WORK_KINDS.index("comm")) & (layers.layer_pass >= 0)).any()),
         framed=layers.framed,
+        chunk_layers=layers.chunk_layers,
     )
 
 

@@ -8,14 +8,15 @@ the compiler orders the graph as it likes, and may leave weight gradients for th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.common import integers
 from tracelens.analysis.moe.layers import (
     BORDER,
     COMBINE,
@@ -36,12 +37,15 @@ from tracelens.analysis.moe.layers import (
     in_launch_order,
     kinds,
     origins,
+    row_splits,
+    rows_in_group,
+    rows_in_loop,
     stages,
     tokens,
     windows,
 )
 from tracelens.analysis.pipeline import FORWARD as FORWARD_PASS
-from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, numbered_alone
+from tracelens.analysis.pipeline import MicrobatchPass, gradient_sync, model_chunks, numbered_alone
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
@@ -69,14 +73,21 @@ class LayerPass:
     grouped: bool  # whether the expert GEMMs are grouped
     # sizes of the expert GEMMs in order of launch; of grouped ones the rows of all experts
     gemms: tuple[GemmSize, ...]
+    # rows of each expert of this rank by its number, empty where the trace does not tell
+    expert_rows: tuple[int, ...] = ()
 
     @cached_property
     def rows(self) -> list[int]:
-        """Rows that each expert of this rank computes: of each GEMM of the most frequent weight size."""
+        """Rows of each expert that has any, in order of launch: of the GEMMs of the most frequent size."""
         sizes: dict[tuple[int, int], list[int]] = {}
         for gemm in self.gemms:
             sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
-        return max(sizes.values(), key=len) if sizes else []
+        if not sizes:
+            return []
+        depth, columns = max(sizes, key=lambda size: len(sizes[size]))
+        # Separate gate and up projections have one size: of the down projection each expert has one.
+        down = sizes.get((columns, depth), [])
+        return down if 2 * len(down) == len(sizes[depth, columns]) else sizes[depth, columns]
 
 
 class Regions(NamedTuple):
@@ -92,6 +103,9 @@ class Regions(NamedTuple):
     passes: list[LayerPass]  # in order of launch
     labels: list[str]  # names of the steps
     framed: bool  # whether frames or scopes of the program mark the layers
+    # number of a chunk in the whole model to its MoE layers, of the chunks that the rank runs; empty where
+    # the trace does not tell which
+    chunk_layers: Mapping[int, int]
 
 
 @dataclass
@@ -120,6 +134,19 @@ class _ArgumentSizes:
         sizes = dict(cost.dims)
         rows = sizes.get("M", -1) * sizes.get("B", 1)
         return GemmSize(int(rows), int(sizes.get("K", -1)), int(sizes.get("N", -1)))
+
+    def expert_rows(self, layer_pass: LayerPass, window: LayerWindow, gemm: int) -> tuple[int, ...]:
+        """Rows of each expert by its number, where a pass records them; `gemm` is its first expert GEMM."""
+        rows, op = layer_pass.rows, int(self.lexed.op[gemm])
+        called, splits = self.lexed.called, self.trace.once(row_splits)
+        if not layer_pass.grouped:
+            before = splits.between(int(called[window.first]), int(called[gemm]))
+            return rows_in_loop(before, rows, layer_pass.experts)
+        own = [integers(text) for text in self._ops.call(op).values]
+        inside = splits.between(int(self.trace.arrays.start[op]), int(called[gemm]))
+        cost = self._known[tuple(self._keys[gemm].tolist())]
+        groups = dict(cost.dims).get("G", 0) if cost is not None else 0
+        return rows_in_group([*own, *inside], int(groups), rows[0])
 
     def itemsize(self, token: int) -> int:
         """Bytes of an element of the GEMM at a token; 2 where that is not recorded."""
@@ -159,13 +186,14 @@ class PassNumber(NamedTuple):
     step: int  # position in `steps_of`
     microbatch: int  # in the step
     layer: int  # among the MoE layers of the rank, through all its chunks of the model
+    chunk: int = -1  # of the model, -1 where the rank has only one or does not tell
 
 
 class _Forward(NamedTuple):
     """One micro-batch forward through one chunk of the model, and passes through its MoE layers."""
 
     step: int  # position in `steps_of`
-    chunk: int  # of the model, 0 where the rank has only one
+    chunk: int  # of the model, -1 where the rank has only one
     microbatch: int  # in the step
     layers: list[int]  # passes in order of launch, as positions in the list of all
     waiting: list[int]  # those of them that no recompute has repeated yet
@@ -275,6 +303,7 @@ def regions(trace: Trace) -> Regions:
             passes=[],
             labels=[],
             framed=False,
+            chunk_layers={0: 0},
         )
     caller, autograd, is_recompute = callers(trace)
     lexed = tokens(trace, caller, autograd, is_recompute)
@@ -299,21 +328,23 @@ def regions(trace: Trace) -> Regions:
         _, first = np.unique(ops, return_index=True)
         first = np.sort(first) if (ops >= 0).all() else np.arange(len(ops))
         gemms = tuple(map(reader.gemm_size, gemm_tokens[first].tolist()))
-        passes.append(
-            LayerPass(
-                step=number.step,
-                microbatch=number.microbatch,
-                layer=number.layer,
-                is_recompute=bool(lexed.is_recompute[window.first]),
-                experts=experts,
-                top_k=top_k,
-                tokens=seen,
-                hidden=gemms[0].depth if gemms else -1,
-                itemsize=reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2,
-                grouped=layer.grouped,
-                gemms=gemms,
-            )
+        new_pass = LayerPass(
+            step=number.step,
+            microbatch=number.microbatch,
+            layer=number.layer,
+            is_recompute=bool(lexed.is_recompute[window.first]),
+            experts=experts,
+            top_k=top_k,
+            tokens=seen,
+            hidden=gemms[0].depth if gemms else -1,
+            itemsize=reader.itemsize(int(gemm_tokens[0])) if len(gemm_tokens) else 2,
+            grouped=layer.grouped,
+            gemms=gemms,
         )
+        if new_pass.rows and min(new_pass.rows) >= 0:
+            expert_rows = reader.expert_rows(new_pass, window, int(gemm_tokens[0]))
+            new_pass = replace(new_pass, expert_rows=expert_rows)
+        passes.append(new_pass)
     layer_pass, stage, phase = nothing.copy(), nothing.copy(), nothing.copy()
     layer_pass[lexed.row], stage[lexed.row] = of_token
     phase[lexed.row] = np.where(of_token[0] >= 0, np.where(lexed.is_recompute, RECOMPUTE, FORWARD), -1)
@@ -357,7 +388,46 @@ def regions(trace: Trace) -> Regions:
         passes=passes,
         labels=steps_of(trace).labels,
         framed=framed,
+        chunk_layers=chunk_layers(numbers, model_chunks(trace)),
     )
+
+
+def chunk_layers(numbers: Sequence[PassNumber], chunks: Sequence[int]) -> dict[int, int]:
+    """How many MoE layers each chunk of a rank has, see Regions.
+
+    Args:
+        numbers: of its passes through MoE layers.
+        chunks: numbers in the whole model of those that it runs, empty where not known.
+    """
+    if len(chunks) == 1:
+        return {chunks[0]: max((number.layer for number in numbers), default=-1) + 1}
+    layers = {chunk: {number.layer for number in numbers if number.chunk == chunk} for chunk in chunks}
+    told = all(number.chunk in layers for number in numbers)
+    return {chunk: len(of_chunk) for chunk, of_chunk in layers.items()} if told else {}
+
+
+def model_layers(ranks: Sequence[Mapping[int, int]]) -> list[Int] | str:
+    """Numbers of MoE layers through all stages of a pipeline; why they are not known, else.
+
+    Args:
+        ranks: `chunk_layers` of each, see Regions; replicas of a stage have the same chunks.
+
+    Returns:
+        of each rank the layers' numbers in the whole model, by those on the rank.
+    """
+    layers: dict[int, int] = {}
+    for of_rank in ranks:
+        for chunk, count in of_rank.items():
+            layers[chunk] = max(layers.get(chunk, 0), count)
+    if not all(ranks):
+        return "a trace does not tell which part of the model it runs"
+    if missing := set(range(max(layers, default=0))) - set(layers):
+        return f"no rank of the run has chunk {min(missing)} of the model"
+    first = np.cumsum([0, *(layers[chunk] for chunk in sorted(layers))])
+    return [
+        np.concatenate([first[chunk] + np.arange(count) for chunk, count in sorted(of_rank.items())])
+        for of_rank in ranks
+    ]
 
 
 def pass_numbers(
@@ -410,7 +480,7 @@ def pass_numbers(
     for number, (key, origin) in enumerate(zip(keys, origins, strict=True)):
         if not is_recompute[number]:
             if key not in forwards:
-                chunk, microbatch = 0, in_step[step[number]]
+                chunk, microbatch = -1, in_step[step[number]]
                 if spans:
                     chunk, microbatch = spans[number].virtual, spans[number].microbatch
                 in_step[step[number]] += 1
@@ -428,14 +498,14 @@ def pass_numbers(
             if forward is not None:
                 of_window.append(of_window[forward.waiting.pop()])
             else:
-                of_window.append((next(reversed(forwards.values()), _Forward(0, 0, 0, [], [])), 0))
+                of_window.append((next(reversed(forwards.values()), _Forward(0, -1, 0, [], [])), 0))
     # How many MoE layers each chunk of the rank has, and those before it.
     layers: dict[int, int] = {}
     for forward in forwards.values():
         layers[forward.chunk] = max(layers.get(forward.chunk, 0), len(forward.layers))
     before = {chunk: sum(layers[lower] for lower in layers if lower < chunk) for chunk in layers}
     return [
-        PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer)
+        PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer, forward.chunk)
         for forward, layer in of_window
     ]
 

@@ -279,16 +279,37 @@ def numbered_alone(trace: Trace) -> list[MicrobatchPass]:
     By launch; empty where it is no part of a pipeline with several chunks a rank, or not known which pass
     is of which chunk.
     """
+    lines = trace.once(_lines_alone)
+    if any(line.size.chunks == 1 for line in lines):
+        return []
+    return [span for line in lines for span in line.lanes[0].spans]
+
+
+def model_chunks(trace: Trace) -> list[int]:
+    """Numbers of the chunks of the model that a rank runs, ascending; empty where it does not tell.
+
+    A rank outside of all pipelines runs the whole model: chunk 0.
+    """
+    rank = trace.once(all_passes)
+    if not rank.staged:
+        return [0]
+    if rank.rank not in rank.pipeline_ranks and any(span.virtual < 0 for span in rank.spans):
+        return []
+    return sorted({span.virtual for line in trace.once(_lines_alone) for span in line.lanes[0].spans})
+
+
+def _lines_alone(trace: Trace) -> list[Numbered]:
+    """A rank's part of its pipeline in each step; none where any of them cannot be numbered for sure."""
     rank = trace.once(all_passes)
     ranks = list(dict.fromkeys(rank.pipeline_ranks))
     stage = Stage(rank, ranks.index(rank.rank), 0) if rank.rank in ranks else Stage(rank, 0, 0)
-    spans: list[MicrobatchPass] = []
+    lines = []
     for label in dict.fromkeys(span.step for span in rank.spans):
         line = numbered([lane_of(stage, label)], max(len(ranks), 1))
-        if isinstance(line, str) or not line.size.sure or line.size.chunks == 1:
+        if isinstance(line, str) or not line.size.sure:
             return []
-        spans += line.lanes[0].spans
-    return spans
+        lines.append(line)
+    return lines
 
 
 def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass]] | str:

@@ -21,8 +21,8 @@ from tracelens.analysis.common import (
     own_device,
     recomputed,
 )
-from tracelens.analysis.moe import PHASES, STAGES, regions
-from tracelens.analysis.pipeline import in_autograd
+from tracelens.analysis.moe import PHASES, STAGES, model_layers, regions
+from tracelens.analysis.pipeline import in_autograd, passes
 from tracelens.analysis.roofline import BOUNDS, bounds, costing
 from tracelens.analysis.serving import at_step
 from tracelens.analysis.step_timeline import activity_texts
@@ -91,7 +91,9 @@ _STEP = Column("step", "category", doc="the step that launched it: name of its m
 _PROGRAM = (
     Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
     Column(
-        "layer", "int64", doc="among the MoE layers of all chunks of the rank, from 0; missing outside them"
+        "layer",
+        "int64",
+        doc="among the MoE layers of the model, through all pipeline stages, from 0; missing outside them",
     ),
     Column("microbatch", "int64", doc="of the MoE layer, in the step, from 0; missing outside MoE layers"),
     Column(
@@ -257,12 +259,21 @@ COLLECTIVES = Schema(
 )
 
 
+class RankSelection(NamedTuple):
+    """What they select of one rank."""
+
+    trace: Trace
+    work: Work  # any of its work
+    device: Device | None  # whose peaks set the roofline, None where they are not known
+    layers: Int | None  # numbers of its MoE layers in the model by those on the rank, None where not known
+
+
 class RunSelection(NamedTuple):
     """What the arguments of a table select."""
 
     run: Run  # all ranks, narrowed to the step
     scope: Scope
-    parts: list[tuple[Trace, Work, Device | None]]  # of selected ranks with work; device of the roofline
+    parts: list[RankSelection]  # of selected ranks with work
 
 
 def select(
@@ -287,21 +298,27 @@ def select(
         raise TracelensError(f"no rank {min(unknown)} (has: {', '.join(map(str, run.ranks))})")
     narrowed = at_step(run, step)
     traces = [trace for trace in narrowed.traces if trace.meta.rank in ranks]
-    parts = [(trace, gpu_work(trace, scope), peaks or own_device(trace)) for trace in traces]
-    return RunSelection(narrowed, scope, [part for part in parts if len(part[1].event)])
+    # Layers are numbered through the stages of a pipeline, also those of ranks that are not selected.
+    counted = list(narrowed.traces) if any(passes(trace).staged for trace in traces) else traces
+    numbers = model_layers([trace.once(regions).chunk_layers for trace in counted])
+    ranks_counted = [trace.meta.rank for trace in counted]
+    layers = {} if isinstance(numbers, str) else dict(zip(ranks_counted, numbers, strict=True))
+    parts = [
+        RankSelection(trace, gpu_work(trace, scope), peaks or own_device(trace), layers.get(trace.meta.rank))
+        for trace in traces
+    ]
+    return RunSelection(narrowed, scope, [part for part in parts if len(part.work.event)])
 
 
 def kernel_frame(selected: RunSelection) -> pd.DataFrame:
     """Every kernel, copy and memset, as in KERNELS."""
-    return wide_frame(KERNELS.concat([kernel_rows(*part) for part in selected.parts]))
+    return wide_frame(KERNELS.concat([kernel_rows(part) for part in selected.parts]))
 
 
 def op_frame(selected: RunSelection) -> pd.DataFrame:
     """Every op call that launched GPU work itself, as in OPS."""
     return wide_frame(
-        OPS.concat(
-            [op_rows(trace, work, kernel_rows(trace, work, peaks)) for trace, work, peaks in selected.parts]
-        )
+        OPS.concat([op_rows(part.trace, part.work, kernel_rows(part)) for part in selected.parts])
     )
 
 
@@ -310,21 +327,13 @@ def collective_frame(selected: RunSelection) -> pd.DataFrame:
     aligned = align_run(selected.run, selected.scope)
     result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=selected.scope)
     matched = matches(aligned, result.data)
-    rows = [
-        collective_rows(trace, work, kernel_rows(trace, work, peaks), matched)
-        for trace, work, peaks in selected.parts
-    ]
+    rows = [collective_rows(part.trace, part.work, kernel_rows(part), matched) for part in selected.parts]
     return wide_frame(COLLECTIVES.concat(rows))
 
 
-def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, Any]:
-    """Columns of KERNELS of one rank.
-
-    Args:
-        trace: of the rank.
-        work: any of its work.
-        device: whose peaks set the roofline, None where they are not known.
-    """
+def kernel_rows(part: RankSelection) -> dict[str, Any]:
+    """Columns of KERNELS of one rank."""
+    trace, work = part.trace, part.work
     names = trace.arrays.names
     # Where each op is recorded, and whether its shapes are of another batch size.
     source, ops = trace.tables["events"].coded("source"), trace.tables["ops"]
@@ -337,8 +346,8 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
     piece, _, alone_ns = shares(work.start, work.end, work.kind.astype(np.int64), steps_of(trace).edges)
     return (
         activity_texts(trace, work)
-        | program(trace, work)
-        | kernel_costs(trace, work, device)
+        | program(trace, work, part.layers)
+        | kernel_costs(trace, work, part.device)
         | {
             "rank": np.full(len(work.event), trace.meta.rank),
             "kind": Coded.used(work.kind, WORK_KINDS),
@@ -356,7 +365,7 @@ def kernel_rows(trace: Trace, work: Work, device: Device | None) -> dict[str, An
     )
 
 
-def program(trace: Trace, work: Work) -> dict[str, Any]:
+def program(trace: Trace, work: Work, layers: Int | None) -> dict[str, Any]:
     """Step, MoE layer, micro-batch and phase of each piece of work.
 
     The MoE layers tell the phase first. Elsewhere autograd does: what its engine runs is backward, unless it
@@ -372,6 +381,8 @@ def program(trace: Trace, work: Work) -> dict[str, Any]:
         np.array([getattr(layer_pass, name) for layer_pass in moe.passes], dtype=np.int64)
         for name in ("layer", "microbatch")
     )
+    if layers is not None:
+        layer = layers[layer]
     # Code into PHASES, -1 where nothing tells.
     forward, backward, recompute = range(len(PHASES))
     events, ops = trace.arrays, trace.tables["ops"]

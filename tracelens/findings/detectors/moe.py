@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -52,7 +53,7 @@ def expert_loop(context: RankContext) -> Outcome:
         return "no MoE layer"
     loops = np.array(
         [
-            not layer_pass.grouped and len(layer_pass.rows) >= LOOP_GEMMS and min(layer_pass.rows) >= 0
+            not layer_pass.grouped and _of_one_size(layer_pass) >= LOOP_GEMMS and min(layer_pass.rows) >= 0
             for layer_pass in layers.passes
         ],
         dtype=bool,
@@ -124,6 +125,12 @@ def expert_loop(context: RankContext) -> Outcome:
         f"{milliseconds(context.per_step(float(grouped_ns.sum())), 1)}/step",
         "medium",
     )
+
+
+def _of_one_size(layer_pass: LayerPass) -> int:
+    """Expert GEMMs with weights of the most frequent size."""
+    sizes = Counter((gemm.depth, gemm.columns) for gemm in layer_pass.gemms)
+    return max(sizes.values(), default=0)
 
 
 def _flops(layer_pass: LayerPass) -> float:

@@ -2,6 +2,7 @@
 
 from tracelens.trace.activities import Scope, Work, gpu_work
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
+from tracelens.trace.in_flight import TO_HOST, InFlight, in_flight_at_start
 from tracelens.trace.intervals import (
     Union,
     both,
@@ -88,12 +89,14 @@ __all__ = [
     "PASSED_THROUGH",
     "STACK_KINDS",
     "STEP_MARK",
+    "TO_HOST",
     "WHOLE",
     "WORK_KINDS",
     "YEAR_2001_NS",
     "Calls",
     "Events",
     "Flows",
+    "InFlight",
     "PacePart",
     "Run",
     "Scope",
@@ -128,6 +131,7 @@ __all__ = [
     "forward_ops",
     "gpu_work",
     "host_work",
+    "in_flight_at_start",
     "intersection",
     "interval_of",
     "is_linked",

@@ -40,6 +40,7 @@ from tracelens.trace.run import (
     launched_in,
     make_run,
     named_ranks,
+    recorded_span,
     select_step,
     steps_of,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "mean_step_ns",
     "named_ranks",
     "nest",
+    "recorded_span",
     "rows_by_code",
     "select_step",
     "settled",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from tracelens.trace.trace import (
     matching,
     rows_by_code,
 )
+
+if TYPE_CHECKING:
+    from tracelens.trace.activities import Work
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
@@ -277,6 +280,19 @@ def steps_of(trace: Trace) -> Steps:
     lost. Without GPU work there is no window.
     """
     return trace.once(_windows)
+
+
+def recorded_span(trace: Trace, work: Work) -> tuple[int, int]:
+    """The time that figures of all of a trace are of: of a selected step its window.
+
+    Else from the first start to the last end of GPU work; without step marks, behind what was in flight when
+    the recording began.
+    """
+    steps = steps_of(trace)
+    if trace.window is not None:
+        return int(steps.edges[0]), int(steps.edges[-1])
+    begin = work.start.min() if steps.marked else max(work.start.min(), steps.edges[steps.whole.start])
+    return int(begin), int(work.end.max())
 
 
 def launched_in(trace: Trace, steps: Steps, events: Int) -> Int:

@@ -16,10 +16,10 @@ from tracelens.table import Skip
 from tracelens.trace import Run, Scope
 
 SEND_RECV = "send/recv"
-# What an alignment of two ranks' collectives costs: one that a rank lacks between others; two that disagree;
-# two that end apart, as a share of the usual time from one collective to the next, at most this. What one rank
-# lacks before its first or after its last costs nothing: recordings begin and end at different times.
-_LACKING, _DISAGREE, _APART = 0.5, 0.9, 0.8
+# What an alignment of two ranks' collectives costs: one that a rank lacks between others, or before its first
+# and after its last, since recordings begin and end at different times; two that disagree; two that end
+# apart, as a share of the usual time from one collective to the next, at most this.
+_LACKING, _LACKING_AT_EDGE, _DISAGREE, _APART = 0.5, 0.46, 0.9, 0.8
 # A receive that ends longer than this before its send begins is another's; clocks agree better than this.
 _SLACK_NS = 100_000
 # So many messages in a row may be missing on either side, beyond what the two lists differ by in length.
@@ -279,8 +279,8 @@ def match_collectives(
 ) -> tuple[list[MatchedCollective], list[Skip], dict[int, int]]:
     """The collectives of one process group; a Skip for those on which its ranks disagree.
 
-    All ranks of a group ask for the same collectives in the same order, so the n-th of one rank is the n-th of
-    the others, unless a recording lacks some: then the ranks are aligned, see `_places`.
+    All ranks of a group ask for the same collectives in the same order, so the n-th of one rank is the n-th
+    of the others, unless a recording lacks some: then the ranks are aligned, see `_places`.
 
     Args:
         name: of the process group, as people know it.
@@ -362,7 +362,7 @@ def _places(participants: list[Participant], longest: list[Participant]) -> list
     while tail < shorter - head and cost(len(ends) - 1 - tail, len(ends2) - 1 - tail) < _LACKING / 2:
         tail += 1
     rows, columns = range(head, len(ends) - tail), range(head, len(ends2) - tail)
-    lacking_head, lacking_tail = (0.0 if not same else _LACKING for same in (head, tail))
+    lacking_head, lacking_tail = (_LACKING if same else _LACKING_AT_EDGE for same in (head, tail))
     pair_of = _least_cost(rows, columns, cost, band, lacking_head, lacking_tail)
     places: list[tuple[int, int]] = []
     for row in range(len(ends)):

@@ -1,4 +1,4 @@
-"""Records that must be there because others are: a call and its kernel, a collective and its kernel, step marks.
+"""Records that must be there because others are: calls, kernels and their links, collectives, step marks.
 
 Calls and GPU work share a correlation id, and the profiler numbers calls in the order in which they are made.
 In 375,000 launches of 156 undamaged traces no kernel launched during the recording lacks its call, and no

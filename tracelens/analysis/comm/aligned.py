@@ -233,9 +233,12 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     ]
     for group, of_group in groups.items():
         on_one_clock = {rank: _shifted(participants, offset) for rank, participants in of_group.items()}
-        pairs, skips = match_messages(names[group], group[1], on_one_clock)
+        pairs, skips, lacking = match_messages(names[group], group[1], on_one_clock)
         collectives += pairs
         unmatched[group] += skips
+        for number, count in lacking.items():
+            by_group = lost.setdefault(number, {})
+            by_group[names[group]] = by_group.get(names[group], 0) + count
     collectives.sort(key=lambda collective: collective.start)
     shift = {rank: base[rank] - offset[rank] for rank in base}
     return AlignedRun(ranks, collectives, rank_clocks, shift, unmatched, lost)
@@ -335,18 +338,21 @@ def _places(participants: list[Participant], longest: list[Participant]) -> list
 
     (n, 1), (n, 2), ... follow the n-th, and that rank lacks them. The alignment with the least edit distance,
     in kind, type and size of the collectives and in when they end: sequences repeat themselves, and ends tell
-    which is which. Equal sequences are not aligned: nothing is lost.
+    which is which.
     """
     code: dict[tuple[str, str, int], int] = {}
     codes, codes2 = (
         np.array([code.setdefault(_signature(each.record), len(code)) for each in side], dtype=np.int64)
         for side in (participants, longest)
     )
-    if np.array_equal(codes, codes2):
-        return [(place, 0) for place in range(len(participants))]
+    in_order = [(place, 0) for place in range(len(participants))]
+    if participants is longest:
+        return in_order
     ends, ends2 = (np.array([each.end for each in side]) for side in (participants, longest))
     ran, ran2 = (np.array([each.ran for each in side]) for side in (participants, longest))
     usual_ns = max(float(np.median(np.diff(ends2[ran2]))) if ran2.sum() > 1 else 1.0, 1.0)
+    if np.array_equal(codes, codes2) and not _shifted_within(ends, ends2, ran & ran2, usual_ns):
+        return in_order
     band = len(ends2) - len(ends) + _BAND
     offset = _usual_difference(ends, ends2, codes, codes2, ran, ran2, band, usual_ns)
 
@@ -379,6 +385,28 @@ def _places(participants: list[Participant], longest: list[Participant]) -> list
             before = min(pair_of, default=rows.stop) - row
             places.append((-before, 0) if not first else (first - 1, row - head + 1))
     return places
+
+
+def _shifted_within(ends: Int, ends2: Int, ran: Bool, usual_ns: float) -> bool:
+    """Whether equal sequences end together for a part, and elsewhere some places apart.
+
+    Then each of two ranks lacks another one. On CPUs ends lie apart anyhow.
+    """
+    rows = np.flatnonzero(ran)
+    if not len(rows):
+        return False
+    apart = ends[rows] - ends2[rows]
+    usual = np.sort(apart)[len(apart) // 2]
+    apart = np.abs(apart - usual)
+    off = ends[rows[apart > usual_ns / 2]] - usual
+    if not len(off) or np.median(apart) > usual_ns / 10:
+        return False
+    others = np.sort(ends2[rows])
+    after = np.clip(np.searchsorted(others, off), 1, max(len(others) - 1, 1))
+    near = np.minimum(
+        np.abs(others[np.minimum(after, len(others) - 1)] - off), np.abs(others[after - 1] - off)
+    )
+    return bool((near < usual_ns / 10).any())
 
 
 def _usual_difference(
@@ -469,7 +497,7 @@ def alone(name: str, of_group: Mapping[int, Sequence[Participant]]) -> list[Skip
 
 def match_messages(
     name: str, ranks: tuple[int, ...], of_group: Mapping[int, Sequence[Participant]]
-) -> tuple[list[MatchedCollective], list[Skip]]:
+) -> tuple[list[MatchedCollective], list[Skip], Counter[int]]:
     """The sends of a process group, each with its receive.
 
     NCCL delivers messages from one rank to another in order, so the n-th send belongs to the n-th receive.
@@ -479,6 +507,9 @@ def match_messages(
         name: of the process group.
         ranks: of the group, as recorded.
         of_group: its communication by rank, in the order in which the rank asked for it, by one clock.
+
+    Returns:
+        (the pairs; what could not be matched; rank to how many it lacks between others that it has).
     """
     # (sender, receiver) to its sends and receives, in the order in which each of them asked for it.
     links: dict[tuple[int, int], tuple[list[Participant], list[Participant]]] = {}
@@ -501,6 +532,7 @@ def match_messages(
         reason = "the peer rank is not recorded and the group has more than two ranks"
         skips.append(Skip(f"{unknown} send(s) and receive(s) of {name}", reason))
     matched: list[MatchedCollective] = []
+    lacking = Counter[int]()
     for (sender, receiver), (sends, receives) in sorted(links.items(), key=lambda link: link[0]):
         if len(sends) == len(receives) and all(map(_may_pair, sends, receives)):
             pairs = list(zip(sends, receives, strict=True))
@@ -511,7 +543,12 @@ def match_messages(
         if unpaired and sender in of_group and receiver in of_group:
             subject = f"{unpaired} send(s) and receive(s) of {name} from rank {sender} to rank {receiver}"
             skips.append(Skip(subject, "no counterpart of the same size and time recorded"))
-    return matched, skips
+            for side, other, own in ((0, receiver, sends), (1, sender, receives)):
+                paired = {id(pair[side]) for pair in pairs}
+                places = [place for place, each in enumerate(own) if id(each) in paired]
+                if places and (between := places[-1] - places[0] + 1 - len(places)):
+                    lacking[other] += between
+    return matched, skips, lacking
 
 
 def _may_pair(send: Participant, receive: Participant) -> bool:

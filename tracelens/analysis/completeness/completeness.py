@@ -155,7 +155,7 @@ class RankRecord:
     doubts: Sequence[Doubt]  # about this rank alone
     unchecked: Mapping[str, str] = field(default_factory=dict)  # what could not be checked, and why
     in_flight: Mapping[str, str] = field(default_factory=dict)  # work across the edges of the window
-    streams: Collection[int] = ()  # with a considerable number of pieces of work
+    streams: Mapping[int, int] = field(default_factory=dict)  # stream to number of pieces of work
     threads: int = 0  # of the host, with a considerable number of ops
     launches: int = 0  # calls
     work: int = 0  # kernels, copies and memsets
@@ -165,7 +165,7 @@ class RankRecord:
 def rank_record(trace: Trace) -> RankRecord:
     """What speaks against the recording of one rank, and what the comparison of ranks needs."""
     recording = Recording(trace)
-    work, marked = recording.work, recording.steps
+    work, marked, events = recording.work, recording.steps, recording.events
     checks = (file_losses,) if trace.meta.cpu_only else CHECKS
     unchecked = {"GPU work": NO_GPU, "ends of collectives": HOST_ENDS} if trace.meta.cpu_only else {}
     ids = recording.correlation
@@ -190,8 +190,8 @@ def rank_record(trace: Trace) -> RankRecord:
         doubts=[*chain.from_iterable(check(recording) for check in checks)],
         unchecked=unchecked,
         in_flight={} if trace.meta.cpu_only else in_flight(recording),
-        streams=_common(work.stream, LEAST_STREAM_WORK).tolist(),
-        threads=len(_common(recording.events.tid[recording.events.where("op")], ENOUGH_CALLS)),
+        streams=Counter(work.stream.tolist()),
+        threads=int((np.unique_counts(events.tid[events.where("op")]).counts >= ENOUGH_CALLS).sum()),
         launches=len(recording.launch_calls),
         work=len(work.event),
         linked=trace.meta.cpu_only or bool((work.launch >= 0).any()),
@@ -201,13 +201,6 @@ def rank_record(trace: Trace) -> RankRecord:
 def step_number(label: str) -> int:
     """N of ProfilerStep#N."""
     return int(label.rpartition("#")[2])
-
-
-def _common(values: Int, least: int) -> Int:
-    """The values that occur at least so many times."""
-    value, count = np.unique(values, return_counts=True)
-    common: Int = value[count >= least]
-    return common
 
 
 @analyzer(
@@ -361,7 +354,12 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
     # Streams and threads that all others have. Of two ranks, nothing tells which is the odd one.
     for record in records if len(records) > 2 else ():
         others = [other for other in records if other is not record]
-        streams = set.intersection(*(set(other.streams) for other in others)) - set(record.streams)
+        streams = {
+            stream
+            for stream in others[0].streams
+            if stream not in record.streams
+            and min(other.streams.get(stream, 0) for other in others) >= LEAST_STREAM_WORK
+        }
         threads = min(other.threads for other in others) - record.threads
         lacking = [f"stream {', '.join(map(str, sorted(streams)))}"] if streams else []
         lacking += [f"{threads:,} thread{'s' * (threads > 1)} with ops"] if threads > 0 else []

@@ -33,7 +33,7 @@ ORPHAN_TIME_SHARE = 0.5
 """Up to 32% of the GPU time of undamaged recordings was launched before they began; beyond this share of it
 nothing can be attributed."""
 _NCCL = re.compile(r"^r?nccl")
-_RECORD = "record_param_comms"
+_TORCH_OP = re.compile(r"^(?:_?c10d(?:_functional)?::|record_param_comms$)")
 
 
 def material(count: int, total: int) -> bool:
@@ -133,7 +133,7 @@ def missing_launches(recording: Recording) -> Iterator[Doubt]:
     begun = orphan & ((ids > recording.first_call_id) | _behind_launched(recording))
     total = max(int(work.dur.sum()), 1)
     most = int(work.dur[orphan].sum()) > ORPHAN_TIME_SHARE * total
-    if not most and not recording.events.where("op").any():
+    if not most and not len(recording.launch_calls):
         return
     lost = orphan if most else begun
     count = int(lost.sum())
@@ -197,10 +197,10 @@ def missing_links(recording: Recording) -> Iterator[Doubt]:
 
 
 def missing_collectives(recording: Recording) -> Iterator[Doubt]:
-    """Kernels of NCCL without the record of their collective that others of their stream have.
+    """Kernels of NCCL without the record of their collective that others have.
 
-    Without it the kernel itself may say what it did; a graph's nodes have none. Other libraries that call
-    NCCL leave no records, on streams of their own.
+    Those of a stream with records, or that an op of torch.distributed launched: other libraries that call
+    NCCL leave no records, and a graph's nodes have none. Without it the kernel itself may say what it did.
     """
     work, table = recording.work, recording.trace.tables["collectives"]
     kernel, record = table.array("kernel_id"), table.array("event_id")
@@ -210,13 +210,15 @@ def missing_collectives(recording: Recording) -> Iterator[Doubt]:
     if not len(by_host) or not is_nccl.any():
         return
     recorded = np.isin(work.event, by_host)
-    lost = np.flatnonzero(is_nccl & ~recorded & np.isin(work.lane, unique(work.lane[recorded])))
+    by_torch = matching(recording.events.names, _TORCH_OP)[lookup(recording.events.name, work.op, 0)]
+    like = np.isin(work.lane, unique(work.lane[recorded])) | (by_torch & (work.op >= 0))
+    lost = np.flatnonzero(is_nccl & ~recorded & like)
     if len(lost):
         yield Doubt(
             "missing collectives",
             len(lost),
             f"{len(lost):,} of {int(is_nccl.sum()):,} NCCL kernels have no record of their collective, "
-            "others of their stream do",
+            "others do",
             over(work.start[lost], work.end[lost]),
         )
 

@@ -2,6 +2,7 @@
 
 A loss is left out (`Undetectable`) where what remains is a recording that somebody could have made:
 
+- Work that was launched before the recording began: nothing else tells of it.
 - A memset without work: it may have set no byte, and its call does not say how many.
 - Nodes of a graph that all its replays lack, or the first or last ones of a replay: a graph launch does not
   say how many nodes it has, and other graphs of the model begin later or end earlier.

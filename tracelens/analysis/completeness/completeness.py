@@ -380,17 +380,25 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
         evidence = f"other ranks recorded collectives that it lacks in between: {groups}"
         yield rank, Doubt("missing collectives", sum(lost.values()), evidence, nowhere())
 
-    # Steps with fewer kernels than the rank's other steps and the other ranks lead to expect.
-    shared = [label for label in records[0].kernels if all(label in record.kernels for record in records)]
+    # Steps with fewer kernels than the rank's other steps and the other ranks lead to expect. Where a mark
+    # lacks, the step before it has the kernels of two.
+    marked = [
+        record for record in records if all(doubt.name != "missing step marks" for doubt in record.doubts)
+    ]
+    shared = [
+        label
+        for label in (marked[0].kernels if len(marked) > 1 else ())
+        if all(label in record.kernels for record in marked)
+    ]
     if len(shared) > 1:
-        counts = np.array([[record.kernels[label] for label in shared] for record in records], dtype=float)
+        counts = np.array([[record.kernels[label] for label in shared] for record in marked], dtype=float)
         typical = np.maximum(np.median(counts, axis=0), 1)
         share = counts / typical
         expected = np.max(share, axis=1)
         for row, column in np.argwhere(share < SHORT_STEP_SHARE * expected[:, None]).tolist():
             expected_kernels = expected[row] * typical[column]
             if expected_kernels >= LEAST_STEP_KERNELS:
-                record, label = records[row], shared[column]
+                record, label = marked[row], shared[column]
                 low, high = record.edges[label]
                 evidence = (
                     f"{label} has {counts[row, column]:,.0f} kernels; its other steps and the same step on "

@@ -1,4 +1,4 @@
-"""Work in flight when the recording began: launched before it, and not recorded."""
+"""Work in flight when the recording began: launched before it, and mostly not recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_EDGE_SHARE = 0.1
 
 
 class InFlight(NamedTuple):
-    """When unrecorded work held up the first recorded work, ns; without length if none did."""
+    """When work from before the recording held up what it launched, ns; without length if none did."""
 
     start: int
     end: int
@@ -38,13 +38,22 @@ def in_flight_at_start(trace: Trace) -> InFlight:
 
     Streams run in the order of their launches. So what a stream's first recorded work waits for in its queue,
     and what the host waits for before it launched anything, was launched before the recording began. Kineto
-    drops such work, since it begins outside of the window.
+    drops such work, since it begins outside of the window. Where it is recorded, as the first of its stream
+    and without its call, it is in flight as long as little else runs.
     """
     work, events = trace.work, trace.arrays
     nothing = InFlight(0, 0)
     if trace.meta.cpu_only or len(work.event) < 2:
         return nothing
     origin = int(events.start.min())
+    longest = int(np.argmax(np.where(work.launch < 0, work.dur, 0)))
+    start, end = int(work.start[longest]), int(work.end[longest])
+    if work.launch[longest] < 0 and end - start >= max(LEAST_NS, (start - origin) / AT_EDGE_SHARE):
+        is_first = not np.any(work.lane[:longest] == work.lane[longest])
+        launched = work.launch >= 0
+        beside = union(work.start[launched], work.end[launched]).covered(*np.array([[start], [end]]))
+        if is_first and launched.any() and beside[0] < AT_EDGE_SHARE * (end - start):
+            return InFlight(start, end)
     reached = np.maximum.accumulate(np.append(origin, work.end[:-1]))
     idle = np.flatnonzero(work.start - reached >= LEAST_NS)
     if not len(idle):

@@ -321,7 +321,8 @@ def _windows(trace: Trace) -> Steps:
         finish = max(finish, begin + 1)
         if begin < in_flight_end < finish:
             edges, marks = np.array([begin, in_flight_end, finish]), np.array([begin, begin, finish])
-            return Steps([BEFORE, WHOLE], edges, marks, none + 1, none + 1, False)
+            whole = np.where((work.launch < 0) & (work.end <= in_flight_end), 0, 1)
+            return Steps([BEFORE, WHOLE], edges, marks, whole, whole, False)
         edges = np.array([begin, finish])
         return Steps([WHOLE], edges, edges, none, none, False)
     count = len(rows)

@@ -310,6 +310,21 @@ def test_work_that_was_in_flight_at_the_start_belongs_to_no_step() -> None:
     ]
 
 
+@pytest.mark.parametrize(("beside", "in_flight"), [("", True), ("abcde", False)])
+def test_a_recorded_copy_in_flight_at_the_start_belongs_to_no_step(beside: str, in_flight: bool) -> None:
+    text = aligned(f"""
+        launch          | {beside or "     "}            fg
+        s7 copy DtoH    | ----------------
+        s9 add          |   {beside}
+        s7 gemm         |                   fg
+    """)
+    run = make_run([draw(text, ns_per_char=MS)])
+    result = analyze(run, "completeness")
+    assert not len(result["doubts"])
+    assert any(skip.subject == IN_FLIGHT for skip in result.skips) == in_flight
+    assert records(analyze(run, "steps")["steps"], "dur_ns") == [(4 * MS if in_flight else 20 * MS,)]
+
+
 def test_a_collective_in_flight_at_the_start_is_no_loss() -> None:
     """Rank 1 is late: the kernel of rank 0 that waits for it began before the recording, which drops it."""
     call = f"op {REDUCE.replace(',2,3', '')}"

@@ -461,11 +461,11 @@ def collectives_table(
     # In the order in which the program asked for them; what was queued before the recording, as it ran.
     launch_of = dict(zip(kernels, link["launch_id"].tolist() if records else [], strict=True))
 
-    def asked(item: tuple[int, CollectiveRow]) -> tuple[int, int]:
+    def called_at(item: tuple[int, CollectiveRow]) -> tuple[int, int]:
         launch = launch_of.get(item[0], -1)
         return int(start[launch if launch >= 0 else item[0]]), item[0]
 
-    rows.sort(key=asked)
+    rows.sort(key=called_at)
     seen: dict[bytes, int] = {}
     peers = cache(listed_ranks)
     read = cache(plain_text)  # thousands of records share a few texts, and one of them may be long

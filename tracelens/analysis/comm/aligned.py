@@ -20,6 +20,8 @@ SEND_RECV = "send/recv"
 # and after its last, since recordings begin and end at different times; two that disagree; two that end
 # apart, as a share of the usual time from one collective to the next, at most this.
 _LACKING, _LACKING_AT_EDGE, _DISAGREE, _APART = 0.5, 0.46, 0.9, 0.8
+# Pairs of collectives that are looked at to align two ranks; of more, every n-th, or none.
+_LOOKS = 1 << 21
 # A receive that ends longer than this before its send begins is another's; clocks agree better than this.
 _SLACK_NS = 100_000
 # So many messages in a row may be missing on either side, beyond what the two lists differ by in length.
@@ -283,7 +285,7 @@ def match_collectives(
     """The collectives of one process group; a Skip for those on which its ranks disagree.
 
     All ranks of a group ask for the same collectives in the same order, so the n-th of one rank is the n-th
-    of the others, unless a recording lacks some: then the ranks are aligned, see `_places`.
+    of the others, unless a recording lacks some: then the ranks are aligned, see `_slots`.
 
     Args:
         name: of the process group, as people know it.
@@ -300,22 +302,22 @@ def match_collectives(
     if len(lists) < 2:
         return [], [], {}
     longest = lists[max(lists, key=lambda rank: (len(lists[rank]), -rank))]
-    places = {rank: _places(participants, longest) for rank, participants in lists.items()}
+    slots = {rank: _slots(participants, longest) for rank, participants in lists.items()}
     columns: dict[tuple[int, int], list[Participant]] = {}
     for rank, participants in lists.items():
-        for place, participant in zip(places[rank], participants, strict=True):
-            columns.setdefault(place, []).append(participant)
+        for slot, participant in zip(slots[rank], participants, strict=True):
+            columns.setdefault(slot, []).append(participant)
     matched, wrong = [], []
-    for order, place in enumerate(sorted(columns)):
-        taking_part, ran = columns[place], [each for each in columns[place] if each.ran]
+    for order, slot in enumerate(sorted(columns)):
+        taking_part, ran = columns[slot], [each for each in columns[slot] if each.ran]
         if len({_signature(participant.record) for participant in taking_part}) > 1:
             wrong.append((order, taking_part))
         elif len(ran) > 1:
             matched.append(MatchedCollective(ran[0].record.collective, name, order, tuple(ran)))
     lacking = {
         rank: missing
-        for rank, of_rank in places.items()
-        if (missing := sum(of_rank[0] < place < of_rank[-1] for place in columns) - len(of_rank) + 2) > 0
+        for rank, of_rank in slots.items()
+        if (missing := sum(of_rank[0] < slot < of_rank[-1] for slot in columns) - len(of_rank) + 2) > 0
         and len(of_rank) > 1
     }
     # Where ranks of a group are not recorded, several may go by one name.
@@ -333,7 +335,7 @@ def match_collectives(
     return matched, [Skip(f"{len(wrong)} collective(s) of {name}", reason)], lacking
 
 
-def _places(participants: list[Participant], longest: list[Participant]) -> list[tuple[int, int]]:
+def _slots(participants: list[Participant], longest: list[Participant]) -> list[tuple[int, int]]:
     """Where each collective of a rank stands among those of the rank with most: (n, 0) is its n-th.
 
     (n, 1), (n, 2), ... follow the n-th, and that rank lacks them. The alignment with the least edit distance,
@@ -345,7 +347,7 @@ def _places(participants: list[Participant], longest: list[Participant]) -> list
         np.array([code.setdefault(_signature(each.record), len(code)) for each in side], dtype=np.int64)
         for side in (participants, longest)
     )
-    in_order = [(place, 0) for place in range(len(participants))]
+    in_order = [(slot, 0) for slot in range(len(participants))]
     if participants is longest:
         return in_order
     ends, ends2 = (np.array([each.end for each in side]) for side in (participants, longest))
@@ -369,22 +371,25 @@ def _places(participants: list[Participant], longest: list[Participant]) -> list
         tail += 1
     rows, columns = range(head, len(ends) - tail), range(head, len(ends2) - tail)
     lacking_head, lacking_tail = (_LACKING if same else _LACKING_AT_EDGE for same in (head, tail))
-    pair_of = _least_cost(rows, columns, cost, band, lacking_head, lacking_tail)
-    places: list[tuple[int, int]] = []
+    if len(rows) * min(2 * band, len(columns)) <= _LOOKS:
+        pair_of = _least_cost(rows, columns, cost, band, lacking_head, lacking_tail)
+    else:  # as they follow each other
+        pair_of = {row: row + (len(ends2) - len(ends) if tail > head else 0) for row in rows}
+    first_pair = min(pair_of, default=rows.stop)
+    slots: list[tuple[int, int]] = []
     for row in range(len(ends)):
         if row < head:
-            places.append((row, 0))
+            slots.append((row, 0))
         elif row >= rows.stop:
-            places.append((row + len(ends2) - len(ends), 0))
+            slots.append((row + len(ends2) - len(ends), 0))
         elif row in pair_of:
-            places.append((pair_of[row], 0))
-        elif places and (head or any(earlier in pair_of for earlier in range(head, row))):
-            places.append((places[-1][0], places[-1][1] + 1))
+            slots.append((pair_of[row], 0))
+        elif head or row > first_pair:
+            slots.append((slots[-1][0], slots[-1][1] + 1))
         else:
-            first = pair_of[min(pair_of)] if pair_of else columns.stop
-            before = min(pair_of, default=rows.stop) - row
-            places.append((-before, 0) if not first else (first - 1, row - head + 1))
-    return places
+            first = pair_of.get(first_pair, columns.stop)
+            slots.append((row - first_pair, 0) if not first else (first - 1, row - head + 1))
+    return slots
 
 
 def _shifted_within(ends: Int, ends2: Int, ran: Bool, usual_ns: float) -> bool:
@@ -414,8 +419,9 @@ def _usual_difference(
 ) -> int:
     """By how much one clock is ahead: the difference of ends that most pairs of equal collectives share."""
     apart = [np.empty(0, dtype=np.int64)]
+    every = 1 + (band + _BAND) * len(ends) // _LOOKS
     for shift in range(-_BAND, band + 1):
-        row = np.arange(max(-shift, 0), min(len(ends2) - shift, len(ends)))
+        row = np.arange(max(-shift, 0), min(len(ends2) - shift, len(ends)), every)
         row = row[(codes[row] == codes2[row + shift]) & ran[row] & ran2[row + shift]]
         apart.append(ends[row] - ends2[row + shift])
     differences = np.sort(np.concatenate(apart))
@@ -545,8 +551,8 @@ def match_messages(
             skips.append(Skip(subject, "no counterpart of the same size and time recorded"))
             for side, other, own in ((0, receiver, sends), (1, sender, receives)):
                 paired = {id(pair[side]) for pair in pairs}
-                places = [place for place, each in enumerate(own) if id(each) in paired]
-                if places and (between := places[-1] - places[0] + 1 - len(places)):
+                rows = [row for row, each in enumerate(own) if id(each) in paired]
+                if rows and (between := rows[-1] - rows[0] + 1 - len(rows)):
                     lacking[other] += between
     return matched, skips, lacking
 

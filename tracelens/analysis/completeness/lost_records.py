@@ -105,17 +105,17 @@ def _unfinished(recording: Recording) -> Bool:
 
 def in_flight(recording: Recording) -> Mapping[str, str]:
     """Work that ran across an edge of the window, for people: it belongs to no step and is no loss."""
-    told = {}
+    notes = {}
     if stretch := recording.in_flight.ns:
-        told["work in flight at the start"] = (
+        notes["work in flight at the start"] = (
             f"the GPU was busy for {milliseconds(stretch)} with work launched before the recording began; "
             "steps begin after it"
         )
     if count := int(_unfinished(recording).sum()):
-        told["work in flight at the end"] = (
+        notes["work in flight at the end"] = (
             f"{count:,} launch call{'s have' if count > 1 else ' has'} no kernel yet when the recording ends"
         )
-    return told
+    return notes
 
 
 def missing_launches(recording: Recording) -> Iterator[Doubt]:

@@ -16,11 +16,6 @@ DAMAGED = {
     "misc/negative_queue.json.gz": {"missing work"},
     # The second of two steps is 49 us long on the host: the recording ended when it began.
     "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz": {"cut"},
-    # The host waits for the device for 115 of 174 ms before anything that ran there is recorded.
-    "capture_traces/graph_capture_rank_0.1773709679453551615.pt.trace.json.gz": {"missing work"},
-    # Cut out of a longer one: hipMemcpyWithStream waits 463 ms for four kernels of 6 us each, queued 123 us
-    # after the begin behind work that is not recorded.
-    "mi300x-serving/sglang_decode/sglang_Qwen3-8B_decode.json.gz": {"missing work"},
 }
 
 

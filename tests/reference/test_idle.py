@@ -15,7 +15,7 @@ from tests.reference.idle import REFILL, Gap, Piece, gaps_of
 from tests.reference.raw import clipped, length, union
 from tests.reference.traces import GROUPED_COMPILE, path_of
 from tracelens.analysis.host import CODE, find_gaps, idle_pieces
-from tracelens.trace import gpu_work, steps_of
+from tracelens.trace import gpu_work, recorded_span, steps_of
 
 FAULTS = "foreign/nvidia-h200-megatron/faults"
 TRACES = [
@@ -65,11 +65,13 @@ class Blamed(NamedTuple):
         gaps: pieces by (start, end) of their gap.
         totals: the table `causes`: (gaps, ns) by cause.
         detail: the table `pieces`.
+        begin: of what the tables are of: without step marks, behind what was in flight at the start.
     """
 
     gaps: dict[tuple[int, int], list[Piece]]
     totals: dict[str, tuple[int, int]]
     detail: list[Piece]
+    begin: int
 
 
 class Compared(NamedTuple):
@@ -111,7 +113,8 @@ def blamed(path: Path, recording: Recorded) -> Blamed:
         Piece(start + shift, start + shift + dur, cause, host)
         for start, dur, cause, host in zip(*columns, strict=True)
     ]
-    return Blamed(by_gap, dict(zip(totals["cause"].tolist(), counts, strict=True)), detail)
+    begin = recorded_span(trace, work)[0] + shift
+    return Blamed(by_gap, dict(zip(totals["cause"].tolist(), counts, strict=True)), detail, begin)
 
 
 def split(pieces: list[Piece] | tuple[Piece, ...]) -> list[tuple[int, int, str]]:
@@ -137,13 +140,18 @@ def test_every_gap_is_split_alike(compared: Compared) -> None:
 
 
 def idle_ns(compared: Compared) -> int:
-    return sum(gap.end - gap.start for gap in compared.gaps)
+    return sum(gap.end - gap.start for gap in compared.gaps if gap.end > compared.blamed.begin)
 
 
 def test_causes_add_up_to_the_idle_time(compared: Compared) -> None:
     totals = compared.blamed.totals
     assert sum(ns for _, ns in totals.values()) == idle_ns(compared)
-    pieces = [(gap, piece) for gap, pieces in compared.blamed.gaps.items() for piece in pieces]
+    pieces = [
+        (gap, piece)
+        for gap, pieces in compared.blamed.gaps.items()
+        if gap[1] > compared.blamed.begin
+        for piece in pieces
+    ]
     assert totals == {
         cause: (
             len({gap for gap, piece in pieces if piece.cause == cause}),

@@ -458,7 +458,14 @@ def collectives_table(
     known = list(compress(zip(row_of.tolist(), records, strict=True), is_kept.tolist()))
     cpu = {row for row, _ in known if row not in op_of_kernel}
     rows = [(row, record) for row, record in known if op_of_kernel.get(row, -1) not in cpu]
-    rows.sort(key=lambda item: (int(start[item[0]]), item[0]))
+    # In the order in which the program asked for them; what was queued before the recording, as it ran.
+    launch_of = dict(zip(kernels, link["launch_id"].tolist() if records else [], strict=True))
+
+    def called_at(item: tuple[int, CollectiveRow]) -> tuple[int, int]:
+        launch = launch_of.get(item[0], -1)
+        return int(start[launch if launch >= 0 else item[0]]), item[0]
+
+    rows.sort(key=called_at)
     seen: dict[bytes, int] = {}
     peers = cache(listed_ranks)
     read = cache(plain_text)  # thousands of records share a few texts, and one of them may be long

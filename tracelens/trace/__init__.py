@@ -2,6 +2,7 @@
 
 from tracelens.trace.activities import Scope, Work, gpu_work
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, collective_of, collectives
+from tracelens.trace.in_flight import TO_HOST, InFlight, in_flight_at_start
 from tracelens.trace.intervals import (
     Union,
     both,
@@ -39,6 +40,7 @@ from tracelens.trace.run import (
     launched_in,
     make_run,
     named_ranks,
+    recorded_span,
     select_step,
     steps_of,
 )
@@ -88,12 +90,14 @@ __all__ = [
     "PASSED_THROUGH",
     "STACK_KINDS",
     "STEP_MARK",
+    "TO_HOST",
     "WHOLE",
     "WORK_KINDS",
     "YEAR_2001_NS",
     "Calls",
     "Events",
     "Flows",
+    "InFlight",
     "PacePart",
     "Run",
     "Scope",
@@ -128,6 +132,7 @@ __all__ = [
     "forward_ops",
     "gpu_work",
     "host_work",
+    "in_flight_at_start",
     "intersection",
     "interval_of",
     "is_linked",
@@ -139,6 +144,7 @@ __all__ = [
     "mean_step_ns",
     "named_ranks",
     "nest",
+    "recorded_span",
     "rows_by_code",
     "select_step",
     "settled",

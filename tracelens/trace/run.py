@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.errors import DamageKind, ParseError, TracelensError
 from tracelens.table import codes, shortened, sums
 from tracelens.trace.classify import WORK_KINDS
+from tracelens.trace.in_flight import in_flight_at_start
 from tracelens.trace.trace import (
     STEP_MARK,
     Trace,
@@ -24,6 +25,9 @@ from tracelens.trace.trace import (
     matching,
     rows_by_code,
 )
+
+if TYPE_CHECKING:
+    from tracelens.trace.activities import Work
 
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
@@ -271,10 +275,24 @@ def steps_of(trace: Trace) -> Steps:
     The step of GPU work is the one whose host window (from its mark to the next) launched it. A step begins
     when the GPU has finished the steps before it or, where the GPU was idle then, when the host began it;
     the last one ends when all that was launched in it has ended. So a host that runs ahead does not make
-    its steps short. GPU work outside of all steps gets windows of its own, so that nothing is lost. Without
-    GPU work there is no window.
+    its steps short, and work in flight when the recording began makes neither its first step long nor a
+    recording without step marks. GPU work outside of all steps gets windows of its own, so that nothing is
+    lost. Without GPU work there is no window.
     """
     return trace.once(_windows)
+
+
+def recorded_span(trace: Trace, work: Work) -> tuple[int, int]:
+    """The time that figures of all of a trace are of: of a selected step its window.
+
+    Else from the first start to the last end of GPU work; without step marks, behind what was in flight when
+    the recording began.
+    """
+    steps = steps_of(trace)
+    if trace.window is not None:
+        return int(steps.edges[0]), int(steps.edges[-1])
+    begin = work.start.min() if steps.marked else max(work.start.min(), steps.edges[steps.whole.start])
+    return int(begin), int(work.end.max())
 
 
 def launched_in(trace: Trace, steps: Steps, events: Int) -> Int:
@@ -298,8 +316,14 @@ def _windows(trace: Trace) -> Steps:
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation") & ~events.copied)
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     rows = rows[np.sort(np.unique(events.name[rows], return_index=True)[1])]
+    in_flight_end = trace.once(in_flight_at_start).end
     if not len(rows):
-        edges = np.array([begin, max(finish, begin + 1)])
+        finish = max(finish, begin + 1)
+        if begin < in_flight_end < finish:
+            edges, marks = np.array([begin, in_flight_end, finish]), np.array([begin, begin, finish])
+            whole = np.where((work.launch < 0) & (work.end <= in_flight_end), 0, 1)
+            return Steps([BEFORE, WHOLE], edges, marks, whole, whole, False)
+        edges = np.array([begin, finish])
         return Steps([WHOLE], edges, edges, none, none, False)
     count = len(rows)
     labels = [events.names[code] for code in events.name[rows]]
@@ -335,6 +359,8 @@ def _windows(trace: Trace) -> Steps:
     beside = ~is_main & ~np.isin(work.kind, [WORK_KINDS.index(kind) for kind in ("computation", "comm")])
     closes = np.where(beside, np.maximum(closes, count), closes)
     edges = np.maximum(marks, _finished(closes, work.end, count)[:-1])
+    if marks[0] < in_flight_end < finish:
+        edges = np.maximum(edges, in_flight_end)
     before, after = int(begin < edges[0]), int(finish > edges[-1])
     labels = [BEFORE] * before + labels + [AFTER] * after
     edges = np.array([begin] * before + edges.tolist() + [finish] * after)

@@ -20,7 +20,7 @@ def message(kind: str, rank: int, peer: int, start: int, end: int, size: int = 6
 
 def ends(sends: list[Participant], receives: list[Participant]) -> list[tuple[int, int]]:
     """The ends of send and receive of each pair from rank 0 to rank 1."""
-    matched, _ = match_messages("pp", GROUP, {0: sends, 1: receives})
+    matched, _, _ = match_messages("pp", GROUP, {0: sends, 1: receives})
     return [(pair.participants[0].end, pair.participants[1].end) for pair in matched]
 
 
@@ -52,9 +52,10 @@ def test_each_side_lacks_another_message() -> None:
 
 
 def test_what_is_unpaired_is_told() -> None:
-    _, skips = match_messages("pp", GROUP, {0: line("send", [0, 1, 2]), 1: line("recv", [0, 2])})
+    _, skips, lacking = match_messages("pp", GROUP, {0: line("send", [0, 1, 2]), 1: line("recv", [0, 2])})
     (skip,) = skips
     assert skip.subject.startswith("1 send(s)")
+    assert lacking == {1: 1}
 
 
 def test_one_rank_with_two_peers() -> None:
@@ -69,7 +70,7 @@ def test_one_rank_with_two_peers() -> None:
         ],
         2: [message("send", 2, 1, 5, 15), message("recv", 2, 1, 20, 41)],
     }
-    matched, skips = match_messages("pp", GROUP, of_group)
+    matched, skips, _ = match_messages("pp", GROUP, of_group)
     assert not skips
     pairs = {tuple(participant.rank for participant in pair.participants) for pair in matched}
     assert pairs == {(0, 1), (2, 1), (1, 0), (1, 2)}
@@ -77,7 +78,7 @@ def test_one_rank_with_two_peers() -> None:
 
 
 def test_no_peer() -> None:
-    matched, skips = match_messages("pp", GROUP, {0: [message("send", 0, -1, 0, 1)], 1: []})
+    matched, skips, _ = match_messages("pp", GROUP, {0: [message("send", 0, -1, 0, 1)], 1: []})
     assert not matched
     (skip,) = skips
     assert skip.subject.startswith("1 send(s)")
@@ -85,7 +86,7 @@ def test_no_peer() -> None:
 
 def test_a_pair_of_ranks_needs_no_peer() -> None:
     of_group = {4: [message("send", 4, -1, 0, 10)], 9: [message("recv", 9, 9, 0, 10)]}
-    matched, skips = match_messages("pp", (4, 9), of_group)
+    matched, skips, _ = match_messages("pp", (4, 9), of_group)
     assert not skips
     assert [participant.rank for participant in matched[0].participants] == [4, 9]
 

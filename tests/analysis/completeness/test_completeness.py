@@ -71,12 +71,88 @@ def test_launch_calls_without_kernels_are_missing_kernels_in_the_gap_where_they_
     assert result["doubts"]["fraction"][0] == pytest.approx(8 / 18)
 
 
-def test_two_lost_kernels_are_no_doubt() -> None:
-    assert not drawn("""
+def test_one_lost_kernel_is_a_doubt() -> None:
+    assert drawn("""
         launch                       | abcdefgh
-        s7 gemm                      |  aabbcc  eeffgg
+        s7 gemm                      |  aabbcc  eeffgghh
         launch cudaDeviceSynchronize |         ----------
-    """)
+    """) == [("missing kernels", 1)]
+
+
+def test_a_kernel_without_the_correlation_id_of_its_like_lacks_its_link() -> None:
+    text = """
+        launch                       | abcdefgh
+        s7 gemm                      |  aabb{}ddeeffgghh
+        launch cudaDeviceSynchronize |         -----------
+    """
+    assert not drawn(text.format("cc"))
+    assert drawn(text.format("--")) == [("missing links", 1)]
+    assert drawn(text.format("cc"), correlations=False, flows=False) == [("missing links", 8)]
+
+
+def test_a_call_without_the_arrow_that_others_have() -> None:
+    found = events(aligned(COMPLETE))
+    assert not doubts(read(found))
+    arrows = [event for event in found if event["ph"] == "s"]
+    assert doubts(read([event for event in found if event is not arrows[2]])) == [("missing links", 1)]
+    assert not doubts(read([event for event in found if event["ph"] not in "sf"]))
+
+
+def test_a_kernel_of_nccl_without_the_record_that_others_have() -> None:
+    text = f"""
+        op c10d::allreduce_          | - - - -
+        op {REDUCE}                  | - {{}} - -
+        launch                       | a b c d
+        s9 ncclDevKernel_AllReduce   |  a b c d
+        launch cudaDeviceSynchronize |         --
+    """
+    assert not drawn(text.format("-"))
+    assert drawn(text.format(" ")) == [("missing collectives", 1)]
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"), [((0, 1, 2), []), ((0, 2), [("missing step marks", 1)]), ((), [])]
+)
+def test_a_step_number_that_lacks(left: tuple[int, ...], expected: list[tuple[str, int]]) -> None:
+    lines = steps(*(ONE.format(*letters) for letters in ("abcd", "efgh", "ijkl"))).splitlines()
+    kept = [line for line in lines if not line.startswith("step") or int(line.split()[1]) in left]
+    assert drawn("\n".join(kept)) == expected
+
+
+def test_a_step_that_is_marked_on_the_gpu_only() -> None:
+    text = steps(ONE.format(*"abcd"), ONE.format(*"efgh"))
+    on_gpu = "gpu ProfilerStep#{} | {}"
+    marked = "\n".join([text, on_gpu.format(0, "  ------"), on_gpu.format(1, " " * 12 + "------")])
+    assert not drawn(marked)
+    without_first = "\n".join(line for line in marked.splitlines() if not line.startswith("step 0"))
+    assert ("missing step marks", 1) in drawn(without_first)
+
+
+def test_a_rank_without_any_of_the_step_marks_of_others() -> None:
+    whole = steps(
+        *(ONE.format(*letters) for letters in ("abcdefg"[:4], "hijk", "lmno", "pqrs", "tuvw", "xyzA"))
+    )
+    unmarked = "\n".join(line for line in whole.splitlines() if not line.startswith("step"))
+    table = analyze(draw_run(whole, unmarked), "completeness")["doubts"]
+    assert records(table, "rank", "doubt", "count") == [(1, "missing step marks", 6)]
+
+
+def test_a_stream_that_all_other_ranks_have() -> None:
+    text = """
+        launch                       | abcdef ghijkl
+        s7 gemm                      |  abcdef
+        {}                           |         ghijkl
+        launch cudaDeviceSynchronize |               --
+    """
+    whole = aligned(text.format("s9 add"))
+    lacking = aligned(
+        text.replace(" ghijkl\n        s7", "\n        s7").replace("        ghijkl", "").format("s9 add")
+    )
+    on_another = aligned(text.format("s8 add"))
+    table = analyze(draw_run(whole, lacking, whole), "completeness")["doubts"]
+    assert records(table, "rank", "doubt", "count") == [(1, "missing streams", 1)]
+    assert not len(analyze(draw_run(whole, lacking), "completeness")["doubts"])
+    assert not len(analyze(draw_run(whole, on_another, on_another, whole), "completeness")["doubts"])
 
 
 def test_launches_at_the_end_are_cut_off_unless_the_host_waited_for_them() -> None:
@@ -106,7 +182,7 @@ def test_kernels_that_were_queued_before_the_recording_began_belong_to_no_whole_
         s7 gemm     |      mnop
         """
     )
-    early = "s7 earlier                   | abc"
+    early = "s7 earlier                   | abcd"  # the first of them ran already
     assert not drawn(f"{text}\n{early}")
     assert drawn("\n".join([*text.splitlines()[:1], *text.splitlines()[2:], early])) == [("cut", 3)]
 
@@ -195,16 +271,78 @@ def test_an_idle_gpu_with_queued_work_lacks_work_beyond_the_slices_of_other_proc
     assert records(table, "doubt", "count", "dur_ns") == [("missing work", 1, 6 * MS)]
 
 
-def test_a_host_that_waits_before_any_recorded_work_lacks_work() -> None:
-    text = """
+IN_FLIGHT = "rank 0: work in flight at the start"
+
+
+@pytest.mark.parametrize(("before", "in_flight"), [("", True), ("   ", False)])
+def test_a_host_that_waits_at_the_start_waits_for_work_in_flight(before: str, in_flight: bool) -> None:
+    text = f"""
         op f                         | ------------------
-        launch cudaDeviceSynchronize |    ---------
+        launch cudaDeviceSynchronize | {before}---------
         launch                       |             ab
         s7 gemm                      |              aab
     """
     assert not drawn(text, ns_per_char=MS // 2)
-    table = analyze(make_run([draw(aligned(text), ns_per_char=MS)]), "completeness")["doubts"]
-    assert records(table, "doubt", "count", "dur_ns") == [("missing work", 1, 10 * MS)]
+    result = analyze(make_run([draw(aligned(text), ns_per_char=MS)]), "completeness")
+    assert len(result["doubts"]) == (not in_flight)
+    assert any(skip.subject == IN_FLIGHT for skip in result.skips) == in_flight
+
+
+def test_work_that_was_in_flight_at_the_start_belongs_to_no_step() -> None:
+    """A copy to the host waits on a stream for what is not recorded, while another stream goes on."""
+    text = aligned("""
+        op f                   | --------------------------------
+        launch                 | a
+        s9 add                 |  a
+        launch cudaMemcpyAsync |   bbbbbbbbbbbbbbbbbbbbbb
+        s7 copy DtoH           |                         b
+        launch                 |                          c
+        s7 gemm                |                           cc
+    """)
+    run = make_run([draw(text, ns_per_char=MS)])
+    result = analyze(run, "completeness")
+    assert not len(result["doubts"])
+    assert any(skip.subject == IN_FLIGHT for skip in result.skips)
+    assert records(analyze(run, "steps")["steps"], "dur_ns", "idle_ns") == [(4 * MS, MS)]
+    marked = aligned(f"{text}\nstep 1 | --------------------------------")
+    assert records(analyze(make_run([draw(marked, ns_per_char=MS)]), "steps")["steps"], "dur_ns") == [
+        (8 * MS,)
+    ]
+
+
+@pytest.mark.parametrize(("beside", "in_flight"), [("", True), ("abcde", False)])
+def test_a_recorded_copy_in_flight_at_the_start_belongs_to_no_step(beside: str, in_flight: bool) -> None:
+    text = aligned(f"""
+        launch          | {beside or "     "}            fg
+        s7 copy DtoH    | ----------------
+        s9 add          |   {beside}
+        s7 gemm         |                   fg
+    """)
+    run = make_run([draw(text, ns_per_char=MS)])
+    result = analyze(run, "completeness")
+    assert not len(result["doubts"])
+    assert any(skip.subject == IN_FLIGHT for skip in result.skips) == in_flight
+    assert records(analyze(run, "steps")["steps"], "dur_ns") == [(4 * MS if in_flight else 20 * MS,)]
+
+
+def test_a_collective_in_flight_at_the_start_is_no_loss() -> None:
+    """Rank 1 is late: the kernel of rank 0 that waits for it began before the recording, which drops it."""
+    call = f"op {REDUCE.replace(',2,3', '')}"
+    waiting = aligned(f"""
+        {call}                       |            -   -   -
+        launch                       |            b   c   d
+        s9 nccl_AllReduce device=0   |             bb  cc  dd
+        launch cudaDeviceSynchronize | ----------           -
+    """)
+    late = aligned(f"""
+        {call}                       |       -    -   -   -
+        launch                       |       a    b   c   d
+        s9 nccl_AllReduce device=1   |        aa   bb  cc  dd
+        launch cudaDeviceSynchronize |                      -
+    """)
+    ranks = [draw(text, rank=rank, ns_per_char=MS) for rank, text in enumerate((waiting, late))]
+    result = analyze(make_run(ranks), "completeness")
+    assert not len(result["doubts"]), result["doubts"].to_dict("records")
 
 
 def test_next_to_a_graph_a_tenth_of_a_millisecond_is_enough() -> None:
@@ -527,7 +665,8 @@ def test_kernels_without_correlation_id_may_be_those_of_calls_that_seem_to_lack_
         launch cudaDeviceSynchronize |         ----------
     """
     assert drawn(text) == [("missing kernels", 4)]
-    assert not drawn(text.replace("----\n        launch", "- --\n        launch"))
+    assert drawn(text.replace("  ----\n", "  - --\n")) == [("missing kernels", 4)]
+    assert not drawn(text.replace("  ----\n", "  - - - -\n"))
 
 
 def test_the_json_of_a_report_says_whether_it_can_be_trusted() -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import asdict
 
 from tests.conformance.losses.cases import RECORDINGS, Excluded, Outcome, outcomes
+from tests.conformance.losses.few import FEW_LOST, RUNS
 from tests.conformance.losses.harmless import HARMLESS
 from tests.conformance.losses.kinds import KINDS
 
@@ -24,8 +25,10 @@ def main() -> None:
     options.add_argument("--harmless", action="store_true", help="changes that must raise nothing")
     options.add_argument("--times", type=int, default=1, help="multiply the seeds of each kind")
     options.add_argument("--recording", action="append", help="as corpus/misc/hta_control.json.gz")
+    options.add_argument("--few", action="store_true", help="one to five lost records")
     given = options.parse_args()
-    recordings, kinds = list(RECORDINGS), list(HARMLESS if given.harmless else KINDS)
+    recordings = list(RUNS if given.few else RECORDINGS)
+    kinds = list(HARMLESS if given.harmless else FEW_LOST if given.few else KINDS)
     for part in given.parts:
         if any(part in name for name in recordings):
             recordings = [name for name in recordings if part in name]

@@ -25,6 +25,7 @@ class RankDamage:
 
     Attributes:
         drop: mask of events that are gone.
+        unlinked: mask of GPU work that lost its correlation id.
         ts, dur: new times in µs, where they differ.
         head: keys beside traceEvents that are added.
         head_last: whether these keys stand behind the events.
@@ -35,6 +36,7 @@ class RankDamage:
 
     rank: RankRecording
     drop: Bool = field(init=False)
+    unlinked: Bool = field(init=False)
     ts: Float = field(init=False)
     dur: Float = field(init=False)
     head: Mapping[str, Any] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class RankDamage:
 
     def __post_init__(self) -> None:
         self.drop = np.zeros(len(self.rank.events), dtype=bool)
+        self.unlinked = np.zeros_like(self.drop)
         self.ts, self.dur = self.rank.ts.copy(), self.rank.dur.copy()
 
     def drop_work(self, work: Bool) -> None:
@@ -56,6 +59,14 @@ class RankDamage:
         heads = np.zeros_like(self.drop)
         heads[arrows] = True
         self.drop |= (work & rank.gpu) | (heads & _phase(rank, "f"))
+
+    def unlink(self, work: Bool) -> None:
+        """Take the correlation id and the arrow from GPU work."""
+        gone = self.drop.copy()
+        self.drop_work(work)
+        self.drop &= ~self.rank.gpu
+        self.drop |= gone
+        self.unlinked |= work & self.rank.gpu
 
     def drop_launches(self, calls: Bool, *, arrows: bool) -> None:
         """Drop calls, and the tails of their arrows if told to."""
@@ -120,6 +131,9 @@ class RankDamage:
         for row in np.flatnonzero(changed & ~self.drop):
             event = {**rank.events[row], "ts": float(self.ts[row])}
             texts[row] = orjson.dumps(event | ({"dur": float(self.dur[row])} if "dur" in event else {}))
+        for row in np.flatnonzero(self.unlinked & ~self.drop):
+            args = {key: value for key, value in rank.events[row]["args"].items() if key != "correlation"}
+            texts[row] = orjson.dumps({**rank.events[row], "args": args})
         order = np.arange(len(texts)) if self.order is None else self.order
         events = b",\n".join(texts[row] for row in order[~self.drop[order]].tolist())
         before, after = ({}, self.head) if self.head_last else (self.head, {})

@@ -33,15 +33,15 @@ SERVING = "foreign/mi300x-serving"
 DAMAGED: Mapping[str, str] = {
     # Every step has a hole of 64 ms in which the host waits for the GPU and nothing runs there.
     "corpus/misc/negative_queue.json.gz": "blocked",
-    # The first copy waits for 463 of 474 ms, in which nothing runs.
+    # The first copy waits for 463 of 474 ms, in which nothing runs: for work in flight at the start.
     f"{SERVING}/sglang_decode/sglang_Qwen3-8B_decode.json.gz": "blocked",
-    # The host waits for the device for 115 of 174 ms before anything is recorded on it.
+    # The host waits for the device for 115 of 174 ms before anything is recorded on it: likewise.
     f"{SERVING}/vllm_prefilldecode_piecewise/capture_traces/"
     "graph_capture_rank_0.1773709679453551615.pt.trace.json.gz": "blocked",
     # The mark of a second step begins 0.05 ms before the recording ends.
     "corpus/mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz": "longest_step",
 }
-"""Recordings that are damaged by themselves, and the figure that shows it."""
+"""Recordings that are damaged by themselves or lack what was in flight, and the figure that shows it."""
 
 ORDINARY = {
     "late_orphans": 0.0,

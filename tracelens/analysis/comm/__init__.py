@@ -7,6 +7,7 @@ from tracelens.analysis.comm.aligned import (
     Participant,
     align,
     align_run,
+    match_collectives,
     match_messages,
 )
 from tracelens.analysis.comm.collectives import (
@@ -48,6 +49,7 @@ __all__ = [
     "communication_labels",
     "fit",
     "host_spans",
+    "match_collectives",
     "match_messages",
     "rank_communication",
     "spans_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +11,17 @@ import numpy as np
 from tracelens.analysis.analyzer import share
 from tracelens.analysis.comm.records import POINT_TO_POINT, RankCommunication, Record, rank_communication
 from tracelens.analysis.common import Group, distinct_names
-from tracelens.arrays import Int
+from tracelens.arrays import Bool, Int
 from tracelens.table import Skip
 from tracelens.trace import Run, Scope
 
 SEND_RECV = "send/recv"
-_AHEAD = 64  # collectives: how many one rank's recording may begin before another's
-# Pairs that are looked at to find where a recording begins in a longer one; of more, every n-th.
-_LOOKS = 1 << 22
+# What an alignment of two ranks' collectives costs: one that a rank lacks between others, or before its first
+# and after its last, since recordings begin and end at different times; two that disagree; two that end
+# apart, as a share of the usual time from one collective to the next, at most this.
+_LACKING, _LACKING_AT_EDGE, _DISAGREE, _APART = 0.5, 0.46, 0.9, 0.8
+# Pairs of collectives that are looked at to align two ranks; of more, every n-th, or none.
+_LOOKS = 1 << 21
 # A receive that ends longer than this before its send begins is another's; clocks agree better than this.
 _SLACK_NS = 100_000
 # So many messages in a row may be missing on either side, beyond what the two lists differ by in length.
@@ -39,6 +42,8 @@ class AlignedRun(NamedTuple):
     clocks: Sequence[Clock]  # of all ranks
     shift: Mapping[int, int]  # rank to the ns that are added to its times to get them by the common clock
     unmatched: Mapping[Group, Sequence[Skip]]  # process group to what could not be matched in it
+    # rank to process group, as people know it, to how many of its collectives the rank lacks between others
+    lost: Mapping[int, Mapping[str, int]]
 
     @property
     def skips(self) -> list[Skip]:
@@ -58,12 +63,17 @@ class AlignedRun(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """One rank's part in a collective."""
+    """One rank's part in a collective; without times where its kernel is not recorded."""
 
     rank: int
     record: Record
     start: int
     end: int
+
+    @property
+    def ran(self) -> bool:
+        """Whether its kernel is recorded."""
+        return self.record.kernel >= 0
 
 
 class Transfer(NamedTuple):
@@ -198,9 +208,13 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     # The communication of all ranks by process group and rank, times counted from the first rank's base.
     groups: dict[Group, dict[int, list[Participant]]] = {}
     descriptions: dict[Group, str] = {}
+    kinds = {(record.group, record.collective) for rank in ranks for record in rank.records}
     for rank in ranks:
-        for record in rank.records:
-            start, end = (base[rank.rank] + int(times[record.kernel]) for times in (rank.start, rank.end))
+        for record in _in_order(rank, kinds):
+            start, end = (
+                base[rank.rank] + int(times[record.kernel]) if record.kernel >= 0 else 0
+                for times in (rank.start, rank.end)
+            )
             group = record.group, record.group_ranks
             of_rank = groups.setdefault(group, {}).setdefault(rank.rank, [])
             of_rank.append(Participant(rank.rank, record, start, end))
@@ -208,10 +222,13 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     names = distinct_names(descriptions)
     unmatched = {group: alone(names[group], of_group) for group, of_group in groups.items()}
     collectives: list[MatchedCollective] = []
+    lost: dict[int, dict[str, int]] = {}
     for group, of_group in groups.items():
-        matched, skips = match_collectives(names[group], of_group)
+        matched, skips, lacking = match_collectives(names[group], of_group)
         collectives += matched
         unmatched[group] += skips
+        for number, count in lacking.items():
+            lost.setdefault(number, {})[names[group]] = count
     # Ends of collectives tell the clocks, which tell which send belongs to which receive.
     rank_clocks = clocks(ranks, collectives)
     offset = {clock.rank: clock.offset_ns for clock in rank_clocks}
@@ -221,12 +238,31 @@ def align(ranks: Sequence[RankCommunication]) -> AlignedRun:
     ]
     for group, of_group in groups.items():
         on_one_clock = {rank: _shifted(participants, offset) for rank, participants in of_group.items()}
-        pairs, skips = match_messages(names[group], group[1], on_one_clock)
+        pairs, skips, lacking = match_messages(names[group], group[1], on_one_clock)
         collectives += pairs
         unmatched[group] += skips
+        for number, count in lacking.items():
+            by_group = lost.setdefault(number, {})
+            by_group[names[group]] = by_group.get(names[group], 0) + count
     collectives.sort(key=lambda collective: collective.start)
     shift = {rank: base[rank] - offset[rank] for rank in base}
-    return AlignedRun(ranks, collectives, rank_clocks, shift, unmatched)
+    return AlignedRun(ranks, collectives, rank_clocks, shift, unmatched, lost)
+
+
+def _in_order(rank: RankCommunication, kinds: Collection[tuple[str, str]]) -> list[Record]:
+    """The records of a rank in the order in which the program asked for them, also those without a kernel.
+
+    `kinds` are the (group, collective) that have kernels: others never do.
+    """
+    if not rank.without_kernel:
+        return rank.records
+    records, taken = list[Record](), 0
+    for before, record in rank.without_kernel:
+        records += rank.records[taken:before]
+        taken = before
+        if (record.group, record.collective) in kinds:
+            records.append(record)
+    return records + rank.records[taken:]
 
 
 def _shifted(participants: Sequence[Participant], offset: Mapping[int, int]) -> tuple[Participant, ...]:
@@ -248,72 +284,199 @@ def align_run(run: Run, scope: Scope = "all") -> AlignedRun:
 
 def match_collectives(
     name: str, of_group: Mapping[int, Sequence[Participant]]
-) -> tuple[list[MatchedCollective], list[Skip]]:
+) -> tuple[list[MatchedCollective], list[Skip], dict[int, int]]:
     """The collectives of one process group; a Skip for those on which its ranks disagree.
+
+    All ranks of a group ask for the same collectives in the same order, so the n-th of one rank is the n-th
+    of the others, unless a recording lacks some: then the ranks are aligned, see `_slots`.
 
     Args:
         name: of the process group, as people know it.
         of_group: its communication by rank, in the order in which the rank asked for it.
+
+    Returns:
+        (the collectives; what could not be matched; rank to how many it lacks between others that it has).
     """
     lists = {
         rank: collectives
-        for rank, participants in of_group.items()
+        for rank, participants in sorted(of_group.items())
         if (collectives := [each for each in participants if each.record.collective not in POINT_TO_POINT])
     }
     if len(lists) < 2:
-        return [], []
-    longest = max(lists, key=lambda rank: (len(lists[rank]), -rank))
-    shift = {rank: _shift(participants, lists[longest]) for rank, participants in lists.items()}
-    first = min(shift.values())
+        return [], [], {}
+    longest = lists[max(lists, key=lambda rank: (len(lists[rank]), -rank))]
+    slots = {rank: _slots(participants, longest) for rank, participants in lists.items()}
+    columns: dict[tuple[int, int], list[Participant]] = {}
+    for rank, participants in lists.items():
+        for slot, participant in zip(slots[rank], participants, strict=True):
+            columns.setdefault(slot, []).append(participant)
     matched, wrong = [], []
-    for order in range(max(shift[rank] + len(participants) for rank, participants in lists.items()) - first):
-        taking_part = [
-            participants[index]
-            for rank, participants in sorted(lists.items())
-            if 0 <= (index := order + first - shift[rank]) < len(participants)
-        ]
+    for order, slot in enumerate(sorted(columns)):
+        taking_part, ran = columns[slot], [each for each in columns[slot] if each.ran]
         if len({_signature(participant.record) for participant in taking_part}) > 1:
             wrong.append((order, taking_part))
-        elif len(taking_part) > 1:
-            matched.append(
-                MatchedCollective(taking_part[0].record.collective, name, order, tuple(taking_part))
-            )
+        elif len(ran) > 1:
+            matched.append(MatchedCollective(ran[0].record.collective, name, order, tuple(ran)))
+    lacking = {
+        rank: missing
+        for rank, of_rank in slots.items()
+        if (missing := sum(of_rank[0] < slot < of_rank[-1] for slot in columns) - len(of_rank) + 2) > 0
+        and len(of_rank) > 1
+    }
+    # Where ranks of a group are not recorded, several may go by one name.
+    ranks, size = longest[0].record.group_ranks, longest[0].record.size
+    if not (set(lists) <= set(ranks) if ranks else len(lists) <= size):
+        lacking = {}
     if not wrong:
-        return matched, []
+        return matched, [], lacking
     order, taking_part = wrong[0]
     described = "; ".join(
         f"rank {rank} {record.collective} {record.dtype} {record.bytes:,} bytes"
         for rank, record, _, _ in taking_part[:3]
     )
     reason = f"ranks disagree on them; skipped; first at position {order}: {described}"
-    return matched, [Skip(f"{len(wrong)} collective(s) of {name}", reason)]
+    return matched, [Skip(f"{len(wrong)} collective(s) of {name}", reason)], lacking
 
 
-def _shift(participants: list[Participant], longest: list[Participant]) -> int:
-    """Where in the longest list this one begins: where all agree, and ends lie closest together."""
-    signatures = [[_signature(member.record) for member in side] for side in (participants, longest)]
-    if signatures[0] == signatures[1]:
-        return 0
+def _slots(participants: list[Participant], longest: list[Participant]) -> list[tuple[int, int]]:
+    """Where each collective of a rank stands among those of the rank with most: (n, 0) is its n-th.
+
+    (n, 1), (n, 2), ... follow the n-th, and that rank lacks them. The alignment with the least edit distance,
+    in kind, type and size of the collectives and in when they end: sequences repeat themselves, and ends tell
+    which is which.
+    """
     code: dict[tuple[str, str, int], int] = {}
-    codes, longest_codes = (
-        np.array([code.setdefault(signature, len(code)) for signature in side], dtype=np.int64)
-        for side in signatures
+    codes, codes2 = (
+        np.array([code.setdefault(_signature(each.record), len(code)) for each in side], dtype=np.int64)
+        for side in (participants, longest)
     )
-    end, end2 = (np.array([participant.end for participant in side]) for side in (participants, longest))
-    shifts = range(-_AHEAD, len(longest_codes) - len(codes) + _AHEAD + 1)
-    every = 1 + len(shifts) * len(codes) // _LOOKS
-    least, best = None, 0
-    for shift in shifts:
-        places = np.arange(max(-shift, 0), min(len(longest_codes) - shift, len(codes)), every)
-        if not len(places):
-            continue
-        agree = int((codes[places] == longest_codes[places + shift]).sum())
-        apart = float(np.median(np.abs(end[places] - end2[places + shift])))
-        # Agreement first; of shifts that agree alike, the one with the smallest difference of ends.
-        key = (-agree, apart)
-        if least is None or key < least:
-            least, best = key, shift
-    return best
+    in_order = [(slot, 0) for slot in range(len(participants))]
+    if participants is longest:
+        return in_order
+    ends, ends2 = (np.array([each.end for each in side]) for side in (participants, longest))
+    ran, ran2 = (np.array([each.ran for each in side]) for side in (participants, longest))
+    usual_ns = max(float(np.median(np.diff(ends2[ran2]))) if ran2.sum() > 1 else 1.0, 1.0)
+    if np.array_equal(codes, codes2) and not _shifted_within(ends, ends2, ran & ran2, usual_ns):
+        return in_order
+    band = len(ends2) - len(ends) + _BAND
+    offset = _usual_difference(ends, ends2, codes, codes2, ran, ran2, band, usual_ns)
+
+    def cost(row: int, column: int) -> float:
+        """Of taking these for one."""
+        apart = abs(int(ends[row] - ends2[column]) - offset) / usual_ns if ran[row] and ran2[column] else 0.0
+        return min(apart, _APART) + (_DISAGREE if codes[row] != codes2[column] else 0.0)
+
+    # From both ends, what is the same beyond doubt; what is left between is aligned.
+    head, tail, shorter = 0, 0, min(len(ends), len(ends2))
+    while head < shorter and cost(head, head) < _LACKING / 2:
+        head += 1
+    while tail < shorter - head and cost(len(ends) - 1 - tail, len(ends2) - 1 - tail) < _LACKING / 2:
+        tail += 1
+    rows, columns = range(head, len(ends) - tail), range(head, len(ends2) - tail)
+    lacking_head, lacking_tail = (_LACKING if same else _LACKING_AT_EDGE for same in (head, tail))
+    if len(rows) * min(2 * band, len(columns)) <= _LOOKS:
+        pair_of = _least_cost(rows, columns, cost, band, lacking_head, lacking_tail)
+    else:  # as they follow each other
+        pair_of = {row: row + (len(ends2) - len(ends) if tail > head else 0) for row in rows}
+    first_pair = min(pair_of, default=rows.stop)
+    slots: list[tuple[int, int]] = []
+    for row in range(len(ends)):
+        if row < head:
+            slots.append((row, 0))
+        elif row >= rows.stop:
+            slots.append((row + len(ends2) - len(ends), 0))
+        elif row in pair_of:
+            slots.append((pair_of[row], 0))
+        elif head or row > first_pair:
+            slots.append((slots[-1][0], slots[-1][1] + 1))
+        else:
+            first = pair_of.get(first_pair, columns.stop)
+            slots.append((row - first_pair, 0) if not first else (first - 1, row - head + 1))
+    return slots
+
+
+def _shifted_within(ends: Int, ends2: Int, ran: Bool, usual_ns: float) -> bool:
+    """Whether equal sequences end together for a part, and elsewhere some places apart.
+
+    Then each of two ranks lacks another one. On CPUs ends lie apart anyhow.
+    """
+    rows = np.flatnonzero(ran)
+    if not len(rows):
+        return False
+    apart = ends[rows] - ends2[rows]
+    usual = np.sort(apart)[len(apart) // 2]
+    apart = np.abs(apart - usual)
+    off = ends[rows[apart > usual_ns / 2]] - usual
+    if not len(off) or np.median(apart) > usual_ns / 10:
+        return False
+    others = np.sort(ends2[rows])
+    after = np.clip(np.searchsorted(others, off), 1, max(len(others) - 1, 1))
+    near = np.minimum(
+        np.abs(others[np.minimum(after, len(others) - 1)] - off), np.abs(others[after - 1] - off)
+    )
+    return bool((near < usual_ns / 10).any())
+
+
+def _usual_difference(
+    ends: Int, ends2: Int, codes: Int, codes2: Int, ran: Bool, ran2: Bool, band: int, usual_ns: float
+) -> int:
+    """By how much one clock is ahead: the difference of ends that most pairs of equal collectives share."""
+    apart = [np.empty(0, dtype=np.int64)]
+    every = 1 + (band + _BAND) * len(ends) // _LOOKS
+    for shift in range(-_BAND, band + 1):
+        row = np.arange(max(-shift, 0), min(len(ends2) - shift, len(ends)), every)
+        row = row[(codes[row] == codes2[row + shift]) & ran[row] & ran2[row + shift]]
+        apart.append(ends[row] - ends2[row + shift])
+    differences = np.sort(np.concatenate(apart))
+    if not len(differences):
+        return 0
+    alike = np.searchsorted(differences, differences + usual_ns / 4, side="right") - np.arange(
+        len(differences)
+    )
+    best = np.flatnonzero(alike == alike.max())
+    first = best[np.argmin(np.abs(differences[best]))]
+    return int(differences[first + (alike[first] - 1) // 2])
+
+
+def _least_cost(
+    rows: range,
+    columns: range,
+    cost: Callable[[int, int], float],
+    band: int,
+    lacking_head: float,
+    lacking_tail: float,
+) -> dict[int, int]:
+    """Row to column, both ascending, so that pairs and what is left out cost least.
+
+    What is left out before the first pair costs `lacking_head` each, behind the last one `lacking_tail`.
+    """
+    least = [[lacking_head * column for column in range(len(columns) + 1)]]
+    steps = [bytearray(b"c" * (len(columns) + 1))]
+    never = float("inf")
+    for row in range(1, len(rows) + 1):
+        above = least[-1]
+        current, step = [never] * len(above), bytearray(b"r" * len(above))
+        current[0] = lacking_head * row
+        for column in range(max(row - band, 1), min(row + band, len(columns)) + 1):
+            lacking_row = lacking_tail if column == len(columns) else _LACKING
+            lacking_column = lacking_tail if row == len(rows) else _LACKING
+            options = (
+                (above[column - 1] + cost(rows[row - 1], columns[column - 1]), ord("p")),
+                (above[column] + lacking_row, ord("r")),
+                (current[column - 1] + lacking_column, ord("c")),
+            )
+            current[column], step[column] = min(options)
+        least.append(current)
+        steps.append(step)
+    pair_of = {}
+    row, column = len(rows), len(columns)
+    while row and column:
+        step_back = chr(steps[row][column])
+        if step_back == "p":
+            pair_of[rows[row - 1]] = columns[column - 1]
+        row -= step_back in "pr"
+        column -= step_back in "pc"
+    return pair_of
 
 
 def _signature(record: Record) -> tuple[str, str, int]:
@@ -343,7 +506,7 @@ def alone(name: str, of_group: Mapping[int, Sequence[Participant]]) -> list[Skip
 
 def match_messages(
     name: str, ranks: tuple[int, ...], of_group: Mapping[int, Sequence[Participant]]
-) -> tuple[list[MatchedCollective], list[Skip]]:
+) -> tuple[list[MatchedCollective], list[Skip], Counter[int]]:
     """The sends of a process group, each with its receive.
 
     NCCL delivers messages from one rank to another in order, so the n-th send belongs to the n-th receive.
@@ -353,6 +516,9 @@ def match_messages(
         name: of the process group.
         ranks: of the group, as recorded.
         of_group: its communication by rank, in the order in which the rank asked for it, by one clock.
+
+    Returns:
+        (the pairs; what could not be matched; rank to how many it lacks between others that it has).
     """
     # (sender, receiver) to its sends and receives, in the order in which each of them asked for it.
     links: dict[tuple[int, int], tuple[list[Participant], list[Participant]]] = {}
@@ -360,7 +526,7 @@ def match_messages(
     for rank, participants in of_group.items():
         for participant in participants:
             kind = participant.record.collective
-            if kind not in POINT_TO_POINT:
+            if kind not in POINT_TO_POINT or not participant.ran:
                 continue
             peer = participant.record.peer
             if peer in (-1, rank) and len(ranks) == 2 and rank in ranks:
@@ -375,6 +541,7 @@ def match_messages(
         reason = "the peer rank is not recorded and the group has more than two ranks"
         skips.append(Skip(f"{unknown} send(s) and receive(s) of {name}", reason))
     matched: list[MatchedCollective] = []
+    lacking = Counter[int]()
     for (sender, receiver), (sends, receives) in sorted(links.items(), key=lambda link: link[0]):
         if len(sends) == len(receives) and all(map(_may_pair, sends, receives)):
             pairs = list(zip(sends, receives, strict=True))
@@ -385,7 +552,12 @@ def match_messages(
         if unpaired and sender in of_group and receiver in of_group:
             subject = f"{unpaired} send(s) and receive(s) of {name} from rank {sender} to rank {receiver}"
             skips.append(Skip(subject, "no counterpart of the same size and time recorded"))
-    return matched, skips
+            for side, other, own in ((0, receiver, sends), (1, sender, receives)):
+                paired = {id(pair[side]) for pair in pairs}
+                rows = [row for row, each in enumerate(own) if id(each) in paired]
+                if rows and (between := rows[-1] - rows[0] + 1 - len(rows)):
+                    lacking[other] += between
+    return matched, skips, lacking
 
 
 def _may_pair(send: Participant, receive: Participant) -> bool:

@@ -12,7 +12,7 @@ from tracelens.analysis.comm.records import NO_COMMUNICATION
 from tracelens.analysis.common import group_kind, integers, no_gpu_work, op_arguments
 from tracelens.arrays import Int, unique
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
-from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, union
+from tracelens.trace import WORK_KINDS, Run, Scope, Trace, Work, gpu_work, recorded_span, union
 
 ALL, NOT_RECORDED = "(all)", "(not recorded)"
 FEWEST = 3  # calls, overlapped and alone each, that means are compared of
@@ -139,9 +139,7 @@ def overlap(run: Run, *, scope: Scope = "all") -> Result:
         running = [union(comm.start[mask], comm.end[mask]) for mask in masks]
         comm_ns = np.array([merged.total for merged in running], dtype=np.int64)
         hidden_ns = np.array([computing.covered(*merged).sum() for merged in running], dtype=np.int64)
-        # The timeline's total: of a step its window, else from the first start to the last end of GPU work.
-        window = trace.window
-        begin, end = (window.start, window.end) if window else (work.start.min(), work.end.max())
+        begin, end = recorded_span(trace, work)  # the timeline's total
         nonzero = np.maximum(comm_ns, 1)
         columns = {
             "comm_ns": comm_ns,

@@ -36,7 +36,7 @@ _NO_KERNEL = ("wait", "coalesced")
 class Record(NamedTuple):
     """One recorded collective, or one send or receive, of a kernel."""
 
-    kernel: int  # place among the rank's communication kernels
+    kernel: int  # place among the rank's communication kernels, -1 where its kernel is not recorded
     step: str  # in which the kernel was launched, by the rank's own marks
     collective: str  # name
     group: str  # name of the process group
@@ -67,6 +67,8 @@ class RankCommunication(NamedTuple):
     records: list[Record]  # in the order in which the program asked for them
     alone: Union  # when there was communication and no computation
     kernels: list[str]  # name of each communication kernel
+    # those without a kernel, and how many of `records` the program asked for before each
+    without_kernel: list[tuple[int, Record]]
 
     @property
     def exposed_ns(self) -> int:
@@ -86,36 +88,44 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
     step = [steps.labels[window] for window in launched_in(trace, steps, kernels.event).tolist()]
     table = trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    rows = np.flatnonzero(lookup(kernel_of, kernel, -1) >= 0)
+    # A record without kernel keeps its place, so that later ones are matched with their like on other ranks.
+    is_lost = (kernel < 0) & (table.array("group_size") != 1)
+    if trace.window is not None:
+        called = trace.arrays.start[table.array("event_id")]
+        is_lost &= (called >= trace.window.host_start) & (called < trace.window.host_end)
+    rows = np.flatnonzero((lookup(kernel_of, kernel, -1) >= 0) | is_lost)
     columns = ("collective", "group", "group_description", "group_ranks", "dtype", "in_split", "out_split")
     texts = {name: table.texts(name, rows) for name in columns}
     # Many records share one list of ranks, which may be long.
     ranks = {text: tuple(integers(text)) for text in set(texts["group_ranks"])}
     counts = ("group_size", "in_bytes", "out_bytes", "peer")
     numbers = {name: table.array(name)[rows].tolist() for name in counts}
-    records = []
-    for number, index in enumerate(kernel_of[kernel[rows]].tolist()):
+    records: list[Record] = []
+    without_kernel: list[tuple[int, Record]] = []
+    for number, index in enumerate(lookup(kernel_of, kernel[rows], -1).tolist()):
         collective = texts["collective"][number]
         if collective in _NO_KERNEL:
             continue
         sent, received = numbers["in_bytes"][number], numbers["out_bytes"][number]
-        records.append(
-            Record(
-                kernel=index,
-                step=step[index],
-                collective=collective,
-                group=texts["group"][number],
-                description=texts["group_description"][number],
-                group_ranks=ranks[texts["group_ranks"][number]],
-                size=numbers["group_size"][number],
-                dtype=texts["dtype"][number],
-                sent=sent,
-                received=received,
-                sent_to=_shares(texts["in_split"][number], sent),
-                received_from=_shares(texts["out_split"][number], received),
-                peer=numbers["peer"][number],
-            )
+        record = Record(
+            kernel=index,
+            step=step[index] if index >= 0 else "",
+            collective=collective,
+            group=texts["group"][number],
+            description=texts["group_description"][number],
+            group_ranks=ranks[texts["group_ranks"][number]],
+            size=numbers["group_size"][number],
+            dtype=texts["dtype"][number],
+            sent=sent,
+            received=received,
+            sent_to=_shares(texts["in_split"][number], sent),
+            received_from=_shares(texts["out_split"][number], received),
+            peer=numbers["peer"][number],
         )
+        if index >= 0:
+            records.append(record)
+        else:
+            without_kernel.append((len(records), record))
     records += _of_libraries(trace, kernels, step, {record.kernel for record in records})
     return RankCommunication(
         rank=meta.rank,
@@ -126,6 +136,7 @@ def rank_communication(trace: Trace, *, scope: Scope = "all") -> RankCommunicati
         records=records,
         alone=alone,
         kernels=names,
+        without_kernel=without_kernel,
     )
 
 

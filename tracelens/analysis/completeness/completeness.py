@@ -4,9 +4,8 @@ Steps are compared only where the others agree with each other, and their kernel
 same in them: the steps of a training run differ by less than 1% in both, while those of serving may differ as
 they like.
 
-Calls and GPU work share a correlation id, and the profiler numbers calls in the order in which they are made.
-In 375,000 launches of 156 undamaged traces no kernel launched during the recording lacks its call, and no
-call lacks its kernel but those of memsets of no byte and those made while a graph was captured.
+Single records that lack their counterpart are told by `lost_records`; what ran across the edges of the window
+is no loss.
 
 In the undamaged traces all kernels begin at least 3.7 us after their launch call, each stream runs in the
 order of its launch calls, kernels of a stream overlap by at most 13 us, and hosts that waited for the GPU go
@@ -25,7 +24,6 @@ kind and stands between the same replays as one of its siblings.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +39,6 @@ from tracelens.analysis.completeness.doubts import (
     DEVICE_SYNCS,
     DOUBT_TABLE,
     DOUBTS,
-    GRAPH_CALLS,
     STRETCHES,
     Doubt,
     Recording,
@@ -49,10 +46,21 @@ from tracelens.analysis.completeness.doubts import (
     nowhere,
     over,
 )
+from tracelens.analysis.completeness.lost_records import (
+    FEW_RECORDS,
+    ORPHAN_TIME_SHARE,
+    in_flight,
+    material,
+    missing_collectives,
+    missing_kernels,
+    missing_launches,
+    missing_links,
+    missing_step_marks,
+)
 from tracelens.analysis.host import SYNCHRONIZE
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.table import Result, Skip, codes, result
-from tracelens.trace import STEP_MARK, Trace, Union, both, difference, matching, rows_by_code, union
+from tracelens.trace import STEP_MARK, TO_HOST, Trace, both, matching, rows_by_code, union
 
 TABLES = {"doubts": DOUBT_TABLE, "stretches": STRETCHES}
 STRETCHES_SHOWN = 1000
@@ -61,17 +69,11 @@ HOST_ENDS = "without a GPU, each rank's scheduler decides when its share of a co
 BEGIN, END = "Iteration Start: ", "Record Window End"
 """What Kineto's marks of the recorded time are called."""
 _CLIPPED = "GPU work overrunning the next on its stream"
-_TO_HOST = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST")
 _NEVER = np.iinfo(np.int64).max
 
 # Records.
 DROPPED_SHARE = 0.0005
 """Up to this share of the events may be dropped by reading without a doubt."""
-FEW_RECORDS, LOST_SHARE = 2, 0.0005
-"""Up to so many, and up to this share, may be lost without a doubt."""
-ORPHAN_TIME_SHARE = 0.5
-"""Up to 32% of the GPU time of undamaged recordings was launched before they began; beyond this share of it
-nothing can be attributed."""
 
 # Steps.
 SHORT_STEP_SHARE = 0.75
@@ -152,15 +154,27 @@ class RankRecord:
     edges: Mapping[str, tuple[int, int]]  # step label to when it began and ended on the GPU
     doubts: Sequence[Doubt]  # about this rank alone
     unchecked: Mapping[str, str] = field(default_factory=dict)  # what could not be checked, and why
+    in_flight: Mapping[str, str] = field(default_factory=dict)  # work across the edges of the window
+    streams: Mapping[int, int] = field(default_factory=dict)  # stream to number of pieces of work
+    threads: int = 0  # of the host, with a considerable number of ops
+    launches: int = 0  # calls
+    work: int = 0  # kernels, copies and memsets
+    linked: bool = True  # whether some of them are linked to their call
 
 
 def rank_record(trace: Trace) -> RankRecord:
     """What speaks against the recording of one rank, and what the comparison of ranks needs."""
     recording = Recording(trace)
-    work, marked = recording.work, recording.steps
+    work, marked, events = recording.work, recording.steps, recording.events
     checks = (file_losses,) if trace.meta.cpu_only else CHECKS
     unchecked = {"GPU work": NO_GPU, "ends of collectives": HOST_ENDS} if trace.meta.cpu_only else {}
-    if len(work.event) and not trace.meta.cpu_only and not (recording.correlation[work.event] > 0).any():
+    ids = recording.correlation
+    if (
+        len(work.event)
+        and not trace.meta.cpu_only
+        and not (ids[work.event] > 0).any()
+        and not (ids[recording.launch_calls] > 0).any()
+    ):
         unchecked = {"launches and kernels": "neither carries a correlation id"}
     count = np.bincount(marked.of_work, minlength=len(marked.labels))
     whole = [*marked.whole] if marked.marked else []
@@ -175,7 +189,18 @@ def rank_record(trace: Trace) -> RankRecord:
         edges={marked.labels[step]: (int(marked.edges[step]), int(marked.edges[step + 1])) for step in whole},
         doubts=[*chain.from_iterable(check(recording) for check in checks)],
         unchecked=unchecked,
+        in_flight={} if trace.meta.cpu_only else in_flight(recording),
+        streams=Counter(work.stream.tolist()),
+        threads=int((np.unique_counts(events.tid[events.where("op")]).counts >= ENOUGH_CALLS).sum()),
+        launches=len(recording.launch_calls),
+        work=len(work.event),
+        linked=trace.meta.cpu_only or bool((work.launch >= 0).any()),
     )
+
+
+def step_number(label: str) -> int:
+    """N of ProfilerStep#N."""
+    return int(label.rpartition("#")[2])
 
 
 @analyzer(
@@ -248,7 +273,7 @@ def completeness(records: Sequence[RankRecord], aligned: AlignedRun) -> Result:
     skips = [
         Skip(f"rank {record.rank}: {what}", why)
         for record in records
-        for what, why in record.unchecked.items()
+        for what, why in {**record.unchecked, **record.in_flight}.items()
     ]
     doubted = {rank for rank, _ in merged}
     believed = [
@@ -288,10 +313,21 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
             )
             yield record.rank, Doubt("cut", before, evidence, over([record.origin], [record.origin]))
 
-    # Ranks without steps that most others have: all ranks of a job record the same steps.
+    # Ranks without steps that most others have: all ranks of a job record the same steps. Their own doubts
+    # name the marks that lack in between.
     common = [label for label, count in ranks_with.items() if 2 * count >= len(records)]
     for record in records:
-        missing = [label for label in common if label not in record.kernels]
+        if common and not record.kernels and not record.cpu_only and record.launches >= ENOUGH_CALLS:
+            evidence = f"it has none of the step marks of other ranks, such as {common[0]}"
+            yield record.rank, Doubt("missing step marks", len(common), evidence, nowhere())
+            continue
+        first, last = (each(record.kernels, key=step_number, default="") for each in (min, max))
+        missing = [
+            label
+            for label in common
+            if label not in record.kernels
+            and not (record.kernels and step_number(first) < step_number(label) < step_number(last))
+        ]
         earlier = []  # what another rank has before the first step of this one
         for label in missing if record.kernels else ():
             first = next(iter(record.kernels))
@@ -315,17 +351,54 @@ def between_ranks(records: Sequence[RankRecord], aligned: AlignedRun) -> Iterato
                 )
                 yield record.rank, Doubt(name, len(labels), evidence, where)
 
-    # Steps with fewer kernels than the rank's other steps and the other ranks lead to expect.
-    shared = [label for label in records[0].kernels if all(label in record.kernels for record in records)]
+    # Streams and threads that all others have. Of two ranks, nothing tells which is the odd one.
+    for record in records if len(records) > 2 else ():
+        others = [other for other in records if other is not record]
+        streams = {
+            stream
+            for stream in others[0].streams
+            if stream not in record.streams
+            and min(other.streams.get(stream, 0) for other in others) >= LEAST_STREAM_WORK
+        }
+        threads = min(other.threads for other in others) - record.threads
+        lacking = [f"stream {', '.join(map(str, sorted(streams)))}"] if streams else []
+        lacking += [f"{threads:,} thread{'s' * (threads > 1)} with ops"] if threads > 0 else []
+        if lacking:
+            evidence = f"it lacks {' and '.join(lacking)}, recorded on all {len(others)} other ranks"
+            yield record.rank, Doubt("missing streams", len(streams) + max(threads, 0), evidence, nowhere())
+
+    # Ranks whose work has no link to the calls, while that of others has.
+    linked = [record.linked for record in records]
+    for record in records if any(linked) else ():
+        if not record.linked and record.work:
+            evidence = f"none of its {record.work:,} kernels and copies has a link to its launch call"
+            yield record.rank, Doubt("missing links", record.work, evidence, nowhere())
+
+    # Collectives that other ranks of the group recorded in between.
+    for rank, lost in aligned.lost.items():
+        groups = ", ".join(f"{count:,} of {name}" for name, count in lost.items())
+        evidence = f"other ranks recorded collectives that it lacks in between: {groups}"
+        yield rank, Doubt("missing collectives", sum(lost.values()), evidence, nowhere())
+
+    # Steps with fewer kernels than the rank's other steps and the other ranks lead to expect. Where a mark
+    # lacks, the step before it has the kernels of two.
+    marked = [
+        record for record in records if all(doubt.name != "missing step marks" for doubt in record.doubts)
+    ]
+    shared = [
+        label
+        for label in (marked[0].kernels if len(marked) > 1 else ())
+        if all(label in record.kernels for record in marked)
+    ]
     if len(shared) > 1:
-        counts = np.array([[record.kernels[label] for label in shared] for record in records], dtype=float)
+        counts = np.array([[record.kernels[label] for label in shared] for record in marked], dtype=float)
         typical = np.maximum(np.median(counts, axis=0), 1)
         share = counts / typical
         expected = np.max(share, axis=1)
         for row, column in np.argwhere(share < SHORT_STEP_SHARE * expected[:, None]).tolist():
             expected_kernels = expected[row] * typical[column]
             if expected_kernels >= LEAST_STEP_KERNELS:
-                record, label = records[row], shared[column]
+                record, label = marked[row], shared[column]
                 low, high = record.edges[label]
                 evidence = (
                     f"{label} has {counts[row, column]:,.0f} kernels; its other steps and the same step on "
@@ -372,104 +445,6 @@ def file_losses(recording: Recording) -> Iterator[Doubt]:
         )
     if meta.losses:
         yield Doubt("dropped events", len(meta.losses), "; ".join(meta.losses), nowhere())
-
-
-def missing_kernels(recording: Recording) -> Iterator[Doubt]:
-    """Launch calls whose kernels are not recorded, in the middle of the recording and at its end."""
-    calls, events = recording.launch_calls, recording.events
-    lost = calls[~recording.has_work[calls]]
-    if not len(lost):
-        return
-    is_graph = recording.called(GRAPH_CALLS)[lost]
-    last_launch = int(recording.launched.max(initial=-1))
-    after_all = (events.start[lost] > last_launch) & (last_launch >= 0)
-    # Where the host later waited until all was done, their kernels ran during the recording.
-    syncs = events.start[recording.called(DEVICE_SYNCS)]
-    unfinished = after_all & (events.start[lost] >= syncs.max(initial=-1))
-    eager = lost[~is_graph & ~unfinished]
-    # Old ROCm gives some kernels, such as RCCL's, no correlation id: any of these calls may be theirs.
-    nobodys = int(((recording.correlation[recording.work.event] <= 0) & (recording.work.launch < 0)).sum())
-    if material(len(eager) - nobodys, len(calls)):
-        codes, count = np.unique(events.name[eager], return_counts=True)
-        most = np.argsort(-count, kind="stable")[:2]
-        calls_text = ", ".join(f"{count[row]:,} {events.names[codes[row]]}" for row in most)
-        at_end = int((after_all & ~unfinished & ~is_graph).sum())
-        tail = f"; {at_end:,} of them after the last recorded kernel" if at_end else ""
-        yield Doubt(
-            "missing kernels",
-            len(eager),
-            f"{len(eager):,} of {len(calls):,} launch calls have no kernel or copy ({calls_text}){tail}",
-            _between(recording, eager),
-        )
-    graphs = lost[is_graph & ~unfinished]
-    if len(graphs):
-        yield Doubt(
-            "missing graph kernels",
-            len(graphs),
-            f"{len(graphs):,} graph launches have no kernel",
-            _between(recording, graphs),
-        )
-    open_calls = lost[unfinished]
-    if material(len(open_calls), len(calls)):
-        first = int(events.start[open_calls].min())
-        yield Doubt(
-            "cut",
-            len(open_calls),
-            f"the recording ends while the GPU lags behind the host: the last {len(open_calls):,} launch "
-            f"calls ({milliseconds(recording.end - first)}) have no kernel",
-            over([min(first, int(recording.work.end.max(initial=first)))], [recording.end]),
-        )
-
-
-def missing_launches(recording: Recording) -> Iterator[Doubt]:
-    """Kernels whose calls are not recorded: launched during the recording, or most of all.
-
-    The profiler records the calls of the runtime even where it records nothing else of the host.
-    """
-    work = recording.work
-    ids = recording.correlation[work.event]
-    orphan = (work.launch < 0) & (ids > 0)
-    begun = ids > recording.first_call_id
-    total = max(int(work.dur.sum()), 1)
-    most = int(work.dur[orphan].sum()) > ORPHAN_TIME_SHARE * total
-    if not most and not recording.events.where("op").any():
-        return
-    lost = orphan if most else orphan & begun
-    count = int(lost.sum())
-    if not material(count, len(work.event)):
-        return
-    queued = bool(recording.is_call.any()) and not begun[lost].any()
-    when = ", although they were launched during the recording" if not most else ""
-    yield Doubt(
-        "cut" if queued else "missing launches",
-        count,
-        f"{count:,} of {len(work.event):,} kernels and copies ({int(work.dur[lost].sum()) / total:.0%} of "
-        "their time) "
-        f"{'were launched before the recording began' if queued else f'have no launch call{when}'}",
-        over(work.start[lost], work.end[lost]),
-    )
-
-
-def material(count: int, total: int) -> bool:
-    """Whether as many of a total matter."""
-    return count > max(FEW_RECORDS, LOST_SHARE * total)
-
-
-def _between(recording: Recording, calls: Int) -> Union:
-    """When the lost kernels must have run: between what was launched before and after, while nothing ran."""
-    work = recording.work
-    linked = np.flatnonzero(recording.launched >= 0)
-    if not len(linked):
-        return over([int(recording.events.start[calls].min())], [recording.end])
-    order = linked[np.argsort(recording.launched[linked], kind="stable")]
-    launched = recording.launched[order]
-    ended = np.maximum.accumulate(work.end[order])
-    starts = np.minimum.accumulate(work.start[order][::-1])[::-1]
-    called = recording.events.start[calls]
-    row = np.searchsorted(launched, called)
-    low = np.where(row > 0, ended[np.maximum(row - 1, 0)], called)
-    high = np.where(row < len(order), starts[np.minimum(row, len(order) - 1)], recording.end)
-    return difference(over(np.maximum(low, called), high), recording.busy)
 
 
 def missing_graph_kernels(recording: Recording) -> Iterator[Doubt]:
@@ -543,7 +518,8 @@ def missing_graph_kernels(recording: Recording) -> Iterator[Doubt]:
 def missing_work(recording: Recording) -> Iterator[Doubt]:
     """Gaps in the GPU's work during which work was queued, or the host waited for the GPU.
 
-    Before the first recorded work, only waiting tells: that work may have been late for other reasons.
+    Before the first recorded work, only waiting tells: that work may have been late for other reasons. At the
+    start of the recording both are ordinary: work launched before is in flight.
     """
     work, events = recording.work, recording.events
     if len(work.event) < 2:
@@ -556,7 +532,7 @@ def missing_work(recording: Recording) -> Iterator[Doubt]:
     end = np.append(work.start[after], first)
     # Work is queued from the end of its launch call, or the start of a copy to the host: such calls wait
     # until the copy is done, while others may take long before they queue anything.
-    to_host = matching(work.names, _TO_HOST)[work.name[after]]
+    to_host = matching(work.names, TO_HOST)[work.name[after]]
     launch = work.launch[after]
     queued_at = np.where(to_host, lookup(events.start, launch, _NEVER), lookup(events.end, launch, _NEVER))
     since = np.append(np.minimum(queued_at, end[:-1]), first)
@@ -566,6 +542,7 @@ def missing_work(recording: Recording) -> Iterator[Doubt]:
     at_graph = np.append(recording.under_graph[after] | recording.under_graph[after - 1], False)
     least = np.where(at_graph, HOLE_AT_GRAPH_NS, HOLE_ELSEWHERE_NS)
     hole = (end - begin >= least) | (waited >= least)
+    hole &= (start >= recording.in_flight.end) | (end <= recording.in_flight.start)
     begin = np.where(waited > end - begin, start, begin)
     total = int((end - begin)[hole].sum())
     if total < HOLE_SHARE * recording.recorded_ns:
@@ -638,6 +615,7 @@ def profiler_edges(recording: Recording) -> Iterator[Doubt]:
     linked = work.launch >= 0
     ids = recording.correlation[work.event]
     early = ~linked & (ids > 0) & (ids < recording.first_call_id)
+    early[np.unique(work.lane, return_index=True)[1]] = False  # what was already running
     early_ns, total = int(work.dur[early].sum()), int(work.dur.sum())
     # Beyond ORPHAN_TIME_SHARE the check of launches says it, with step marks, too.
     considerable = QUEUED_BEFORE_SHARE * total < early_ns <= ORPHAN_TIME_SHARE * total
@@ -859,6 +837,9 @@ CHECKS = (
     file_losses,
     missing_kernels,
     missing_launches,
+    missing_links,
+    missing_collectives,
+    missing_step_marks,
     missing_graph_kernels,
     missing_work,
     waiting_at_the_end,

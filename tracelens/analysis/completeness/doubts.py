@@ -12,7 +12,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import RANK, Column, Result, Schema
-from tracelens.trace import Steps, Trace, Union, Work, matching, steps_of, union
+from tracelens.trace import InFlight, Steps, Trace, Union, Work, in_flight_at_start, matching, steps_of, union
 
 COMPLETENESS = "completeness"
 """Name of the analyzer."""
@@ -90,6 +90,30 @@ DOUBTS: Mapping[str, DoubtKind] = {
         "the first or last step is incomplete; means per step are wrong",
         _ALL,
         "record whole steps, with the profiler's schedule",
+    ),
+    "missing collectives": DoubtKind(
+        "collectives that other ranks recorded, or NCCL kernels without the record of their collective",
+        "waiting for other ranks, rates and bytes of communication are incomplete",
+        ("comm.", "exposed_comm."),
+        _AGAIN,
+    ),
+    "missing step marks": DoubtKind(
+        "step marks that are not recorded",
+        "two steps count as one, or lie outside of all steps; means per step are wrong",
+        _ALL,
+        _AGAIN,
+    ),
+    "missing links": DoubtKind(
+        "kernels without the link to their launch call that others have",
+        "these kernels belong to no op, and their step is a guess",
+        ("launch.", "op[", "moe.", "kernel.", "step.", "idle."),
+        _AGAIN,
+    ),
+    "missing streams": DoubtKind(
+        "streams or threads that all other ranks recorded",
+        "counts, busy time and host figures of the rank are too low",
+        _ALL,
+        _AGAIN,
     ),
     "missing launches": DoubtKind(
         "kernels without a recorded launch call: most of them, or some launched during the recording",
@@ -217,6 +241,17 @@ class Recording:
         rows = rows[~inside & ~(open_captures > 0) & known]
         in_order: Int = rows[np.argsort(events.start[rows], kind="stable")]
         return in_order
+
+    @cached_property
+    def bare(self) -> Bool:
+        """Which work nothing links to a call: neither a correlation id nor an arrow."""
+        bare: Bool = (self.correlation[self.work.event] <= 0) & (self.work.launch < 0)
+        return bare
+
+    @cached_property
+    def in_flight(self) -> InFlight:
+        """Unrecorded work that the GPU was busy with when the recording began."""
+        return self.trace.once(in_flight_at_start)
 
     @cached_property
     def first_call_id(self) -> int:

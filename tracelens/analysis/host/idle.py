@@ -612,7 +612,10 @@ def idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
 
 def _idle_time(trace: Trace, scope: Scope = "all") -> tuple[Gaps, IdlePieces]:
     work = gpu_work(trace, scope)
-    gaps = find_gaps(work, steps_of(trace).edges)
+    steps = steps_of(trace)
+    gaps = find_gaps(work, steps.edges)
+    if not steps.marked and len(steps.labels) > 1:  # what is before was in flight when the recording began
+        gaps = gaps.take(gaps.end > steps.edges[steps.whole.start])
     return gaps, idle_pieces(trace, work, gaps)
 
 

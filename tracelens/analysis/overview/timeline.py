@@ -19,6 +19,7 @@ from tracelens.trace import (
     both,
     difference,
     gpu_work,
+    recorded_span,
     steps_of,
     union,
 )
@@ -156,8 +157,7 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
             skips.append(Skip(f"rank {rank}", no_gpu_work(trace, scope)))
             continue
         steps_of_rank = steps_of(trace)
-        span = steps_of_rank.edges[[0, -1]] if trace.window else (work.start.min(), work.end.max())
-        low, high = (np.array([time], dtype=np.int64) for time in span)
+        low, high = (np.array([time], dtype=np.int64) for time in recorded_span(trace, work))
         metrics = {name: int(dur[0]) for name, dur in _metrics(trace, scope, low, high).items()}
         if not trace.window:  # all of it, also what lies outside of the linked work
             metrics["unlinked"] = _unlinked(trace).total

@@ -89,7 +89,11 @@ def test_controls_are_silent(name: str) -> None:
 
 
 def test_a_slow_host_is_late_with_its_launches() -> None:
-    """Hosts differ from run to run, so it is no fault for sure; the rank is the right one."""
+    """Hosts differ from run to run, so it is no fault for sure; the rank is the right one.
+
+    That it wakes up 3 ms late from its last wait for the GPU does not mean that work is missing.
+    """
+    assert analyzed("slow_host", "completeness")["doubts"].empty
     first = analyzed("slow_host", "stragglers")["stragglers"].iloc[0]
     assert (first["rank"], first["cause"]) == (1, "late_launch")
     assert first["fraction"] > 0.9

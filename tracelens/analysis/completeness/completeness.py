@@ -565,7 +565,8 @@ def waiting_at_the_end(recording: Recording) -> Iterator[Doubt]:
     """The host goes on waiting for the GPU long after the last recorded work.
 
     That work is missing, even where each launch call has its kernel: a lost buffer holds both. A GPU clock
-    that is early by so much puts kernels before their launch calls.
+    that is early by so much puts kernels before their launch calls. But a host without a core wakes up late:
+    a step that has as many kernels as the others lacks none.
     """
     work, events, launched = recording.work, recording.events, recording.launched
     if not len(work.event):
@@ -575,7 +576,7 @@ def waiting_at_the_end(recording: Recording) -> Iterator[Doubt]:
     start, end = np.maximum(events.start[rows], last), events.end[rows]
     long = end - start >= WAIT_AT_END_NS
     total = int((end - start)[long].sum())
-    if total < HOLE_SHARE * recording.recorded_ns:
+    if total < HOLE_SHARE * recording.recorded_ns or _is_full(recording, events.start[rows[long]]):
         return
     early = bool(((launched >= 0) & (work.start < launched - CLOCK_TOLERANCE_NS)).sum() > FEW_RECORDS)
     yield Doubt(
@@ -584,6 +585,18 @@ def waiting_at_the_end(recording: Recording) -> Iterator[Doubt]:
         f"after the last recorded GPU work the host still waits {milliseconds(total)} for the GPU",
         over(start[long], end[long]),
     )
+
+
+def _is_full(recording: Recording, time_ns: Int) -> bool:
+    """Whether the steps of these times have at least as many kernels as any other."""
+    marked = recording.steps
+    if not marked.marked or not len(marked.whole):
+        return False
+    whole = np.array([*marked.whole])
+    kernels = np.bincount(marked.of_work, minlength=len(marked.labels))
+    steps = np.searchsorted(marked.marks, time_ns, side="right") - 1
+    others = kernels[whole[~np.isin(whole, steps)]]
+    return bool(np.isin(steps, whole).all() and len(others) and kernels[steps].min() >= others.max())
 
 
 def profiler_edges(recording: Recording) -> Iterator[Doubt]:

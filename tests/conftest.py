@@ -135,7 +135,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if _needs_torch(item.path):
             item.add_marker(pytest.mark.torch)
         if any(map(item.get_closest_marker, REST)) and not _in_rest(item.path):
-            raise pytest.UsageError(f"{item.nodeid}: write its mark in this file, else make test-rest skips it")
+            raise pytest.UsageError(
+                f"{item.nodeid}: write its mark in this file, else make test-rest skips it"
+            )
     yield  # pytest chooses by mark, and brings those together that share a fixture
     items.sort(key=lambda item: not _below_tests(item.path).startswith(LONG))
 

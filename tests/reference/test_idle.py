@@ -53,14 +53,9 @@ TRACES = [
     "sample_traces/one_gpu/loop/rank0.json.gz",
 ]
 """All of corpus and foreign but capture traces without GPU work, and a choice of ranks of each large run."""
-SECOND = (
-    f"{FAULTS}/host_delay/rank5.json.zst",
-    "corpus/misc/hta_test.json.gz",
-    "corpus/nvidia-h100-hf/dsv2_eager.json.gz",
-    "corpus/nvidia-h200-megatron/ep8/rank0.json.gz",
-)
-"""Ranks that do what the other one of their run does, and programs that another recording is of, too."""
-SWEPT = [name for name in TRACES if THOROUGH or (of_its_kind(Path(name).parent) and name not in SECOND)]
+SECOND_RANKS = (f"{FAULTS}/host_delay/rank5.json.zst", "corpus/nvidia-h200-megatron/ep8/rank0.json.gz")
+"""Ranks that do what the other one of their run does."""
+SWEPT = [name for name in TRACES if THOROUGH or (of_its_kind(Path(name)) and name not in SECOND_RANKS)]
 
 
 class Blamed(NamedTuple):

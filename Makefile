@@ -97,7 +97,7 @@ clean: ## remove the virtual environment and everything that can be remade
 		tracelens/native/*.so tracelens/rendering/assets/compiled
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: the environment is made again only when its inputs change.
+# The stamps: the environment is made again only when its inputs change. requirements*.txt list all of it.
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "tracelens needs Python 3.11 or newer; $(PYTHON) is not installed" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -108,17 +108,15 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.python $(BUILT) requirements.txt
-	$(PIP) --require-hashes -r requirements.txt
+	$(PIP) --no-deps --require-hashes -r requirements.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@$(BIN)/tracelens --version
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.python $(BUILT) requirements-dev.txt
-	$(PIP) --require-hashes -r requirements-dev.txt
-	$(PIP) --no-deps --no-build-isolation -e .
-	@$(BIN)/tracelens --version
-	@touch $@ $(VENV)/.core
+$(VENV)/.dev: $(VENV)/.core requirements-dev.txt
+	$(PIP) --no-deps --require-hashes -r requirements-dev.txt
+	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev constraints.txt
-	$(PIP) --no-build-isolation -e '.[workload]' -c constraints.txt
+	$(PIP) torch -c constraints.txt
 	@touch $@

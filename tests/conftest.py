@@ -96,7 +96,7 @@ settings.load_profile(effort("default", "thorough"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` does not even import files whose tests are all slow, `make test-rest` not those without any."""
+    """`make test` does not even import files of slow tests alone, nor `make test-rest` files without any."""
     chosen = config.option.markexpr
     if chosen == "not slow":
         return True if _slow(collection_path) else None
@@ -135,9 +135,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if _needs_torch(item.path):
             item.add_marker(pytest.mark.torch)
         if any(map(item.get_closest_marker, REST)) and not _in_rest(item.path):
-            raise pytest.UsageError(
-                f"{item.nodeid}: write its mark in this file, else make test-rest skips it"
-            )
+            raise pytest.UsageError(f"{item.nodeid}: write its mark in this file; make test-rest looks there")
     yield  # pytest chooses by mark, and brings those together that share a fixture
     items.sort(key=lambda item: not _below_tests(item.path).startswith(LONG))
 

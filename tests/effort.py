@@ -14,9 +14,11 @@ LARGE = (
     "nvidia-h200-megatron/pp2ep4",
     "nvidia-h200-megatron/pp2vpp2ep4",
 )
-"""Recordings beside which a smaller one stands for their kind (hta_control, dsv2_grouped, and ep8 for the runs of
-eight ranks): sweeps over all recordings read them when thorough. What only a pipeline, or a loop over experts,
-shows is tested on them always, by name."""
+"""Recordings that another one stands for: hta_control, dsv2_grouped, and ep8 for the runs of eight ranks.
+
+Sweeps over all recordings read them when thorough. What only a pipeline, or a loop over experts, shows is
+tested on them always, by name.
+"""
 
 ALIKE = (
     "nvidia-h200-megatron/faults/control",

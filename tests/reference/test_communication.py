@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.reference.communication import Communication, communication
 from tests.effort import effort
+from tests.reference.communication import Communication, communication
 from tests.reference.compared import results
 from tests.reference.raw import files, read
 from tests.reference.traces import EP8, INTERLEAVED, PLAIN, PP2EP4, PP2VPP2EP4, path_of

@@ -21,8 +21,12 @@ LONGEST_S = 180
 _METADATA = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
 
-def run(path: Path) -> Any:
+def run(path: Path, first: str = "") -> Any:
     """The notebook with outputs of a fresh kernel, made in its folder by the environment that runs this.
+
+    Args:
+        path: of the notebook.
+        first: code that the kernel runs before its cells.
 
     Raises:
         nbclient.exceptions.CellExecutionError: a cell failed.
@@ -45,6 +49,9 @@ def run(path: Path) -> Any:
         "COLUMNS": "120",  # of the command line's tables
     }
     with TemporaryDirectory() as profile:
+        startup = Path(profile, "profile_default", "startup")
+        startup.mkdir(parents=True)
+        (startup / "first.py").write_text(first)
         client.execute(env={**environment, "IPYTHONDIR": profile})
     notebook.metadata = _METADATA
     return notebook

@@ -52,6 +52,9 @@ SLOW = (
 )
 """Tests that are all marked slow: beginnings of paths below tests/."""
 
+REST = ("slow", "torch", "more_with_torch")
+"""Marks of the tests that `make test` leaves out, or runs without torch."""
+
 LONG = (
     "conformance/test_losses.py",
     "conformance/test_many_ranks.py",
@@ -93,8 +96,12 @@ settings.load_profile(effort("default", "thorough"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` does not even import files whose tests are all slow."""
-    return True if config.option.markexpr == "not slow" and _slow(collection_path) else None
+    """`make test` does not even import files of slow tests alone, nor `make test-rest` files without any."""
+    chosen = config.option.markexpr
+    if chosen == "not slow":
+        return True if _slow(collection_path) else None
+    is_rest = chosen.startswith("slow") and collection_path.name.startswith("test_")
+    return True if is_rest and collection_path.is_file() and not _in_rest(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -127,6 +134,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.slow)
         if _needs_torch(item.path):
             item.add_marker(pytest.mark.torch)
+        if any(map(item.get_closest_marker, REST)) and not _in_rest(item.path):
+            raise pytest.UsageError(f"{item.nodeid}: write its mark in this file; make test-rest looks there")
     yield  # pytest chooses by mark, and brings those together that share a fixture
     items.sort(key=lambda item: not _below_tests(item.path).startswith(LONG))
 
@@ -144,6 +153,13 @@ _NEEDS_TORCH = re.compile(r'^(\w+ = )?pytest\.importorskip\("torch', re.MULTILIN
 @cache
 def _needs_torch(path: Path) -> bool:
     return bool(_NEEDS_TORCH.search(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _in_rest(path: Path) -> bool:
+    """Whether a file has tests that `make test` leaves out."""
+    text = path.read_text(encoding="utf-8")
+    return _slow(path) or _needs_torch(path) or any(f"mark.{name}" in text for name in REST)
 
 
 @cache

@@ -8,9 +8,17 @@ T = TypeVar("T")
 
 THOROUGH = os.environ.get("TRACELENS_TESTS") == "thorough"
 
-LARGE = ("nvidia-h200-megatron/pp2ep4", "nvidia-h200-megatron/pp2vpp2ep4")
-"""Runs of eight ranks beside which nvidia-h200-megatron/ep8 stands for their kind: sweeps over all recordings
-read them when thorough. What only a pipeline shows is tested on them always, by name."""
+LARGE = (
+    "misc/hta_test.json.gz",
+    "nvidia-h100-hf/dsv2_eager.json.gz",
+    "nvidia-h200-megatron/pp2ep4",
+    "nvidia-h200-megatron/pp2vpp2ep4",
+)
+"""Recordings that another one stands for: hta_control, dsv2_grouped, and ep8 for the runs of eight ranks.
+
+Sweeps over all recordings read them when thorough. What only a pipeline, or a loop over experts, shows is
+tested on them always, by name.
+"""
 
 ALIKE = (
     "nvidia-h200-megatron/faults/control",

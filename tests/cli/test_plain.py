@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.exceptions import TyperException
 
+from tests.effort import effort
 from tracelens.cli import (
     ROOT,
     Command,
@@ -102,7 +103,7 @@ def test_a_plain_line_has_the_values_that_typer_reads(path: tuple[str, ...]) -> 
     command = HOMES[path].command()
     plain = 0
 
-    @settings(max_examples=100, deadline=None, derandomize=True)
+    @settings(max_examples=effort(60, 100), deadline=None, derandomize=True)
     @given(lines(command))
     def check(words: list[str]) -> None:
         nonlocal plain

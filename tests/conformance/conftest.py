@@ -6,6 +6,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import Case, Reference, report_params, run_params, trace_of
+from tests.effort import THOROUGH
 
 
 @pytest.fixture(scope="session", params=run_params())
@@ -16,6 +17,14 @@ def case(request: pytest.FixtureRequest) -> Case:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRACELENS_JOBS", "2")  # real traces go the way between processes once
         return Case(str(name), path, tracelens.load(path))
+
+
+@pytest.fixture
+def small(case: Case) -> Case:
+    """A run of the corpus that is read fast: there is one of every kind, and larger ones when thorough."""
+    if not case.is_small and not THOROUGH:
+        pytest.skip("large: with TRACELENS_TESTS=thorough")
+    return case
 
 
 @pytest.fixture(scope="session", params=report_params())

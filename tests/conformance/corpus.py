@@ -25,6 +25,7 @@ SAMPLES = FOLDERS["sample_traces"]
 FOREIGN = FOLDERS["foreign"]
 # Loading and analysing more than this (compressed) takes over 5 s on a slow core.
 SLOW_BYTES = 3_000_000
+SMALL_BYTES = 1_000_000
 
 
 def folder() -> Path | None:
@@ -122,6 +123,11 @@ class Case:
     path: Path
     run: Run
     results: dict[tuple[str, Scope], Result] = field(default_factory=dict)
+
+    @property
+    def is_small(self) -> bool:
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files) < SMALL_BYTES
 
     def result(self, analyzer: str, scope: Scope = "all") -> Result:
         options: dict[str, Any] = {"scope": scope} if "scope" in ANALYZERS.get(analyzer).options else {}

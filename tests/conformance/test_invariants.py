@@ -8,6 +8,7 @@ import pytest
 
 from tests.conformance import naive
 from tests.conformance.corpus import Case
+from tests.effort import THOROUGH
 from tracelens.analysis import in_order
 from tracelens.table import Schema
 from tracelens.trace import COLLECTIVES, EVENTS, LINKS, OPS, Scope, gpu_work, steps_of
@@ -46,6 +47,8 @@ def assert_fits(table: pd.DataFrame, schema: Schema) -> None:
 
 @scopes
 def test_tables_fit_their_schemas(case: Case, scope: Scope) -> None:
+    if scope != "all" and not case.is_small and not THOROUGH:
+        pytest.skip("large: with TRACELENS_TESTS=thorough")
     ranks = set(case.run.ranks)
     for analyzer in in_order():
         if scope != "all" and "scope" not in analyzer.options:

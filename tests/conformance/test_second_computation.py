@@ -10,13 +10,13 @@ from tests.conformance.corpus import Case
 from tracelens.trace import Trace, Work, gpu_work, steps_of
 
 
-def test_timeline_from_the_file_itself(case: Case) -> None:
+def test_timeline_from_the_file_itself(small: Case) -> None:
     """The JSON read by the standard library in exact decimals, classified by the corpus's rules."""
     # One rank of a run is enough: the standard library takes seconds for each.
-    file = min(case.path.iterdir()) if case.path.is_dir() else case.path
-    trace = case.run.traces[0]
+    file = min(small.path.iterdir()) if small.path.is_dir() else small.path
+    trace = small.run.traces[0]
     assert not trace.meta.repaired  # the sweep would see the events as they were
-    found = case.metrics(trace.meta.rank)
+    found = small.metrics(trace.meta.rank)
     found.pop("unlinked")  # not in the file, but a matter of matching ids
     assert found == naive.timeline(naive.read_work(file))
 
@@ -44,9 +44,9 @@ def sweep(trace: Trace, work: Work) -> tuple[Counter[tuple[str, ...]], Counter[t
     return categories, kernels
 
 
-def test_breakdown_by_a_sweep_over_time(case: Case) -> None:
-    for rank, trace, work in case.each():
-        table = case.table("breakdown")
+def test_breakdown_by_a_sweep_over_time(small: Case) -> None:
+    for rank, trace, work in small.each():
+        table = small.table("breakdown")
         nodes = table[table["rank"] == rank].set_index("node")
         nodes["step"] = step_of(nodes)
         for level, expected in zip(("category", "kernel"), sweep(trace, work), strict=True):
@@ -55,9 +55,9 @@ def test_breakdown_by_a_sweep_over_time(case: Case) -> None:
             assert found[found > 0].to_dict() == dict(expected)
 
 
-def test_ops_call_by_call(case: Case) -> None:
-    for rank, trace, _ in case.each():
-        table = case.table("ops")
+def test_ops_call_by_call(small: Case) -> None:
+    for rank, trace, _ in small.each():
+        table = small.table("ops")
         mine = table[table["rank"] == rank]
         expected: dict[str, list[int]] = {}
         for (name, _), times in naive.op_times(trace, gpu_work(trace).event.tolist()).items():

@@ -13,8 +13,8 @@ from tracelens.analysis import wide
 
 
 @pytest.fixture
-def run(case: Case) -> tracelens.Run:
-    return tracelens.Run(case.run.traces)
+def run(small: Case) -> tracelens.Run:
+    return tracelens.Run(small.run.traces)
 
 
 @pytest.mark.parametrize("contract", totals.CONTRACTS, ids=lambda contract: contract.__name__)

@@ -129,7 +129,14 @@ def run_of(case: str) -> Run:
 
 @cache
 def result_of(name: str, case: str, scope: str = "all") -> Result:
+    if scope != "all" and not options_of(name, scope):
+        return result_of(name, case)
     return analyze(run_of(case), name, **options_of(name, scope))
+
+
+def scopes_of(name: str) -> tuple[str, ...]:
+    """All of them, or one for an analyzer without the option."""
+    return tuple(SCOPES) if "scope" in ANALYZERS.get(name).options else ("all",)
 
 
 def options_of(name: str, scope: str) -> dict[str, str]:
@@ -165,7 +172,7 @@ def same(left: Mapping[Any, Any], right: Mapping[Any, Any]) -> bool:
 @analyzers
 @cases
 def test_tables_fit_their_schemas(name: str, case: str) -> None:
-    results = [result_of(name, case, scope) for scope in SCOPES]
+    results = [result_of(name, case, scope) for scope in scopes_of(name)]
     assert all(isinstance(result, Result) for result in results)
     tables = [(result, *item) for result in results for item in result.data.items()]
     for result, table_name, table in tables:
@@ -190,7 +197,7 @@ def test_tables_fit_their_schemas(name: str, case: str) -> None:
 
 @analyzers
 def test_what_is_missing_has_a_reason(name: str) -> None:
-    for case, scope in product(CASES, SCOPES):
+    for case, scope in product(CASES, scopes_of(name)):
         result = result_of(name, case, scope)
         for skip in result.skips:
             assert skip.subject.strip()
@@ -229,7 +236,7 @@ def test_it_comes_again_and_the_trace_stays_as_it_is(name: str, case: str) -> No
 def test_ranks_analyzed_apart_give_the_same(name: str, case: str) -> None:
     """What a part holds can travel, and from the parts of all ranks comes what the run itself gives."""
     item, traces = ANALYZERS.get(name), run_of(case).traces
-    for scope in SCOPES:
+    for scope in scopes_of(name):
         whole = result_of(name, case, scope)
         parts = [pickle.loads(pickle.dumps(item.part_of(trace, scope=scope))) for trace in traces]
         required = {need: result_of(need, case, scope) for need in item.needs}
@@ -241,6 +248,7 @@ def test_ranks_analyzed_apart_give_the_same(name: str, case: str) -> None:
         assert replace(apart, data={}) == replace(whole, data={})
 
 
+@cache
 def shared_apart(name: str, case: str, scope: str) -> object:
     """A shared input, made of parts that have travelled."""
     item = SHARED.get(name)

@@ -200,31 +200,33 @@ def point(value: str) -> str:
     return f'[project.entry-points."tracelens.plugins"]\nextra = "{value}"\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "reason"),
-    [
+def test_a_plugin_that_does_not_import_is_one_line(copy: Environment, tmp_path: Path) -> None:
+    copy.install(project(tmp_path / "mine", "My.Plugin", {"mine/__init__.py": ""}, point("mine")))
+    (points,) = copy.site.glob("*lugin-1.2.dist-info/entry_points.txt")
+    for text, value, reason in (
         ("import no_such_library", "mine", "ModuleNotFoundError: No module named 'no_such_library'"),
         ("def broken(:", "mine", "SyntaxError"),
         ("raise RuntimeError('boom\\nand more')", "mine", "RuntimeError: boom"),
         ("", "mine.gone", "ModuleNotFoundError: No module named 'mine.gone'"),
         ("", "mine:gone", "AttributeError"),
-    ],
-)
-def test_a_plugin_that_does_not_import_is_one_line(
-    copy: Environment, tmp_path: Path, text: str, value: str, reason: str
-) -> None:
-    copy.install(project(tmp_path / "mine", "My.Plugin", {"mine/__init__.py": text}, point(value)))
-    found = copy.run(copy.python, "-m", "tracelens", "list", "analyzers")
-    assert (found.returncode, found.stdout) == (2, "")
-    (line,) = found.stderr.splitlines()
-    assert line.startswith(f"tracelens: plugin 'extra' of My.Plugin 1.2 does not import: {reason}"), line
-    assert line.endswith("; upgrade or uninstall My.Plugin")
+    ):
+        (copy.site / "mine" / "__init__.py").write_text(text)
+        points.write_text(f"[tracelens.plugins]\nextra = {value}\n")
+        found = copy.run(copy.python, "-m", "tracelens", "list", "analyzers")
+        assert (found.returncode, found.stdout) == (2, "")
+        (line,) = found.stderr.splitlines()
+        said = f"tracelens: plugin 'extra' of My.Plugin 1.2 does not import: {reason}"
+        assert line.startswith(said), line
+        assert line.endswith("; upgrade or uninstall My.Plugin")
 
 
 def test_a_name_taken_twice_names_both(copy: Environment, tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        files = {f"{name}_counts/__init__.py": ANALYZER}
-        copy.install(project(tmp_path / name, name, files, point(f"{name}_counts")))
+    copy.install(
+        *(
+            project(tmp_path / name, name, {f"{name}_counts/__init__.py": ANALYZER}, point(f"{name}_counts"))
+            for name in ("first", "second")
+        )
+    )
     found = copy.run(copy.python, "-m", "tracelens", "list", "analyzers")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr == (

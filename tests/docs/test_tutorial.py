@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import execute, working_in
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COLUMNS = "80"
+COLUMNS = 80
 FIGURE = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?) ?(ms|µs|%|TFLOP/s)")
 """In running text. Bounds of ranges have no unit of their own and are not seen."""
 FROM_ELSEWHERE = {
@@ -37,16 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(folder: Path) -> dict[str, str]:
     """Block of commands to what it prints."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": COLUMNS, "NO_COLOR": "1"}
-    outputs = {}
-    for language, code in blocks():
-        if language != "sh" or code.startswith("# needs GPUs"):
-            continue
-        command = ["bash", "-e", "-o", "pipefail", "-c", code]
-        done = subprocess.run(command, check=False, cwd=folder, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, f"{code}{done.stderr}"
-        outputs[code] = done.stdout
+    outputs: dict[str, str] = {}
+    with working_in(folder, COLUMNS):
+        for language, code in blocks():
+            if language != "sh" or code.startswith("# needs GPUs"):
+                continue
+            outputs[code] = ""
+            for line in code.replace("\\\n", " ").splitlines():
+                exit_code, output = execute(line)
+                assert exit_code == 0, f"{line}\n{output}"
+                outputs[code] += output
     return outputs
 
 

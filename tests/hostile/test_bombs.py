@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import pytest
 import zstandard
 
+from tests.effort import effort
 from tracelens.errors import ParseError, TracelensError
 from tracelens.limits import VARIABLE, Limits, limits, parse_limits
 from tracelens.read import TraceFiles, open_source, parse
@@ -421,6 +422,9 @@ BROKEN = {
 }
 
 
+SIZE = effort(2000, 4000)
+
+
 def cpu_s(text: str, path: Path) -> float:
     """Processor time of reading a trace, whatever comes of it."""
     path.write_text(text)
@@ -436,7 +440,7 @@ def test_reading_broken_text_is_linear(make: Callable[[int], str], tmp_path: Pat
     cpu_s(make(10), path)
     small = large = float("inf")
     for _ in range(4):  # a busy machine may slow one of both down
-        small, large = (min(best, cpu_s(make(n), path)) for best, n in ((small, 4000), (large, 16000)))
+        small, large = (min(best, cpu_s(make(n), path)) for best, n in ((small, SIZE), (large, 4 * SIZE)))
         # What does not depend on the size, and noise, may take 100 ms.
         if large <= 8 * max(small, 0.1):
             return

@@ -17,6 +17,7 @@ pytest.importorskip("nbclient", reason="running notebooks needs nbclient")
 
 from notebooks import remake  # noqa: E402
 from tests.browser.chromium import chromium, errors  # noqa: E402
+from tests.effort import THOROUGH  # noqa: E402
 
 FILES = sorted(remake.FOLDER.glob("*.ipynb"))
 MOST_BYTES = 300_000
@@ -103,9 +104,14 @@ def test_its_links_lead_to_files(path: Path) -> None:
         assert target.startswith("https://") or (remake.FOLDER / target).exists(), target
 
 
+# Each kernel would start a browser for its images, whose bytes are not compared.
+NO_IMAGES = "import tracelens.rendering.image\ntracelens.rendering.image.png = lambda figure: b''\n"
+
+
 @of_each
 def test_a_fresh_run_shows_what_is_stored(path: Path) -> None:
-    assert texts(remake.run(path)) == texts(read(path))  # raises where a cell does
+    first = "" if THOROUGH or path.stem == "roofline" else NO_IMAGES
+    assert texts(remake.run(path, first)) == texts(read(path))  # raises where a cell does
 
 
 def test_the_image_of_a_figure_that_shows_the_same_stays() -> None:

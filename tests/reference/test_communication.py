@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import effort
 from tests.reference.communication import Communication, communication
 from tests.reference.compared import results
 from tests.reference.raw import files, read
 from tests.reference.traces import EP8, INTERLEAVED, PLAIN, PP2EP4, PP2VPP2EP4, path_of
 
 MS = 1_000_000
+# The largest run has the collectives of the one and the messages of the other.
+RUNS = [PP2VPP2EP4, PLAIN, INTERLEAVED, *effort((), (EP8, PP2EP4))]
 
 
 @cache
@@ -29,7 +32,7 @@ def test_stages_of_an_interleaved_pipeline_wait_for_each_other() -> None:
     assert (round(min(caused)), round(max(caused))) == (258, 287)
 
 
-@pytest.mark.parametrize("name", [EP8, PP2EP4, PP2VPP2EP4, PLAIN, INTERLEAVED])
+@pytest.mark.parametrize("name", RUNS)
 def test_every_message_has_its_counterpart(name: str) -> None:
     """Also those of a group of eight ranks, through which Megatron sends one of the two ways."""
     for instance in reference(path_of(name)).instances:
@@ -41,21 +44,12 @@ def test_every_message_has_its_counterpart(name: str) -> None:
         assert 0 <= split.unmatched_ns <= split.transfer_ns
 
 
-@pytest.mark.parametrize("name", [EP8, PP2EP4, PP2VPP2EP4, PLAIN, INTERLEAVED])
+@pytest.mark.parametrize("name", RUNS)
 def test_ranks_of_one_host_share_a_clock(name: str) -> None:
     assert set(reference(path_of(name)).offsets.values()) == {0}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        EP8,
-        PP2EP4,
-        PLAIN,
-        INTERLEAVED,
-        PP2VPP2EP4,
-    ],
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_tracelens_splits_alike(name: str) -> None:
     table = results(path_of(name))["collectives"]["ranks"]
     columns = ["kernel_ns", "comm_ns", "sync_ns", "unmatched_ns", "last_count", "caused_wait_ns"]

@@ -55,7 +55,7 @@ TRACES = [
 """All of corpus and foreign but capture traces without GPU work, and a choice of ranks of each large run."""
 SECOND_RANKS = (f"{FAULTS}/host_delay/rank5.json.zst", "corpus/nvidia-h200-megatron/ep8/rank0.json.gz")
 """Ranks that do what the other one of their run does."""
-SWEPT = [name for name in TRACES if THOROUGH or (of_its_kind(Path(name).parent) and name not in SECOND_RANKS)]
+SWEPT = [name for name in TRACES if THOROUGH or (of_its_kind(Path(name)) and name not in SECOND_RANKS)]
 
 
 class Blamed(NamedTuple):

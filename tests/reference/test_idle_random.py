@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tests.reference.host import recorded_of
 from tests.reference.idle import gaps_of
 from tests.reference.test_idle import blamed, split
@@ -110,7 +111,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("random") / "trace.json"
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
+@settings(
+    max_examples=effort(75, 150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example]
+)
 @given(random=st.randoms(use_true_random=True))
 @example(random=Random(92))  # annotations copied under a graph launch, which the host did not run then
 def test_random_traces_are_split_alike(file: Path, random: Random) -> None:

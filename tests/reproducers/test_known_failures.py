@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.reproducers.calls import Called, called, case_of, described, script_of, space_of
+from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
 from tracelens.reproducers.verify import verify
@@ -259,11 +260,12 @@ def test_a_number_is_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_process_of_its_own_does_the_same(tmp_path: Path) -> None:
     path = tmp_path / "mm.py"
     path.write_text(text_of("mm with gaps between rows"))
-    command = [sys.executable, str(path), "--device", "cpu", "--iters", "3"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    options = ["--device", "cpu", "--iters", "3"]
+    command = [sys.executable, str(path), *options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["check"], result["device"], result["torch"]) == ("ok", "cpu", torch.__version__)
     assert 0 < result["p10_us"] <= result["median_us"] <= result["p90_us"]
     assert (result["traced_us"], result["ratio"]) == (10.0, result["median_us"] / 10)
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = run_script(path, *options).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(result)

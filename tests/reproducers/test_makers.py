@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tracelens.reproducers import arguments
 from tracelens.reproducers.arguments import INDICES_UNKNOWN, TensorArgument, Unreplayable, dense, fill
 
@@ -245,7 +246,7 @@ names = st.sampled_from(sorted({*arguments._RULES, *arguments._GROUPED}))
 
 
 @given(names, calls | st.lists(anything, max_size=7))
-@settings(max_examples=500)
+@settings(max_examples=effort(200, 500))
 def test_any_arguments_are_filled_or_refused(name: str, call: list[Any]) -> None:
     try:
         found = fill(f"aten::{name}", call)

@@ -19,6 +19,7 @@ import pandas
 import pytest
 
 import tracelens
+from tests.effort import THOROUGH
 from tests.typing.language_server import editor
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,7 @@ def test_the_script_uses_every_public_name() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not THOROUGH, reason="make lint checks the script: files in pyproject.toml")
 def test_mypy_strict_passes_on_a_users_script(tmp_path: Path) -> None:
     """With the libraries of this environment, but no other copy of the package than this one."""
     pytest.importorskip("mypy")

@@ -20,10 +20,13 @@ from tracelens.workers import tasks
 def address() -> Iterator[str]:
     """The scheduler of a cluster of two workers."""
     distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")
-    cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
-    )
-    with cluster:
+    # A worker that dies is started again, which takes seconds: usually a task may end three of them.
+    with (
+        pytest.importorskip("dask").config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+        ) as cluster,
+    ):
         yield cluster.scheduler_address
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tests.planner.expected import closed_forms
 from tracelens.errors import TracelensError
 from tracelens.planner.config import CHOICES, Config, Layout, Model, Toggles, Training
@@ -52,7 +53,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 
 @given(configs(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=effort(60, 150))
 def test_the_ops_have_the_parameters_of_the_closed_form(config: Config, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, config.layout.ranks - 1))
     counts = parameters(config, rank)
@@ -61,7 +62,7 @@ def test_the_ops_have_the_parameters_of_the_closed_form(config: Config, data: st
 
 
 @given(configs(), st.sampled_from(["flash", "masked", "math"]), st.booleans(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=effort(60, 150))
 def test_the_ops_have_the_flops_of_the_closed_form(
     config: Config, kernel: Any, to_the_end: bool, data: st.DataObject
 ) -> None:
@@ -73,7 +74,7 @@ def test_the_ops_have_the_flops_of_the_closed_form(
 
 
 @given(configs(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=effort(60, 150))
 def test_the_ops_have_the_messages_of_the_closed_form(config: Config, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, config.layout.ranks - 1))
     share, routing = RankShare(config, rank), balanced(config, rank)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tracelens.trace.graphs.alignment import align, function, same_kernel
 from tracelens.trace.graphs.nodes import COPY, KERNEL, Nodes, Replay
 
@@ -262,7 +263,7 @@ def test_no_edit_leads_to_a_wrong_op(layer: str, depth: int, own: float, seed: i
     assert score(names, edited(names, 0.05, own, np.random.default_rng(seed))).wrong == 0
 
 
-GRAPHS = int(os.environ.get("TRACELENS_EDITED_GRAPHS", "12"))
+GRAPHS = int(os.environ.get("TRACELENS_EDITED_GRAPHS", effort("6", "12")))
 """Random graphs of each kind; a night's run takes thousands."""
 
 
@@ -287,9 +288,9 @@ def test_recall_under_edits(own: float, least: float) -> None:
 
 @pytest.mark.slow
 def test_a_long_graph() -> None:
-    """20,000 nodes, of which 600 are edited."""
+    """5,000 or 20,000 nodes, of which 3% are edited."""
     random = np.random.default_rng(5)
-    names = graph("dense", 1333)
+    names = graph("dense", effort(333, 1333))
     sequence = edited(names, 0.03, 0.0, random)
     right, wrong, total = score(names, sequence)
     assert wrong == 0

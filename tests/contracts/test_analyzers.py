@@ -329,7 +329,8 @@ def test_json_has_no_nan_and_every_table() -> None:
         raise AssertionError(f"{constant} in JSON")
 
     results = json.loads(content, parse_constant=refuse)["results"]
-    assert list(results) == NAMES
+    # A kernel without a launch is a doubt, and doubts come first.
+    assert list(results) == sorted(NAMES, key=lambda name: name != "completeness")
     for result in whole.results:
         assert set(results[result.analyzer]["tables"]) == set(result.exported)
     total = next(

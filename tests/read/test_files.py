@@ -75,20 +75,6 @@ def test_a_directory_gives_what_is_named_like_a_trace(folder: Path) -> None:
     assert trace_files(["t"]) == ["t/a.JSON", "t/b.json.zst", "t/c.zip", "t/d.pt.trace.json"]
 
 
-def test_notes_in_json_beside_traces_are_left_out(folder: Path) -> None:
-    touch(folder, "t/rank0.json", "t/rank1.json.gz")
-    note = '{"unprofiled_ms": [1.5]}'
-    for name, text in [("t/config.json", note), ("t/list.json", "[]"), ("alone/config.json", note)]:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    (folder / "t/large.json").write_text(note.replace("1.5", ", ".join(["1.5"] * 20_000)))
-    assert trace_files(["t"]) == [
-        f"t/{name}" for name in ("large.json", "list.json", "rank0.json", "rank1.json.gz")
-    ]
-    assert trace_files(["t/config.json"]) == ["t/config.json"]
-    assert trace_files(["alone"]) == ["alone/config.json"]
-
-
 def test_the_sidecar_of_a_run_is_no_trace(folder: Path) -> None:
     touch(folder, "t/rank0.json.gz", "t/run.json", "node1/run.json", "node1/rank8.json.gz", "alone/run.json")
     assert trace_files(["t"]) == ["t/rank0.json.gz"]

@@ -27,7 +27,6 @@ _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 _DEPTH = 2  # folders below a directory that are searched for runs
 _SHOWN = 6  # runs that a message names
-_NOTE_BYTES = 1 << 16  # of a JSON file in a directory that may be a note beside the traces
 # Two letters at least: one letter before the colon is a drive. `simplecache::s3://...` chains drivers.
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 _HTTP = re.compile(r"https?://", re.IGNORECASE)
@@ -111,7 +110,7 @@ def _expand(path: str) -> list[str]:
     listing = None if path == "-" else _list(path)
     if listing is None:
         return [path]
-    traces = _without_notes(traces_among(listing.files))
+    traces = traces_among(listing.files)
     if not listing.pattern:
         # The index of a ladder, say, lies beside the runs.
         only_side_files = all(os.path.basename(file) in SIDE_FILES for file in traces)
@@ -144,30 +143,12 @@ def _expand(path: str) -> list[str]:
     traces = [file for file in traces if is_named or os.path.basename(os.path.dirname(file)) != CAPTURES]
     for folder in listing.folders:
         inside = _list(folder) if is_named or os.path.basename(folder) != CAPTURES else None
-        traces += _without_notes(traces_among(inside.files)) if inside else []
+        traces += traces_among(inside.files) if inside else []
     # Where some are named like traces, the others are notes, logs and the like.
     if not traces and not listing.files:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
-
-
-def _without_notes(files: list[str]) -> list[str]:
-    """The files that may be traces: others than small JSON objects without events, if there are any."""
-    return [file for file in files if not _is_note(file)] or files
-
-
-def _is_note(path: str) -> bool:
-    if is_url(path) or not path.endswith(".json"):
-        return False
-    try:
-        if os.path.getsize(path) > _NOTE_BYTES:
-            return False
-        with open(path, "rb") as file:
-            text = file.read()
-    except OSError:  # opening it as a trace says so
-        return False
-    return text.lstrip().startswith(b"{") and b'"traceEvents"' not in text
 
 
 def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:

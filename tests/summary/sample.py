@@ -110,8 +110,7 @@ def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Resul
         {
             "finding": name,
             "scenario": scenario,
-            "saving_ns": round(ms * MS),
-            "high_ns": round(ms * MS),
+            "additional_ns": round(ms * MS),
             "confidence": sure,
         }
         for name, scenario, ms, sure in found

@@ -173,15 +173,19 @@ def test_a_single_gpu_without_communication_has_no_tiles_of_it() -> None:
     assert not {"exposed_communication", "waiting_for_ranks"} & set(names(made))
 
 
-def test_the_first_confident_finding_sets_the_goal() -> None:
+def test_the_first_finding_sets_the_goal() -> None:
     low = ("Launch-bound: late launches", "step_graph", 50.0, "low")
-    made = summary(sample.steps([100]), sample.findings(low, LOOP))
+    made = summary(sample.steps([100]), sample.findings(LOOP, low))
     assert clauses(made)[-1] == "grouped GEMM would bring it to about 70 ms"
+    made = summary(sample.steps([100]), sample.findings(low, LOOP))
+    assert clauses(made)[-1] == "launching the step as a graph could save about 50% (low confidence)"
 
 
-def test_without_a_confident_finding_its_saving_is_a_limit() -> None:
-    made = summary(sample.steps([100]), sample.findings(("Late launches", "step_graph", 50.0, "low")))
-    assert clauses(made)[-1] == "launching the step as a graph could save up to 50% (low confidence)"
+def test_a_late_rank_is_named_with_its_cause() -> None:
+    late = ("Ranks wait for rank 3, whose GPU is slower", "median_pace=3", 30.0, "medium")
+    made = summary(sample.steps([100]), sample.findings(late))
+    assert clauses(made)[-1].startswith("rank 3, whose GPU is slower, ")
+    assert clauses(made)[-1].endswith(" would bring it to about 70 ms")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def blamed(path: Path, recording: Recorded) -> Blamed:
     (trace,) = run.traces
     tables = tracelens.analyze(run, "idle")
     work = gpu_work(trace)
-    gaps = find_gaps(work, steps_of(trace).edges)
+    steps = steps_of(trace)
+    gaps = find_gaps(work, steps.edges)
     # What each trace counts from is its own affair: both begin with the same work.
     shift = recording.work[0].start - int(work.start[0])
     names = {code: name for name, code in CODE.items()}
@@ -113,7 +114,7 @@ def blamed(path: Path, recording: Recorded) -> Blamed:
         Piece(start + shift, start + shift + dur, cause, host)
         for start, dur, cause, host in zip(*columns, strict=True)
     ]
-    begin = recorded_span(trace, work)[0] + shift
+    begin = (int(steps.edges[0]) if steps.marked else recorded_span(trace, work)[0]) + shift
     return Blamed(by_gap, dict(zip(totals["cause"].tolist(), counts, strict=True)), detail, begin)
 
 

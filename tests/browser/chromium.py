@@ -14,7 +14,7 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-WAIT_S = 60
+WAIT_S = 240
 FLAGS = (
     "headless",
     "no-sandbox",

@@ -23,7 +23,10 @@ AT_EDGE_SHARE = 0.1
 
 
 class InFlight(NamedTuple):
-    """When work from before the recording held up what it launched, ns; without length if none did."""
+    """When work from before the recording held up what it launched, ns.
+
+    Where none did, the begin of the recording, without length.
+    """
 
     start: int
     end: int
@@ -42,10 +45,10 @@ def in_flight_at_start(trace: Trace) -> InFlight:
     and without its call, it is in flight as long as little else runs.
     """
     work, events = trace.work, trace.arrays
-    nothing = InFlight(0, 0)
+    origin = int(events.start.min()) if len(events.start) else 0
+    nothing = InFlight(origin, origin)
     if trace.meta.cpu_only or len(work.event) < 2:
         return nothing
-    origin = int(events.start.min())
     longest = int(np.argmax(np.where(work.launch < 0, work.dur, 0)))
     start, end = int(work.start[longest]), int(work.end[longest])
     if work.launch[longest] < 0 and end - start >= max(LEAST_NS, (start - origin) / AT_EDGE_SHARE):

@@ -316,9 +316,7 @@ def _windows(trace: Trace) -> Steps:
     rows = np.flatnonzero(np.isin(events.name, marks) & events.where("annotation") & ~events.copied)
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     rows = rows[np.sort(np.unique(events.name[rows], return_index=True)[1])]
-    in_flight = trace.once(in_flight_at_start)
-    # Where nothing was in flight, before all else.
-    in_flight_end = in_flight.end if in_flight.ns else min(begin, int(events.start.min()))
+    in_flight_end = trace.once(in_flight_at_start).end
     if not len(rows):
         finish = max(finish, begin + 1)
         if begin < in_flight_end < finish:

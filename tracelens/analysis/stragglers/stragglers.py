@@ -524,7 +524,10 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     for kind in kinds:
         share = 1 / opportunities[kind] / total if kind in matters else 1.0
         effect_ns = (whole[kind] - median_of_others(whole[kind])).mean(axis=1)
-        recurring = delays.recurring(kind) >= RECURS * step_ns
+        unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
+        recurs = np.zeros(ranks, dtype=bool)
+        if kind not in _JUDGED_BY_TESTS:
+            recurs = delays.recurring(kind) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
             mean, low, high = float(effect_ns[index]), -1.0, -1.0
@@ -535,10 +538,7 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
                     freedom = ranks
                     variance = max(variance, float(beyond[kind].var(axis=1, ddof=1).mean()))
                 count = steps
-                if (
-                    steps > 2
-                    and abs(float(whole[kind][index, 0] - by_step[kind][index, 0])) > ALIKE * step_ns
-                ):
+                if steps > 2 and abs(unrecorded_ns[index]) > ALIKE * step_ns:
                     # Much of what it lost in the first step precedes the recording.
                     freedom, variance, count = steps - 2, float(lost[1:].var(ddof=1)), steps - 1
                 half = t_quantile((1 - CONFIDENCE) / 2, freedom) * float(
@@ -565,7 +565,7 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
             p_value = min(min(p_values) / share, 1.0)
             # What recurs at some places of a step need not cost anything in the sum of its steps.
             is_unlikely = p_value < ALPHA and (steps <= FEW_STEPS or low > 0 or kind == WORK)
-            if is_unlikely or (recurring[index] and kind not in _JUDGED_BY_TESTS):
+            if is_unlikely or recurs[index]:
                 verdict = SIGNIFICANT
             else:
                 positions = int(delays.position.max()) + 1

@@ -48,7 +48,7 @@ def test_less_gpu_work_is_no_longer_step(replay: ReplayedStep) -> None:
         for factor in FACTORS:
             edit = Edit.of(replay.graph)
             edit.dur = np.rint(edit.dur * factor).astype(np.int64)
-            durs.append([extent.dur for extent in replay.projector.step.extents(edit, delays)])
+            durs.append(replay.projector.step.steady(edit, delays).dur.tolist())
         assert durs[0] == replay.projector.base.tolist()
         assert (np.diff(np.array(durs), axis=0) <= 0).all()
 
@@ -89,10 +89,10 @@ def test_without_gpu_work_the_host_alone_is_left(replay: ReplayedStep) -> None:
     bound = max(host_ns, last - int(begin) - waited(int(begin)), 0)
     edit = Edit.of(graph)
     edit.dur[:] = 0
-    (extent,) = replay.projector.step.extents(edit, "typical")
+    dur = int(replay.projector.step.steady(edit).dur[0])
     latencies = KERNEL_NS + int(mine.sum()) * WAIT_NS
-    assert extent.dur >= bound - 0.02 * replay.projector.base_ns
-    assert extent.dur <= bound + max(
+    assert dur >= bound - 0.02 * replay.projector.base_ns
+    assert dur <= bound + max(
         min(latencies, 0.02 * replay.projector.base_ns), 0.01 * replay.projector.base_ns
     )
 

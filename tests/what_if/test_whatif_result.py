@@ -104,25 +104,26 @@ def test_the_step_of_each_rank() -> None:
     assert records(result["whatif"], "base_ns", "projected_ns") == [(8_000, 15_000)]
 
 
-def test_the_interval_holds_all_recorded_steps() -> None:
-    """Steps of 10, 14 and 20 columns: the host's, who starts one kernel in each, and waits for it."""
+def test_the_interval_holds_all_recorded_steps_but_the_first() -> None:
+    """Steps of 8, 10, 14 and 20 columns: the host's, who starts one kernel in each, and waits for it."""
     run = run_of("""
-        step 0                       | ----------
-        step 1                       |           --------------
-        step 2                       |                         --------------------
-        launch                       | a         b             c
-        launch cudaStreamSynchronize |  ---       -------       -------------
-        s7 gemm                      |   aa        bbbbbb        cccccccccccc
+        step 0                       | --------
+        step 1                       |         ----------
+        step 2                       |                   --------------
+        step 3                       |                                 --------------------
+        launch                       | z       a         b             c
+        launch cudaStreamSynchronize |  ---     ---       -------       -------------
+        s7 gemm                      |   zz      aa        bbbbbb        cccccccccccc
     """)
     result = whatif(run, ["identity", "scale:*gemm*=0.5", "no_blocking"])
-    assert (result.meta["step"], result.meta["base_ns"]) == ("ProfilerStep#1", 14_000)
-    assert (result.meta["recorded_ns"], result.meta["recorded_steps"]) == (14_000, 3)
+    assert (result.meta["step"], result.meta["base_ns"]) == ("ProfilerStep#2", 14_000)
+    assert (result.meta["recorded_ns"], result.meta["recorded_steps"]) == (14_000, 4)
     assert interval(result, "identity") == (10, 14, 20)
     # Half of 6 and of 12 columns less; the shortest of the calls is taken for the host's own time in each.
     # With half the host time the second step, of which 6 columns are the host's, takes 8.
     assert interval(result, "scale:*gemm*=0.5") == (8, 11, 14)
     assert not [skip for skip in result.skips if skip.subject == "step-to-step variation"]
-    last = whatif(run, ["identity"], step="2")
+    last = whatif(run, ["identity"], step="3")
     assert interval(last, "identity") == (10, 20, 20)
 
 

@@ -60,6 +60,21 @@ LOWER_HOST_SHARE, UPPER_HOST_SHARE = 0.65, 1.25
 """Host time in intervals where it does and the scenario changes it, as a share of the projected; never more
 than recorded. From before a change to after it, the factor became 0.66 to 1.23 of itself (six pairs)."""
 
+PAUSE_NS = 1_000_000
+"""Time without a call up to which the profiler lengthens it, as it does by writing events; what is beyond is
+a pause. In 15 recordings, without pauses of 15 to 60 ms the right step is left (`test_planted`)."""
+
+PAUSES_MATTER = 0.05
+"""Share of a step that pauses of the host decide, from which they may explain why it takes another time
+without the profiler."""
+
+USUAL_HOST_SHARE, HOST_SHARE_DEVIATION = 0.66, 0.15
+"""Median of the host time without the profiler, as a share of the recorded, and its deviation (see
+`projector`)."""
+
+PAUSE_DEVIATION = 0.1
+"""Relative deviation of a pause from run to run: garbage collections of one program took 53 to 61 ms."""
+
 FLAT = 0.005
 """Where host time does not decide the step, it is scaled no further than to this relative distance of the
 nearest step: beyond it, the factor is arbitrary."""

@@ -137,16 +137,6 @@ class StepSpan(NamedTuple):
         durations: Int = np.diff(self.borders(start, end), axis=1)[:, 0]
         return durations
 
-    def host_begin(self, rank: int, start: Int, end: Int) -> int:
-        """When the host's part of the step begins on a rank, ns, given the measured times of all nodes.
-
-        It lasts until the next mark, and as recorded no longer than the step: where it takes longer, the
-        host had run ahead of the GPU before the step, and did so less after it.
-        """
-        first, last = self.begin[rank].mark, self.end[rank].mark
-        span = self.end[rank].time(start, end) - self.begin[rank].time(start, end)
-        return max(int(start[first]), int(start[last]) - span)
-
 
 class StepBorders(NamedTuple):
     """The steps of one rank, times by its own clock."""
@@ -261,7 +251,8 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
     around = trace.once(enclosing_op)[event]
     label = np.where((work_row < 0) & (around >= 0), around, event)
     category = lookup(work.category, work_row, len(work.categories))
-    on_gpu = np.full(len(work.event), -1, dtype=np.int64)
+    threads = int(own_host.thread.max(initial=-1)) + 1
+    _, stream = np.unique(work.lane, return_inverse=True)
     name, label = (events.name[np.concatenate((rows, work.event))] for rows in (event, label))
     rank = Rank(
         number=meta.rank,
@@ -275,7 +266,7 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
         name=Coded.used(name, events.names),
         label=Coded.used(label, events.names),
         category=Coded.used(np.concatenate((category, work.category)), [*work.categories, ""]),
-        thread=np.concatenate((own_host.thread[event], on_gpu)),
+        lane=np.concatenate((own_host.thread[event], threads + stream)),
     )
     return RankPart(
         rank=rank,

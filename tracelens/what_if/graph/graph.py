@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, lookup
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
@@ -70,7 +70,7 @@ class Rank(NamedTuple):
     name: Coded  # of each slot, that of its event
     label: Coded  # of each slot, for people: of a host point the op around it, if any
     category: Coded  # kernel class of each slot, "" for a host point
-    thread: Int  # number of the host thread of each slot, -1 for an activity
+    lane: Int  # number of the host thread of each slot, or behind those, of the stream of an activity
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,48 @@ class RunGraph:
         by_rank = rows_by_code(self.rank)
         none = np.zeros(0, dtype=np.int64)
         return tuple(by_rank.get(rank, none) for rank in range(len(self.ranks)))
+
+    @cached_property
+    def lane(self) -> Int:
+        """Number of each node's thread or stream among those of all ranks, -1 for a meeting."""
+        first = np.cumsum([0, *(int(rank.lane.max(initial=-1)) + 1 for rank in self.ranks)])
+        lane = np.full(len(self), -1, dtype=np.int64)
+        for nodes, rank, offset in zip(self.of_rank, self.ranks, first.tolist(), strict=False):
+            own = nodes[self.slot[nodes] >= 0]
+            lane[own] = offset + rank.lane[self.slot[own]]
+        return lane
+
+    @cached_property
+    def lanes(self) -> int:
+        """Number of threads and streams of all ranks."""
+        return sum(int(rank.lane.max(initial=-1)) + 1 for rank in self.ranks)
+
+    def last_on_lanes(self, nodes: Int) -> Int:
+        """Of these nodes the one that ends last on each thread and stream, as recorded; -1 for none."""
+        last = np.full(self.lanes, -1, dtype=np.int64)
+        in_order = nodes[np.argsort(self.end[nodes], kind="stable")]
+        last[self.lane[in_order]] = in_order
+        return last
+
+    def shifted_ends(self, nodes: Int, shift: Int | None) -> Int:
+        """When these nodes ended, with so much added on each thread and stream, ns."""
+        ends = self.end[nodes]
+        return ends if shift is None else ends + lookup(shift, self.lane[nodes], 0)
+
+    @cached_property
+    def lockstep(self) -> Int:
+        """Index in `ranks` of the lowest that each rank meets in collectives, itself or through others."""
+        arrivals = np.flatnonzero(self.edge == Edge.ARRIVAL)
+        rank, met = self.rank[self.src[arrivals]], self.dst[arrivals]
+        lowest = np.arange(len(self.ranks))
+        while True:
+            of_meeting = np.full(len(self), len(self.ranks))
+            np.minimum.at(of_meeting, met, lowest[rank])
+            lower = lowest.copy()
+            np.minimum.at(lower, rank, of_meeting[met])
+            if (lower == lowest).all():
+                return lowest
+            lowest = lower
 
     def nodes(self, rank: int, *kinds: Node) -> Int:
         """Nodes of these kinds of one rank, ascending."""

@@ -18,7 +18,7 @@ the RERUN shares (`varied`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
@@ -29,18 +29,23 @@ from tracelens.arrays import Bool, Int
 from tracelens.errors import TracelensError
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Recorded, RunGraph, StepSpan, TooLong, times
-from tracelens.what_if.replay.schedule import Delays, EditedSegment, Extent, StepReplay
+from tracelens.what_if.replay.schedule import Delays, EditedSegment, SteadyStep, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
 from tracelens.what_if.thresholds import (
     FLAT,
+    HOST_SHARE_DEVIATION,
     LEAST_HOST_SHARE,
     LOWER_HOST_SHARE,
     NOTEWORTHY,
+    PAUSE_DEVIATION,
+    PAUSE_NS,
+    PAUSES_MATTER,
     RERUN_CHANGED_SHARE,
     RERUN_GPU_SHARE,
     RERUN_HOST_SHARE,
     UNKNOWN_HOST_SHARE,
     UPPER_HOST_SHARE,
+    USUAL_HOST_SHARE,
 )
 
 ALL = "all"
@@ -56,12 +61,10 @@ class Projection:
     request: ScenarioRequest  # the scenario, or several together
     assumed: Sequence[str]  # what each part of it assumes
     edit: Edit  # what it changes in the graph
-    typical: Sequence[Extent]  # the step on each rank, with typical delays
+    typical: SteadyStep  # the step, with typical delays
     step_ns: int  # its duration, mean of the ranks
-    _step: StepReplay
+    _projector: Projector
     _edited: EditedSegment
-    _alternatives: Sequence[StepReplay]
-    _share: ProfilerShare
 
     @property
     def low_ns(self) -> int:
@@ -85,37 +88,32 @@ class Projection:
     @cached_property
     def rerun_ns(self) -> tuple[int, int]:
         """Of another run with the change, at least and at most: times also differ as they do between runs."""
-        graph = self._step.graph
-        reruns = [mean_ns(spans(self._step.extents(varied(graph, self.edit, sign)))) for sign in (-1, 1)]
+        graph, projector = self._projector.graph, self._projector
+        reruns = [projector.replayed_ns(varied(graph, self.edit, sign)) for sign in (-1, 1)]
         return min(self.low_ns, *reruns), max(self.high_ns, *reruns)
 
     @cached_property
-    def extents(self) -> Mapping[Delays, Sequence[Extent]]:
-        """The step on each rank, by what becomes of unexplained delays."""
-        others: tuple[Delays, ...] = ("low", "high")
-        replays = {delays: self._step.replayed(self._edited, delays) for delays in others}
-        return {"low": replays["low"], "typical": self.typical, "high": replays["high"]}
-
-    @cached_property
     def steps_ns(self) -> list[int]:
-        """All recorded steps, with unexplained delays typical, kept and removed, mean of the ranks."""
+        """All recorded steps, with unexplained delays typical, kept and removed, mean of the ranks.
+
+        Typical delays of other steps lie between.
+        """
         extremes: tuple[Delays, ...] = ("low", "high")
-        replays = [self.typical, *(self.extents[delays] for delays in extremes)]
-        for step in self._alternatives:
-            edited = EditedSegment(step.segment, self.edit)
-            # Typical delays of other steps lie between.
-            replays += [step.replayed(edited, delays) for delays in extremes]
-        return [mean_ns(spans(extents)) for extents in replays]
+        step, others = self._projector.step, self._projector.alternatives
+        edited = [(step, self._edited)]
+        edited += [(other, EditedSegment(other.segment, self.edit)) for other in others]
+        replays = [replay.replayed(segment, delays) for replay, segment in edited for delays in extremes]
+        return [self.step_ns, *(mean_ns(replay.dur) for replay in replays)]
 
     @cached_property
     def host_extremes_ns(self) -> list[int]:
         """The step with as little and as much host time as it may have; see `ProfilerShare`."""
-        extremes = self._share.extremes(self._step.graph, self.edit)
-        return [mean_ns(spans(self._step.extents(extreme))) for extreme in extremes]
+        extremes = self._projector.share.extremes(self._projector.graph, self.edit)
+        return [self._projector.replayed_ns(extreme) for extreme in extremes]
 
 
 class Projector:
-    """One step of a run, replayed under scenarios."""
+    """The steps of a run, replayed under scenarios; one of them is projected."""
 
     def __init__(
         self,
@@ -130,7 +128,8 @@ class Projector:
         Args:
             recorded: the run as a graph.
             context: what scenarios may read of it.
-            step: "2" for ProfilerStep#2; "all" for all together; by default the one of median duration.
+            step: "2" for ProfilerStep#2; "all" for all together; by default the one of median duration,
+                without the first.
             unprofiled_step_ms: a step without the profiler, in place of what the traces say.
         """
         self.graph, self.context = recorded.graph, context
@@ -150,16 +149,18 @@ class Projector:
             self.single_step_reason = "only one step is recorded"
         self.step = StepReplay(self.graph, self.window)
         # Replays of the other steps that low and high cover.
-        others = [] if self.single_step_reason else recorded.windows
+        others: Sequence[StepSpan] = [] if self.single_step_reason else recorded.windows
+        if self.window in (steady := _steady(self.graph, others)) and len(steady) > 1:
+            others = steady
         self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
         # Measured duration of `window` on each rank, ns, and the mean.
-        self.recorded = self.window.spans(self.graph.start, self.graph.end)
+        self.recorded = self.step.recorded
         if (self.recorded < 0).any():
             raise TracelensError("a step ends before it begins: clocks of ranks contradict each other")
         self.recorded_ns = mean_ns(self.recorded)
         # The profiler's share of host time, and the replayed duration without it, from which scenarios start.
         self.share = self._profiler_share(step, unprofiled_step_ms)
-        self.base = self.recorded if self.share.factor == 1 else self._spans(self.share.base(self.graph))
+        self.base = self.recorded if self.share.as_recorded else self._spans(self.share.base(self.graph))
         self.base_ns = mean_ns(self.base)
 
     def _profiler_share(self, step: str | None, unprofiled_step_ms: float | None) -> ProfilerShare:
@@ -176,16 +177,20 @@ class Projector:
                 limit="all steps together stay as recorded: the profiler's share is known for one step only"
             )
 
-        def replayed_ns(factor: float) -> int:
-            return mean_ns(self._spans(scaled(self.graph, Edit.of(self.graph), factor)))
+        def scaled_ns(factor: float, pauses: float = 1.0) -> int:
+            return self.replayed_ns(scaled(self.graph, Edit.of(self.graph), factor, pauses))
 
-        return profiler_share(known_ns, replayed_ns)
+        return profiler_share(known_ns, scaled_ns)
+
+    def replayed_ns(self, edit: Edit) -> int:
+        """The edited step, mean of the ranks."""
+        return mean_ns(self._spans(edit))
 
     def _spans(self, edit: Edit) -> Int:
-        return spans(self.step.extents(edit))
+        return self.step.steady(edit).dur
 
     def project(self, request: ScenarioRequest) -> Projection:
-        """Replay the step under one scenario, or several together.
+        """Replay the run under one scenario, or several together.
 
         Low to high spans all recorded steps with unexplained delays kept, typical and removed, and the step
         with as little and as much host time as it may have without the profiler.
@@ -197,7 +202,7 @@ class Projector:
         edit, assumed = self._edited(request)
         edited = EditedSegment(self.step.segment, edit)
         typical = self.step.replayed(edited)
-        step_ns = mean_ns(spans(typical))
+        step_ns = mean_ns(typical.dur)
         if step_ns <= 0:
             raise NotApplicable("no step would be left: no GPU work in it waits for anything")
         return Projection(
@@ -206,10 +211,8 @@ class Projector:
             edit=edit,
             typical=typical,
             step_ns=step_ns,
-            _step=self.step,
+            _projector=self,
             _edited=edited,
-            _alternatives=self.alternatives,
-            _share=self.share,
         )
 
     @cached_property
@@ -219,7 +222,7 @@ class Projector:
     def step_ns(self, request: ScenarioRequest) -> int:
         """The `step_ns` of a projection alone, 0 where nothing of the step is left; raises as `project`."""
         edit, _ = self._edited(request)
-        return max(mean_ns(spans(self.step.replayed(EditedSegment(self.step.segment, edit)))), 0)
+        return max(self.replayed_ns(edit), 0)
 
     def _edited(self, request: ScenarioRequest) -> tuple[Edit, list[str]]:
         """What a request changes in the graph, and what it assumes.
@@ -252,15 +255,20 @@ _CLOSE = 1e-4
 class ProfilerShare:
     """How a recorded step becomes the step without the profiler."""
 
-    factor: float = 1.0  # of all host time; 1 keeps it as recorded
+    factor: float = 1.0  # of host time but its pauses; 1 keeps it as recorded
+    pauses: float = 1.0  # factor of those
     known_ns: float | None = None  # the step without the profiler, None if unknown
     # share of the projected step's host time to which intervals reach down; 1 where they need not
     lower: float = 1.0
     # why the replay does not take `known_ns`, or what is not known; "" if there is nothing to tell
     limit: str = ""
 
+    @property
+    def as_recorded(self) -> bool:
+        return self.factor == self.pauses == 1
+
     def base(self, graph: RunGraph) -> Edit:
-        return scaled(graph, Edit.of(graph), self.factor)
+        return scaled(graph, Edit.of(graph), self.factor, self.pauses)
 
     @property
     def upper(self) -> float:
@@ -275,14 +283,9 @@ class ProfilerShare:
         host_time = _host_time(graph)
         base = self.base(graph)
         same_lag = np.array_equal(edit.lag[host_time], base.lag[host_time])
-        if self.factor != 1 and same_lag and edit.kept[host_time].all():
+        if not self.as_recorded and same_lag and edit.kept[host_time].all():
             return []
         return [scaled(graph, edit, share) for share in (self.lower, self.upper) if share != 1]
-
-
-def spans(extents: Sequence[Extent]) -> Int:
-    """Duration of a replayed step on each rank, ns."""
-    return np.array([extent.dur for extent in extents])
 
 
 def mean_ns(durations: Int) -> int:
@@ -302,17 +305,31 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
         known = ", ".join(window.label for window in recorded.windows)
         path = graph.ranks[0].path
         raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
-    durations = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
-    return recorded.windows[durations.index(median_low(durations))]
+    steps = _steady(graph, recorded.windows)
+    durations = [int(window.spans(graph.start, graph.end).sum()) for window in steps]
+    return steps[durations.index(median_low(durations))]
 
 
-def scaled(graph: RunGraph, edit: Edit, factor: float) -> Edit:
-    """An edit with the host's time, between its calls and from thread to thread, times a factor."""
-    if factor == 1:
+def _steady(graph: RunGraph, windows: Sequence[StepSpan]) -> Sequence[StepSpan]:
+    """The steps without the first, which follows what is not recorded: it says little of one that follows it.
+
+    Of one rank the first counts where there are only two: it waits for no other rank's step before.
+    """
+    return windows[1:] if len(windows) > 2 or len(graph.ranks) > 1 < len(windows) else windows
+
+
+def scaled(graph: RunGraph, edit: Edit, factor: float, pauses: float = 1.0) -> Edit:
+    """An edit with the host's time, between its calls and from thread to thread, times a factor.
+
+    Of time without a call what is beyond `PAUSE_NS` is a pause, with a factor of its own.
+    """
+    if factor == pauses == 1:
         return edit
     host_time = _host_time(graph)
     result = replace(edit, lag=edit.lag.copy())
-    result.lag[host_time] = times(edit.lag[host_time], factor)
+    lag = edit.lag[host_time]
+    pause = np.maximum(lag - PAUSE_NS, 0)
+    result.lag[host_time] = times(lag - pause, factor) + times(pause, pauses)
     return result
 
 
@@ -320,10 +337,11 @@ def _host_time(graph: RunGraph) -> Bool:
     return graph.is_edge(Edge.HOST, Edge.HANDOVER)
 
 
-def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) -> ProfilerShare:
+def profiler_share(known_ns: float | None, replayed_ns: Callable[..., int]) -> ProfilerShare:
     """The share with which a replayed step takes as long as it does without the profiler, if that is known.
 
-    `replayed_ns` is the step with host time times a factor; it does not fall with the factor.
+    `replayed_ns` is the step with host time times a factor, and its pauses times another one; it does not
+    fall with either.
     """
     if known_ns is None:
         text = (
@@ -333,18 +351,48 @@ def profiler_share(known_ns: float | None, replayed_ns: Callable[[float], int]) 
         )
         return ProfilerShare(lower=UNKNOWN_HOST_SHARE, limit=text)
     recorded_ns, least_ns = replayed_ns(1.0), replayed_ns(LEAST_HOST_SHARE)
+    pauses_ns = (recorded_ns - replayed_ns(1.0, 1 - _STEP)) / _STEP
+    if pauses_ns > PAUSES_MATTER * recorded_ns:
+        return _with_pauses(known_ns, pauses_ns, replayed_ns)
     if known_ns >= recorded_ns:
         why = "host time stays as recorded"
         # So the host does not decide the step, and nothing tells how much of its time is the profiler's.
-        return ProfilerShare(1.0, known_ns, UNKNOWN_HOST_SHARE, _unreached(known_ns, recorded_ns, why))
+        return ProfilerShare(1.0, 1.0, known_ns, UNKNOWN_HOST_SHARE, _unreached(known_ns, recorded_ns, why))
     if known_ns > least_ns:
         return ProfilerShare(
-            _fitted(known_ns, recorded_ns, least_ns, replayed_ns), known_ns, LOWER_HOST_SHARE
+            _fitted(known_ns, recorded_ns, least_ns, replayed_ns), 1.0, known_ns, LOWER_HOST_SHARE
         )
     nearest_ns = least_ns * (1 + FLAT)
     factor = _fitted(nearest_ns, recorded_ns, least_ns, replayed_ns) if nearest_ns < recorded_ns else 1.0
     why = f"host time is {factor:.2f} of the recorded; less would not shorten the step, which is GPU-bound"
-    return ProfilerShare(factor, known_ns, LOWER_HOST_SHARE, _unreached(known_ns, replayed_ns(factor), why))
+    return ProfilerShare(
+        factor, 1.0, known_ns, LOWER_HOST_SHARE, _unreached(known_ns, replayed_ns(factor), why)
+    )
+
+
+_STEP = 0.1
+"""By how much factors are varied."""
+
+
+def _with_pauses(known_ns: float, pauses_ns: float, replayed_ns: Callable[..., int]) -> ProfilerShare:
+    """The likeliest share where the host pauses: pauses also differ from run to run.
+
+    Of all pairs of factors that give the known step, the one with the least squares of deviations.
+    """
+
+    def factor_of_pauses(factor: float) -> float:
+        return 1 + (known_ns - replayed_ns(factor)) / pauses_ns
+
+    def squares(factor: float) -> float:
+        off = (factor - USUAL_HOST_SHARE) / HOST_SHARE_DEVIATION
+        return off**2 + ((factor_of_pauses(factor) - 1) / PAUSE_DEVIATION) ** 2
+
+    factor = min((float(factor) for factor in np.arange(0.4, 1.001, 0.05)), key=squares)
+    least, most = 1 - 5 * PAUSE_DEVIATION, 1 + 5 * PAUSE_DEVIATION
+    pauses = min(max(factor_of_pauses(factor), least), most)
+    why = f"host time is {factor:.2f} of the recorded, and pauses of the host {pauses:.2f}"
+    limit = _unreached(known_ns, replayed_ns(factor, pauses), why)
+    return ProfilerShare(factor, pauses, known_ns, LOWER_HOST_SHARE, limit)
 
 
 def _unreached(known_ns: float, base_ns: float, why: str) -> str:

@@ -16,8 +16,15 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import RANK, Coded, Column, Schema, Table, codes, sums
 from tracelens.trace import matching, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node, Recorded, RunGraph
-from tracelens.what_if.replay.projector import Projector, mean_ns, spans
-from tracelens.what_if.replay.schedule import Extent, NodeTimes, schedule
+from tracelens.what_if.replay.projector import Projector, mean_ns
+from tracelens.what_if.replay.schedule import (
+    EditedSegment,
+    Extent,
+    NodeTimes,
+    SteadyStep,
+    durations,
+    schedule,
+)
 from tracelens.what_if.scenario import ScenarioRequest
 from tracelens.what_if.thresholds import (
     DOUBTFUL,
@@ -206,6 +213,12 @@ class Path(NamedTuple):
     pieces: PathPieces  # without gaps between start and end, the last one first
     categories: list[str]  # kernel classes, and CATEGORIES
 
+    def lasting(self, ns: int) -> Path:
+        """The same path with all of its times in proportion, so that it lasts that long."""
+        scale = ns / max(self.end - self.start, 1)
+        start, end = (np.rint((times - self.start) * scale).astype(np.int64) for times in self.pieces[2:])
+        return self._replace(start=0, end=ns, pieces=self.pieces._replace(start=start, end=end))
+
     def by_category(self) -> dict[str, int]:
         """Category to ns, most first."""
         pieces = self.pieces
@@ -238,16 +251,17 @@ class ReplayedStep:
         self.names = labels(recorded)
         same, base = Edit.of(self.graph), projector.share.base(self.graph)
         self.before: Mapping[str, int] = {}
-        as_recorded = self._path(MEASURED, same, projector.step.extents(same))
+        as_recorded = self._path(MEASURED, same, projector.step.as_recorded)
         self.recorded: Mapping[str, int] = as_recorded[-1]  # its critical path, ns by category
         self.path, self.bottlenecks, self.before = (
             as_recorded
-            if projector.share.factor == 1
-            else self._path(MEASURED, base, projector.step.extents(base))
+            if projector.share.as_recorded
+            else self._path(MEASURED, base, projector.step.steady(base))
         )
         self.path["delta_ns"] = [0] * len(self.before)
         gaps = durations_only(self.graph)
-        self.derived = projector.step.extents(gaps)  # the step replayed from durations alone
+        # The step replayed from durations alone, behind what was done before it.
+        self.derived = projector.step.extents(EditedSegment(projector.step.segment, gaps).schedule())
         # Of each rank, unexplained time on the critical path of its recorded step, ns by kind of node.
         self.unexplained: list[dict[str, int]] = []
         # The recorded times, and when the edges would have allowed each node to start.
@@ -255,7 +269,7 @@ class ReplayedStep:
         via = graph.last_edges(gaps.lag)
         ready = lookup(graph.end[graph.src] + gaps.lag, via, graph.start)
         times = NodeTimes(graph.start, graph.end, ready, via)
-        for rank, extent in enumerate(projector.step.whole(times)):
+        for rank, extent in enumerate(projector.step.extents(times)):
             path = critical_path(self.graph, self.names, rank, extent, gaps.lag)
             node, category, start, end = path.pieces
             own = category == self.names.category.codes[node]
@@ -266,8 +280,8 @@ class ReplayedStep:
     def scenario(self, request: ScenarioRequest) -> ScenarioOutcome:
         """Replay the step under one scenario, or several together; raises as `Projector.project`."""
         projection = self.projector.project(request)
-        path, bottlenecks, parts = self._path(request.text, projection.edit, projection.typical)
-        typical = spans(projection.typical)
+        typical = projection.typical
+        path, bottlenecks, parts = self._path(request.text, projection.edit, typical)
         row = {
             "scenario": request.text,
             "base_ns": self.projector.base_ns,
@@ -285,16 +299,16 @@ class ReplayedStep:
             "assumption": "; ".join(dict.fromkeys(projection.assumed)),
         }
         ranks = {
-            "scenario": [request.text] * len(typical),
+            "scenario": [request.text] * len(typical.dur),
             "rank": np.array([rank.number for rank in self.graph.ranks]),
             "base_ns": self.projector.base,
-            "projected_ns": typical,
+            "projected_ns": typical.dur,
         }
         return ScenarioOutcome(projection.step_ns, row, assumption_row, path, bottlenecks, ranks)
 
     def explained(self) -> Table:
         recorded_ns = self.projector.recorded_ns
-        replayed_ns = [recorded_ns, mean_ns(spans(self.derived))]
+        replayed_ns = [recorded_ns, mean_ns(durations(self.derived))]
         path_ns, ranks_ns = max(sum(self.recorded.values()), 1), max(int(self.projector.recorded.sum()), 1)
         unexplained_ns = sum(sum(parts.values()) for parts in self.unexplained)
         return EXPLAINED.table(
@@ -360,10 +374,11 @@ class ReplayedStep:
             "ranks": STEP_RANKS.concat([outcome.ranks for outcome in ordered]),
         }
 
-    def _path(self, name: str, edit: Edit, extents: Sequence[Extent]) -> tuple[Rows, Rows, dict[str, int]]:
+    def _path(self, name: str, edit: Edit, step: SteadyStep) -> tuple[Rows, Rows, dict[str, int]]:
         """Rows of CRITICAL_PATH and of BOTTLENECKS, and the path's parts by category, most first."""
-        last = max(range(len(extents)), key=lambda rank: extents[rank].end)
-        path = critical_path(self.graph, self.names, last, extents[last], edit.lag)
+        last = max(range(len(step.extents)), key=lambda rank: step.extents[rank].end)
+        path = critical_path(self.graph, self.names, last, step.extents[last], edit.lag)
+        path = path.lasting(int(step.dur[last]))
         now, step_ns = path.by_category(), max(path.end - path.start, 1)
         categories = [*now, *(category for category in self.before if category not in now)]
         rows = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -26,54 +27,129 @@ class Extent(NamedTuple):
         return self.end - self.begin
 
 
-class StepReplay:
-    """Replays one step, again and again.
+class SteadyStep(NamedTuple):
+    """A step that follows itself again and again."""
 
-    What was done before the step stays as recorded, so that a change cannot make the step longer by making
-    those before it shorter. But where the host had run ahead of the GPU, it would have lost its lead to
-    faster GPUs, and a step would take as long as its host, from mark to mark. So that is replayed too, with a
-    GPU that is idle at the begin, and the longer of both counts.
+    dur: Int  # on each rank, ns
+    extents: Sequence[Extent]  # its last repetition on each rank
+
+
+_MOST_REPETITIONS = 32
+
+
+class StepReplay:
+    """Replays one step as if it followed itself again and again, until it takes as long as before.
+
+    What one step leaves behind is what the next one begins with: a rank that no longer pauses at its end is
+    not waited for at the next begin, and a GPU that has become faster has nothing left to do from a host that
+    had run ahead. At first, what was done before the step is as recorded. Then each thread and stream is
+    done as long before the begin of the next repetition as it was before the end of the last one. A step
+    with nothing recorded before it is replayed once.
+
+    A recorded step is not quite in its own steady state. So a change counts by how it changes that state:
+    with nothing changed, each rank takes as long as recorded, to the ns.
     """
 
     def __init__(self, graph: RunGraph, window: StepSpan) -> None:
         self.graph, self.window = graph, window
         self.segment = ReplaySegment(graph, window)
-        self._begins = [border.time(graph.start, graph.end) for border in window.begin]
+        self.recorded = window.spans(graph.start, graph.end)
+        self._begin, _ = window.borders(graph.start, graph.end).T
+        # The last node of each thread and stream, as recorded, before the step and in it; -1 for none.
+        before = np.flatnonzero(window.held & (graph.lane >= 0))
+        computed = self.segment.computed
+        inside = computed[(window.step_of[computed] == window.number) & (graph.lane[computed] >= 0)]
+        last_before, last = graph.last_on_lanes(before), graph.last_on_lanes(inside)
+        self._lanes = np.flatnonzero((last_before >= 0) & (last >= 0))
+        # Nothing holds back what first ran in the step: such a step is not repeated.
+        ends = np.concatenate([border.node for border in window.end])
+        if (last_before[graph.lane[ends]] < 0).any():
+            self._lanes = self._lanes[:0]
+        self._last_before, self._last = last_before[self._lanes], last[self._lanes]
+        self._rank = graph.rank[self._last]
+        self._alone = np.bincount(graph.lockstep)[graph.lockstep] == 1
+        self._unchanged: dict[Delays, Int] = {}
 
-    def extents(self, edit: Edit, delays: Delays = "typical") -> list[Extent]:
+    @cached_property
+    def as_recorded(self) -> SteadyStep:
+        """The step on each rank with nothing changed, not repeated."""
+        return SteadyStep(
+            self.recorded, self.extents(EditedSegment(self.segment, Edit.of(self.graph)).schedule())
+        )
+
+    def steady(self, edit: Edit, delays: Delays = "typical") -> SteadyStep:
         """The edited step on each rank."""
         return self.replayed(EditedSegment(self.segment, edit), delays)
 
-    def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> list[Extent]:
+    def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> SteadyStep:
         """The same of the step's segment with its edit, prepared once for several replays."""
-        behind = edited.schedule(delays)
-        whole, host = self.whole(behind), self.host(behind)
-        # Behind an idle GPU the host is no later.
-        if all(part.dur <= extent.dur for extent, part in zip(whole, host, strict=True)):
-            return whole
-        if not self.segment.starts_idle:
-            host = self.host(edited.schedule(delays, idle=True))
-        return [max(parts, key=lambda extent: extent.dur) for parts in zip(whole, host, strict=True)]
+        if delays not in self._unchanged:
+            unchanged = self._repetitions(EditedSegment(self.segment, Edit.of(self.graph)), delays)
+            self._unchanged[delays] = durations(unchanged[-1])
+        first, last = self._repetitions(edited, delays)
+        before, after = self._unchanged[delays], durations(last)
+        # Of what took no time there is no share.
+        dur = np.where(before > 0, np.rint(self.recorded * (after / np.maximum(before, 1))), after)
+        # A rank that waits for no other takes no less than behind what was recorded before.
+        dur = np.where(self._alone, np.maximum(dur, durations(first)), dur)
+        return SteadyStep(dur.astype(np.int64), last)
 
-    def whole(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
-        """The step on each rank, from its recorded begin to its replayed end."""
+    def _repetitions(self, edited: EditedSegment, delays: Delays) -> tuple[list[Extent], list[Extent]]:
+        """The first and the last repetition of the edited step on each rank."""
+        begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
+        early = np.zeros(len(edited.reduction.core), dtype=bool)
+        first, stride = None, 1
+        taken = np.full(len(begin), -1)
+        for _ in range(_MOST_REPETITIONS):
+            schedule = edited.schedule(delays, shift, early)
+            extents = self._behind(begin, schedule)
+            first = first or extents
+            if not len(self._lanes):
+                break
+            before, (begin, shift) = shift, self._left_behind(extents)
+            taken_before, taken, early = taken, durations(extents), early | schedule.early
+            if (taken == taken_before).all():
+                # Threads that run ahead may do so for ever; those that fall behind will be waited for.
+                late = np.maximum(shift - before, 0)
+                if not late.any():
+                    break
+                shift, stride = shift + late * (stride - 1), 2 * stride
+        return first or extents, extents
+
+    def extents(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
+        """The step on each rank, by this schedule, behind what was recorded before it."""
+        return self._behind(self._begin, schedule)
+
+    def _behind(self, begin: Int, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
+        """The step on each rank from its begin, ns."""
         result = []
-        for begin, last in zip(self._begins, self.window.end, strict=True):
-            ends = schedule.ends(last.node)
+        for begin_ns, border in zip(begin.tolist(), self.window.end, strict=True):
+            ends = schedule.ends(border.node)
             latest = int(np.argmax(ends))
-            result.append(Extent(begin, int(ends[latest]), int(last.node[latest]), schedule))
+            result.append(Extent(begin_ns, int(ends[latest]), int(border.node[latest]), schedule))
         return result
 
-    def host(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
-        """The host's part of the step on each rank, from mark to mark; without marks nothing."""
-        result = []
-        for rank, border in enumerate(self.window.end):
-            begin = end = 0
-            if border.mark >= 0:
-                begin = self.window.host_begin(rank, self.graph.start, self.graph.end)
-                end = int(schedule.ends(np.array([border.mark]))[0])
-            result.append(Extent(begin, end, border.mark, schedule))
-        return result
+    def _left_behind(self, extents: Sequence[Extent]) -> tuple[Int, Int]:
+        """What the next repetition begins with, if the last of its ranks in lockstep begins as recorded.
+
+        When each rank begins, and how much later than recorded each thread and stream is done by then, ns.
+        """
+        group, end = self.graph.lockstep, np.array([extent.end for extent in extents])
+        offset = np.full(len(end), np.iinfo(np.int64).min)
+        begins = offset.copy()
+        np.maximum.at(offset, group, end)
+        np.maximum.at(begins, group, self._begin)
+        offset = (offset - begins)[group]  # of each rank, from one repetition to the next
+        shift = np.zeros(self.graph.lanes, dtype=np.int64)
+        if len(self._lanes):
+            done = extents[0].schedule.ends(self._last) - offset[self._rank]
+            shift[self._lanes] = done - self.graph.end[self._last_before]
+        return end - offset, shift
+
+
+def durations(extents: Sequence[Extent]) -> Int:
+    """Of a replayed step on each rank, ns."""
+    return np.array([extent.dur for extent in extents])
 
 
 Delays = Literal["low", "typical", "high"]
@@ -115,33 +191,16 @@ class ReplaySegment:
 
     def __init__(self, graph: RunGraph, window: StepSpan | None = None) -> None:
         """The nodes of a step, up to its end; without a step all nodes."""
-        self.graph, self.window = graph, window
+        self.graph = graph
         held = np.zeros(len(graph), dtype=bool) if window is None else window.held
         # Behind the last node that the step's end depends on.
         self.stop = len(graph) if window is None else 1 + max(int(end.node.max()) for end in window.end)
         self.computed = np.flatnonzero(~held[: self.stop])
-        # When the host of each rank begins the step, never where that is not marked.
-        marks = [] if window is None else [border.mark for border in window.begin]
-        self._host_begin = lookup(graph.start, np.array(marks, dtype=np.int64), np.iinfo(np.int64).max)
 
     @cached_property
     def reduction(self) -> Reduction:
         """Its nodes without chains, as measured."""
         return Reduction(self.graph, self.computed)
-
-    @cached_property
-    def starts_idle(self) -> bool:
-        """Whether all that it waits for is done as early as with an idle GPU."""
-        outside = self.reduction.outside
-        return bool((self.measured(outside, idle=True) == self.measured(outside)).all())
-
-    def measured(self, nodes: Int, *, idle: bool = False) -> Int:
-        """Measured ends; `idle`: those of earlier steps at the latest when the host begins this one."""
-        ends = self.graph.end[nodes]
-        if not idle or self.window is None:
-            return ends
-        earlier = self.window.step_of[nodes] < self.window.number
-        return np.where(earlier, np.minimum(ends, self._host_begin[self.graph.rank[nodes]]), ends)
 
 
 class EditedSegment:
@@ -175,8 +234,16 @@ class EditedSegment:
         first, second = self.lags
         return first.tolist(), second.tolist()
 
-    def schedule(self, delays: Delays = "typical", *, idle: bool = False) -> NodeSchedule:
-        """Replay it; `idle` if earlier GPU work counts as done when the host begins the step."""
+    def schedule(
+        self, delays: Delays = "typical", shift: Int | None = None, early: Bool | None = None
+    ) -> NodeSchedule:
+        """Replay it.
+
+        Args:
+            delays: what becomes of those that nothing explains.
+            shift: how much later than recorded each thread and stream was done before, ns.
+            early: of each node without a chain, whether it counts as ready earlier than recorded in any case.
+        """
         edit, known = self.edit, self.reduction
         core, last = known.core, known.last
         start, dur, delay = self.graph.start[core], edit.dur[core], edit.delay[core]
@@ -191,14 +258,16 @@ class EditedSegment:
         if delays == "typical":
             more[last] += np.minimum(delay, self.usual_delay[core])
         ready[last[self.free]], until[last[self.free]] = 2 * NEVER, (start + dur)[self.free]
+        if early is not None:
+            until[last[early]] = NEVER
         ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
-        ends[1 : 1 + len(known.outside)] = self.segment.measured(known.outside, idle=idle)
+        ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
         if native := native_core():
             first, second = known.first.position, known.second.position
             native.replay(first, self.lags[0], second, self.lags[1], more, ready, until, ends)
         else:
             self._fill(ends, more, ready, until)
-        return NodeSchedule(self, ends, idle)
+        return NodeSchedule(self, ends, shift)
 
     def _fill(self, ends: Int, more: Int, ready: Int, until: Int) -> None:
         """The ends of all rows, behind those that are known; what the native core does."""
@@ -231,11 +300,18 @@ class EditedSegment:
 class NodeSchedule:
     """A replayed segment."""
 
-    def __init__(self, edited: EditedSegment, ends: Int, idle: bool) -> None:
-        self._edited, self._ends, self._idle = edited, ends, idle
+    def __init__(self, edited: EditedSegment, ends: Int, shift: Int | None) -> None:
+        self._edited, self._ends, self._shift = edited, ends, shift
+
+    @property
+    def early(self) -> Bool:
+        """Of each node without a chain, whether it started earlier than recorded."""
+        graph, known, edit = self._edited.graph, self._edited.reduction, self._edited.edit
+        early: Bool = self._ends[known.position] - edit.dur[known.core] < graph.start[known.core]
+        return early
 
     def ends(self, nodes: Int) -> Int:
-        measured = self._edited.segment.measured(nodes, idle=self._idle)
+        measured = self._edited.graph.shifted_ends(nodes, self._shift)
         return self._edited.reduction.ends(self._edited.beyond, self._ends, nodes, measured)
 
     @cached_property
@@ -243,7 +319,7 @@ class NodeSchedule:
         """Start and end of all nodes, and what each waited for."""
         graph, edit, segment = self._edited.graph, self._edited.edit, self._edited.segment
         computed, edges = segment.computed, self._edited.reduction.edges
-        ends = segment.measured(np.arange(len(graph)), idle=self._idle)
+        ends = graph.shifted_ends(np.arange(len(graph)), self._shift)
         ends[computed] = self.ends(computed)
         start, ready, via = graph.start.copy(), graph.start - graph.delay, graph.binding.copy()
         start[computed] = ends[computed] - edit.dur[computed]

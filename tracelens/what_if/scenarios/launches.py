@@ -163,7 +163,7 @@ def no_garbage_collection(context: ScenarioContext, edit: Edit, argument: str) -
         collecting = Covered(*context.read(garbage_collections)[rank])
         edges = host_time[rows]
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
-        caller = graph.ranks[rank].thread[graph.slot[graph.dst[edges]]]
+        caller = graph.ranks[rank].lane[graph.slot[graph.dst[edges]]]
         saved[edges] = collecting.covered(caller, end_ns - graph.lag[edges], end_ns)
     if not saved.any():
         raise NotApplicable("no garbage collection recorded between host calls")

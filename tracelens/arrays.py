@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median_low
 from typing import Any, TypeVar
 
 import numpy as np
@@ -66,3 +67,21 @@ def ranges(first: Int, count: Int) -> tuple[Int, Int]:
     """
     owner = np.repeat(np.arange(len(count)), count)
     return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count))[owner]
+
+
+def steady_steps(count: int, ranks: int) -> range:
+    """Positions of the steps that stand for a run, of so many in order, on so many ranks.
+
+    The first one follows what is not recorded: the ranks may begin it far apart, and the GPU may be cold. Of
+    two steps on one rank it counts.
+    """
+    return range(1 if count > 2 or ranks > 1 < count else 0, count)
+
+
+def typical_step(durations: Sequence[float], ranks: int) -> int:
+    """Position of the step that stands for a run: of median duration, of two in the middle the shorter.
+
+    `durations` are those of all steps in order, means or sums of the ranks.
+    """
+    steady = steady_steps(len(durations), ranks)
+    return durations.index(median_low(durations[step] for step in steady), steady.start)

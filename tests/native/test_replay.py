@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.drawings import Drawing, drawings
 from tests.builders import draw_run
+from tracelens.arrays import Int
 from tracelens.native import PURE, core
 from tracelens.what_if import Edit
 from tracelens.what_if.graph import build
@@ -22,11 +23,11 @@ def _native() -> None:
 
 
 def replayed(
-    edited: schedule.EditedSegment, delays: schedule.Delays, idle: bool, pure: str
+    edited: schedule.EditedSegment, delays: schedule.Delays, shift: Int, pure: str
 ) -> schedule.NodeTimes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PURE, pure)
-        return edited.schedule(delays, idle=idle).times
+        return edited.schedule(delays, shift).times
 
 
 @given(drawings, st.data())
@@ -43,10 +44,10 @@ def test_both_cores_replay_to_the_same_times(drawing: Drawing, data: st.DataObje
     edited = schedule.EditedSegment(schedule.ReplaySegment(graph, window), edit)
     kinds: tuple[schedule.Delays, ...] = ("low", "typical", "high")
     for delays in kinds:
-        for idle in (False, True):
-            for ours, theirs in zip(
-                replayed(edited, delays, idle, "1"), replayed(edited, delays, idle, ""), strict=True
-            ):
+        for shift_ns in (0, -5_000):
+            shift = np.full(graph.lanes, shift_ns)
+            both = zip(replayed(edited, delays, shift, "1"), replayed(edited, delays, shift, ""), strict=True)
+            for ours, theirs in both:
                 np.testing.assert_array_equal(ours, theirs)
 
 

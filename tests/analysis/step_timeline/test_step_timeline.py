@@ -172,7 +172,7 @@ def test_steps_end_states_and_the_median_one_stands_for_the_run() -> None:
         ("ProfilerStep#2", 10 * COLUMN, 6 * COLUMN, 1, True),
         ("ProfilerStep#3", 16 * COLUMN, 10 * COLUMN, 2, True),
     ]
-    assert result.meta["typical_step"] == "ProfilerStep#1"
+    assert result.meta["typical_step"] == "ProfilerStep#2"
     assert {10, 16} <= {start for start, *_ in lane(result, 0)}
     assert records(result["marks"], "kind", "name", "depth") == [
         ("step", f"ProfilerStep#{number}", 0) for number in (1, 2, 3)
@@ -184,27 +184,26 @@ def test_steps_end_states_and_the_median_one_stands_for_the_run() -> None:
     [
         (6, [1, 2, 3], [4, 5, 7, 13, 20, 22], []),
         (5, [1, 2], [4, 5, 7, 13], ["kernels of 1 step(s): ProfilerStep#3"]),
-        (
-            2,
-            [1],
-            [5, 7],
-            [
-                "kernels of 2 step(s): ProfilerStep#2, ProfilerStep#3",
-                "all but the longest of 3 kernels of ProfilerStep#1",
-            ],
-        ),
+        (2, [2], [13], ["kernels of 2 step(s): ProfilerStep#1, ProfilerStep#3"]),
     ],
 )
 def test_what_is_too_much_is_cut(
     budget: int, steps: list[int], columns: list[int], cut: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The typical step goes first, then the others in order; of one that is too long the longest kernels."""
+    """The typical step goes first, then the others in order."""
     monkeypatch.setattr("tracelens.analysis.step_timeline.step_timeline.KERNELS_SHOWN", budget)
     result = timeline(make_run([draw(aligned(STEPS), ns_per_char=COLUMN)]))
     table = result["steps"]
     assert table[table["shown"]]["step"].tolist() == [f"ProfilerStep#{number}" for number in steps]
     assert (result["kernels"]["ts_ns"] // COLUMN).tolist() == columns
     assert [skip.subject for skip in result.skips] == cut
+
+
+def test_of_a_step_that_is_too_long_the_longest_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracelens.analysis.step_timeline.step_timeline.KERNELS_SHOWN", 2)
+    result = timeline(select_step(make_run([draw(aligned(STEPS), ns_per_char=COLUMN)]), "1"))
+    assert (result["kernels"]["ts_ns"] // COLUMN).tolist() == [5, 7]
+    assert [skip.subject for skip in result.skips] == ["all but the longest of 3 kernels of ProfilerStep#1"]
 
 
 def test_a_recording_without_steps_is_one() -> None:

@@ -6,7 +6,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host import CAUSES, idle_time
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import MODULE_MARK, NO_SHAPE, module_frames, program_scopes, shape_texts
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, typical_step
 from tracelens.table import (
     RANK,
     Coded,
@@ -622,7 +621,7 @@ def select_steps(parts: Sequence[RankTimeline], shift: Mapping[int, int], budget
     everywhere = [step for step in whole if len(begins[step]) == len(parts)] or whole
     mean_ns = [durations[step] // len(begins[step]) for step in everywhere]
     # As the scenarios choose theirs, so that the picture and the findings are about one step.
-    typical = everywhere[mean_ns.index(median_low(mean_ns))]
+    typical = everywhere[typical_step(mean_ns, len(parts))]
     # Of the others, whole ones first, as many as there is room for.
     others = sorted((step for step in order if step != typical), key=lambda step: not is_step(step))
     total = np.cumsum([kernels[step] for step in (typical, *others)]).tolist()

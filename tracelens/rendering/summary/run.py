@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float
+from tracelens.arrays import Float, typical_step
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -98,9 +98,7 @@ class RankSpread(NamedTuple):
 class StepTimes(NamedTuple):
     """What the recorded steps take."""
 
-    # the median step (the shorter of two in the middle), mean of the ranks: the one that findings and
-    # projections replay
-    step_ns: float
+    step_ns: float  # the typical step, mean of the ranks: the one that findings and projections replay
     low_ns: float  # the shortest step, likewise
     high_ns: float  # the longest
     deviation_ns: float  # standard deviation of the steps; 0 for less than three
@@ -170,11 +168,11 @@ class RunFigures:
         for label, ns in zip(self._steps.texts("step"), durations, strict=True):
             by_step.setdefault(label, []).append(ns)
         most = max(map(len, by_step.values()))
-        means = sorted(sum(each) / len(each) for each in by_step.values() if len(each) == most)
+        means = [sum(each) / len(each) for each in by_step.values() if len(each) == most]
         return StepTimes(
-            step_ns=means[(len(means) - 1) // 2],
-            low_ns=means[0],
-            high_ns=means[-1],
+            step_ns=means[typical_step(means, most)],
+            low_ns=min(means),
+            high_ns=max(means),
             deviation_ns=float(np.std(means, ddof=1)) if len(means) > 2 else 0.0,
             steps=len(means),
             marked=_UNMARKED not in by_step,

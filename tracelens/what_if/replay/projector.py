@@ -21,11 +21,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median_low
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int
+from tracelens.arrays import Bool, Int, steady_steps, typical_step
 from tracelens.errors import TracelensError
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Recorded, RunGraph, StepSpan, TooLong, times
@@ -149,9 +148,8 @@ class Projector:
             self.single_step_reason = "only one step is recorded"
         self.step = StepReplay(self.graph, self.window)
         # Replays of the other steps that low and high cover.
-        others: Sequence[StepSpan] = [] if self.single_step_reason else recorded.windows
-        if self.window in (steady := _steady(self.graph, others)) and len(steady) > 1:
-            others = steady
+        steady = steady_steps(len(recorded.windows), len(self.graph.ranks))
+        others = [] if self.single_step_reason else recorded.windows[steady.start if len(steady) > 1 else 0 :]
         self.alternatives = [StepReplay(self.graph, window) for window in others if window is not self.window]
         # Measured duration of `window` on each rank, ns, and the mean.
         self.recorded = self.step.recorded
@@ -305,17 +303,8 @@ def _window(recorded: Recorded, step: str | None) -> StepSpan:
         known = ", ".join(window.label for window in recorded.windows)
         path = graph.ranks[0].path
         raise TracelensError(f"{path}: no step {step!r} on all ranks (has: {known})")
-    steps = _steady(graph, recorded.windows)
-    durations = [int(window.spans(graph.start, graph.end).sum()) for window in steps]
-    return steps[durations.index(median_low(durations))]
-
-
-def _steady(graph: RunGraph, windows: Sequence[StepSpan]) -> Sequence[StepSpan]:
-    """The steps without the first, which follows what is not recorded: it says little of one that follows it.
-
-    Of one rank the first counts where there are only two: it waits for no other rank's step before.
-    """
-    return windows[1:] if len(windows) > 2 or len(graph.ranks) > 1 < len(windows) else windows
+    durations = [int(window.spans(graph.start, graph.end).sum()) for window in recorded.windows]
+    return recorded.windows[typical_step(durations, len(graph.ranks))]
 
 
 def scaled(graph: RunGraph, edit: Edit, factor: float, pauses: float = 1.0) -> Edit:

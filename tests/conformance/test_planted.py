@@ -15,6 +15,7 @@ import pytest
 
 import tracelens
 from tracelens.table import Result
+from tracelens.what_if import whatif
 
 FOLDER = Path(__file__).parent / "planted"
 CONTROLS = ("control_0", "control_1", "control_2")
@@ -119,3 +120,39 @@ def test_what_both_do_makes_no_straggler() -> None:
     idle = analyzed("sleep_end_both", "idle")["causes"]
     silent_ms = idle[idle["cause"] == "silent host"].groupby("rank")["dur_ns"].sum() / 3e6
     assert (silent_ms.loc[[0, 1]] > 20).all()
+
+
+SILENT, PYTHON, LOADER, PACE = (
+    "no_idle=silent_host",
+    "no_idle=python_code",
+    "data_loading_overlapped",
+    "median_pace",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        ("sleep_start", SILENT),
+        ("sleep_start", PACE),
+        ("sleep_middle", SILENT),
+        ("sleep_middle", PACE),
+        ("sleep_middle_stack", PYTHON),
+        ("sleep_middle_stack", PACE),
+        ("sleep_end", SILENT),
+        ("sleep_end", PACE),
+        ("sleep_end_both", SILENT),
+        ("gc_end_rank0", SILENT),
+        ("loader", LOADER),
+        ("loader", PACE),
+    ],
+)
+def test_without_its_pauses_a_run_is_what_one_without_them_measured(name: str, scenario: str) -> None:
+    """Also where a rank pauses at the end of a step, for which the other one waits in the next."""
+    times = json.loads((FOLDER / "times.json").read_text())
+    paused, control = (
+        float(np.mean([times[run]["unprofiled_ms"] for run in runs])) for runs in ([name], CONTROLS)
+    )
+    result = whatif(run(name), [scenario], unprofiled_step_ms=paused)
+    assert result.meta["base_ns"] / 1e6 == pytest.approx(paused, rel=0.02)
+    assert float(result["whatif"]["projected_ns"][0]) / 1e6 == pytest.approx(control, rel=0.1)

@@ -118,13 +118,19 @@ def launch_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The host takes no time: what the GPUs could do if never launch-bound.
 
     Assumes:
-        Calls that wait for the GPU still wait; launch latencies stay the same.
+        Calls that wait for the GPU still wait; launch latencies stay the same. Queued kernels follow each
+        other as they would in a graph.
     """
     graph = context.gpu_graph()
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
     edit.lag[host_time] = 0
     edit.delay[graph.dst[host_time]] = 0
-    return "the host takes no time except in blocking calls; launch latencies stay the same"
+    queued = graph.is_edge(Edge.STREAM)
+    edit.lag[queued] = np.minimum(edit.lag[queued], GRAPH_GAP_NS)
+    return (
+        "the host takes no time except in blocking calls; launch latencies stay the same; queued kernels "
+        f"follow each other within {GRAPH_GAP_NS / 1000:g} us, as in a graph"
+    )
 
 
 @scenario("host", argument="=FACTOR", usual=())

@@ -39,7 +39,7 @@ from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
 from tracelens.what_if.scenarios.changes import work_nodes
-from tracelens.what_if.thresholds import LOOP_GEMMS, LOOP_SHARE
+from tracelens.what_if.thresholds import GROUPED_ROWS, LOOP_GEMMS, LOOP_SHARE
 
 
 class ExpertLoops(NamedTuple):
@@ -226,7 +226,8 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Loops over experts become one grouped GEMM per weight, at EFFICIENCY of the achievable rate.
 
     Assumes:
-        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace. Host reads of sizes are
+        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace, but for tiles that each
+        expert's rows do not fill. Host reads of sizes are
         gone; other work keeps its time less the fixed cost of the removed calls.
     """
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
@@ -239,20 +240,19 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         if not rank.loops:
             continue
         device = graph.ranks[index].device
-        # The rate of a run's own large GEMMs reflects its shapes, power and clocks; it ignores tiles cut off
-        # at the borders of small groups.
-        rate = rank.rate
+        # The rate of a run's own large GEMMs reflects its shapes, power and clocks.
+        rate, lost_rows = rank.rate, GROUPED_ROWS
         if share:
             peak = device and (device.max_achievable(rank.dtype) or device.peak("matrix", rank.dtype))
             if not peak:
                 raise NotApplicable(f"the device's peak for {rank.dtype} GEMMs is unknown: give --device")
-            rate = share * peak
+            rate, lost_rows = share * peak, 0
         elif not rate:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
         rates.append(rate)
         node, dur = work_nodes(graph, index), rank.dur.astype(float)
         for loop in rank.loops:
-            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device))
+            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device), lost_rows)
             own_ns = dur[loop.gemms]
             _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
             _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
@@ -273,7 +273,11 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
     edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
     edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
-    source = f"{share:g} of what the device achieves" if share else "the rate of the run's own large GEMMs"
+    source = (
+        f"{share:g} of what the device achieves"
+        if share
+        else f"the rate of the run's own large GEMMs, with {GROUPED_ROWS} rows more an expert"
+    )
     return (
         f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
         f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
@@ -287,11 +291,14 @@ def _scale(edit: Edit, nodes: Int, before_ns: Float, after_ns: Float) -> None:
     edit.set_dur(nodes, edit.dur[nodes] * (after_ns / np.maximum(before_ns, 1)))
 
 
-def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
+def grouped_gemm_ns(
+    layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float, lost_rows: int
+) -> float:
     """Ns of the grouped GEMMs of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
 
     T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
-    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'.
+    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'. For
+    each expert the GEMM takes as long as with `lost_rows` more rows.
     """
     sizes: dict[tuple[int, int], list[int]] = {}
     for gemm in layer_pass.gemms:
@@ -304,7 +311,8 @@ def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s:
         all_rows = sum(rows)
         moved = (all_rows * (depth + columns) + weights * experts * depth * columns) * layer_pass.itemsize
         memory_s = moved / bytes_per_s if bytes_per_s else 0.0
-        total += max(2 * all_rows * depth * columns / rate, memory_s)
+        computed_rows = all_rows + lost_rows * weights * experts
+        total += max(2 * computed_rows * depth * columns / rate, memory_s)
     return total * 1e9 * (2 if phase == BACKWARD else 1)
 
 

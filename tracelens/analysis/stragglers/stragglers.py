@@ -57,6 +57,7 @@ from tracelens.analysis.stragglers.segments import (
     LOADING_CODE,
     OTHER,
     PROFILER,
+    STALLED,
     TIMES,
     WORK,
     Segments,
@@ -101,6 +102,8 @@ WHY = {
     "garbage_collection": "GPU idle: Python collected garbage",
     "collective_call": "GPU idle: the host was inside a collective call",
     "profiler": "GPU idle: the profiler held the host up",
+    "stalled_host": "GPU idle: an op of the host took over 10 times as long as its like, with nothing recorded "
+    "inside: another process had the core, or it waited for a lock, a page or other threads",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
@@ -119,6 +122,8 @@ _ONCE = (LOADING_CODE, PROFILER)
 """Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 _JUDGED_BY_TESTS = (LATE, OTHER)
 """Kinds that recur without a fault, where hosts differ: size alone tells nothing of them."""
+_RECURS_ANYWHERE = (STALLED,)
+"""Kinds that recur at other places in each step: a scheduler takes a core when its slice is over."""
 UNTESTED = "not tested"
 
 _EFFECT = (
@@ -527,7 +532,7 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
         unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
         recurs = np.zeros(ranks, dtype=bool)
         if kind not in _JUDGED_BY_TESTS:
-            recurs = delays.recurring(kind) >= RECURS * step_ns
+            recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
             mean, low, high = float(effect_ns[index]), -1.0, -1.0

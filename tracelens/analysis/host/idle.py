@@ -83,9 +83,9 @@ CAUSES = {
     f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
     "logging, checkpoints), unrecorded garbage collection, or a process that slept or had no core",
     "Python code": "the same, but Python frames are recorded and say where",
-    "stalled host": f"the host was in an op for over {STALLED_NS / 1e6:g} ms and {STALLED_RATIO} times as long "
-    "as in its like, with nothing recorded inside: another process had the core, or the op waited for a lock, "
-    "a page or other threads",
+    "stalled host": f"the host was in an op's own code for over {STALLED_NS / 1e6:g} ms and {STALLED_RATIO} "
+    "times as long as its like take, with nothing recorded inside: another process had the core, or the op "
+    "waited for a lock, a page or other threads",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
     "between them",

@@ -67,8 +67,8 @@ TIMES = (
 )
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
 idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
-data, in the call of a collective, in Python frames, loading kernels, held up by the profiler, stalled inside an
-op; or idle for anything else."""
+data, in the call of a collective, in Python frames, loading kernels, held up by the profiler, stalled inside
+an op; or idle for anything else."""
 (
     WORK,
     COMM,

@@ -22,7 +22,8 @@ to look like a fault. These weights do not look at which rank or step a delay is
 
 Size (2 steps and more). A pause, a slow GPU or more work that takes 10% of a step in each step, at the same
 places and beyond the most that another rank loses there, is no noise of recordings without a fault (see
-`RECURS`). Late launches may be: hosts differ from run to run.
+`RECURS`). Late launches may be: hosts differ from run to run. A host that stalls does so anywhere in a step:
+a scheduler takes its core when the slice is over.
 
 With more than three steps the first is left out: what a rank lost there it may have lost before the recording
 began. With more than three left, the interval of the effect must not include zero; of work it may, since its
@@ -102,8 +103,8 @@ WHY = {
     "garbage_collection": "GPU idle: Python collected garbage",
     "collective_call": "GPU idle: the host was inside a collective call",
     "profiler": "GPU idle: the profiler held the host up",
-    "stalled_host": "GPU idle: an op of the host took over 10 times as long as its like, with nothing recorded "
-    "inside: another process had the core, or it waited for a lock, a page or other threads",
+    "stalled_host": "GPU idle: the host stood still inside an op, which took 10 times as long as its like "
+    "(another process had the core, or the op waited for a lock, a page or other threads)",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
@@ -145,7 +146,8 @@ _EFFECT = (
         "significance",
         "str",
         doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, {RECURS:.0%} of a step lost at the same places of "
-        f"all steps (but for late launches), or a GPU that takes {EQUAL_SLOWER:g} times as long for calls "
+        "all steps (but for late launches; a stalled host: anywhere in them), or a GPU that takes "
+        f"{EQUAL_SLOWER:g} times as long for calls "
         f"with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
         f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
         f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "

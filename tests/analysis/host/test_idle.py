@@ -401,10 +401,17 @@ def test_an_op_that_stalls() -> None:
         launch  | a  b             c   d  e
         s7 k    |  a  bb            cc  d  e
         """,
-        # What is recorded inside says what the host does.
+        # What is recorded inside says what the host does: seven columns are left.
         f"""
         op {MM}   | -  -  ------------
-        python f  |        ---------
+        python f  |        ----
+        launch    | a  b             c
+        s7 k      |  a  bb            cc
+        """,
+        # The same of what begins inside.
+        f"""
+        op {MM}   | -  -  ------------
+        scope f   |        -------------
         launch    | a  b             c
         s7 k      |  a  bb            cc
         """,
@@ -444,6 +451,27 @@ def test_an_op_that_launches_or_wraps_a_node_has_no_more_to_do_at_any_size() -> 
         launch                                               |  a  b             c
         s7 k                                                 |   a  bb            cc
     """) == 11  # fmt: skip
+
+
+def test_of_three_calls_two_may_stall() -> None:
+    assert stalled(f"""
+        op {MM} | -  ------------  ------------
+        launch  | a             b             c
+        s7 k    |  a             b             cc
+    """) == 22  # fmt: skip
+    # What most of five take is usual.
+    assert stalled(f"""
+        op {MM} | -  ------------  ------------  ------------  ------------
+        launch  | a             b             c             d             e
+        s7 k    |  a             b             c             d             ee
+    """) == 0  # fmt: skip
+
+
+def test_a_host_that_computes_itself_does_not_stall() -> None:
+    assert stalled(f"""
+        op {MM.replace("mm", "linear")} | - - ------------
+        op aten::mm                     | - -            -
+    """) == 0  # fmt: skip
 
 
 def test_what_held_an_op_up_is_no_stall() -> None:

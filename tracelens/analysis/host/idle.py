@@ -33,6 +33,7 @@ from tracelens.trace import (
     cut,
     enclosing_op,
     gpu_work,
+    matching,
     steps_of,
     union,
 )
@@ -727,11 +728,17 @@ def long_ops(trace: Trace) -> LongOps:
     is_op = events.where("op") & ~events.copied
     dur = events.end - events.start
     rows = np.flatnonzero(is_op & (dur >= STALLED_NS))
+    # Most spend their time in what they call.
+    place = events.places(rows)
+    inner = np.flatnonzero((lookup(place, events.parent, -1) >= 0) & ~events.copied)
+    called_ns = sums(place[events.parent[inner]], dur[inner], len(rows))
+    rows = rows[dur[rows] - called_ns >= STALLED_NS]
     every = events.where("overhead")
     held_up = union(events.start[every], events.end[every]).covered(events.start[rows], events.end[rows]) > 0
     rows = rows[~held_up & ~trace.once(_in_collective_call)[rows]]
-    launching = np.isin(rows, events.parent[events.where("launch")])
-    is_kept = launching | ~named(events, _COPY)[rows]
+    launches = inner[events.where("launch")[inner]]
+    launching = np.isin(rows, events.parent[launches])
+    is_kept = launching | ~matching(events.names, _COPY)[events.name[rows]]
     rows, launching = rows[is_kept], launching[is_kept]
     if not len(rows):
         return LongOps(rows, rows)
@@ -748,7 +755,7 @@ def long_ops(trace: Trace) -> LongOps:
     np.minimum.at(begin, like, events.start[calls])
     call = np.searchsorted(calls, rows)
     own = like[call]
-    only_launches = launching | named(events, _WRAPPER)[rows]
+    only_launches = launching | matching(events.names, _WRAPPER)[events.name[rows]]
     least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
     kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
     kept &= (has_arguments[call] | only_launches) & ~(launching & (events.start[rows] == begin[own]))

@@ -110,6 +110,9 @@ def test_a_host_on_a_busy_core_stalls_inside_its_ops() -> None:
     assert stalled["rank"].tolist() == [1]
     assert stalled["dur_ns"].sum() / 3e6 == pytest.approx(7.5, rel=0.05)
     assert stalled["once_ns"].tolist() == [0]
+    finding = analyzed("slow_host", "findings")["findings"].set_index("detector").loc["stalled_host"]
+    assert (finding["worst_rank"], finding["confidence"]) == (1, "high")
+    assert "cpu.stat" in finding["remedy"]
 
 
 @pytest.mark.parametrize("name", [name for name in TOLD if name != "slow_host"])

@@ -56,8 +56,8 @@ UNRECORDED_NS = 200_000
 # 90 us took 2 to 9 ms in all cases on 8 H200, of which the driver recorded the last 40 to 350 us as loading.
 LOADING_RATIO = 2
 # An op stalls where its own code takes over 0.5 ms and 10 times as long as its like do from begin to end.
-# What shares its core with another process loses 4 ms at once, the scheduler's slice: 9 ops in 3 steps. In 471
-# steps of 177 ranks without such a fault 14 ops did so, for 0.6 to 2.7 ms.
+# What shares its core with another process loses 4 ms at once, the scheduler's slice: 9 ops in 3 steps. Of
+# 177 ranks without such a fault, 471 steps, 14 ops did so, for 0.6 to 2.7 ms.
 STALLED_NS = 500_000
 STALLED_RATIO = 10
 STALLED_QUANTILE = 0.4  # what two fifths of its like do not exceed is usual: of three calls two may stall

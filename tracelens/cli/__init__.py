@@ -84,8 +84,6 @@ def run(arguments: Sequence[str]) -> int:
         code = guard("the command", _run, arguments)
     except KeyboardInterrupt:
         return _interrupted()
-    except SystemExit as end:  # typer's end of shell completion, or of a closed pipe: `tracelens ... | head`
-        return OK if end.code == 0 or isinstance(end.__context__, BrokenPipeError) else WRONG
     except TracelensError as error:
         _say(f"tracelens: {error}")
         return WRONG
@@ -100,9 +98,9 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         code = _without_typer(words)
         return _with_typer(words) if code is None else code
-    except BrokenPipeError:  # `tracelens ... | head`
-        return OK
     except OSError as error:  # a full disk, a folder that may not be read
+        if not str(error):  # not the system's: it says what is wrong
+            raise
         name = f"{error.filename}: " if error.filename else ""
         raise TracelensError(f"{name}{error.strerror or error}") from error
 
@@ -114,14 +112,12 @@ def _without_typer(words: list[str]) -> int | None:
     if COMPLETION in os.environ:
         return None
     if words == ["--version"]:
-        print(version())
-        return OK
+        return _page(version())
     path, member, rest = chosen(words)
     if isinstance(member, CommandGroup):
         if rest not in (["--help"], ["-h"]):
             return None
-        print(member.page(path).laid_out(terminal_width()))
-        return OK
+        return _page(member.page(path).laid_out(terminal_width()))
     if not rest or not {"--help", "-h", "--debug"}.isdisjoint(rest):
         return None
     command = member.command()
@@ -129,11 +125,19 @@ def _without_typer(words: list[str]) -> int | None:
     return None if values is None else command.call(**values) or OK
 
 
+def _page(text: str) -> int:
+    """Print what has no verdict: a reader who has read enough is content."""
+    with suppress(BrokenPipeError):  # `tracelens --help | head`
+        print(text)
+    return OK
+
+
 def _with_typer(words: list[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
     from tracelens.cli.app import command_line
+    from tracelens.cli.commands import COMPLETION
     from tracelens.cli.completion import bash_words
 
     try:
@@ -147,6 +151,12 @@ def _with_typer(words: list[str]) -> int:
         return WRONG
     except Abort:
         return _interrupted()
+    except SystemExit as end:  # typer's end of shell completion, or of a closed pipe: `tracelens ... | head`
+        if isinstance(end.__context__, BrokenPipeError):
+            return OK
+        if COMPLETION not in os.environ:  # a plugin's: no command of ours ends in this way
+            raise
+        return OK if end.code == 0 else WRONG
 
 
 def _interrupted() -> int:

@@ -193,8 +193,9 @@ def wait_for_work(process: subprocess.Popen[str], cpu_s: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("cpu_s", effort([0.3, 1.0], [0.3, 0.6, 1.0]))
-def test_ctrl_c(cpu_s: float, tmp_path: Path) -> None:
+def test_ctrl_c(cpu_s: float, number: signal.Signals, tmp_path: Path) -> None:
     # A terminal sends it to all processes of the group: the command, and whatever it has started.
     process = subprocess.Popen(
         [*COMMAND, "report", RANKS, "-o", tmp_path / "r.html"],
@@ -206,7 +207,7 @@ def test_ctrl_c(cpu_s: float, tmp_path: Path) -> None:
     )
     wait_for_work(process, cpu_s)
     with suppress(ProcessLookupError):  # it was done by then
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode in (130, 0)  # 0: it was done by then
     if process.returncode:

@@ -54,6 +54,8 @@ __getattr__, __dir__ = lazy(
 OK, WRONG, INTERRUPTED = 0, 2, 130
 """Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
 
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 def main() -> None:
     """The `tracelens` command: run it and end the process.
@@ -65,6 +67,7 @@ def main() -> None:
     # Nothing here uses BLAS, and starting its threads takes as long as importing numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = WRONG
+    _end_like_ctrl_c()
     try:
         _occupy_closed_streams()
         code = _flushed(run(sys.argv[1:]))
@@ -157,6 +160,19 @@ def _with_typer(words: list[str]) -> int:
         if COMPLETION not in os.environ:  # a plugin's: no command of ours ends in this way
             raise
         return OK if end.code == 0 else WRONG
+
+
+def _end_like_ctrl_c() -> None:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, unless whoever started it has it ignore them."""
+
+    def end(*_: object) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the clean-up
+        raise KeyboardInterrupt
+
+    for number in _ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _interrupted() -> int:

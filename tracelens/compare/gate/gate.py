@@ -186,7 +186,12 @@ class GateCase:
         if self.unit == "fraction":
             scale = 1.0
         halves = [half * scale for half in self._half_widths(scale, scale, tails)]
-        return [Interval(estimate, estimate - half, estimate + half, known) for half in halves]
+        highest = 1.0 if self.unit == "fraction" else inf
+        lowest = -highest if self.rule.kind == "difference" else 0.0
+        return [
+            Interval(estimate, max(estimate - half, lowest), min(estimate + half, highest), known)
+            for half in halves
+        ]
 
     def _half_widths(self, base: float, candidate: float, tails: Sequence[float]) -> list[float]:
         """How far noise may move the limited quantity, with each side's values divided by these."""

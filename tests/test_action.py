@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ACTION = (ROOT / "action.yml").read_text()
+EXAMPLE = (ROOT / "examples" / "gate.yml").read_text()
 SAMPLES = ROOT / "sample_traces"
 
 
@@ -76,9 +77,6 @@ def test_it_is_yaml(path: str) -> None:
 @pytest.fixture
 def gate(tmp_path: Path):
     """Run the second script as GitHub does, with the tracelens of this checkout."""
-    program = tmp_path / "tracelens"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tracelens "$@"\n')
-    program.chmod(0o755)
     files = {name: tmp_path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
 
     def run(**inputs: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str], str]:
@@ -86,8 +84,7 @@ def gate(tmp_path: Path):
         names = {name: str(path) for name, path in files.items()}
         given |= {
             "OUTPUT": str(tmp_path / "out"),
-            "TRACELENS": str(program),
-            "PYTHONPATH": str(ROOT),
+            "PYTHON": sys.executable,
             **names,
         }
         for path in files.values():
@@ -144,6 +141,7 @@ class Runner:
         }
         context |= {
             "runner.temp": str(self.folder),
+            "github.workspace": str(self.folder),
             "github.action_path": str(ROOT),
             "github.sha": f"c{run_id}",
         }
@@ -163,8 +161,7 @@ class Runner:
             env = {key: self.fill(text, context) for key, text in step["env"].items()}
             env |= {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(self.folder / "summary")}
             command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]]
-            path = {"PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, env=os.environ | env | path, cwd=self.folder, check=False)
+            done = subprocess.run(command, env=os.environ | env, cwd=self.folder, check=False)
             outputs |= dict(line.split("=", 1) for line in output.read_text().splitlines())
             failed = failed or done.returncode
         return failed, outputs
@@ -176,7 +173,7 @@ class Runner:
         terms = condition.removeprefix("${{ ").removesuffix(" }}").split(" && ")
         compared = [re.fullmatch(r"([\w.]+) (==|!=) '(.*)'", term) for term in terms]
         values = [(context[found[1]] == found[3]) == (found[2] == "==") for found in compared if found]
-        return all(values) and ("!cancelled()" in terms or not failed)
+        return all(values) and not failed
 
     def use(self, action: str, options: dict[str, str]) -> None:
         path = self.folder / options["path"]
@@ -192,9 +189,9 @@ class Runner:
 
 def test_a_baseline_grows_in_the_cache(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    program = tmp_path / "tracelens" / "bin" / "tracelens"
+    program = tmp_path / "tracelens" / "bin" / "python"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tracelens "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
     runner = Runner(tmp_path, yaml.safe_load(ACTION)["runs"]["steps"])
     loop, grouped = (str(SAMPLES / "one_gpu" / name) for name in ("loop", "grouped"))
@@ -210,3 +207,43 @@ def test_a_baseline_grows_in_the_cache(tmp_path: Path) -> None:
     assert len(runner.cache) == 2
     other = runner.run("4", candidate=str(SAMPLES / "cpu" / "tiny"), **common)
     assert (other[0], other[1]["verdict"]) == (2, "error")
+    regressed = runner.run("5", candidate=loop, update_baseline="true", **common)
+    assert (regressed[0], len(runner.cache)) == (1, 2), "what has failed is not the baseline of the next"
+
+
+def test_used_actions_are_pinned() -> None:
+    used = [*re.findall(r"uses: (\S+)", ACTION), *re.findall(r"uses: (actions/\S+)", EXAMPLE)]
+    assert len(used) == 4
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name) for name in used)
+
+
+HOSTILE = """
+import os, sys
+open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "imported"), "a").write(__name__)
+print("pass")
+open(os.environ.get("GITHUB_OUTPUT", os.devnull), "a").write("verdict=pass\\n")
+os._exit(0)
+"""
+
+
+def test_nothing_of_the_workspace_runs(gate, tmp_path: Path) -> None:
+    for name in ("json", "venv", "pip", "sitecustomize", "usercustomize", "tracelens", "numpy", "typer"):
+        (tmp_path / f"{name}.py").write_text(HOSTILE)
+    base, candidate = (str(SAMPLES / "one_gpu" / name) for name in ("loop", "grouped"))
+    hostile = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py")}
+    done, outputs, _ = gate(BASE=candidate, CANDIDATE=base, RULES="kernel.count<=1.0", **hostile)
+    assert (done.returncode, outputs["verdict"]) == (1, "fail"), done.stderr
+    assert not (tmp_path / "imported").exists()
+    # The install step in the same workspace: every Python that it starts is isolated.
+    install = scripts()[0]
+    environment = tmp_path / "runner" / "tracelens"
+    marked = install.replace('"${pip[@]}" install', "echo install")  # needs the network
+    marked = marked.replace('"${pip[@]}" check', '"${pip[@]}" --version')
+    env = {"VERSION": "", "SOURCE": str(ROOT), "WORKSPACE": str(tmp_path), "ENVIRONMENT": str(environment)}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", marked],
+        env=os.environ | env | hostile, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (environment / "bin" / "python").exists()
+    assert not (tmp_path / "imported").exists()

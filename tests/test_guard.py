@@ -90,6 +90,24 @@ def test_errors_of_users_pass() -> None:
         guard("x", wrong)
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), type("Stop", (BaseException,), {})()])
+def test_no_part_ends_the_command(error: BaseException) -> None:
+    def ends() -> None:
+        raise error
+
+    failure = guard("analyzer x", ends)
+    assert isinstance(failure, Failure)
+    assert failure.error == type(error).__name__
+
+
+def test_the_user_ends_any_part() -> None:
+    def ends() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard("analyzer x", ends)
+
+
 def test_a_table_that_does_not_fit_is_a_bug() -> None:
     def wrong() -> None:
         raise SchemaError("columns missing")

@@ -1,10 +1,11 @@
 """One failing part never takes the rest along: an unexpected exception becomes a reason for no answer.
 
 Analyzers, detectors, cost models, figures, sections of a report and what-if scenarios run behind `guard`. It
-lets errors that a user can mend (TracelensError) pass, and turns everything else, which is a bug, into a
-`Failure`. That is text, so it stands wherever a reason may stand, and can still be told from one:
-`Report.failures` lists those of a report. TRACELENS_DEBUG=1, which `tracelens --debug` sets and child
-processes inherit, lets every exception through.
+lets errors that a user can mend (TracelensError) and Ctrl-C pass, and turns everything else, which is a bug,
+into a `Failure`: also what ends a process (SystemExit), since no part may end the command. That is text, so
+it stands wherever a reason may stand, and can still be told from one: `Report.failures` lists those of a
+report. TRACELENS_DEBUG=1, which `tracelens --debug` sets and child processes inherit, lets every exception
+through.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tracelens.errors import SchemaError, TracelensError
+from tracelens.plugins import plugin_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,8 +42,10 @@ class Failure(str):
         """The failure of a part that raised `error`."""
         kind = type(error).__name__
         text = f": {error}" if isinstance(error, SchemaError | ModuleNotFoundError) else ""
+        location, plugin = _location(error)
+        bug = f"This is a bug of {plugin}" if plugin else "This is a bug"
         failure = cls(
-            f"{part} failed with {kind} in {_location(error)}{text}. This is a bug: please report it with "
+            f"{part} failed with {kind} in {location}{text}. {bug}: please report it with "
             "the output of the same command with --debug"
         )
         failure.part, failure.error = part, kind
@@ -62,7 +66,9 @@ def guard(part: str, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs)
     """
     try:
         return call(*args, **kwargs)
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a plugin may raise SystemExit, or a class of its own
         if debugging() or (isinstance(error, TracelensError) and not isinstance(error, SchemaError)):
             raise
         return Failure.of(part, error)
@@ -81,16 +87,22 @@ def banner(failures: Sequence[Failure]) -> str:
     return f"Incomplete: {parts} failed because of a bug in tracelens. Everything else is complete."
 
 
-def _location(error: BaseException) -> str:
-    """File and line of the innermost frame that is ours, else of the innermost one."""
+def _location(error: BaseException) -> tuple[str, str]:
+    """File and line of the innermost frame that is ours or a plugin's, if any; the plugin, "" for none."""
     import traceback  # only a failure needs it
 
     frames = traceback.extract_tb(error.__traceback__)
-    package_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    package_frames = [frame for frame in package_frames if frame.filename != __file__] or frames
-    if not package_frames:
-        return "an unknown location"
-    path = Path(package_frames[-1].filename)
+    owned = [
+        (frame, plugin)
+        for frame in frames
+        if (plugin := plugin_of(frame.filename)) or Path(frame.filename).is_relative_to(_PACKAGE)
+    ]
+    known = [(frame, plugin) for frame, plugin in owned if frame.filename != __file__]
+    known = known or [(frame, "") for frame in frames]
+    if not known:
+        return "an unknown location", ""
+    frame, plugin = known[-1]
+    path = Path(frame.filename)
     if path.is_relative_to(_PACKAGE):
         path = path.relative_to(_PACKAGE.parent)
-    return f"{path.as_posix()}:{package_frames[-1].lineno}"
+    return f"{path.as_posix()}:{frame.lineno}", plugin

@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -25,20 +27,14 @@ if TYPE_CHECKING:
 GROUP = "tracelens.plugins"
 VARIABLE = "TRACELENS_PLUGINS"
 
-_IMPORT_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-"""What somebody else's module may raise while it is imported."""
+_OWNERS: dict[str, str] = {}
+"""Which plugin a file is, or a folder whose files are all of that plugin."""
+
+
+def plugin_of(file: str) -> str:
+    """The plugin that a file of code belongs to, "" for none."""
+    folders = (file, *map(str, Path(file).parents)) if _OWNERS else ()
+    return next((_OWNERS[folder] for folder in folders if folder in _OWNERS), "")
 
 
 def load_plugins() -> None:
@@ -102,7 +98,7 @@ def _installed() -> EntryPoints:
 
     try:
         return entry_points(group=GROUP)
-    except _IMPORT_ERRORS as error:  # metadata of any distribution may be broken
+    except Exception as error:  # metadata of any distribution may be broken
         problem = f"{type(error).__name__}: {error}"
         raise TracelensError(f"entry points of installed distributions cannot be read: {problem}") from error
 
@@ -114,15 +110,29 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _import_entry_point(point: EntryPoint) -> None:
-    try:
+    with _importing(_origin(point), f"; upgrade or uninstall {point.dist.name}" if point.dist else ""):
         point.load()
+    spec = getattr(sys.modules.get(point.module.partition(".")[0]), "__spec__", None)
+    if spec is not None and spec.origin:
+        is_package = spec.submodule_search_locations is not None
+        _OWNERS[os.path.dirname(spec.origin) if is_package else spec.origin] = _origin(point)
+
+
+@contextmanager
+def _importing(name: str, remedy: str = "") -> Iterator[None]:
+    """Whatever somebody else's module raises while it is imported is an error that names it.
+
+    That may be SystemExit or a class of its own; only Ctrl-C passes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
     except TracelensError as error:
-        raise TracelensError(f"{_origin(point)}: {error}") from error
-    except _IMPORT_ERRORS as error:
-        remedy = f"; upgrade or uninstall {point.dist.name}" if point.dist else ""
-        raise TracelensError(
-            f"{_origin(point)} does not import: {type(error).__name__}: {error}{remedy}"
-        ) from error
+        raise TracelensError(f"{name}: {error}") from error
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise TracelensError(f"{name} does not import: {problem}{remedy}") from error
 
 
 @cache
@@ -145,10 +155,9 @@ def _import_file(file: Path) -> None:
         raise TracelensError(f"plugin {file} is not a Python file; name a .py file or a directory of them")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    _OWNERS[str(file)] = f"plugin {file}"
+    with _importing(f"plugin {file}"):
         spec.loader.exec_module(module)
-    except _IMPORT_ERRORS as error:
-        raise TracelensError(f"plugin {file} does not import: {type(error).__name__}: {error}") from error
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -189,6 +190,24 @@ def test_why_in_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "Largest causes" in text
     assert "idle" in ElementTree.parse("g.xml").getroot()[0].findtext("system-out", "")
     assert "Waterfall" in Path("g.html").read_text()
+
+
+def test_identical_inputs(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("slow", "copy")
+    for candidate in ("slow", "copy"):
+        files = ["--json", "--github", "--junit", f"{candidate}.xml", "--markdown", f"{candidate}.md"]
+        assert run_cli(["gate", "slow", candidate, *files]) == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out)["meta"]["identical"] is True
+        texts = [err, Path(f"{candidate}.xml").read_text(), Path(f"{candidate}.md").read_text()]
+        assert all("the inputs are identical" in text for text in texts)
+    assert run_cli(["gate", "slow", "copy"]) == 0
+    assert "the inputs are identical" in capfd.readouterr().out
+    assert run_cli(["gate", "slow", "copy", "--rule", "step.time<=1us"]) == 1  # a limit on the value itself
+    (Path("copy") / "run.json").write_text("{}")
+    capfd.readouterr()
+    run_cli(["gate", "slow", "copy"])
+    assert "identical" not in capfd.readouterr().out
 
 
 def test_which_runs_are_the_base_must_be_said(folder: Path, refused: Callable[..., str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -62,7 +63,9 @@ def test_no_room_for_the_error_either() -> None:
     assert ended("report", "no such file", shell="2>/dev/full")[0] == 2
 
 
-@pytest.mark.parametrize("arguments", [["report", FAST, "--only", "kernels"], ["list", "costs"]])
+@pytest.mark.parametrize(
+    "arguments", [["report", FAST, "--only", "kernels"], ["list", "costs"], ["gate", "--help"]]
+)
 def test_a_reader_who_has_read_enough(arguments: list[str | Path]) -> None:
     code, _, errors = ended(*arguments, shell="| head -c1 >/dev/null; exit ${PIPESTATUS[0]}")
     assert (code, errors) == (0, "")
@@ -84,10 +87,81 @@ def test_closed_streams(tmp_path: Path) -> None:
     assert ended("report", "no such file", shell="2>&-") == (2, "", "")
 
 
-def test_a_plugin_that_exits(tmp_path: Path) -> None:
+def test_nobody_who_reads_messages_does_not_change_the_verdict(tmp_path: Path) -> None:
+    said = ["--github", "--json", "--markdown", tmp_path / "gate.md"]
+    source, target = os.pipe()
+    os.close(source)
+    with os.fdopen(target, "wb") as nobody:
+        done = subprocess.run(
+            [*COMMAND, "gate", FAST, SLOW, "--rule=kernel.count<=1.0", *said],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=nobody, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+
+
+ENDS = {
+    "exit": "raise SystemExit(0)",
+    "of its own class": "raise type('Stop', (BaseException,), {})('stop')",
+    "pipe": "raise BrokenPipeError",
+}
+"""What a plugin does that would end the command without a verdict."""
+PLUGINS = {
+    "import": "{end}",
+    "sniff": """
+from tracelens.read.parser import parser
+def sniff(splitter):
+    {end}
+@parser("mine", sniff=sniff)
+def build(splitter, encoded):
+    'Mine.'
+""",
+    "build": """
+from tracelens.read.parser import parser
+@parser("mine", sniff=lambda splitter: True)
+def build(splitter, encoded):
+    'Mine.'
+    {end}
+""",
+    "analyzer": """
+from dataclasses import replace
+from tracelens.analysis import ANALYZERS
+def ends(*arguments, **options):
+    {end}
+ANALYZERS._items["completeness"] = replace(ANALYZERS.get("completeness"), part=ends)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("place", PLUGINS)
+def test_a_plugin_ends_no_gate(place: str, end: str, tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
-    plugin.write_text("import sys\nsys.exit(1)\n")
-    assert ended("analyze", "input", FAST, env={"TRACELENS_PLUGINS": str(plugin)})[0] == 2
+    plugin.write_text(PLUGINS[place].replace("{end}", ENDS[end]))
+    code, _, errors = ended("gate", FAST, SLOW, env={"TRACELENS_PLUGINS": str(plugin)})
+    assert code == 2, errors
+    assert len(errors.splitlines()) == 1
+    assert f"plugin {plugin}" in errors
+
+
+@pytest.mark.parametrize("end", ["exit", "of its own class"])
+def test_a_plugin_ends_no_other_rank(end: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(PLUGINS["build"].replace("{end}", ENDS[end]))
+    env = {"TRACELENS_PLUGINS": str(plugin), "TRACELENS_JOBS": "2"}
+    code, _, errors = ended("gate", RANKS, RANKS, env=env)
+    assert code == 2
+    assert f"plugin {plugin}" in errors
+    assert str(RANKS) in errors
+
+
+def test_a_part_of_a_trace_is_no_run(tmp_path: Path) -> None:
+    whole = gzip.decompress(FAST.read_bytes())
+    (tmp_path / "whole.json").write_bytes(whole)
+    (tmp_path / "cut.json").write_bytes(whole[: len(whole) * 95 // 100])
+    for sides in (["whole.json", "cut.json"], ["cut.json", "whole.json"]):
+        code, _, errors = ended("gate", *(tmp_path / name for name in sides), "--rule=kernel.count<=2")
+        assert code == 2
+        assert errors.startswith(f"tracelens: {tmp_path}/cut.json: its recording cannot be trusted")
 
 
 def test_an_internal_error_is_one_line(tmp_path: Path) -> None:
@@ -119,8 +193,9 @@ def wait_for_work(process: subprocess.Popen[str], cpu_s: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("cpu_s", effort([0.3, 1.0], [0.3, 0.6, 1.0]))
-def test_ctrl_c(cpu_s: float, tmp_path: Path) -> None:
+def test_ctrl_c(cpu_s: float, number: signal.Signals, tmp_path: Path) -> None:
     # A terminal sends it to all processes of the group: the command, and whatever it has started.
     process = subprocess.Popen(
         [*COMMAND, "report", RANKS, "-o", tmp_path / "r.html"],
@@ -132,7 +207,7 @@ def test_ctrl_c(cpu_s: float, tmp_path: Path) -> None:
     )
     wait_for_work(process, cpu_s)
     with suppress(ProcessLookupError):  # it was done by then
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode in (130, 0)  # 0: it was done by then
     if process.returncode:

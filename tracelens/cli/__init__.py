@@ -54,6 +54,8 @@ __getattr__, __dir__ = lazy(
 OK, WRONG, INTERRUPTED = 0, 2, 130
 """Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
 
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
 
 def main() -> None:
     """The `tracelens` command: run it and end the process.
@@ -65,6 +67,7 @@ def main() -> None:
     # Nothing here uses BLAS, and starting its threads takes as long as importing numpy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = WRONG
+    _end_like_ctrl_c()
     try:
         _occupy_closed_streams()
         code = _flushed(run(sys.argv[1:]))
@@ -84,8 +87,6 @@ def run(arguments: Sequence[str]) -> int:
         code = guard("the command", _run, arguments)
     except KeyboardInterrupt:
         return _interrupted()
-    except SystemExit as end:  # typer's end of shell completion, or of a closed pipe: `tracelens ... | head`
-        return OK if end.code == 0 or isinstance(end.__context__, BrokenPipeError) else WRONG
     except TracelensError as error:
         _say(f"tracelens: {error}")
         return WRONG
@@ -100,9 +101,9 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         code = _without_typer(words)
         return _with_typer(words) if code is None else code
-    except BrokenPipeError:  # `tracelens ... | head`
-        return OK
     except OSError as error:  # a full disk, a folder that may not be read
+        if not str(error):  # not the system's: it says what is wrong
+            raise
         name = f"{error.filename}: " if error.filename else ""
         raise TracelensError(f"{name}{error.strerror or error}") from error
 
@@ -114,14 +115,12 @@ def _without_typer(words: list[str]) -> int | None:
     if COMPLETION in os.environ:
         return None
     if words == ["--version"]:
-        print(version())
-        return OK
+        return _page(version())
     path, member, rest = chosen(words)
     if isinstance(member, CommandGroup):
         if rest not in (["--help"], ["-h"]):
             return None
-        print(member.page(path).laid_out(terminal_width()))
-        return OK
+        return _page(member.page(path).laid_out(terminal_width()))
     if not rest or not {"--help", "-h", "--debug"}.isdisjoint(rest):
         return None
     command = member.command()
@@ -129,11 +128,19 @@ def _without_typer(words: list[str]) -> int | None:
     return None if values is None else command.call(**values) or OK
 
 
+def _page(text: str) -> int:
+    """Print what has no verdict: a reader who has read enough is content."""
+    with suppress(BrokenPipeError):  # `tracelens --help | head`
+        print(text)
+    return OK
+
+
 def _with_typer(words: list[str]) -> int:
     from typer import Abort
     from typer.exceptions import TyperException
 
     from tracelens.cli.app import command_line
+    from tracelens.cli.commands import COMPLETION
     from tracelens.cli.completion import bash_words
 
     try:
@@ -147,6 +154,25 @@ def _with_typer(words: list[str]) -> int:
         return WRONG
     except Abort:
         return _interrupted()
+    except SystemExit as end:  # typer's end of shell completion, or of a closed pipe: `tracelens ... | head`
+        if isinstance(end.__context__, BrokenPipeError):
+            return OK
+        if COMPLETION not in os.environ:  # a plugin's: no command of ours ends in this way
+            raise
+        return OK if end.code == 0 else WRONG
+
+
+def _end_like_ctrl_c() -> None:
+    """SIGTERM and SIGHUP end the command as Ctrl-C does, unless whoever started it has it ignore them."""
+
+    def end(*_: object) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the clean-up
+        raise KeyboardInterrupt
+
+    for number in _ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def _interrupted() -> int:

@@ -20,7 +20,6 @@ from tracelens.cli.output import (
     write_stdout,
 )
 from tracelens.errors import TracelensError
-from tracelens.guard import banner
 from tracelens.outputs import write_file
 from tracelens.read import TraceFiles
 from tracelens.session import (
@@ -112,11 +111,7 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
     options = request.options(file)
     with progress() as line:
         request = replace(request, base=bases, candidate=candidates, progress=line)
-        sides = []
-        for side in request.sides(traces, keep=True):
-            sides.append(side)
-            if side.failures:
-                say(f"tracelens: {banner(side.failures)}")
+        sides = [*request.sides(traces, keep=True)]
         verdict, compared = request.outcome(options, sides, why=True, compared=bool(out.report))
     report = as_report(verdict)
     if out.report is not None:

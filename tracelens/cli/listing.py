@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tracelens.cli.command import command
+from tracelens.cli.output import write_stdout
 from tracelens.session import OptionGroup, option
 
 if TYPE_CHECKING:
@@ -50,26 +51,26 @@ def listing(what: Listed) -> None:
         tracelens list analyzers
         tracelens list devices
     """
-    from typer import echo
-
     columns = list(zip(*_rows(what.kind), strict=True))
     widths = [max(map(len, column)) for column in columns]
     # Numbers stand to the right.
     right = [all(cell == "-" or cell.replace(".", "").isdigit() for cell in column[1:]) for column in columns]
+    lines = []
     for row in zip(*columns, strict=True):
         cells = zip(row, widths, right, strict=True)
         line = "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells)
-        echo(line.rstrip())
+        lines.append(line.rstrip())
     if what.kind == "devices":
         import tracelens.devices
 
         template = Path(tracelens.devices.__file__).with_name("NAME.toml")
-        echo(
+        lines.append(
             "Dense TFLOP/s: bf16 and fp8 of the matrix units, fp32 of the vector units; MAF: max-achievable, "
             "as published by the vendor; link: out of one GPU, one direction; -: not published or no such "
             "unit.\n"
             f"Numbers with their sources, and a template for --device-file: {template}"
         )
+    write_stdout("".join(f"{line}\n" for line in lines).encode())
 
 
 def _rows(kind: str) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -202,5 +202,6 @@ def check_complete(report: Report) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr; stdout is for data."""
-    print(printable(text), file=sys.stderr)
+    """Print a line on stderr; stdout is for data. Whether anybody reads it does not change a verdict."""
+    with suppress(OSError):
+        print(printable(text), file=sys.stderr)

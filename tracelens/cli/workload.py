@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tracelens.cli.command import command
-from tracelens.cli.output import Delivery, Full, check_outputs, progress, say
+from tracelens.cli.output import Delivery, Full, check_outputs, progress, say, write_stdout
 from tracelens.errors import MissingExtra, TracelensError
 from tracelens.planner.config import HELP, MODELS, PARTS, override, preset
 from tracelens.session import CommandOption, OptionGroup, option
@@ -164,7 +164,7 @@ def run(model: Workload, out: TraceTarget, how: TrainingSteps, settings: Setting
 def _tell(summary: dict[str, Any], lines: Iterable[str], as_json: bool, out: TraceTarget) -> None:
     """What a run came to: as JSON on stdout, or in words on stderr."""
     if as_json:
-        print(json.dumps(summary, indent=1))
+        write_stdout(f"{json.dumps(summary, indent=1)}\n".encode())
         return
     for line in lines:
         say(line)

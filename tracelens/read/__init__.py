@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracelens.lazy import lazy
 
 if TYPE_CHECKING:
-    from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path
+    from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path, same_bytes
     from tracelens.read.parser import BESIDE, PARSERS, GraphSources, SideTraces, parse, sources_of_sides
     from tracelens.read.source import open_source
 
@@ -22,6 +22,7 @@ __all__ = [
     "local_path",
     "open_source",
     "parse",
+    "same_bytes",
     "sources_of_sides",
 ]
 
@@ -34,6 +35,7 @@ __getattr__, __dir__ = lazy(
         "PARSERS": "read.parser",
         "SideTraces": "read.parser",
         "TraceFiles": "read.files",
+        "same_bytes": "read.files",
         "is_url": "read.files",
         "local_path": "read.files",
         "open_source": "read.source",

@@ -11,14 +11,14 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from glob import escape, iglob
 from io import BufferedReader, RawIOBase
 from typing import IO, Any, NamedTuple, cast
 
 from tracelens.errors import MissingExtra, ParseError
-from tracelens.filenames import CAPTURES, LADDER, SIDE_FILES, TRACE_SUFFIXES, traces_among
+from tracelens.filenames import CAPTURES, LADDER, PACE_FILE, SIDE_FILES, TRACE_SUFFIXES, traces_among
 from tracelens.limits import limits
 
 MAGIC = re.compile(r"[*?\[]")
@@ -99,6 +99,49 @@ class TraceFiles:
         part = TraceFiles([path])
         part._files = self._files
         return part
+
+
+def same_bytes(first: Sequence[Sequence[str]], second: Sequence[Sequence[str]]) -> bool:
+    """Whether two sides have the same bytes run by run: their files, and what is read from beside these.
+
+    A file is the same as itself without being read; others are hashed, where their sizes agree.
+    """
+    if [len(run) for run in first] != [len(run) for run in second]:
+        return False
+    for files in zip(
+        (file for run in first for file in run), (file for run in second for file in run), strict=True
+    ):
+        if any(file == "-" or is_url(file) or not os.path.isfile(file) for file in files):
+            return False
+        if os.path.realpath(files[0]) == os.path.realpath(files[1]):
+            continue
+        beside = [_beside(file) for file in files]
+        if os.path.basename(files[0]) != os.path.basename(files[1]) or beside[0].keys() != beside[1].keys():
+            return False
+        pairs = [files, *((beside[0][name], beside[1][name]) for name in beside[0])]
+        if any(os.path.getsize(one) != os.path.getsize(other) for one, other in pairs):
+            return False
+        if any(_digest(one) != _digest(other) for one, other in pairs):
+            return False
+    return True
+
+
+def _beside(file: str) -> dict[str, str]:
+    """Files of a run that are no traces of its ranks, by name: run.json, paces, captures."""
+    folder = os.path.dirname(file)
+    captures = os.path.join(folder, CAPTURES)
+    names = [name for name in os.listdir(folder or ".") if name in SIDE_FILES or PACE_FILE.fullmatch(name)]
+    if os.path.isdir(captures):
+        names += [os.path.join(CAPTURES, name) for name in os.listdir(captures)]
+    paths = {name: os.path.join(folder, name) for name in names}
+    return {name: path for name, path in paths.items() if os.path.isfile(path)}
+
+
+def _digest(file: str) -> bytes:
+    from hashlib import file_digest  # only comparisons need it
+
+    with open(file, "rb") as stream:
+        return file_digest(stream, "blake2b").digest()
 
 
 def local_path(path: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tracelens.errors import TracelensError
-from tracelens.read import SideTraces, TraceFiles
+from tracelens.read import SideTraces, TraceFiles, same_bytes
 from tracelens.session.reading import STEP, Graphs, GraphsOfSides, Partial, Scoped, Source, loaded
 from tracelens.session.reports import Reporting, origin, with_results
 from tracelens.session.reports import report as report_run
@@ -193,8 +193,22 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
     def sides(self, traces: TraceFiles | None = None, *, keep: bool) -> Iterator[GateSide]:
         """The base, then the candidate; paths may be expanded already. `keep` the runs for a diff of them."""
         side_traces = SideTraces()
+        first = None
         for recordings, graphs in zip((self.base, self.candidate), self.graphs, strict=True):
-            yield gate_side(recordings, self.scope, self.reads(graphs), traces, side_traces, keep=keep)
+            if first is not None and self.identical(traces):
+                name = ", ".join(map(str, _paths(recordings)))
+                yield replace(first, side=replace(first.side, name=name))  # no second read
+                return
+            first = gate_side(recordings, self.scope, self.reads(graphs), traces, side_traces, keep=keep)
+            yield first
+
+    def identical(self, traces: TraceFiles | None = None) -> bool:
+        """Whether both sides are the same bytes, read in the same way; files of other sizes are not read."""
+        base, candidate = _paths(self.base), _paths(self.candidate)
+        known = traces or TraceFiles()
+        if not base or len(base) != len(candidate) or self.graphs[0] != self.graphs[1]:
+            return False
+        return same_bytes([known.of(path) for path in base], [known.of(path) for path in candidate])
 
     def outcome(
         self, options: GateOptions, sides: Sequence[GateSide], why: bool, compared: bool = False
@@ -216,6 +230,7 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
             trust_anyway=self.trust_anyway,
             confidence=options.confidence,
             min_effect=options.min_effect,
+            identical=candidate.side.runs is base.side.runs,
         )
         is_wrong = why and verdict.verdict != "pass"
         if not is_wrong and not compared:
@@ -230,6 +245,17 @@ class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
             return verdict, report
         causes = of_diff(report["diff"]) if report else of_metrics(base.side, candidate.side)
         return verdict.because(causes), report
+
+
+def _paths(recordings: Recording | Sequence[Recording]) -> list[str]:
+    """The paths of a side; none where one of its runs is in memory."""
+    single = isinstance(recordings, str | os.PathLike) or not isinstance(recordings, Sequence)
+    items: Any = [recordings] if single else recordings
+    return (
+        [os.fspath(item) for item in items]
+        if all(isinstance(item, str | os.PathLike) for item in items)
+        else []
+    )
 
 
 class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):

@@ -37,6 +37,7 @@ class Verdict:
     confidence: float  # family-wise, of all intervals together
     skips: tuple[Skip, ...] = ()  # rules that could not be checked, and what else is not compared
     causes: tuple[Cause, ...] = ()  # of the difference, largest first; none with "pass"
+    identical: bool = False  # whether both sides are the same bytes
 
     def __repr__(self) -> str:
         counts = f"{len(self.failed)} failed, {len(self.inconclusive)} inconclusive"
@@ -48,7 +49,7 @@ class Verdict:
         """Fail if a rule fails, inconclusive if noise hides whether one holds, else pass."""
         if self.failed:
             return "fail"
-        return "inconclusive" if self.inconclusive or not self.outcomes else "pass"
+        return "inconclusive" if self.inconclusive or not (self.outcomes or self.identical) else "pass"
 
     @property
     def failed(self) -> tuple[RuleOutcome, ...]:
@@ -99,6 +100,7 @@ class GateCase:
     candidate: list[Float]
     history: PooledVariance  # of older runs of the program, relative unless the unit is a fraction
     step_ns: float  # mean step time of the base, 0 if unknown
+    identical: bool = False  # whether both sides are the same bytes
 
     @property
     def sides(self) -> tuple[list[Float], ...]:
@@ -112,6 +114,8 @@ class GateCase:
     @property
     def source(self) -> Source:
         sides = self.sides
+        if self.identical and self.rule.kind != "absolute":
+            return "none"  # one recording does not differ from itself
         constant = all((run == run[0]).all() for side in sides for run in side) and all(
             len({run[0] for run in side}) == 1 for side in sides
         )
@@ -186,7 +190,12 @@ class GateCase:
         if self.unit == "fraction":
             scale = 1.0
         halves = [half * scale for half in self._half_widths(scale, scale, tails)]
-        return [Interval(estimate, estimate - half, estimate + half, known) for half in halves]
+        highest = 1.0 if self.unit == "fraction" else inf
+        lowest = -highest if self.rule.kind == "difference" else 0.0
+        return [
+            Interval(estimate, max(estimate - half, lowest), min(estimate + half, highest), known)
+            for half in halves
+        ]
 
     def _half_widths(self, base: float, candidate: float, tails: Sequence[float]) -> list[float]:
         """How far noise may move the limited quantity, with each side's values divided by these."""
@@ -229,6 +238,7 @@ def gate(
     min_effect: float = 0.0,
     allow: Collection[str] = (),
     trust_anyway: bool = False,
+    identical: bool = False,
 ) -> Verdict:
     """Check runs against a baseline.
 
@@ -247,6 +257,7 @@ def gate(
         min_effect: times and fractions that change by less than this share of the step do not fail.
         allow: which of device, ranks and model may differ.
         trust_anyway: compare also where the recording of a side is in doubt.
+        identical: both sides are the same bytes, so that nothing differs by noise.
 
     Raises:
         TracelensError: a rule's metric is missing, its unit does not fit, the runs differ in what cannot be
@@ -296,7 +307,7 @@ def gate(
             skips.append(Skip(f"default rule {rule}", f"{PACE} covers it, without the profiler's cost"))
             continue
         try:
-            cases.append(read_case(rule, before, after))
+            cases.append(replace(read_case(rule, before, after), identical=identical))
         except TracelensError as error:
             if rules:
                 raise
@@ -326,7 +337,8 @@ def gate(
     if len(varying) == 1:
         tails[varying[0]] = alpha
     outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
-    return Verdict(outcomes, sides[0].label, sides[1].label, confidence, tuple(skips))
+    before_name, after_name = (side.label for side in sides)
+    return Verdict(outcomes, before_name, after_name, confidence, tuple(skips), identical=identical)
 
 
 def _exp(value: float) -> float:

@@ -36,7 +36,6 @@ from tracelens.arrays import Float
 from tracelens.compare.noise import PooledVariance
 from tracelens.compare.thresholds import HISTORY_FREEDOM, HISTORY_VERSIONS, PACE
 from tracelens.errors import TracelensError
-from tracelens.guard import Failure
 from tracelens.table import Report, Result
 from tracelens.trace import Run
 from tracelens.version import __version__
@@ -133,6 +132,8 @@ class Side:
 
 
 ANALYZER, TABLE = "steps", "metrics"
+JUDGED = (ANALYZER, "completeness")
+"""Analyzers whose failure leaves no verdict: of what is compared, and of whether it can be trusted."""
 _COLUMNS: Mapping[str, type | tuple[type, ...]] = {
     "rank": int,
     "step": str,
@@ -292,7 +293,7 @@ def from_result(
         setup: what it says of what was run, likewise.
 
     Raises:
-        TracelensError: the run has no GPU work, or its ranks have no step in common.
+        TracelensError: the analyzer failed, the run has no GPU work, or its ranks have no step in common.
     """
     if TABLE not in result.data and result.failures:
         raise TracelensError(f"{name}: {result.failures[0]}")
@@ -359,6 +360,9 @@ def from_saved(document: Mapping[str, Any], name: str) -> Samples:
         kind = "a report" if is_report else f"a result of {document.get('analyzer')!r}"
         by = f", written by tracelens {version}," if version else ""
         raise TracelensError(f"{name}: {kind}{by} without the table {ANALYZER}.{TABLE}; {hint}")
+    for part, kind in _mapping(meta.get("failures")).items():
+        if part.partition(",")[0] in {f"analyzer {judged}" for judged in JUDGED}:
+            raise TracelensError(f"{name}: written when {part} had failed ({kind}); {hint}")
     for row in rows:
         fits = isinstance(row, dict) and all(isinstance(row.get(key), of) for key, of in _COLUMNS.items())
         if not fits or not 0 <= row["value"] < _LARGEST:
@@ -553,7 +557,6 @@ class GateSide:
 
     side: Side
     traces: tuple[Callable[[], Run] | None, ...]  # gives those of each run; None where there are only metrics
-    failures: tuple[Failure, ...] = ()  # analyzers that failed
 
     @property
     def typical(self) -> Callable[[], Run] | None:
@@ -581,6 +584,9 @@ def read_side(
     """
 
     def samples(report: Report, name: str) -> Samples:
+        for result in report.results:
+            if result.analyzer in JUDGED and result.failures:
+                raise TracelensError(f"{name}: {result.failures[0]}")
         version = str(report.meta.get("version", __version__))
         return from_result(report["steps"], name, version, report.meta.get("trust"), report.meta.get("setup"))
 
@@ -597,13 +603,13 @@ def read_side(
             parts.append(GateSide(Side((saved,)), (None,)))
         else:
             report, run = measured(path)
-            parts.append(GateSide(Side((samples(report, path),)), (run,), tuple(report.failures)))
+            parts.append(GateSide(Side((samples(report, path),)), (run,)))
     if not parts:
         raise TracelensError("a side has no run; pass at least one")
     if len(parts) == 1:
         return parts[0]
-    runs, history, traces, failures = (
+    runs, history, traces = (
         tuple(item for part in parts for item in attrgetter(name)(part))
-        for name in ("side.runs", "side.history", "traces", "failures")
+        for name in ("side.runs", "side.history", "traces")
     )
-    return GateSide(Side(runs, history), traces, failures)
+    return GateSide(Side(runs, history), traces)

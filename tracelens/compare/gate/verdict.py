@@ -158,6 +158,7 @@ def result(verdict: Verdict) -> Result:
             "base": verdict.base,
             "candidate": verdict.candidate,
             "confidence": verdict.confidence,
+            "identical": verdict.identical,
         },
         command="tracelens gate BASE CAND --report verdict.json",
     )
@@ -174,14 +175,17 @@ def headline(verdict: Verdict) -> str:
     for outcome in verdict.outcomes:
         count[outcome.status] += 1
     rules = f"{len(verdict.outcomes)} rule{'s' if len(verdict.outcomes) != 1 else ''}"
+    same = "the inputs are identical, " if verdict.identical else ""
     if not verdict.outcomes:
+        if verdict.identical:
+            return f"no regression, {same}no rule could be checked"
         return "inconclusive, no rule could be checked"
     if count["fail"]:
         rest = f", {count['inconclusive']} inconclusive" if count["inconclusive"] else ""
-        return f"regression, {count['fail']} of {rules} failed{rest}"
+        return f"regression, {same}{count['fail']} of {rules} failed{rest}"
     if count["inconclusive"]:
-        return f"inconclusive, noise hides whether {count['inconclusive']} of {rules} held"
-    return f"no regression, {count['pass']} of {rules} held"
+        return f"inconclusive, {same}noise hides whether {count['inconclusive']} of {rules} held"
+    return f"no regression, {same}{count['pass']} of {rules} held"
 
 
 def knowledge(verdict: Verdict) -> str:

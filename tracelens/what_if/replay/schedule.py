@@ -34,6 +34,14 @@ class SteadyStep(NamedTuple):
     extents: Sequence[Extent]  # its last repetition on each rank
 
 
+class Repetitions(NamedTuple):
+    """Of a step that follows itself."""
+
+    first: list[Extent]  # on each rank
+    last: list[Extent]
+    early: Bool  # nodes of the graph that were ready earlier than recorded in one of them
+
+
 _MOST_REPETITIONS = 32
 
 
@@ -68,7 +76,7 @@ class StepReplay:
         self._last_before, self._last = last_before[self._lanes], last[self._lanes]
         self._rank = graph.rank[self._last]
         self._alone = np.bincount(graph.lockstep)[graph.lockstep] == 1
-        self._unchanged: dict[Delays, Int] = {}
+        self._unchanged: dict[Delays, Repetitions] = {}
 
     @cached_property
     def as_recorded(self) -> SteadyStep:
@@ -84,21 +92,31 @@ class StepReplay:
     def replayed(self, edited: EditedSegment, delays: Delays = "typical") -> SteadyStep:
         """The same of the step's segment with its edit, prepared once for several replays."""
         if delays not in self._unchanged:
-            unchanged = self._repetitions(EditedSegment(self.segment, Edit.of(self.graph)), delays)
-            self._unchanged[delays] = durations(unchanged[-1])
-        first, last = self._repetitions(edited, delays)
-        before, after = self._unchanged[delays], durations(last)
+            same = EditedSegment(self.segment, Edit.of(self.graph))
+            early = np.zeros(len(self.graph), dtype=bool)
+            for _ in range(2):  # as an edit is replayed: with what is early known from the begin
+                self._unchanged[delays] = self._repetitions(same, delays, early)
+                early = self._unchanged[delays].early
+        unchanged = self._unchanged[delays]
+        replayed = self._repetitions(edited, delays, unchanged.early)
+        before, after = durations(unchanged.last), durations(replayed.last)
         # Of what took no time there is no share.
         dur = np.where(before > 0, np.rint(self.recorded * (after / np.maximum(before, 1))), after)
         # A rank that waits for no other takes no less than behind what was recorded before.
-        dur = np.where(self._alone, np.maximum(dur, durations(first)), dur)
-        return SteadyStep(dur.astype(np.int64), last)
+        dur = np.where(self._alone, np.maximum(dur, durations(replayed.first)), dur)
+        return SteadyStep(dur.astype(np.int64), replayed.last)
 
-    def _repetitions(self, edited: EditedSegment, delays: Delays) -> tuple[list[Extent], list[Extent]]:
-        """The first and the last repetition of the edited step on each rank."""
+    def _repetitions(self, edited: EditedSegment, delays: Delays, known_early: Bool) -> Repetitions:
+        """The first and the last repetition of the edited step on each rank.
+
+        Delays that end as recorded in the first one may be too long in others, whose times are those of the
+        first: what was ready earlier once has its delay from then on, as has what `known_early` names.
+        """
+        core = edited.reduction.core
         begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
-        early = np.zeros(len(edited.reduction.core), dtype=bool)
-        first, stride = None, 1
+        early = np.zeros(len(core), dtype=bool)
+        first: list[Extent] = []
+        stride = 1
         taken = np.full(len(begin), -1)
         for _ in range(_MOST_REPETITIONS):
             schedule = edited.schedule(delays, shift, early)
@@ -107,14 +125,17 @@ class StepReplay:
             if not len(self._lanes):
                 break
             before, (begin, shift) = shift, self._left_behind(extents)
-            taken_before, taken, early = taken, durations(extents), early | schedule.early
+            taken_before, taken = taken, durations(extents)
+            early = early | schedule.early | known_early[core]
             if (taken == taken_before).all():
                 # Threads that run ahead may do so for ever; those that fall behind will be waited for.
                 late = np.maximum(shift - before, 0)
                 if not late.any():
                     break
                 shift, stride = shift + late * (stride - 1), 2 * stride
-        return first or extents, extents
+        names = np.zeros(len(self.graph), dtype=bool)
+        names[core[early]] = True
+        return Repetitions(first, extents, names)
 
     def extents(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank, by this schedule, behind what was recorded before it."""

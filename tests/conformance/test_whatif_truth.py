@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.truth_table import Row, document, located, pairs, rows
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "whatif-truth.md"
-TABLES = "## Counted"
+TABLES = "## Skill"
 """Where the tables begin, down to the next part."""
 AFTER = "\n## Misses"
 

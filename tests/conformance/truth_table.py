@@ -8,10 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import tracelens
 from tests.conformance.corpus import folder
+from tracelens.arrays import lookup
 from tracelens.errors import TracelensError
-from tracelens.what_if import Projector, ScenarioContext, parse_request
+from tracelens.what_if import Edge, Edit, Projector, ScenarioContext, parse_request
 from tracelens.what_if.graph import build
 
 HERE = Path(__file__).parent / "truth"
@@ -52,7 +55,13 @@ class Pair(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A projection against the measurement, ms."""
+    """A projection against the measurement, ms.
+
+    Attributes:
+        amdahl: the step if it shrinks as the sum of the host's or the GPU's time does, whichever changes.
+        subtracted: the step less all time that the scenario takes away, as if nothing hid any of it. Both
+            are no less than the GPU work that is left.
+    """
 
     pair: Pair
     base: float
@@ -60,10 +69,17 @@ class Row(NamedTuple):
     low: float
     high: float
     measured: float
+    amdahl: float | None = None
+    subtracted: float | None = None
 
     @property
     def error(self) -> float:
         return self.projected / self.measured - 1
+
+    @property
+    def changed(self) -> bool:
+        """Whether the step changed by more than 10%: only these test whether a projection has skill."""
+        return abs(self.measured / self.base - 1) > 0.1
 
     @property
     def inside(self) -> bool:
@@ -106,7 +122,27 @@ def project(pair: Pair) -> Row | None:
         return None
     measured = pair.unprofiled_ms[1] if pair.unprofiled_ms else _recorded_ms(pair.after)
     low, high = (ns / 1e6 for ns in projection.rerun_ns)
-    return Row(pair, projector.base_ns / 1e6, projection.step_ns / 1e6, low, high, measured)
+    base, rules = projector.base_ns / 1e6, simple_rules(projector, projection.edit)
+    return Row(pair, base, projection.step_ns / 1e6, low, high, measured, *rules)
+
+
+def simple_rules(projector: Projector, edit: Edit) -> tuple[float, float]:
+    """What needs no replay: Amdahl's law, and the step less the time taken away, ms; see Row."""
+    graph, window = projector.graph, projector.window
+    base = projector.share.base(graph)
+    inside = window.step_of == window.number
+    host = graph.is_edge(Edge.HOST, Edge.HANDOVER) & inside[graph.dst]
+    # A call that no longer waits takes no more than its own time.
+    free = np.unique(graph.dst[~edit.kept & graph.is_edge(Edge.SYNC, Edge.QUEUE)])
+    waited = graph.start[free] - lookup(graph.end, lookup(graph.src, graph.first[free], -1), 0)
+    waiting = float(waited[inside[free]].sum())
+    gpu_before, gpu_after = (float(changed.dur[inside].sum()) for changed in (base, edit))
+    host_before, host_after = (float(changed.lag[host].sum()) for changed in (base, edit))
+    removed = gpu_before - gpu_after + host_before - host_after + waiting
+    shares = [gpu_after / max(gpu_before, 1), (host_after - waiting) / max(host_before, 1)]
+    amdahl = projector.base_ns * (min(shares) if min(shares) < 1 else max(shares))
+    least = gpu_after / len(graph.ranks)
+    return max(amdahl, least) / 1e6, max(projector.base_ns - removed / len(graph.ranks), least) / 1e6
 
 
 @lru_cache(maxsize=1)
@@ -126,10 +162,11 @@ def _recorded_ms(after: str) -> float:
 def document(table: list[Row]) -> str:
     """docs/whatif-truth.md, but for its introduction and its misses."""
     head = (
-        "| pair | scenario | before | projected | interval | measured | error | inside | written before |\n"
+        "| pair | scenario | before | projected | interval | measured | error | inside | written before "
+        "| nothing changes | Amdahl | subtracted |\n"
     )
-    head += "|---|---|---:|---:|---|---:|---:|---|---:|"
-    parts = []
+    head += "|---|---|---:|---:|---|---:|---:|---|---:|---:|---:|---:|"
+    parts = [f"## Skill\n\n{skill([row for row in table if row.pair.counts])}"]
     for title, counted in (("Counted", True), ("Not counted: one recorded step each", False)):
         lines = [_line(row) for row in table if row.pair.counts is counted]
         parts.append(f"## {title}\n\n{head}\n" + "\n".join(lines))
@@ -142,5 +179,32 @@ def _line(row: Row) -> str:
     return (
         f"| {row.pair.change}{rule} | `{row.pair.scenario}` | {row.base:.1f} | {row.projected:.1f} | "
         f"{row.low:.1f} to {row.high:.1f} | {row.measured:.1f} | {row.error:+.1%} | "
-        f"{'yes' if row.inside else '**no**'} | {written} |"
+        f"{'yes' if row.inside else '**no**'} | {written} | {row.base / row.measured - 1:+.1%} | "
+        f"{_error(row.amdahl, row)} | {_error(row.subtracted, row)} |"
+    )
+
+
+def _error(projected: float | None, row: Row) -> str:
+    return "" if projected is None else f"{projected / row.measured - 1:+.1%}"
+
+
+def skill(table: list[Row]) -> str:
+    """What the projections are worth, of the pairs that changed; and of all, how many lie inside."""
+    changed = [row for row in table if row.changed]
+    errors = [abs(row.error) for row in changed]
+    ruled = [row for row in changed if row.amdahl is not None and row.subtracted is not None]
+
+    def better(rule: str) -> str:
+        won = sum(abs(row.error) <= abs(getattr(row, rule) / row.measured - 1) for row in ruled)
+        return f"{won} of {len(ruled)}"
+
+    inside = sum(row.inside for row in table)
+    nothing = float(np.median([abs(row.base / row.measured - 1) for row in changed]))
+    return (
+        f"Of {len(table)} pairs {len(changed)} changed the step by more than 10%. Of these,\n"
+        f"{sum(error <= 0.1 for error in errors)} projections are within 10% of the measurement; the median "
+        f'error is {np.median(errors):.1%}, that of\n"nothing changes" {nothing:.0%}. The replay is at '
+        f"least as close as Amdahl's law in {better('amdahl')} (where the trace is kept),\nand as taking the "
+        f"time away from the step in {better('subtracted')}. Of all pairs, {inside} measurements "
+        f"({inside / len(table):.0%}) lie inside the interval."
     )

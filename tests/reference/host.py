@@ -21,7 +21,7 @@ Lane = tuple[str, str]
 
 
 class HostEvent(NamedTuple):
-    """Something on a host thread; `order` is its position in the file."""
+    """Something on a host thread; `order` is its position in the file; `is_sized`: shapes are recorded."""
 
     name: str
     kind: str
@@ -29,6 +29,8 @@ class HostEvent(NamedTuple):
     end: int
     thread: Thread
     order: int
+    arguments: str = ""
+    is_sized: bool = False
 
 
 class GpuWork(NamedTuple):
@@ -103,7 +105,11 @@ def _host_event(event: dict[str, Any], kind: str, order: int) -> HostEvent:
     if kind == "op" and STEP.fullmatch(name):
         kind = "annotation"  # how torch 1.x wrote the marks of steps
     end = start + nanoseconds(event.get("dur", 0))
-    return HostEvent(name, kind, start, end, (str(event.get("pid")), str(event.get("tid"))), order)
+    thread = str(event.get("pid")), str(event.get("tid"))
+    args = event.get("args") or {}
+    dims = args.get("Input Dims") or []
+    arguments = str((dims, args.get("Input type")))
+    return HostEvent(name, kind, start, end, thread, order, arguments, any(dims))
 
 
 def _gpu_work(

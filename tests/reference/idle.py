@@ -20,7 +20,7 @@ PROFILER, COLLECTION, BLOCKING = "profiler", "garbage collection", "blocking cal
 LOADING, COLLECTIVE, OPS, OVERHEAD, REFILL, SILENT = (
     "data loading", "collective call", "CPU ops", "launch overhead", "queue refill", "silent host",
 )  # fmt: skip
-KERNELS, PYTHON = "kernel loading", "Python code"
+KERNELS, PYTHON, STALLED = "kernel loading", "Python code", "stalled host"
 # What a thread may be busy with before it is known for how long.
 BUSY, NOTHING = "busy", "nothing"
 
@@ -31,6 +31,10 @@ SILENT_NS = 500_000
 ALL_SILENT_NS = 1_000_000
 OVERRUN_NS = 1_000
 LOADING_RATIO = 2
+STALLED_NS = 500_000
+STALLED_RATIO = 10
+STALLED_QUANTILE = 0.4
+STALLED_CALLS = 3
 
 _SYNCHRONIZE = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize(_pt[sd][sz]|_spt)?$")
 _DEVICE_SYNCHRONIZE = re.compile(r"^(cuda|hip)DeviceSynchronize$")
@@ -51,6 +55,7 @@ _CODE_CALL = re.compile(
     r"^(cu(Module|Library)(Load|Unload)|cuLink|cudaLibraryLoad|hipModule(Load|Unload)|hipLink|nvrtc|hiprtc)"
 )
 _COMPILER = re.compile(r"torch/_dynamo/convert_frame\.py|triton/compiler/|\(dynamo_timed\)")
+_NODE = "autograd::engine::evaluate_function: "
 _COLLECTIVE = re.compile(r"^(c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
 
 
@@ -154,6 +159,7 @@ class Blame:
         self.timelines = {thread: timeline(rank.host[thread], copying, own) for thread in self.launching}
         for line in self.timelines.values():
             _load_kernels(line, rank)
+            _stall(line, rank)
         self.held_up = {thread: _held_up(line, rank.overhead) for thread, line in self.timelines.items()}
 
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -288,6 +294,48 @@ def _load_kernels(line: Timeline, rank: Recorded) -> None:
     line.states = [
         state._replace(activity=KERNELS) if state.innermost in slow else state for state in line.states
     ]
+
+
+def _stall(line: Timeline, rank: Recorded) -> None:
+    """Ops of which the own time is far longer than others of their name and arguments last, unexplained."""
+    own_ns: Counter[HostEvent] = Counter()
+    for (start, end), state in zip(pairwise(line.times), line.states[:-1], strict=True):
+        if state.innermost is not None and state.activity == BUSY and not state.in_collective:
+            own_ns[state.innermost] += end - start
+    stalled = {op for op, ns in own_ns.items() if op.kind == "op" and _is_stalled(op, ns, rank)}
+    line.states = [
+        state._replace(activity=STALLED) if state.activity == BUSY and state.innermost in stalled else state
+        for state in line.states
+    ]
+
+
+def _is_stalled(op: HostEvent, own_ns: int, rank: Recorded) -> bool:
+    if own_ns < STALLED_NS or any(held.start < op.end and op.start < held.end for held in rank.overhead):
+        return False
+    calls = [
+        event
+        for event in rank.events()
+        if (event.kind, event.name, event.arguments) == ("op", op.name, op.arguments)
+    ]
+    inside = [
+        event
+        for event in rank.host[op.thread]
+        if event is not op and op.start <= event.start and event.end <= op.end
+    ]
+    launches = any(
+        event.kind == "launch"
+        and not any(
+            other is not event and other.start <= event.start and event.end <= other.end for other in inside
+        )
+        for event in inside
+    )
+    if launches and op.start == min(call.start for call in calls):
+        return False
+    if not launches and (op.name == "aten::copy_" or not (op.is_sized or op.name.startswith(_NODE))):
+        return False
+    lengths = sorted(call.end - call.start for call in calls)
+    usual = lengths[int(STALLED_QUANTILE * (len(lengths) - 1))]
+    return len(calls) >= STALLED_CALLS and own_ns >= STALLED_RATIO * usual
 
 
 def _numeric(thread: Thread) -> tuple[int, str]:

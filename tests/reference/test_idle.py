@@ -48,6 +48,7 @@ TRACES = [
     ),
     "foreign/nvidia-h200-megatron/pp2vpp2ep4/rank5.json.zst",
     *(f"sample_traces/faults/{kind}/rank1.json.zst" for kind in ("blocking_call", "gc", "slow_kernels")),
+    "planted/slow_host/rank1.json.zst",
     "sample_traces/ladder/ep4/08_graph/rank0.json.zst",
     "sample_traces/one_gpu/grouped/rank0.json.gz",
     "sample_traces/one_gpu/loop/rank0.json.gz",

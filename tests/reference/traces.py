@@ -10,6 +10,7 @@ FOLDERS = {
     "corpus": Path(os.environ.get("TRACELENS_CORPUS", ROOT.parent / "shared" / "corpus")),
     "foreign": Path(os.environ.get("TRACELENS_FOREIGN", ROOT.parent / "shared" / "foreign")),
     "sample_traces": ROOT / "sample_traces",
+    "planted": ROOT / "tests" / "conformance" / "planted",
 }
 PP2VPP2EP4 = "foreign/nvidia-h200-megatron/pp2vpp2ep4"
 PP2EP4 = "corpus/nvidia-h200-megatron/pp2ep4"

@@ -208,14 +208,15 @@ def test_collectives_are_compared_with_their_links() -> None:
 
 
 def scenario(name: str, ms: float) -> dict[str, Any]:
-    return {"scenario": name} | {f"{column}_ns": round(ms * MS) for column in ("projected", "low", "high")}
+    columns = ("projected", "low", "high", "rerun_low", "rerun_high")
+    return {"scenario": name} | {f"{column}_ns": round(ms * MS) for column in columns}
 
 
 @pytest.mark.parametrize(
     ("rows", "end"),
     [
         ([("a", 40), ("b", 42.5)], "a would bring it to 40 ms, b to 42.5 ms."),
-        ([("a", 60)], "no scenario shortens it."),
+        ([("a", 60)], "no clear gain by any scenario."),
         ([], "no scenario applies."),
     ],
 )
@@ -223,6 +224,14 @@ def test_whatif_names_the_scenarios_that_save_most(rows: list[tuple[str, float]]
     meta = {"step": "ProfilerStep#1", "base_ns": 50 * MS, "recorded_ns": 50 * MS}
     made = summed_up(result("whatif", meta=meta, whatif=[scenario(*each) for each in rows]))
     assert made.verdict == f"50.0 ms a step as measured; {end}"
+
+
+def test_whatif_promises_nothing_where_the_interval_holds_the_base() -> None:
+    meta = {"step": "ProfilerStep#1", "base_ns": 50 * MS, "recorded_ns": 50 * MS}
+    unclear = scenario("a", 45) | {"rerun_high_ns": 51 * MS}
+    made = summed_up(result("whatif", meta=meta, whatif=[unclear]))
+    assert made.verdict == "50.0 ms a step as measured; no clear gain by any scenario."
+    assert made.tiles[1].note == "no clear gain"
 
 
 def test_whatif_says_where_its_base_is_not_the_recorded_step() -> None:

@@ -107,3 +107,31 @@ def test_the_median_of_the_others_counts() -> None:
 def test_an_unknown_rank_is_an_error() -> None:
     with pytest.raises(TracelensError, match="no such rank"):
         whatif(three(4, 4, 4), ["median_pace=7"])
+
+
+MARK = "scope FSDP::all_gather (model.layers.0)"
+GATHER = "op record_param_comms collective=_allgather_base group=1 ranks=[0,1] size=2 in=524288 out=1048576"
+SHARDED = f"""
+    step 0 | ----------
+    {MARK} |   --  --
+    {GATHER} dtype=BFloat16 |   --  --
+    launch |   a b c d
+    s7 ncclDevKernel_AllGather |     aaaa      cccc
+    s7 gemm |         bbbbbb    dddddd
+"""
+
+
+def test_parameters_that_stay_are_not_gathered_again() -> None:
+    """The second all-gather of 4 columns goes; the GPU is the slower one, so all of it is saved."""
+    run = run_of(SHARDED, SHARDED)
+    assert_identity(run)
+    assert projected(run, "identity") == 24
+    assert projected(run, "keep_parameters") == 24 - 4
+
+
+def test_parameters_of_two_modules_are_gathered_once_each() -> None:
+    once = SHARDED.replace(f"{MARK} |   --  --", f"{MARK} |   --").replace(
+        "launch |", f"{MARK.replace('0', '1')} |       --\n    launch |"
+    )
+    why = "no module whose parameters are gathered twice in a step by FSDP2"
+    assert reason(run_of(once, once), "keep_parameters") == why

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tracelens
 from tests.what_if.replays import interval, projected, run_of
-from tracelens.devices import device
+from tracelens.devices import device, memory_rate
 from tracelens.errors import UnknownName
 from tracelens.what_if import whatif
+from tracelens.what_if.scenarios.scaling import MemoryCurves
 
 BF16 = 'types=["c10::BFloat16","c10::BFloat16"]'
 # 10 us each: a product that computes, a copy that moves 32 MiB, a kernel of which nothing is known.
@@ -110,3 +112,18 @@ def test_one_run_on_two_devices(corpus: Path, here: str, there: str, error: floa
     step = interval(whatif(tracelens.load(corpus / here / name), [scenario]), scenario)[1]
     measured = whatif(tracelens.load(corpus / there / name), ["identity"]).meta["base_ns"] / 1e3
     assert step / measured - 1 == pytest.approx(error, abs=0.03)
+
+
+def test_bytes_take_as_long_as_they_did_on_the_device_that_was_measured() -> None:
+    """Large copies at the full rates of both; small ones hardly differ; what is not bytes stays."""
+    curves = MemoryCurves(device("h200"), device("h100"))
+    large = 1 << 30
+    before, after = (large / memory_rate(device(name), large).per_s * 1e9 for name in ("h200", "h100"))
+    slow, exact, small = curves.scaled(
+        np.array([3 * before, before, 3_000.0]), np.array([large, large, 1 << 16], dtype=float)
+    )
+    assert exact == pytest.approx(after, rel=0.01)
+    assert slow == pytest.approx(2 * before + after, rel=0.01)
+    assert 3_000 <= small < 3_500
+    same = MemoryCurves(device("h200"), device("h200")).scaled(np.array([5e3, 5e6]), np.array([-1.0, 1e9]))
+    assert same.tolist() == [5e3, 5e6]

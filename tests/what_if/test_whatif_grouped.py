@@ -163,16 +163,20 @@ def test_grouped_products_by_hand() -> None:
         *[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows]
     )
     # 2 x 100 x 100 x 50 = 1e6 FLOPs each at 1 GFLOP/s: 1 ms. (100 x 150 + 4 x 5,000) x 2 bytes = 70,000.
-    assert grouped_gemm_ns(layer_pass, FORWARD, 1e9, 1e9) == pytest.approx(2e6)
-    assert grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9) == pytest.approx(4e6)
-    assert grouped_gemm_ns(layer_pass, FORWARD, 1e12, 1e9) == pytest.approx(2 * 70_000)
+    assert grouped_gemm_ns(layer_pass, FORWARD, 1e9, 1e9, 0) == pytest.approx(2e6)
+    assert grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 0) == pytest.approx(4e6)
+    # 240 rows more for each of 4 experts: 1,060 instead of 100.
+    assert grouped_gemm_ns(layer_pass, BACKWARD, 1e9, 1e9, 240) == pytest.approx(4e6 * 10.6)
+    assert grouped_gemm_ns(layer_pass, FORWARD, 1e12, 1e9, 0) == pytest.approx(2 * 70_000)
     # Gate and up projections apart: two products of a size an expert, and as many weights.
     gate = visit(*[GemmSize(count, 100, 50) for count in rows for _ in range(2)])
     assert iterations(gate) == 8
     apart = visit(*gate.gemms, *[GemmSize(count, 50, 100) for count in rows])
     assert iterations(apart) == 4
-    assert grouped_gemm_ns(apart, FORWARD, 1e9, 1e9) == pytest.approx(3e6)
-    assert grouped_gemm_ns(apart, FORWARD, 1e12, 1e9) == pytest.approx(2 * (200 * 150 + 8 * 5_000) + 70_000)
+    assert grouped_gemm_ns(apart, FORWARD, 1e9, 1e9, 0) == pytest.approx(3e6)
+    assert grouped_gemm_ns(apart, FORWARD, 1e12, 1e9, 0) == pytest.approx(
+        2 * (200 * 150 + 8 * 5_000) + 70_000
+    )
 
 
 def test_where_there_is_nothing_to_group() -> None:
@@ -238,7 +242,7 @@ def test_the_ladder_s_loop_predicts_its_grouped_rung_but_for_the_host_s_pace() -
     assert 1.1 < window.spans(times.start, times.end).mean() / step < 1.3
     for rank_index, (trace, other) in enumerate(zip(before.traces, after.traces, strict=True)):
         assert edit.dur[inside(recorded_.graph, rank_index, window)].sum() == pytest.approx(
-            grouped.graph.dur[inside(grouped.graph, rank_index, measured)].sum(), rel=0.03
+            grouped.graph.dur[inside(grouped.graph, rank_index, measured)].sum(), rel=0.04
         )
         pace = outside_ns(grouped.graph, rank_index, other, measured) / outside_ns(
             graph, rank_index, trace, window

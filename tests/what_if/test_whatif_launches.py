@@ -148,8 +148,10 @@ PAUSE = """
     launch |  a                    b
     s7 k   |   aa                   bb
 """
+ADD = 'op aten::add_ shapes=[[8]] types=["float"]'
 WHAT = {
     "silent_host": "",
+    "stalled_host": f"{ADD} | !!\n{ADD}",  # two calls of no length say what is usual
     "cpu_ops": "op aten::unique_dim",
     "data_loading": "python torch/utils/data/dataloader.py(631): __next__",
 }
@@ -161,7 +163,9 @@ def pause(cause: str) -> Run:
     return draw_run(aligned("\n".join(rows).replace("WHAT", WHAT[cause])), ns_per_char=100_000)
 
 
-@pytest.mark.parametrize(("cause", "end"), [("silent_host", 7), ("cpu_ops", 8), ("data_loading", 8)])
+@pytest.mark.parametrize(
+    ("cause", "end"), [("silent_host", 7), ("stalled_host", 8), ("cpu_ops", 8), ("data_loading", 8)]
+)
 def test_idle_time_of_one_cause_goes(cause: str, end: int) -> None:
     """b is called at 22; from 4, when the GPU has nothing to do, until then the host does it or is silent.
 

@@ -1,7 +1,14 @@
 """Devices: what a GPU can do at most, and what was measured on it, one TOML file each."""
 
 from tracelens.devices.catalogue import device, devices, match
-from tracelens.devices.efficiency import Rate, attention_rate, gemm_rate, launch_cost, memory_rate
+from tracelens.devices.efficiency import (
+    MEASURED,
+    Rate,
+    attention_rate,
+    gemm_rate,
+    launch_cost,
+    memory_rate,
+)
 from tracelens.devices.files import SECONDARY, device_toml, read_device
 from tracelens.devices.spec import (
     AttentionCurve,
@@ -14,6 +21,7 @@ from tracelens.devices.spec import (
 )
 
 __all__ = [
+    "MEASURED",
     "SECONDARY",
     "AttentionCurve",
     "Bandwidth",

@@ -357,6 +357,134 @@ def test_a_full_queue_is_a_wait_after_which_nothing_is_refilled() -> None:
     assert "queue refill" not in dict(rows)
 
 
+MM = 'aten::mm shapes=[[8,8],[8,8]] types=["float","float"]'
+
+
+def stalled(text: str, *more: dict[str, Any]) -> int:
+    """Columns of a stalled host."""
+    drawn = [*events(aligned(text), ns_per_char=COLUMN), *more]
+    rows = records(analyze(make_run([read(drawn)]), "idle")["causes"], "cause", "dur_ns")
+    return dict(rows).get("stalled host", 0) // COLUMN
+
+
+def test_an_op_that_stalls() -> None:
+    # In the gap 6-18 the op stands still from 6 to 17 and launches c then; its like take a column.
+    text = f"""
+        op {MM} | -  -  ------------
+        launch  | a  b             c
+        s7 k    |  a  bb            cc
+    """
+    assert pieces(text)[-2:] == [(11, "stalled host", "aten::mm"), (1, *LAUNCH)]
+    assert gaps(text)[-1] == (5, 12, "stalled host", "aten::mm", "aten::mm")
+    # Of a GPU that has work until 13, what is left.
+    assert stalled(text.replace("a  bb      ", "a  bbbbbbbb")) == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Its like take two columns: 11 are not ten times as long.
+        f"""
+        op {MM} | -- -- ------------
+        launch  | a  b             c
+        s7 k    |  a  bb            cc
+        """,
+        # One call more tells nothing of what is usual.
+        f"""
+        op {MM} |    -  ------------
+        launch  | a  b             c
+        s7 k    |  a  bb            cc
+        """,
+        # Kernels may be loaded in a first call that launches.
+        f"""
+        op {MM} |       ------------   -  -
+        launch  | a  b             c   d  e
+        s7 k    |  a  bb            cc  d  e
+        """,
+        # What is recorded inside says what the host does: seven columns are left.
+        f"""
+        op {MM}   | -  -  ------------
+        python f  |        ----
+        launch    | a  b             c
+        s7 k      |  a  bb            cc
+        """,
+        # The same of what begins inside.
+        f"""
+        op {MM}   | -  -  ------------
+        scope f   |        -------------
+        launch    | a  b             c
+        s7 k      |  a  bb            cc
+        """,
+        # A collective's call waits for other ranks.
+        f"""
+        op c10d::allreduce_ |       ------------
+        op {MM}             | -  -  ------------
+        launch              | a  b             c
+        s7 k                |  a  bb            cc
+        """,
+        # A host that copies waits for pages and worker threads.
+        f"""
+        op {MM.replace("mm", "copy_")} |   -  - -----------
+        launch                         |  a  b             c
+        s7 k                           |   a  bb            cc
+        """,
+        # Without arguments, what launches nothing may have had more to do.
+        """
+        op aten::stack |   -  - -----------
+        launch         |  a  b             c
+        s7 k           |   a  bb            cc
+        """,
+    ],
+)
+def test_what_explains_a_long_op(text: str) -> None:
+    assert stalled(text) == 0
+
+
+def test_an_op_that_launches_or_wraps_a_node_has_no_more_to_do_at_any_size() -> None:
+    assert stalled("""
+        op aten::mm | -  -  ------------
+        launch      | a  b             c
+        s7 k        |  a  bb            cc
+    """) == 11  # fmt: skip
+    assert stalled("""
+        op autograd::engine::evaluate_function: AddBackward0 |   -  - -----------
+        launch                                               |  a  b             c
+        s7 k                                                 |   a  bb            cc
+    """) == 11  # fmt: skip
+
+
+def test_of_three_calls_two_may_stall() -> None:
+    assert stalled(f"""
+        op {MM} | -  ------------  ------------
+        launch  | a             b             c
+        s7 k    |  a             b             cc
+    """) == 22  # fmt: skip
+    # What most of five take is usual.
+    assert stalled(f"""
+        op {MM} | -  ------------  ------------  ------------  ------------
+        launch  | a             b             c             d             e
+        s7 k    |  a             b             c             d             ee
+    """) == 0  # fmt: skip
+
+
+def test_a_host_that_computes_itself_does_not_stall() -> None:
+    assert stalled(f"""
+        op {MM.replace("mm", "linear")} | - - ------------
+        op aten::mm                     | - -            -
+    """) == 0  # fmt: skip
+
+
+def test_what_held_an_op_up_is_no_stall() -> None:
+    text = f"""
+        op {MM} | -  -  ------------
+        launch  | a  b             c
+        s7 k    |  a  bb            cc
+    """
+    assert stalled(text, overhead("Activity Buffer Request", 800, 300)) == 0
+    assert stalled(text, overhead("Lazy Function Loading", 1600, 50)) == 0
+    assert stalled(text, overhead("Lazy Function Loading", 500, 50)) == 11
+
+
 def test_frames_of_the_profiler() -> None:
     assert pieces("""
         python torch/profiler/profiler.py(1): step |   ------

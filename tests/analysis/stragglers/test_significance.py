@@ -113,6 +113,66 @@ def test_two_steps_of_eight_ranks_can_tell() -> None:
     assert not named(drawn([late, late[1:] + late[:1]], 40, 8))
 
 
+def drawn_hosts(stalls: Sequence[Sequence[Sequence[int]]], length: int, *, op: bool = True) -> Result:
+    """Steps of all-reduces, each launched behind an op that takes no time unless it stalls.
+
+    Args:
+        stalls: by rank, step and all-reduce, in columns of 100 us.
+        length: of an all-reduce, columns.
+        op: whether the op is recorded; else the host is silent.
+    """
+    reduce = "record_param_comms collective=allreduce group=0 ranks=[0,1] size=2 in=8 out=8 dtype=Float"
+    texts = []
+    for of_rank in stalls:
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        adds, asks, launches, kernels, marks = "", "", "", "", []
+        for step in of_rank:
+            marks.append(" " * len(asks) + "-" * (len(step) * (length + 2)))
+            for columns in step:
+                letter = next(letters)
+                adds += ("-" * columns or "!").ljust(length + 2)
+                asks += (" " * columns + "-").ljust(length + 2)
+                launches += (" " * columns + letter).ljust(length + 2)
+                kernels += " " * (columns + 1) + letter * (length + 1 - columns)
+        rows = [(f"step {index}", mark) for index, mark in enumerate(marks, 1)]
+        rows += [('op aten::add_ shapes=[[8]] types=["float"]', adds)] if op else []
+        rows += [(f"op {reduce}", asks), ("launch", launches), ("s9 ncclDevKernel_AllReduce", kernels)]
+        width = max(len(label) for label, _ in rows)
+        texts.append("\n".join(f"{label:{width}} | {line}" for label, line in rows))
+    return analyze(draw_run(*texts, ns_per_char=100_000), "stragglers")
+
+
+AWAKE = [[0, 0, 0]] * 3
+STALLS = [[0, 9, 0], [0, 0, 14], [19, 0, 0]]
+"""A scheduler takes the core somewhere in each step."""
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_that_stalls_somewhere_in_each_step(rank: int, steps: int) -> None:
+    stalls = [AWAKE[:steps], AWAKE[:steps]]
+    stalls[rank] = STALLS[:steps]
+    result = drawn_hosts(stalls, 20)
+    assert named(result) == {rank}
+    assert records(result["stragglers"], "cause")[0] == ("stalled_host",)
+    assert worst(result)[1] >= ALPHA  # few steps tell nothing but by its size
+    # Whether silence of this size is a fault, so few steps do not tell.
+    assert not named(drawn_hosts(stalls, 20, op=False))
+
+
+@pytest.mark.parametrize(
+    "stalls",
+    [
+        [AWAKE, [STALLS[0], AWAKE[0], STALLS[2]]],  # in one step it does not
+        [[[14, 0, 0], [9, 0, 0], [0, 14, 0]], STALLS],  # so does the other
+    ],
+)
+def test_stalls_that_do_not_stand_out(stalls: Sequence[Sequence[Sequence[int]]]) -> None:
+    result = drawn_hosts(stalls, 20)
+    assert "stalled_host" in set(result["causes"]["cause"])
+    assert not named(result)
+
+
 def test_time_that_others_wait() -> None:
     run = ranks(ORDINARY, ORDINARY, ORDINARY, LATE["late_launch"])
     (fraction,) = records(analyze(run, "stragglers")["stragglers"], "time_fraction")[0]

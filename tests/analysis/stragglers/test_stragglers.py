@@ -18,6 +18,7 @@ WORDS = {
     "MM": 'aten::_grouped_mm shapes=[[1024,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
     "LARGER": 'aten::_grouped_mm shapes=[[4096,64],[64,64]] types=["c10::BFloat16","c10::BFloat16"]',
     "EXTRA": 'aten::mm shapes=[[512,512],[512,512]] types=["c10::BFloat16","c10::BFloat16"]',
+    "ADD": 'aten::add_ shapes=[[64]] types=["c10::BFloat16"]',
     "NEXT": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "REDUCE": "record_param_comms collective=allreduce group=0 ranks=[0,1,2,3] size=4 in=8 out=8 dtype=Float",
     "PAIR": "record_param_comms collective=allreduce group=1 ranks=[3,4] size=2 in=8 out=8 dtype=Float",
@@ -115,6 +116,14 @@ LATE = {
     s7 gemm          |              bbb
     s9 nccl_All      |    aaa          cccccc
 """,
+    "stalled_host": """
+    op REDUCE   | -             -
+    op ADD      |  ! !  -------
+    op MM       |             -
+    launch      | a           b c
+    s7 gemm     |              bbb
+    s9 nccl_All |    aaa          cccccc
+""",
     "blocking_call": """
     op REDUCE                    | -             -
     op aten::item                |     ------
@@ -149,7 +158,7 @@ LATE = {
 }
 """What rank 3 does instead, by cause."""
 
-LONG = {"silent_host": 1_000_000, "python_code": 1_000_000, "collective_call": 1_000_000}
+LONG = dict.fromkeys(("silent_host", "python_code", "collective_call", "stalled_host"), 1_000_000)
 """ns of a column where a cause takes longer than a few us."""
 
 FIGURES = {
@@ -165,6 +174,7 @@ FIGURES = {
     "data_loading": "GPU idle 60.0 us (others 0 ns) because the host was loading data in "
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "collective_call": "GPU idle 6.00 ms (others 0 ns) because the host was in c10d::alltoall_base_",
+    "stalled_host": "GPU idle 6.00 ms (others 0 ns) because the host stalled inside aten::add_",
     "token_load": "80.0 us more computation than the median of the others: "
     "4,096 rows against 1,024 in aten::_grouped_mm (110 us against 30.0 us)",
     "slow_kernels": "80.0 us more computation than the median of the others: "

@@ -27,6 +27,7 @@ from tracelens.analysis.comm.records import (
     collective_kinds,
     rank_communication,
 )
+from tracelens.analysis.comm.sharded import Regathers, regathers
 from tracelens.analysis.common import Group
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Participant",
     "RankCommunication",
     "Record",
+    "Regathers",
     "align",
     "align_run",
     "bus_factor",
@@ -52,5 +54,6 @@ __all__ = [
     "match_collectives",
     "match_messages",
     "rank_communication",
+    "regathers",
     "spans_of",
 ]

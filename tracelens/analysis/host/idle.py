@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import no_gpu_work
+from tracelens.analysis.common import no_gpu_work, op_arguments
 from tracelens.analysis.host.launches import (
     GARBAGE,
     LOADS_CODE,
@@ -33,6 +33,7 @@ from tracelens.trace import (
     cut,
     enclosing_op,
     gpu_work,
+    matching,
     steps_of,
     union,
 )
@@ -54,6 +55,13 @@ UNRECORDED_NS = 200_000
 # An op in which kernels were loaded is their loading from so many times its usual length on: ops of 60 to
 # 90 us took 2 to 9 ms in all cases on 8 H200, of which the driver recorded the last 40 to 350 us as loading.
 LOADING_RATIO = 2
+# An op stalls where its own code takes over 0.5 ms and 10 times as long as its like do from begin to end.
+# What shares its core with another process loses 4 ms at once, the scheduler's slice: 9 ops in 3 steps. Of
+# 177 ranks without such a fault, 471 steps, 14 ops did so, for 0.6 to 2.7 ms.
+STALLED_NS = 500_000
+STALLED_RATIO = 10
+STALLED_QUANTILE = 0.4  # what two fifths of its like do not exceed is usual: of three calls two may stall
+STALLED_CALLS = 3  # with fewer of them nothing is known to be usual
 # What recurs: time whose like takes at least half as long in other steps, in two at least and in a tenth
 # of all (a server's prefill steps, a checkpoint every ten steps). Loading kernels recurs where most steps do
 # it: the first steps load one kernel after the other, none of them again.
@@ -65,6 +73,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WRAPPER = re.compile(r"^autograd::engine::evaluate_function: ")
 _COLLECTIVE = re.compile(r"^(?:c10d::|nccl:|gloo:|record_param_comms|ncclComm|symm_mem::)")
 _LOADING = re.compile(r"enumerate\(DataLoader\)|DataLoader.*__next__|dataloader\.py\(\d+\): __next__")
+_COPY = re.compile(r"^aten::copy_$")
 _FOREVER = 1 << 62
 
 _HOST = Column("host", "category", doc="the call, op, annotation or Python frame that the host was in")
@@ -76,6 +85,9 @@ CAUSES = {
     f"{SILENT_NS / 1e6:g} ms at once or {BUSY_NS / 1e6:g} ms of the gap: the program's own Python (data, "
     "logging, checkpoints), unrecorded garbage collection, or a process that slept or had no core",
     "Python code": "the same, but Python frames are recorded and say where",
+    "stalled host": f"the host was in an op's own code for over {STALLED_NS / 1e6:g} ms and {STALLED_RATIO} "
+    "times as long as its like take, with nothing recorded inside: another process had the core, or the op "
+    "waited for a lock, a page or other threads",
     "CPU ops": f"ops and calls that launch nothing took over {BUSY_NS / 1e6:g} ms of the gap",
     "launch overhead": "the host was on its way to the next launch: short ops, calls and the Python "
     "between them",
@@ -223,11 +235,11 @@ class Gaps(NamedTuple):
         return Gaps(*taken(self, rows))
 
 
-NOTHING, BUSY, LOADING, LOADING_CODE, PROFILER, BLOCKED, COLLECTING = range(7)
+NOTHING, BUSY, STALLED, LOADING, LOADING_CODE, PROFILER, BLOCKED, COLLECTING = range(8)
 """What a thread does at a moment: nothing that is recorded (Python frames and annotations do nothing by
-themselves), an op or a runtime call, fetching a batch, loading or compiling kernels, the profiler's business,
-waiting for a GPU, collecting garbage. Where several events are around, the last of these that one of them
-says."""
+themselves), an op or a runtime call, an op that gets nothing done, fetching a batch, loading or compiling
+kernels, the profiler's business, waiting for a GPU, collecting garbage. Where several events are around, the
+last of these that one of them says; an op that stalls does so in its own time only."""
 
 
 class Activity(NamedTuple):
@@ -283,6 +295,7 @@ class Host:
             event = nearest(events.parent, events.depth, own)
             self._event = np.where(event >= 0, event, self._event)
             self._what[event >= 0] = what
+        self._long_ops = long_ops(trace)
         recorded = overhead(events)
         self._overhead = [
             (what, rows[np.argsort(events.start[rows], kind="stable")])
@@ -340,6 +353,7 @@ class Host:
                 np.concatenate(([-1], pieces.owner, [-1])),
             )
             self._load_code(number)
+            self._stall(number)
         return self._pieces[number]
 
     def _load_code(self, number: int) -> None:
@@ -358,6 +372,15 @@ class Host:
                 alike = alike[~np.isin(alike, owner)]
                 if not len(alike) or dur[row] > LOADING_RATIO * np.median(dur[alike]):
                     self._what[row] = LOADING_CODE
+
+    def _stall(self, number: int) -> None:
+        """Find the ops of a thread that took long in their own code."""
+        pieces, (rows, least_ns) = self._pieces[number], self._long_ops
+        owned = np.flatnonzero(np.isin(pieces.owner, rows))
+        of_op = np.searchsorted(rows, pieces.owner[owned])
+        own_ns = sums(of_op, pieces.end[owned] - pieces.start[owned], len(rows))
+        stalled = rows[own_ns >= least_ns]
+        self._what[stalled[self._what[stalled] == BUSY]] = STALLED
 
     def _held_up(self, number: int, overhead: Int) -> tuple[Int, Bool]:
         """In which event of a thread each overhead lies, -1 for none, and whether it held the thread up.
@@ -684,6 +707,62 @@ def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
     return IdlePieces(gap=gap, start=start, end=end, cause=cause, host=unknown, inner=unknown, thread=unknown)
 
 
+class LongOps(NamedTuple):
+    """Ops that take unusually long for no reason that is recorded beside or around them."""
+
+    row: Int  # ascending
+    least_ns: Int  # the time in their own code, less all that is recorded inside, from which on they stalled
+
+
+def long_ops(trace: Trace) -> LongOps:
+    """The ops that may have stalled, see STALLED_NS.
+
+    Not among them are ops that the driver or the profiler held up, calls of collectives, which may wait for
+    other ranks, a first call that launches, since it may load kernels, and copies within host memory, which
+    wait for pages and worker threads. An op whose arguments are not recorded may have had more to do, unless
+    all it does is launch. A host that computes itself shares its cores with its own threads.
+    """
+    events = trace.arrays
+    if trace.work.cpu_only:
+        none = np.empty(0, dtype=np.int64)
+        return LongOps(none, none)
+    is_op = events.where("op") & ~events.copied
+    dur = events.end - events.start
+    rows = np.flatnonzero(is_op & (dur >= STALLED_NS))
+    # Most spend their time in what they call.
+    place = events.places(rows)
+    inner = np.flatnonzero((lookup(place, events.parent, -1) >= 0) & ~events.copied)
+    called_ns = sums(place[events.parent[inner]], dur[inner], len(rows))
+    rows = rows[dur[rows] - called_ns >= STALLED_NS]
+    every = events.where("overhead")
+    held_up = union(events.start[every], events.end[every]).covered(events.start[rows], events.end[rows]) > 0
+    rows = rows[~held_up & ~trace.once(_in_collective_call)[rows]]
+    launches = inner[events.where("launch")[inner]]
+    launching = np.isin(rows, events.parent[launches])
+    is_kept = launching | ~matching(events.names, _COPY)[events.name[rows]]
+    rows, launching = rows[is_kept], launching[is_kept]
+    if not len(rows):
+        return LongOps(rows, rows)
+    # Their like: of the same name and arguments.
+    calls = np.flatnonzero(is_op & np.isin(events.name, events.name[rows]))
+    argument, texts = op_arguments(trace, calls)
+    has_arguments = np.array([bool(text) for text in texts], dtype=bool)[argument]
+    like, (of_like, _) = codes(events.name[calls], argument)
+    order = np.lexsort((dur[calls], like))
+    first = np.searchsorted(like[order], np.arange(len(of_like)))
+    count = np.bincount(like, minlength=len(of_like))
+    usual_ns = dur[calls][order][first + (STALLED_QUANTILE * (count - 1)).astype(np.int64)]
+    begin = np.full(len(of_like), _FOREVER)
+    np.minimum.at(begin, like, events.start[calls])
+    call = np.searchsorted(calls, rows)
+    own = like[call]
+    only_launches = launching | matching(events.names, _WRAPPER)[events.name[rows]]
+    least_ns = np.maximum(STALLED_RATIO * usual_ns[own], STALLED_NS)
+    kept = (count[own] >= STALLED_CALLS) & (dur[rows] >= least_ns)
+    kept &= (has_arguments[call] | only_launches) & ~(launching & (events.start[rows] == begin[own]))
+    return LongOps(rows[kept], least_ns[kept])
+
+
 def _in_collective_call(trace: Trace) -> Bool:
     """For each event, whether it is a call of a collective or inside of one."""
     events = trace.arrays
@@ -697,6 +776,7 @@ def _causes(trace: Trace, activity: Activity) -> tuple[Int, Int]:
     gap, what, dur = activity.interval, activity.what, activity.end - activity.start
     cause = np.full(len(gap), CODE["launch overhead"])
     for code, name in (
+        (STALLED, "stalled host"),
         (LOADING, "data loading"),
         (LOADING_CODE, "kernel loading"),
         (PROFILER, "profiler"),

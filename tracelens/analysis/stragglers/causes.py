@@ -26,6 +26,7 @@ from tracelens.analysis.stragglers.segments import (
     PROFILER,
     PYTHON,
     SILENT,
+    STALLED,
     TIMES,
     WORK,
     Carried,
@@ -71,6 +72,7 @@ CAUSES = (
     "garbage_collection",
     "collective_call",
     "profiler",
+    "stalled_host",
     "late_launch",
     "inherited",
     "unknown",
@@ -84,6 +86,7 @@ IDLE = {
     GARBAGE: "garbage_collection",
     COLLECTIVE: "collective_call",
     PROFILER: "profiler",
+    STALLED: "stalled_host",
     LATE: "late_launch",
 }
 HOLDING = {
@@ -94,6 +97,7 @@ HOLDING = {
     BLOCKED: "it was blocked for",
     GARBAGE: "it collected garbage for",
     PROFILER: "the profiler held it up for",
+    STALLED: "it stalled for",
 }
 """What can hold a host up before its launches are late, in words."""
 REASON = {
@@ -105,6 +109,7 @@ REASON = {
     "garbage_collection": "of garbage collection: {host}",
     "collective_call": "the host was in {host}",
     "profiler": "the profiler held the host up: {host}",
+    "stalled_host": "the host stalled inside {host}",
     "late_launch": "the host launched late, the longest time in {host}",
 }
 """Why a host was late, with what it was in."""
@@ -450,14 +455,21 @@ class Delays(NamedTuple):
         by_step: Float = ns.sum(axis=2)
         return by_step
 
-    def recurring(self, kind: int) -> Float:
-        """What each rank loses at the same places of its steps, beyond the most of the others there, ns."""
+    def recurring(self, kind: int, *, anywhere: bool = False) -> Float:
+        """What each rank loses at the same places of its steps, beyond the most of the others there, ns.
+
+        Args:
+            kind: of delay, of TIMES.
+            anywhere: whether a step is one place.
+        """
         ns = self._by_place(kind)
         ranks, steps, positions = ns.shape
         if ranks < 2 or steps < 2 or not positions:
             return np.zeros(ranks)
+        ns = ns.sum(axis=2, keepdims=True) if anywhere else ns
         least = ns.copy()
-        least[:, 0, 0] = np.inf  # part of it may precede the recording
+        if not anywhere:
+            least[:, 0, 0] = np.inf  # part of it may precede the recording
         skipped = max(int(np.ceil(RECURS_QUANTILE * steps)) - 1, 0)
         least, most = np.sort(least, axis=1)[:, skipped], np.sort(ns, axis=1)[:, -1 - skipped]
         two_most = np.sort(most, axis=0)[-2:]

@@ -62,12 +62,13 @@ TIMES = (
     "python",
     "kernels",
     "profiler",
+    "stalled",
     "other",
 )
 """What the time of a piece is: GPU work that is no communication; communication beside which there is none;
 idle while the host was on its way to the next launch, in a blocking call, collecting garbage, silent, loading
-data, in the call of a collective, in Python frames, loading kernels, held up by the profiler; or idle for
-anything else."""
+data, in the call of a collective, in Python frames, loading kernels, held up by the profiler, stalled inside
+an op; or idle for anything else."""
 (
     WORK,
     COMM,
@@ -80,6 +81,7 @@ anything else."""
     PYTHON,
     LOADING_CODE,
     PROFILER,
+    STALLED,
     OTHER,
 ) = range(len(TIMES))
 _KIND = {
@@ -89,6 +91,7 @@ _KIND = {
     "blocking call": BLOCKED,
     "garbage collection": GARBAGE,
     "silent host": SILENT,
+    "stalled host": STALLED,
     "data loading": LOADING,
     "collective call": COLLECTIVE,
     "Python code": PYTHON,

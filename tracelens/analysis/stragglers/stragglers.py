@@ -22,7 +22,8 @@ to look like a fault. These weights do not look at which rank or step a delay is
 
 Size (2 steps and more). A pause, a slow GPU or more work that takes 10% of a step in each step, at the same
 places and beyond the most that another rank loses there, is no noise of recordings without a fault (see
-`RECURS`). Late launches may be: hosts differ from run to run.
+`RECURS`). Late launches may be: hosts differ from run to run. A host that stalls does so anywhere in a step:
+a scheduler takes its core when the slice is over.
 
 With more than three steps the first is left out: what a rank lost there it may have lost before the recording
 began. With more than three left, the interval of the effect must not include zero; of work it may, since its
@@ -57,6 +58,7 @@ from tracelens.analysis.stragglers.segments import (
     LOADING_CODE,
     OTHER,
     PROFILER,
+    STALLED,
     TIMES,
     WORK,
     Segments,
@@ -101,6 +103,8 @@ WHY = {
     "garbage_collection": "GPU idle: Python collected garbage",
     "collective_call": "GPU idle: the host was inside a collective call",
     "profiler": "GPU idle: the profiler held the host up",
+    "stalled_host": "GPU idle: the host stood still inside an op, which took 10 times as long as its like "
+    "(another process had the core, or the op waited for a lock, a page or other threads)",
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
@@ -119,6 +123,8 @@ _ONCE = (LOADING_CODE, PROFILER)
 """Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 _JUDGED_BY_TESTS = (LATE, OTHER)
 """Kinds that recur without a fault, where hosts differ: size alone tells nothing of them."""
+_RECURS_ANYWHERE = (STALLED,)
+"""Kinds that recur at other places in each step: a scheduler takes a core when its slice is over."""
 UNTESTED = "not tested"
 
 _EFFECT = (
@@ -140,7 +146,8 @@ _EFFECT = (
         "significance",
         "str",
         doc=f"{SIGNIFICANT}: p-value below {ALPHA:.0%}, {RECURS:.0%} of a step lost at the same places of "
-        f"all steps (but for late launches), or a GPU that takes {EQUAL_SLOWER:g} times as long for calls "
+        "all steps (but for late launches; a stalled host: anywhere in them), or a GPU that takes "
+        f"{EQUAL_SLOWER:g} times as long for calls "
         f"with equal arguments in three quarters of its time in them; {NOISE}: not; {TOO_FEW}: too "
         f"few to tell from noise; {ONCE}: kernels are loaded once in a process, the profiler is there while "
         f"it records; {SMALL}: the rank loses less than {ALIKE:.0%} of a step to it; "
@@ -527,7 +534,7 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
         unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
         recurs = np.zeros(ranks, dtype=bool)
         if kind not in _JUDGED_BY_TESTS:
-            recurs = delays.recurring(kind) >= RECURS * step_ns
+            recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
             mean, low, high = float(effect_ns[index]), -1.0, -1.0

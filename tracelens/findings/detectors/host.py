@@ -77,6 +77,21 @@ def python_code(context: RankContext) -> Outcome:
 
 
 @detector(
+    "stalled_host",
+    evidence="idle",
+    scenario="no_idle=stalled_host",
+    title="Stalled host: ops of the host stand still while the GPU waits",
+    launching=True,
+    measures=_IDLE_MEASURES,
+    threshold=_ANY_IDLE,
+    limits="What the host waits for, or who has its core, is not in the trace.",
+)
+def stalled_host(context: RankContext) -> Outcome:
+    """Ops of the host take over 0.5 ms and 10 times as long as their like, while the GPU is idle."""
+    return _of_cause(context, "stalled host", "the host stands still inside an op")
+
+
+@detector(
     "kernel_loading",
     evidence="idle",
     scenario="no_idle=kernel_loading",

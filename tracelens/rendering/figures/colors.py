@@ -64,6 +64,7 @@ CAUSES = {
     "launch overhead": BLUE,
     "silent host": "#d95f76",
     "Python code": "#f0a0b0",
+    "stalled host": "#b0305c",
     "kernel loading": "#5c5cbc",
     "blocking call": ORANGE,
     "CPU ops": "#985c14",

@@ -306,14 +306,16 @@ def whatif_summary(result: Result) -> Summary | None:
     if table is None or not len(table):
         return Summary(f"{verdict}; no scenario applies.", tuple(tiles))
     names = table.texts("scenario")
-    projected, low, high = (table.array(f"{name}_ns").tolist() for name in ("projected", "low", "high"))
-    shorter = [row for row in range(len(names)) if projected[row] < base_ns][:NAMED]
+    columns = ("projected", "low", "high", "rerun_low", "rerun_high")
+    projected, low, high, least, most = (table.array(f"{name}_ns").tolist() for name in columns)
+    is_clear = [not least[row] <= base_ns <= most[row] for row in range(len(names))]
+    shorter = [row for row in range(len(names)) if projected[row] < base_ns and is_clear[row]][:NAMED]
     if shorter:
         listed = [f"{names[row]} to {about(projected[row])}" for row in shorter]
         listed[0] = f"{names[shorter[0]]} would bring it to {about(projected[shorter[0]])}"
         verdict += f"; {', '.join(listed)}"
     else:
-        verdict += "; no scenario shortens it"
+        verdict += "; no clear gain by any scenario"
     for row in range(min(len(names), NAMED)):
         tile = Tile(
             name=f"scenario_{row + 1}",
@@ -322,7 +324,7 @@ def whatif_summary(result: Result) -> Summary | None:
             unit="ns",
             low=low[row],
             high=high[row],
-            note=f"{projected[row] / base_ns - 1:+.1%}",
+            note=f"{projected[row] / base_ns - 1:+.1%}" if is_clear[row] else "no clear gain",
             section="whatif",
         )
         tiles.append(tile)

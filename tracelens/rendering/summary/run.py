@@ -52,6 +52,7 @@ _REMEDIES = {
     "gemm_collective_overlap": "overlapping GEMMs with their collectives",
     "grouped_gemm": "grouped GEMM",
     "hierarchical_all_reduce": "a hierarchical all-reduce",
+    "keep_parameters": "keeping parameters gathered",
     "median_pace": "ranks at equal pace",
     "no_blocking": "removing the blocking calls",
     "no_garbage_collection": "keeping garbage collection out of the step",

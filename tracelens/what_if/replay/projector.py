@@ -31,6 +31,7 @@ from tracelens.what_if.graph import Edge, Edit, Recorded, RunGraph, StepSpan, To
 from tracelens.what_if.replay.schedule import Delays, EditedSegment, SteadyStep, StepReplay
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioRequest
 from tracelens.what_if.thresholds import (
+    CALIBRATED,
     FLAT,
     HOST_SHARE_DEVIATION,
     LEAST_HOST_SHARE,
@@ -86,10 +87,14 @@ class Projection:
 
     @cached_property
     def rerun_ns(self) -> tuple[int, int]:
-        """Of another run with the change, at least and at most: times also differ as they do between runs."""
+        """Of another run with the change, at least and at most: times also differ as they do between runs.
+
+        As wide as it takes to hold 90% of what runs with a change measured, see `CALIBRATED`.
+        """
         graph, projector = self._projector.graph, self._projector
         reruns = [projector.replayed_ns(varied(graph, self.edit, sign)) for sign in (-1, 1)]
-        return min(self.low_ns, *reruns), max(self.high_ns, *reruns)
+        below, above = self.step_ns - min(self.low_ns, *reruns), max(self.high_ns, *reruns) - self.step_ns
+        return max(self.step_ns - round(CALIBRATED * below), 0), self.step_ns + round(CALIBRATED * above)
 
     @cached_property
     def steps_ns(self) -> list[int]:

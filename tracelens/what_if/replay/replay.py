@@ -27,6 +27,7 @@ from tracelens.what_if.replay.schedule import (
 )
 from tracelens.what_if.scenario import ScenarioRequest
 from tracelens.what_if.thresholds import (
+    CALIBRATED,
     DOUBTFUL,
     RERUN_CHANGED_SHARE,
     RERUN_GPU_SHARE,
@@ -70,12 +71,13 @@ WHATIF = Schema(
         Column("bottleneck", "category", doc="largest part of the new critical path"),
     ),
     doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
-    "durations. Low to high: all recorded steps, with unexplained delays kept, at their median, and removed; "
+    "durations. Low to high: all recorded steps but the first, with unexplained delays kept, at their "
+    "median, and removed; "
     "with N similar steps, another one falls in this range with probability (N-1)/(N+1). Where the step "
     "without the profiler is unknown, low also covers half the host time, else low and high cover 0.65 and "
     f"1.25 of it. Rerun low to high adds run-to-run variation: host time ±{RERUN_HOST_SHARE:.0%}, GPU work "
-    f"±{RERUN_GPU_SHARE:.0%}, and ±{RERUN_CHANGED_SHARE:.0%} where the scenario sets its duration. Excludes "
-    "what the assumptions leave out.",
+    f"±{RERUN_GPU_SHARE:.0%}, and ±{RERUN_CHANGED_SHARE:.0%} where the scenario sets its duration; it is "
+    f"{CALIBRATED:g} times as wide as that, which holds 90% of the measured pairs.",
 )
 ASSUMPTIONS = Schema(
     "Assumptions",

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import MatchedCollective
 from tracelens.analysis.moe import (
     BACKWARD,
     EXPERTS,
@@ -36,10 +37,11 @@ from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
+from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.scenarios.changes import work_nodes
-from tracelens.what_if.thresholds import LOOP_GEMMS, LOOP_SHARE
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, work_nodes
+from tracelens.what_if.thresholds import GROUPED_ROWS, LOOP_GEMMS, LOOP_SHARE
 
 
 class ExpertLoops(NamedTuple):
@@ -226,7 +228,8 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Loops over experts become one grouped GEMM per weight, at EFFICIENCY of the achievable rate.
 
     Assumes:
-        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace. Host reads of sizes are
+        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace, but for tiles that each
+        expert's rows do not fill. Host reads of sizes are
         gone; other work keeps its time less the fixed cost of the removed calls.
     """
     share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
@@ -239,20 +242,19 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         if not rank.loops:
             continue
         device = graph.ranks[index].device
-        # The rate of a run's own large GEMMs reflects its shapes, power and clocks; it ignores tiles cut off
-        # at the borders of small groups.
-        rate = rank.rate
+        # The rate of a run's own large GEMMs reflects its shapes, power and clocks.
+        rate, lost_rows = rank.rate, GROUPED_ROWS
         if share:
             peak = device and (device.max_achievable(rank.dtype) or device.peak("matrix", rank.dtype))
             if not peak:
                 raise NotApplicable(f"the device's peak for {rank.dtype} GEMMs is unknown: give --device")
-            rate = share * peak
+            rate, lost_rows = share * peak, 0
         elif not rate:
             raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
         rates.append(rate)
         node, dur = work_nodes(graph, index), rank.dur.astype(float)
         for loop in rank.loops:
-            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device))
+            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device), lost_rows)
             own_ns = dur[loop.gemms]
             _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
             _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
@@ -273,7 +275,11 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
     edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
     edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
-    source = f"{share:g} of what the device achieves" if share else "the rate of the run's own large GEMMs"
+    source = (
+        f"{share:g} of what the device achieves"
+        if share
+        else f"the rate of the run's own large GEMMs, with {GROUPED_ROWS} rows more an expert"
+    )
     return (
         f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
         f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
@@ -287,11 +293,14 @@ def _scale(edit: Edit, nodes: Int, before_ns: Float, after_ns: Float) -> None:
     edit.set_dur(nodes, edit.dur[nodes] * (after_ns / np.maximum(before_ns, 1)))
 
 
-def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float) -> float:
+def grouped_gemm_ns(
+    layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float, lost_rows: int
+) -> float:
     """Ns of the grouped GEMMs of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
 
     T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
-    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'.
+    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'. For
+    each expert the GEMM takes as long as with `lost_rows` more rows.
     """
     sizes: dict[tuple[int, int], list[int]] = {}
     for gemm in layer_pass.gemms:
@@ -304,7 +313,8 @@ def grouped_gemm_ns(layer_pass: LayerPass, phase: int, rate: float, bytes_per_s:
         all_rows = sum(rows)
         moved = (all_rows * (depth + columns) + weights * experts * depth * columns) * layer_pass.itemsize
         memory_s = moved / bytes_per_s if bytes_per_s else 0.0
-        total += max(2 * all_rows * depth * columns / rate, memory_s)
+        computed_rows = all_rows + lost_rows * weights * experts
+        total += max(2 * computed_rows * depth * columns / rate, memory_s)
     return total * 1e9 * (2 if phase == BACKWARD else 1)
 
 
@@ -313,21 +323,23 @@ class ExpertWork(NamedTuple):
 
     layer_pass: Int  # number of the pass through a layer, -1 outside
     phase: Int  # code into PHASES, -1 outside
-    in_experts: Bool  # whether it is routed experts' work
+    stage: Int  # EXPERTS or PERMUTATION, in which work follows the tokens; -1 elsewhere
 
 
 def expert_work(trace: Trace, device: Device | None) -> ExpertWork:
     """Which activities of a rank are in MoE layers."""
     layers = trace.once(regions)
-    return ExpertWork(layers.layer_pass, layers.phase, layers.stage == EXPERTS)
+    follows = np.isin(layers.stage, (EXPERTS, PERMUTATION))
+    return ExpertWork(layers.layer_pass, layers.phase, np.where(follows, layers.stage, -1))
 
 
 @scenario("balanced", reads=(expert_work,))
 def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """All ranks have equal routed-expert work: the mean over ranks in each layer and pass.
+    """All ranks get equally many tokens: routed experts and permutations take the mean over ranks.
 
     Assumes:
-        Messages keep their sizes.
+        All-to-alls take as long as their busiest rank's bytes do; those that do not record how many go where
+        keep their time.
     """
     graph = context.graph
     if len(graph.ranks) < 2:
@@ -336,21 +348,24 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
     # The expert-parallel group of each rank: ranks that exchange tokens in their MoE layers.
     index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}
     group = list(range(len(graph.ranks)))
-    for collective in collectives.matched:
+    exchanges = np.ones(len(collectives.matched))  # of each collective, the share of its time that is left
+    for number, collective in enumerate(collectives.matched):
         kernels = [(index_of[member.rank], member.record.kernel) for member in collective.participants]
         passes = [layers[rank].layer_pass[collectives.work[rank][kernel]] for rank, kernel in kernels]
         joined = {group[rank] for rank, _ in kernels}
-        if min(passes) >= 0 and len(joined) > 1:
-            group = [min(joined) if number in joined else number for number in group]
-    # Of each rank, (its group, pass through an MoE layer, phase) to the nodes of its routed experts' work.
-    work_of_rank: list[dict[tuple[int, int, int], Int]] = []
+        if min(passes) >= 0:
+            exchanges[number] = _even_share(collective)
+            if len(joined) > 1:
+                group = [min(joined) if rank in joined else rank for rank in group]
+    # Of each rank, (its group, pass through an MoE layer, phase, stage) to the nodes of work on its tokens.
+    work_of_rank: list[dict[tuple[int, int, int, int], Int]] = []
     for rank, own in enumerate(layers):
         nodes = graph.nodes(rank, Node.WORK)
         row = graph.work[nodes]
-        inside = (own.layer_pass[row] >= 0) & own.in_experts[row]
+        inside = (own.layer_pass[row] >= 0) & (own.stage[row] >= 0)
         nodes, row = nodes[inside], row[inside]
-        cell, (layer_pass, phase) = codes(own.layer_pass[row], own.phase[row])
-        keys = [(group[rank], *key) for key in zip(layer_pass.tolist(), phase.tolist(), strict=True)]
+        cell, columns = codes(own.layer_pass[row], own.phase[row], own.stage[row])
+        keys = [(group[rank], *key) for key in zip(*(values.tolist() for values in columns), strict=True)]
         rows = rows_by_code(cell)
         work_of_rank.append({key: nodes[rows[number]] for number, key in enumerate(keys)})
     column = {
@@ -370,5 +385,31 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
         for key, nodes in work.items():
             if common[column[key]]:
                 edit.set_dur(nodes, edit.dur[nodes] * (mean[column[key]] / total[rank, column[key]]))
-    imbalance = total.max(axis=0)[common].sum() / mean[common].sum()
-    return f"the busiest rank's routed experts take {imbalance:.2f}x the mean; messages keep their sizes"
+    meetings, _ = context.meetings()
+    share = exchanges[graph.collective[meetings]]
+    before_ns = float(edit.dur[meetings][share < 1].sum())
+    edit.set_dur(meetings[share < 1], edit.dur[meetings][share < 1] * share[share < 1])
+    after_ns = float(edit.dur[meetings][share < 1].sum())
+    experts = common & (np.array([key[-1] for key in column]) == EXPERTS)
+    imbalance = total.max(axis=0)[experts].sum() / max(mean[experts].sum(), 1)
+    messages = (
+        f"transfers of {int((share < 1).sum()):,} all-to-alls shrink from {duration(before_ns)} to "
+        f"{duration(after_ns)}, as their busiest rank's bytes do"
+        if (share < 1).any()
+        else "messages keep their sizes"
+    )
+    return f"the busiest rank's routed experts take {imbalance:.2f}x the mean; {messages}"
+
+
+def _even_share(collective: MatchedCollective) -> float:
+    """Bytes of an all-to-all's busiest rank to or from others: with equal ranks / as recorded."""
+    records = [member.record for member in collective.participants]
+    if not collective.collective.startswith(ALL_TO_ALLS) or len(records) < max(records[0].size, 2):
+        return 1.0
+    volumes = []
+    for place, record in enumerate(records):
+        sides = record.sent_to, record.received_from
+        if any(len(side) != len(records) for side in sides):
+            return 1.0
+        volumes.append(max(sum(side) - side[place] for side in sides))
+    return float(np.mean(volumes) / max(volumes)) if max(volumes) else 1.0

@@ -15,7 +15,7 @@ from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.analysis.roofline import Counted, bounds, least_ns
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
-from tracelens.devices import Device, read_device
+from tracelens.devices import MEASURED, Device, memory_rate, read_device
 from tracelens.devices import device as device_named
 from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
@@ -88,7 +88,10 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """The run on another device: each kernel scales with its roofline time, the host stays the same.
 
     Assumes:
-        Each kernel keeps its share of the roofline; one without a cost model scales with memory bandwidth.
+        Where both devices' memory was measured by size, the time that the bytes take changes as the measured
+        rates do, and the rest of each kernel's time stays; a kernel without a cost model counts as one that
+        only moves bytes. GEMMs, and other devices, keep their share of the roofline by data sheets; there, a
+        kernel without a cost model scales with memory bandwidth.
         Transfers within a node scale with its links where both rates are known, others keep their time.
         Host time, launches and stream gaps stay the same.
     """
@@ -101,15 +104,23 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
         if recorded is None:
             raise NotApplicable(f"rank {rank.number}: unknown device; give --device")
         recorded_devices.append(recorded)
-        factor, modelled = ratios(*context.read(counted)[index], recorded, target)
+        items, item = context.read(counted)[index]
+        factor, modelled = ratios(items, item, recorded, target)
         nodes = graph.nodes(index, Node.WORK)
         work_row = graph.work[nodes]
         comm = rank.is_comm[work_row]
         dur_ns = edit.dur[nodes].astype(float)
+        factor = factor[work_row]
+        if measured := _is_measured(recorded) and _is_measured(target):
+            by_memory = ~modelled[work_row] | _moves_bytes(items, item)[work_row]
+            curve = MemoryCurves(recorded, target)
+            rows = np.flatnonzero(by_memory & (dur_ns > 0))
+            moved = lookup(_moved(items), lookup(item, work_row[rows], -1), -1.0)
+            factor[rows] = curve.scaled(dur_ns[rows], moved) / dur_ns[rows]
         scaled_ns["alone"] += dur_ns[comm].sum()
         scaled_ns["roofline"] += dur_ns[~comm & modelled[work_row]].sum()
         scaled_ns["memory"] += dur_ns[~comm & ~modelled[work_row]].sum()
-        edit.set_dur(nodes, np.where(comm, dur_ns, dur_ns * factor[work_row]))
+        edit.set_dur(nodes, np.where(comm, dur_ns, dur_ns * factor))
     recorded = recorded_devices[0]
     meetings, collectives = context.meetings()
     size = np.array([collective.participants[0].record.size for collective in collectives])
@@ -126,16 +137,59 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
             f" ({recorded.gpu_link_bytes_per_s / target.gpu_link_bytes_per_s:.2f}), latency included"
             + (f", those of {across:,} over more than {_NODE} ranks keep their time" if across else "")
         )
+    unknown = scaled_ns["memory"] / max(scaled_ns["memory"] + scaled_ns["roofline"], 1)
     parts = [
-        f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}",
-        f"{scaled_ns['memory'] / max(scaled_ns['memory'] + scaled_ns['roofline'], 1):.0%} of GPU time has no "
-        "cost model and scales with memory bandwidth "
+        f"bytes move at the rates measured by size on {target.title} instead of {recorded.title}; GEMMs keep "
+        f"their roofline efficiency by data sheets; {unknown:.0%} of GPU time has no cost model and counts "
+        "as moving bytes"
+        if measured
+        else f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}, by data "
+        f"sheets; {unknown:.0%} of GPU time has no cost model and scales with memory bandwidth "
         f"({recorded.hbm_bytes_per_s / target.hbm_bytes_per_s:.2f})",
         transfers,
         "host time, launches and stream gaps stay the same",
         "communication recorded on one rank only keeps its time" if scaled_ns["alone"] else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+_SIZES = np.geomspace(1 << 12, 1 << 34, 200)
+"""Bytes at which curves are looked up."""
+
+
+class MemoryCurves:
+    """How long moving bytes takes on two devices that were measured, by size."""
+
+    def __init__(self, recorded: Device, target: Device) -> None:
+        self._before_ns, self._after_ns = (
+            np.array([size * 1e9 / memory_rate(device, size).per_s for size in _SIZES.tolist()])
+            for device in (recorded, target)
+        )
+
+    def scaled(self, dur_ns: Float, moved: Float) -> Float:
+        """Durations on the other device of kernels that move so many bytes; -1 where that is not known."""
+        # Of a kernel of which nothing is known, as many as would take all of its time.
+        guessed = np.interp(dur_ns, self._before_ns, _SIZES)
+        moved = np.where(moved < 0, guessed, moved)
+        before, after = (np.interp(moved, _SIZES, curve) for curve in (self._before_ns, self._after_ns))
+        # What a kernel takes beyond its bytes, and bytes that came from a cache, change nothing.
+        share = np.minimum(1.0, dur_ns / np.maximum(before, 1e-9))
+        result: Float = dur_ns + (after - before) * share
+        return result
+
+
+def _is_measured(device: Device) -> bool:
+    return memory_rate(device, 1 << 26).source == MEASURED
+
+
+def _moved(items: list[Counted]) -> Float:
+    return np.array([item.cost.read_bytes + item.cost.write_bytes for item in items], dtype=float)
+
+
+def _moves_bytes(items: list[Counted], item: Int) -> Bool:
+    """Which activities have a cost without matrix work."""
+    moves = np.array([entry.cost.engine != "matrix" and not entry.cost.link for entry in items], dtype=bool)
+    return lookup(moves, item, False)
 
 
 def ratios(items: list[Counted], item: Int, recorded: Device, target: Device) -> tuple[Float, Bool]:

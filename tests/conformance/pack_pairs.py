@@ -39,7 +39,8 @@ def pack(out: Path, after: list[str]) -> None:
     folders = sorted(path.parent for path in out.glob("*/times.json"))
     left = ALL_BYTES - sum(path.stat().st_size for each in folders for path in each.iterdir())
     # The traces of runs after a change are of the least use.
-    for path in sorted(out.glob("*/rank*"), key=lambda path: (path.parent.name in after, path.stat().st_size))[::-1]:
+    by_use = sorted(out.glob("*/rank*"), key=lambda path: (path.parent.name in after, path.stat().st_size))
+    for path in reversed(by_use):
         if left < 0:
             left += path.stat().st_size
             print(f"left out: {path.parent.name}", flush=True)

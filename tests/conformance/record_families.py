@@ -2,9 +2,9 @@
 
     python3 tests/conformance/record_families.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
 
-Each run is a process of its own: steps to warm up, steps timed without the profiler, then recorded ones. Uses
-nothing of tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst and NAME/times.json; nothing of the
-runs after the change is printed but whether they ended.
+Each run is a process of its own: steps to warm up, steps timed without the profiler, then recorded ones.
+Uses nothing of tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst and NAME/times.json;
+nothing of the runs after the change is printed but whether they ended.
 """
 
 from __future__ import annotations
@@ -359,7 +359,8 @@ def record(name: str, folder: Path, device: str, idle: Any) -> None:
     """Time and record one run; `idle` is set when it needs the GPU no more."""
     run = {**AFTER, **BEFORE_IT}[name]
     if device == "cpu":
-        run = run.but(batch=min(2, run.batch), sequence=min(run.sequence, 32), graph=False, loss="", capturable=False)
+        run = run.but(batch=min(2, run.batch), sequence=min(run.sequence, 32), graph=False)
+        run = run.but(loss="", capturable=False)
     sync = torch.cuda.synchronize if device == "cuda" else lambda: None
     with torch.set_grad_enabled(run.kind == "train"):
         program = Trainer(run, device) if run.kind == "train" else Reader(run, device)

@@ -2,9 +2,9 @@
 
     python3 tests/conformance/record_ranks.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
 
-Experts on both ranks under DistributedDataParallel (sizes of the all-to-alls read by the host, or known), dense
-layers under DistributedDataParallel and FSDP2 with accumulated gradients, and tensor parallelism by hand. Uses
-nothing of tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst, rank1.json.zst and
+Experts on both ranks under DistributedDataParallel (sizes of the all-to-alls read by the host, or known),
+dense layers under it and FSDP2 with accumulated gradients, and tensor parallelism by hand. Uses nothing of
+tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst, rank1.json.zst and
 times.json; nothing of the runs after the change is printed but whether they ended.
 """
 
@@ -338,7 +338,9 @@ class Trainer:
             self.model: Any = Model(run).to(dtype)
         cuda = device.startswith("cuda")
         if run.kind in ("experts", "ddp"):
-            experts = [name for name, _ in self.model.named_parameters() if name.endswith(("feed.up", "feed.down"))]
+            experts = [
+                name for name, _ in self.model.named_parameters() if name.endswith(("feed.up", "feed.down"))
+            ]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, experts)
             self.model = DistributedDataParallel(
                 self.model, device_ids=[rank] if cuda else None, broadcast_buffers=False

@@ -11,12 +11,12 @@ through.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tracelens.errors import SchemaError, TracelensError
-from tracelens.plugins import plugin_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,6 +85,33 @@ def banner(failures: Sequence[Failure]) -> str:
         return ""
     parts = ", ".join(dict.fromkeys(f"{failure.part} ({failure.error})" for failure in failures))
     return f"Incomplete: {parts} failed because of a bug in tracelens. Everything else is complete."
+
+
+OWNERS: dict[str, str] = {}
+"""Which plugin a file is, or a folder whose files are all of that plugin."""
+
+
+def plugin_of(file: str) -> str:
+    """The plugin that a file of code belongs to, "" for none."""
+    folders = (file, *map(str, Path(file).parents)) if OWNERS else ()
+    return next((OWNERS[folder] for folder in folders if folder in OWNERS), "")
+
+
+@contextmanager
+def importing(name: str, remedy: str = "", verdict: str = "does not import") -> Iterator[None]:
+    """Whatever somebody else's module raises while it is imported is an error that names it.
+
+    That may be SystemExit or a class of its own; only Ctrl-C passes.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except TracelensError as error:
+        raise TracelensError(f"{name}: {error}") from error
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise TracelensError(f"{name} {verdict}: {problem}{remedy}") from error
 
 
 def _location(error: BaseException) -> tuple[str, str]:

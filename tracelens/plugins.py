@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -20,21 +18,13 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from tracelens.errors import TracelensError
+from tracelens.guard import OWNERS, importing
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 GROUP = "tracelens.plugins"
 VARIABLE = "TRACELENS_PLUGINS"
-
-_OWNERS: dict[str, str] = {}
-"""Which plugin a file is, or a folder whose files are all of that plugin."""
-
-
-def plugin_of(file: str) -> str:
-    """The plugin that a file of code belongs to, "" for none."""
-    folders = (file, *map(str, Path(file).parents)) if _OWNERS else ()
-    return next((_OWNERS[folder] for folder in folders if folder in _OWNERS), "")
 
 
 def load_plugins() -> None:
@@ -96,11 +86,9 @@ def _may_be_installed() -> bool:
 def _installed() -> EntryPoints:
     from importlib.metadata import entry_points
 
-    try:
+    # Metadata of any distribution may be broken.
+    with importing("entry points of installed distributions", verdict="cannot be read"):
         return entry_points(group=GROUP)
-    except Exception as error:  # metadata of any distribution may be broken
-        problem = f"{type(error).__name__}: {error}"
-        raise TracelensError(f"entry points of installed distributions cannot be read: {problem}") from error
 
 
 def _origin(point: EntryPoint) -> str:
@@ -110,29 +98,12 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _import_entry_point(point: EntryPoint) -> None:
-    with _importing(_origin(point), f"; upgrade or uninstall {point.dist.name}" if point.dist else ""):
+    with importing(_origin(point), f"; upgrade or uninstall {point.dist.name}" if point.dist else ""):
         point.load()
     spec = getattr(sys.modules.get(point.module.partition(".")[0]), "__spec__", None)
     if spec is not None and spec.origin:
         is_package = spec.submodule_search_locations is not None
-        _OWNERS[os.path.dirname(spec.origin) if is_package else spec.origin] = _origin(point)
-
-
-@contextmanager
-def _importing(name: str, remedy: str = "") -> Iterator[None]:
-    """Whatever somebody else's module raises while it is imported is an error that names it.
-
-    That may be SystemExit or a class of its own; only Ctrl-C passes.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except TracelensError as error:
-        raise TracelensError(f"{name}: {error}") from error
-    except BaseException as error:
-        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise TracelensError(f"{name} does not import: {problem}{remedy}") from error
+        OWNERS[os.path.dirname(spec.origin) if is_package else spec.origin] = _origin(point)
 
 
 @cache
@@ -155,8 +126,8 @@ def _import_file(file: Path) -> None:
         raise TracelensError(f"plugin {file} is not a Python file; name a .py file or a directory of them")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    _OWNERS[str(file)] = f"plugin {file}"
-    with _importing(f"plugin {file}"):
+    OWNERS[str(file)] = f"plugin {file}"
+    with importing(f"plugin {file}"):
         spec.loader.exec_module(module)
 
 

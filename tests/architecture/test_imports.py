@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"printable", "version"},
     "guard": {"errors"},
     "limits": {"errors"},
-    "plugins": {"errors"},
+    "plugins": {"errors", "guard"},
     "registry": {"errors", "plugins"},
     "table": BASE,
     "trace": BASE | {"table"},

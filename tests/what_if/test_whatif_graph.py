@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders import MAIN_TID
+from tests.builders import MAIN_TID, aligned, draw_run
 from tests.stress.inputs import call, host, loaded, step
 from tests.what_if.replays import assert_identity, edges, interval, projected, run_of
 from tracelens.errors import TracelensError
@@ -383,3 +383,21 @@ def test_ranks_that_ran_their_steps_in_another_order_are_refused() -> None:
 def test_a_run_without_work_is_refused() -> None:
     with pytest.raises(TracelensError, match="no GPU work"):
         build(run_of("step 0 | ----\nlaunch | a"))
+
+
+def test_what_waits_for_another_stream_tells_no_latency_of_its_launch() -> None:
+    """The collective starts 15 columns of 10 us after its launch, 4 after the end of what it waits for.
+
+    What a launch takes is known of the other kernel alone, a column.
+    """
+    text = """
+        step 0                     | --------------------
+        launch                     | a
+        launch cudaStreamWaitEvent |  -
+        launch cuLaunchKernelEx    |   b
+        s7 gemm                    |  aaaaaaaaaaaa
+        s9 ncclDevKernel_AllReduce |                  bb
+    """
+    recorded = build(draw_run(aligned(text), ns_per_char=10_000))
+    graph = recorded.graph
+    assert graph.lag[graph.edge == Edge.LAUNCH].tolist() == [10_000, 10_000]

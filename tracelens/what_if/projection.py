@@ -3,7 +3,7 @@
     run -> build -> Recorded(graph, collectives, windows)            what happened, and what waited for what
                     scenario(context, edit, argument) -> assumptions  what changes
                     schedule(graph, edit, delays) -> Times           when everything then starts and ends
-                    StepReplay.extents(...), critical_path(...)      the step, and what it then waits for
+                    StepReplay.steady(edit), critical_path(...)      the step, and what it then waits for
 
 A scenario is a function in a module of `scenarios/`, registered with `@scenario(name)`. It gets
 

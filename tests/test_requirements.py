@@ -52,9 +52,8 @@ def test_what_the_project_needs_is_locked() -> None:
 
 def test_the_action_installs_what_is_locked() -> None:
     action = (ROOT / "action.yml").read_text()
-    installs = re.findall(r'^ *"\$\{install\[@\]\}" (.*)$', action, re.MULTILINE)
+    installs = re.findall(r'^ *"\$\{pip\[@\]\}" install (.*)$', action, re.MULTILINE)
     assert installs == [
-        '-c "$SOURCE/constraints.txt" "$VERSION"',
         '--require-hashes -r "$SOURCE/requirements.txt"',
-        '--no-deps --no-build-isolation "$SOURCE"',
+        '--no-deps --no-build-isolation "${VERSION:-$SOURCE}"',
     ]

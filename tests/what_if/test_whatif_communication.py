@@ -129,6 +129,20 @@ def test_parameters_that_stay_are_not_gathered_again() -> None:
     assert projected(run, "keep_parameters") == 24 - 4
 
 
+def test_each_micro_batch_gathers_for_its_forward_pass() -> None:
+    """Of four gathers of 2 columns in a step the second and the fourth go."""
+    text = f"""
+        step 0 | ------------------
+        {MARK} |   --  --  --  --
+        {GATHER} dtype=BFloat16 |   --  --  --  --
+        launch |   a b c d e f g h
+        s7 ncclDevKernel_AllGather |     aa     cc     ee     gg
+        s7 gemm |       bbbbb  ddddd  fffff  hhhhh
+    """
+    run = run_of(text, text)
+    assert projected(run, "identity") - projected(run, "keep_parameters") == 2 * 2
+
+
 def test_parameters_of_two_modules_are_gathered_once_each() -> None:
     once = SHARDED.replace(f"{MARK} |   --  --", f"{MARK} |   --").replace(
         "launch |", f"{MARK.replace('0', '1')} |       --\n    launch |"

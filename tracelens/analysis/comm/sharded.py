@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
-from tracelens.table import nearest
+from tracelens.table import codes, nearest
 from tracelens.trace import Trace, matching, steps_of
 
 GATHERS = re.compile(r"FSDP::all_gather(?:_copy_out)?(?: \(.+\))?$")
@@ -30,10 +30,12 @@ def regathers(trace: Trace) -> Regathers:
     none = np.zeros(0, dtype=np.int64)
     if not len(gather):
         return Regathers(none, none)
-    # The first of each name in each step is that of the forward pass.
+    # Of a module, they are for a forward and a backward pass in turn, in each micro-batch of a step.
     step = np.searchsorted(steps_of(trace).marks, events.start[gather], side="right")
-    _, first = np.unique(np.stack((step, events.name[gather])), axis=1, return_index=True)
+    in_order = np.lexsort((events.start[gather], events.name[gather], step))
+    group, _ = codes(step[in_order], events.name[gather][in_order])
+    position = np.arange(len(gather)) - np.searchsorted(group, group)
     again = np.zeros(len(events.start), dtype=bool)
-    again[np.delete(gather, first)] = True
+    again[gather[in_order[position % 2 == 1]]] = True
     inside: Bool = nearest(events.parent, events.depth, again) >= 0
     return Regathers(np.flatnonzero(lookup(inside, work.launch, False)), np.flatnonzero(inside))

@@ -61,7 +61,7 @@ def test_the_step_without_the_profiler(trace: str, capfd: pytest.CaptureFixture[
     lines = out.splitlines()
     assert lines[:2] == [
         "tracelens project whatif",
-        "20.1 us a step without the profiler, 22.0 us with it; no clear gain by any scenario.",
+        "20.1 us a step without the profiler, 22.0 us with it; no clear gain.",
     ]
     assert run_cli([*given, "0"]) == 2
     assert "must be a time in ms" in capfd.readouterr().err

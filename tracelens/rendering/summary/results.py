@@ -315,7 +315,7 @@ def whatif_summary(result: Result) -> Summary | None:
         listed[0] = f"{names[shorter[0]]} would bring it to {about(projected[shorter[0]])}"
         verdict += f"; {', '.join(listed)}"
     else:
-        verdict += "; no clear gain by any scenario"
+        verdict += "; no clear gain"
     for row in range(min(len(names), NAMED)):
         tile = Tile(
             name=f"scenario_{row + 1}",

@@ -39,7 +39,7 @@ class Repetitions(NamedTuple):
 
     first: list[Extent]  # on each rank
     last: list[Extent]
-    early: Bool  # nodes of the graph that were ready earlier than recorded in one of them
+    early: Int  # nodes that were ready earlier than recorded in one of them, ascending
 
 
 _MOST_REPETITIONS = 32
@@ -93,7 +93,7 @@ class StepReplay:
         """The same of the step's segment with its edit, prepared once for several replays."""
         if delays not in self._unchanged:
             same = EditedSegment(self.segment, Edit.of(self.graph))
-            early = np.zeros(len(self.graph), dtype=bool)
+            early = np.zeros(0, dtype=np.int64)
             for _ in range(2):  # as an edit is replayed: with what is early known from the begin
                 self._unchanged[delays] = self._repetitions(same, delays, early)
                 early = self._unchanged[delays].early
@@ -106,7 +106,7 @@ class StepReplay:
         dur = np.where(self._alone, np.maximum(dur, durations(replayed.first)), dur)
         return SteadyStep(dur.astype(np.int64), replayed.last)
 
-    def _repetitions(self, edited: EditedSegment, delays: Delays, known_early: Bool) -> Repetitions:
+    def _repetitions(self, edited: EditedSegment, delays: Delays, known_early: Int) -> Repetitions:
         """The first and the last repetition of the edited step on each rank.
 
         Delays that end as recorded in the first one may be too long in others, whose times are those of the
@@ -114,7 +114,7 @@ class StepReplay:
         """
         core = edited.reduction.core
         begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
-        early = np.zeros(len(core), dtype=bool)
+        early, known = np.zeros(len(core), dtype=bool), np.isin(core, known_early)
         first: list[Extent] = []
         stride = 1
         taken = np.full(len(begin), -1)
@@ -126,16 +126,14 @@ class StepReplay:
                 break
             before, (begin, shift) = shift, self._left_behind(extents)
             taken_before, taken = taken, durations(extents)
-            early = early | schedule.early | known_early[core]
+            early = early | schedule.early | known
             if (taken == taken_before).all():
                 # Threads that run ahead may do so for ever; those that fall behind will be waited for.
                 late = np.maximum(shift - before, 0)
                 if not late.any():
                     break
                 shift, stride = shift + late * (stride - 1), 2 * stride
-        names = np.zeros(len(self.graph), dtype=bool)
-        names[core[early]] = True
-        return Repetitions(first, extents, names)
+        return Repetitions(first, extents, core[early])
 
     def extents(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank, by this schedule, behind what was recorded before it."""

@@ -76,7 +76,8 @@ class StepReplay:
         self._last_before, self._last = last_before[self._lanes], last[self._lanes]
         self._rank = graph.rank[self._last]
         self._alone = np.bincount(graph.lockstep)[graph.lockstep] == 1
-        self._unchanged: dict[Delays, Repetitions] = {}
+        # With nothing changed: how long the step takes on each rank, and which nodes are early.
+        self._unchanged: dict[Delays, tuple[Int, Int]] = {}
 
     @cached_property
     def as_recorded(self) -> SteadyStep:
@@ -95,11 +96,12 @@ class StepReplay:
             same = EditedSegment(self.segment, Edit.of(self.graph))
             early = np.zeros(0, dtype=np.int64)
             for _ in range(2):  # as an edit is replayed: with what is early known from the begin
-                self._unchanged[delays] = self._repetitions(same, delays, early)
-                early = self._unchanged[delays].early
-        unchanged = self._unchanged[delays]
-        replayed = self._repetitions(edited, delays, unchanged.early)
-        before, after = durations(unchanged.last), durations(replayed.last)
+                unchanged = self._repetitions(same, delays, early)
+                early = unchanged.early
+            self._unchanged[delays] = durations(unchanged.last), early
+        before, known_early = self._unchanged[delays]
+        replayed = self._repetitions(edited, delays, known_early)
+        after = durations(replayed.last)
         # Of what took no time there is no share.
         dur = np.where(before > 0, np.rint(self.recorded * (after / np.maximum(before, 1))), after)
         # A rank that waits for no other takes no less than behind what was recorded before.

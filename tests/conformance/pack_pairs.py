@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import re
 import tarfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,22 @@ import zstandard
 
 TAR_BYTES = 15_500_000
 ALL_BYTES = 62_000_000
+
+
+def options(doc: str | None) -> argparse.Namespace:
+    """What both programs that record pairs are told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--budget", type=float, default=500)
+    return parser.parse_args()
+
+
+def runs(before: Iterable[str], only: str) -> list[str]:
+    """Names of runs in the order of recording: each before a change, then the one after it, each once."""
+    names = [name for each in before for name in (each, each.partition(".")[0])]
+    return [name for name in dict.fromkeys(names) if re.search(only, name)]
 
 
 def profiler_config() -> Any:

@@ -9,13 +9,11 @@ nothing of the runs after the change is printed but whether they ended.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import json
 import multiprocessing
 import os
-import re
 import time
 import traceback
 from pathlib import Path
@@ -424,20 +422,9 @@ def child(name: str, folder: Path, device: str, idle: Any, cores: list[int]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--budget", type=float, default=500)
-    options = parser.parse_args()
+    options = pack_pairs.options(__doc__)
     until = time.time() + options.budget
-    names: list[str] = []
-    for name in BEFORE_IT:
-        after = name.partition(".")[0]
-        names += [each for each in (name, after) if each not in names]
-    names = [name for name in names if re.search(options.only, name)]
+    names = pack_pairs.runs(BEFORE_IT, options.only)
     # Forked, so that what was imported is there; this process itself never touches the GPU.
     fork = multiprocessing.get_context("fork")
     cores = sorted(os.sched_getaffinity(0))

@@ -10,13 +10,11 @@ times.json; nothing of the runs after the change is printed but whether they end
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import json
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import time
@@ -29,6 +27,7 @@ from typing import Any
 import pack_pairs
 import torch
 import torch.distributed as dist
+from record_planted import Exchange
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
@@ -157,24 +156,6 @@ class Tokens(Dataset[Tensor]):
                 words[number] = words.get(number, 0) + index
         generator = torch.Generator().manual_seed(index)
         return torch.randint(VOCABULARY, (self.run.batch, self.run.sequence), generator=generator)
-
-
-class Exchange(torch.autograd.Function):
-    """All-to-all of rows, backwards in its backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        ctx.splits = received, sent
-        result = rows.new_empty(sum(received), rows.shape[1])
-        dist.all_to_all_single(result, rows.contiguous(), received, sent)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        received, sent = ctx.splits
-        result = gradient.new_empty(sum(sent), gradient.shape[1])
-        dist.all_to_all_single(result, gradient.contiguous(), sent, received)
-        return result, None, None
 
 
 class Copied(torch.autograd.Function):
@@ -492,20 +473,9 @@ def child(name: str, folder: Path, rank: int, kind: str, port: int, idle: Any, c
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--budget", type=float, default=500)
-    options = parser.parse_args()
+    options = pack_pairs.options(__doc__)
     until = time.time() + options.budget
-    names: list[str] = []
-    for name in BEFORE_IT:
-        after = name.partition(".")[0]
-        names += [each for each in (name, after) if each not in names]
-    names = [name for name in names if re.search(options.only, name)]
+    names = pack_pairs.runs(BEFORE_IT, options.only)
     # Forked, so that what was imported is there; this process itself never touches a GPU.
     fork = multiprocessing.get_context("fork")
     cores = sorted(os.sched_getaffinity(0))

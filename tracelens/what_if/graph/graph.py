@@ -106,19 +106,26 @@ class RunGraph:
         return tuple(by_rank.get(rank, none) for rank in range(len(self.ranks)))
 
     @cached_property
+    def _first_lanes(self) -> list[int]:
+        """Number of the first thread or stream of each rank, and of all of them."""
+        first: list[int] = np.cumsum(
+            [0, *(int(rank.lane.max(initial=-1)) + 1 for rank in self.ranks)]
+        ).tolist()
+        return first
+
+    @cached_property
     def lane(self) -> Int:
         """Number of each node's thread or stream among those of all ranks, -1 for a meeting."""
-        first = np.cumsum([0, *(int(rank.lane.max(initial=-1)) + 1 for rank in self.ranks)])
         lane = np.full(len(self), -1, dtype=np.int64)
-        for nodes, rank, offset in zip(self.of_rank, self.ranks, first.tolist(), strict=False):
+        for nodes, rank, offset in zip(self.of_rank, self.ranks, self._first_lanes, strict=False):
             own = nodes[self.slot[nodes] >= 0]
             lane[own] = offset + rank.lane[self.slot[own]]
         return lane
 
-    @cached_property
+    @property
     def lanes(self) -> int:
         """Number of threads and streams of all ranks."""
-        return sum(int(rank.lane.max(initial=-1)) + 1 for rank in self.ranks)
+        return self._first_lanes[-1]
 
     def last_on_lanes(self, nodes: Int) -> Int:
         """Of these nodes the one that ends last on each thread and stream, as recorded; -1 for none."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -161,10 +162,7 @@ class MemoryCurves:
     """How long moving bytes takes on two devices that were measured, by size."""
 
     def __init__(self, recorded: Device, target: Device) -> None:
-        self._before_ns, self._after_ns = (
-            np.array([size * 1e9 / memory_rate(device, size).per_s for size in _SIZES.tolist()])
-            for device in (recorded, target)
-        )
+        self._before_ns, self._after_ns = _curve_ns(recorded), _curve_ns(target)
 
     def scaled(self, dur_ns: Float, moved: Float) -> Float:
         """Durations on the other device of kernels that move so many bytes; -1 where that is not known."""
@@ -176,6 +174,12 @@ class MemoryCurves:
         share = np.minimum(1.0, dur_ns / np.maximum(before, 1e-9))
         result: Float = dur_ns + (after - before) * share
         return result
+
+
+@lru_cache(maxsize=8)
+def _curve_ns(device: Device) -> Float:
+    """How long a device takes for as many bytes as each of _SIZES; all ranks of a run ask for the same."""
+    return np.array([size * 1e9 / memory_rate(device, size).per_s for size in _SIZES.tolist()])
 
 
 def _is_measured(device: Device) -> bool:

@@ -24,7 +24,7 @@ def keep_parameters(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """Sharded parameters stay on the GPU from forward to backward pass (FSDP2: reshard_after_forward=False).
 
     Assumes:
-        What gathers the parameters of a module for the second time in a step goes, with its copies, calls and
+        What gathers the parameters of a module again, for a backward pass, goes, with its copies, calls and
         host time. Their memory stays in use until the backward pass is through the module.
     """
     graph, by_rank = context.gpu_graph(), context.read(regathers)

@@ -277,6 +277,21 @@ def test_clocks_are_aligned_by_collectives() -> None:
     assert result["steps"]["ts_ns"].tolist() == [5_000, 11_000] * 2
 
 
+def test_a_step_begins_behind_what_was_in_flight_at_the_start() -> None:
+    """A copy to the host waits for 22 ms on a stream for what is not recorded."""
+    text = f"""
+        scope {DECODE}         | ---------------------------
+        launch                 | a
+        s9 add                 |  a
+        launch cudaMemcpyAsync |   bbbbbbbbbbbbbbbbbbbbbb
+        s7 copy DtoH           |                         b
+        launch                 |                          c
+        s7 gemm                |                           cc
+    """
+    result = of(aligned(text), ns_per_char=1_000_000)
+    assert records(result["steps"], "dur_ns") == [(4_000_000,)]
+
+
 def test_marks_without_kernels_count_as_they_are() -> None:
     drawing = aligned(f"""
         scope {PREFILL} | --------

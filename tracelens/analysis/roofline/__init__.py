@@ -10,13 +10,16 @@ from tracelens.analysis.roofline.costing import (
     repeats,
     with_surroundings,
 )
+from tracelens.analysis.roofline.slow import SLOW_RATIO, SlowCalls, slow_calls
 
 __all__ = [
     "BOUNDS",
+    "SLOW_RATIO",
     "Costing",
     "Counted",
     "MatrixFlops",
     "OpCalls",
+    "SlowCalls",
     "bounds",
     "costing",
     "direction",
@@ -24,5 +27,6 @@ __all__ = [
     "least_ns",
     "matrix_flops",
     "repeats",
+    "slow_calls",
     "with_surroundings",
 ]

@@ -23,6 +23,7 @@ from tracelens.trace import (
     Trace,
     excerpt,
     gpu_work,
+    in_flight_at_start,
     interval_of,
     select_step,
     union,
@@ -39,8 +40,10 @@ class Step(NamedTuple):
     label: Label  # what the program says of it
     eager: bool  # it launched its kernels one by one, by its label or else by its launch calls
     graph: bool  # it replayed a graph; neither where nothing tells
-    start: int  # ns, from the first to the last of its kernels; of its mark where none is linked to it
-    end: int  # ns, from the first to the last of its kernels; of its mark where none is linked to it
+    # ns, from the first to the last of its kernels, but behind what was in flight when the recording began; of
+    # its mark where no kernel is linked to it
+    start: int
+    end: int
     halves: tuple[int, ...]  # tokens of the halves under two-batch overlap, as far as they are labeled
     comm_ns: int  # communication between start and end; -1 but for two-batch overlap
     hidden_ns: int  # of that, beside computation
@@ -193,6 +196,9 @@ def _rank_steps(trace: Trace, scope: Scope = "all") -> RankSteps:
     np.maximum.at(last, mark, kernels.end)
     launched = last >= first
     start, end = np.where(launched, first, host_start), np.where(launched, last, host_end)
+    # Behind what was in flight when the recording began, which is none of the step's.
+    in_flight_end = trace.once(in_flight_at_start).end
+    start = np.where((start < in_flight_end) & (in_flight_end < end), in_flight_end, start)
     replays = np.array([_GRAPH_LAUNCH in name for name in events.names] or [False])
     replayed = np.zeros(len(labels), dtype=bool)
     replayed[mark[replays[events.name[kernels.launch]]]] = True

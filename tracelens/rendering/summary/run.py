@@ -49,6 +49,7 @@ _REMEDIES = {
     "fused_loss": "a fused loss",
     "fused_permute": "fusing the permutation",
     "fused_router": "a fused router",
+    "good_kernels": "kernels at the rates that the device reaches",
     "gemm_collective_overlap": "overlapping GEMMs with their collectives",
     "grouped_gemm": "grouped GEMM",
     "hierarchical_all_reduce": "a hierarchical all-reduce",

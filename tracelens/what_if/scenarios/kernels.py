@@ -10,6 +10,7 @@ import numpy as np
 
 from tracelens.analysis.common import NODE, recomputed
 from tracelens.analysis.fusable import Chains, loss_chains, permutation_chains, router_chains
+from tracelens.analysis.roofline import slow_calls
 from tracelens.arrays import Int, lookup
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
@@ -55,6 +56,41 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
         raise NotApplicable(f"no kernel, op, collective or kernel class matches {text!r}")
     edit.set_dur(nodes, edit.dur[nodes] * factor)
     return f"{len(nodes):,} activities take {factor:g}x as long; everything else stays the same"
+
+
+@scenario("good_kernels", argument="=OP", reads=(slow_calls,))
+def good_kernels(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Slow kernels, or those of OP, run at the rate that the device reaches for work of their size.
+
+    Assumes:
+        Rates are those measured by size on the device, or on one of which it is a known multiple; GEMMs are
+        no faster than the run's best. Kernels that are not slow keep their time, as do sorts, transfers and
+        what has no cost model.
+    """
+    graph, by_rank = context.gpu_graph(), context.read(slow_calls)
+    pattern = wildcards(argument) if argument else None
+    changed, before_ns, after_ns = 0, 0.0, 0.0
+    kinds: set[str] = set()
+    for index, slow in enumerate(by_rank):
+        names = [item.name for item in slow.items]
+        wanted = matching(names, pattern) if pattern else np.ones(len(names), dtype=bool)
+        kinds |= {name for name, is_wanted in zip(names, wanted.tolist(), strict=True) if is_wanted}
+        rows, kind = slow.rows[wanted[slow.kind]], slow.kind[wanted[slow.kind]]
+        nodes = graph.nodes(index, Node.WORK)
+        nodes = nodes[np.isin(graph.work[nodes], rows)]
+        factor = slow.factor[kind[np.searchsorted(rows, graph.work[nodes])]]
+        changed += len(nodes)
+        before_ns += float(edit.dur[nodes].sum())
+        edit.set_dur(nodes, edit.dur[nodes] * factor)
+        after_ns += float(edit.dur[nodes].sum())
+    if not changed:
+        raise NotApplicable(
+            f"no call of an op like {argument!r} is slow" if argument else "no call is slow for its size"
+        )
+    return (
+        f"{changed:,} activities of {len(kinds)} ops take {duration(after_ns)} instead of "
+        f"{duration(before_ns)} over all ranks, at the rates that the device reaches for their sizes"
+    )
 
 
 @scenario("fused_loss", reads=(loss_chains,))

@@ -1,0 +1,150 @@
+"""Calls that take far longer than the device needs elsewhere for work of their size.
+
+The roofline compares with the data sheet, which no kernel reaches. Here a call is compared with what this
+device does reach: GEMMs, attention and passes over memory as they were measured by size on it, or on a
+measured device of which it has a known multiple; no GEMM with a higher rate than the run's own best. What is
+beyond that is lost to the kernel that was chosen, not to the hardware.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.common import call_time
+from tracelens.analysis.roofline.costing import LARGE_FLOPS, Counted, costing
+from tracelens.arrays import Float, Int, lookup
+from tracelens.costs import OpCost
+from tracelens.devices import MEASURED, Device, attention_rate, gemm_rate, memory_rate
+from tracelens.table import sums
+from tracelens.trace import Trace
+
+SLOW_RATIO = 1.75
+"""Measured time / reachable time from which a call is slow. The curves are of single sizes on idle devices:
+common kernels of the recordings of H100, H200 and MI300X lie up to 1.6 times above them."""
+
+LONG_NS = 10_000
+"""Mean time of a call from which it is looked at: a shorter one is mostly launch and drain."""
+
+LEAST_SHARE = 0.001
+"""Share of the GPU time of all calls that a kind of call takes to be looked at: less can be no finding."""
+
+# Sorting and searching read their data several times, by an algorithm that the bytes do not tell.
+_SEVERAL_PASSES = re.compile(r"sort|topk|unique|nonzero|cumsum|multinomial|searchsorted", re.IGNORECASE)
+
+
+class SlowCalls(NamedTuple):
+    """Kinds of slow calls, most lost time first, and the GPU work that they are."""
+
+    items: tuple[Counted, ...]  # what they compute
+    calls: Int  # of each kind in the recording
+    dur_ns: Int  # of all calls of a kind
+    reachable_ns: Float  # that one call needs on this device
+    is_measured: bool  # whether all that is from measurements of this device
+    rows: Int  # positions in the trace's work
+    kind: Int  # index into `items` of each
+
+    @property
+    def lost_ns(self) -> Float:
+        """Time of each kind beyond what its calls need."""
+        lost: Float = self.dur_ns - self.reachable_ns * self.calls
+        return lost
+
+    @property
+    def factor(self) -> Float:
+        """Needed time / measured time of each kind."""
+        factor: Float = self.reachable_ns * self.calls / np.maximum(self.dur_ns, 1)
+        return factor
+
+
+class _Reachable(NamedTuple):
+    ns: float  # 0 where it is not known
+    is_measured: bool
+
+
+class _Kinds(NamedTuple):
+    calls: Int  # of each kind that was counted
+    dur_ns: Int  # of all of them
+
+
+def _kinds(trace: Trace) -> _Kinds:
+    counted = costing(trace, trace.work)
+    rows = np.flatnonzero(counted.item >= 0)
+    _, dur = call_time(trace.work.take(rows), counted.call[rows])
+    _, first = np.unique(counted.call[rows], return_index=True)
+    item, size = counted.item[rows[first]], len(counted.items)
+    return _Kinds(np.bincount(item, minlength=size), sums(item, dur, size))
+
+
+def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
+    """The slow calls of a rank on the device that it ran on; none where that is not known."""
+    counted, (calls, dur_ns) = costing(trace, trace.work), trace.once(_kinds)
+    best: dict[str, float] = {}
+    long = np.flatnonzero((dur_ns > LONG_NS * calls) & (dur_ns > LEAST_SHARE * dur_ns.sum()))
+    for kind in long.tolist():
+        cost = counted.items[kind].cost
+        if cost.engine == "matrix" and cost.flops > LARGE_FLOPS:
+            rate = cost.flops * calls[kind] / dur_ns[kind] * 1e9
+            best[cost.dtype] = max(best.get(cost.dtype, 0.0), rate)
+    slow: list[tuple[float, int, _Reachable]] = []
+    for kind in long.tolist():
+        item = counted.items[kind]
+        if device is None or item.cost.link or _SEVERAL_PASSES.search(item.name):
+            continue
+        reachable = _reachable(item, device, best.get(item.cost.dtype, 0.0))
+        mean_ns = dur_ns[kind] / calls[kind]
+        if 0 < SLOW_RATIO * reachable.ns < mean_ns:
+            slow.append((float(dur_ns[kind] - reachable.ns * calls[kind]), kind, reachable))
+    slow.sort(key=lambda each: -each[0])
+    kinds = np.array([kind for _, kind, _ in slow], dtype=np.int64)
+    number = np.full(len(counted.items), -1, dtype=np.int64)
+    number[kinds] = np.arange(len(kinds))
+    kind_of_row = lookup(number, counted.item, -1)
+    rows = np.flatnonzero(kind_of_row >= 0)
+    return SlowCalls(
+        items=tuple(counted.items[kind] for kind in kinds.tolist()),
+        calls=calls[kinds],
+        dur_ns=dur_ns[kinds],
+        reachable_ns=np.array([reachable.ns for _, _, reachable in slow]),
+        is_measured=all(reachable.is_measured for _, _, reachable in slow),
+        rows=rows,
+        kind=kind_of_row[rows],
+    )
+
+
+def _reachable(item: Counted, device: Device, best: float) -> _Reachable:
+    """What a call needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
+    cost = item.cost
+    moved = cost.read_bytes + cost.write_bytes
+    memory = memory_rate(device, max(moved, 1))
+    memory_ns, is_measured = moved / memory.per_s * 1e9, memory.source == MEASURED
+    if not cost.flops:
+        return _Reachable(memory_ns, is_measured)
+    if cost.engine != "matrix":
+        peak = device.peak(cost.engine, cost.dtype)
+        return _Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
+    rate, rate_is_measured = _matrix_rate(item.name, cost, device)
+    if best:
+        rate = min(rate, best) or best
+    if not rate:
+        return _Reachable(0.0, False)
+    return _Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
+
+
+def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:
+    """FLOP/s for work of this shape, 0 where the device has none for the type; whether it was measured."""
+    dims = dict(cost.dims)
+    rate = None
+    if {"M", "N", "K"} <= dims.keys():
+        # Rows of each of a group's matrices; of a batch they are rows of each already.
+        groups = dims.get("G", 1)
+        rows, matrices = dims["M"] / max(groups, 1), max(groups * dims.get("B", 1), 1)
+        rate = gemm_rate(device, rows, dims["K"], dims["N"], cost.dtype, matrices)
+    elif {"Nq", "D"} <= dims.keys():
+        width, values = dims["D"], dims.get("Dv", dims["D"])
+        rate = attention_rate(device, dims["Nq"], width, values, cost.dtype, "backward" in name)
+    if rate is not None:
+        return rate.per_s, rate.source == MEASURED
+    return device.max_achievable(cost.dtype) or device.peak("matrix", cost.dtype) or 0.0, False

@@ -74,6 +74,22 @@ def utilisation(*mfus: float, dur_ms: float = 100, skips: Sequence[Skip] = ()) -
     return result("roofline", skips, utilisation=rows)
 
 
+def roofline(*ops: tuple[str, float, float], coverage: float = 1.0, bound: str = "memory") -> Result:
+    """Ops of rank 0 as (name, ms, ms by the roofline)."""
+    rows = [
+        {
+            "name": name,
+            "bound": bound,
+            "dur_ns": round(ms * MS),
+            "roofline_ns": round(least * MS),
+            "recoverable_ns": round((ms - least) * MS),
+        }
+        for name, ms, least in ops
+    ]
+    parts = [{"dur_ns": row["dur_ns"]} for row in rows]
+    return result("roofline", meta={"coverage": coverage}, roofline=rows, coverage=parts)
+
+
 def idle(rank: int = 0, **causes_ms: float) -> Result:
     """Idle time by cause; _ stands for a blank."""
     rows = [
@@ -111,6 +127,7 @@ def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Resul
             "finding": name,
             "scenario": scenario,
             "additional_ns": round(ms * MS),
+            "fraction": ms / base_ms,
             "confidence": sure,
         }
         for name, scenario, ms, sure in found

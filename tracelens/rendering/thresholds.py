@@ -25,9 +25,11 @@ the same. Beyond it a projected step time does not compare with the measured one
 PART_SHARE = 0.1
 """Share of the step (0-1) from which the part after the largest is named beside it."""
 
-SAVING_SHARE, DOUBTED_SAVING_SHARE = 0.02, 0.05
-"""Share of the step (0-1) that a finding must exceed to be named; more where its confidence is low, since it
-may turn out to be nothing."""
+SAVING_SHARE = 0.02
+"""Share of the step (0-1) that a saving exceeds to be told as a step time: smaller ones are lost in it."""
+
+COVERED_SHARE = 0.5
+"""Share of the GPU time (0-1) that cost models count, from which they speak for a run's kernels: most."""
 
 ONCE_SHARE = 0.02
 """Share of a step (0-1), mean of the ranks, from which the headline tells idle time that happened once."""

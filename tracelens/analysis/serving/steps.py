@@ -40,8 +40,8 @@ class Step(NamedTuple):
     label: Label  # what the program says of it
     eager: bool  # it launched its kernels one by one, by its label or else by its launch calls
     graph: bool  # it replayed a graph; neither where nothing tells
-    # ns, from the first to the last of its kernels, but behind what was in flight when the recording began; of
-    # its mark where no kernel is linked to it
+    # ns, from the first to the last of its kernels, but behind what was in flight when the recording began;
+    # of its mark where no kernel is linked to it
     start: int
     end: int
     halves: tuple[int, ...]  # tokens of the halves under two-batch overlap, as far as they are labeled

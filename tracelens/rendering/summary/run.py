@@ -23,7 +23,7 @@ from tracelens.rendering.summary.wording import (
 )
 from tracelens.rendering.thresholds import (
     CAUSE_SHARE,
-    DOUBTED_SAVING_SHARE,
+    COVERED_SHARE,
     ONCE_SHARE,
     PART_SHARE,
     REPLAYED_STEP_SHARE,
@@ -145,6 +145,11 @@ class RunFigures:
         result = self._results.get(analyzer)
         table = result.data.get(name) if result else None
         return table if table is not None and len(table) else None
+
+    def table_sum(self, analyzer: str, name: str, column: str) -> float:
+        """The sum of a column, 0 where there is no such table."""
+        table = self.table(analyzer, name)
+        return float(table.array(column).sum()) if table is not None else 0.0
 
     def section(self, analyzer: str) -> str:
         return analyzer if analyzer in self._results else ""
@@ -332,7 +337,7 @@ def run_verdict(figures: RunFigures) -> str:
         is_on_one = len(ranks) == 1 and ranks[0] >= 0 and len(figures.report_meta.get("ranks", ())) > 1
         where = f" on rank {ranks[0]}" if is_on_one else ""
         doubt = f"Doubtful recording ({', '.join(figures.doubts()[:2])}{where}): the figures may be wrong. "
-    clauses = (_measured(figures), _largest_part(figures), _saving(figures))
+    clauses = (_measured(figures), _largest_part(figures), _saving(figures), _unexplained(figures))
     return f"{doubt}{'; '.join(filter(None, clauses))}.{_once(figures)}"
 
 
@@ -419,28 +424,79 @@ def _largest_part(figures: RunFigures) -> str:
     return f"{text}, {percent(next_share)} {next_verb} {next_what}"
 
 
+_VERBS = {"high": "would", "medium": "would probably", "low": "might"}
+"""Confidence in a saving to how it is told."""
+
+
 def _saving(figures: RunFigures) -> str:
     """What the first finding would change."""
     table = figures.table("findings", "findings")
     base_ns = figures.meta("findings").get("base_ns", 0)
-    if table is None or not base_ns or not len(table):
+    if table is None or not base_ns:
         return ""
-    (scenario,), (title,) = table.texts("scenario", [0]), table.texts("finding", [0])
+    first = [0]
+    (scenario,), (title,), (confidence,) = (
+        table.texts(name, first) for name in ("scenario", "finding", "confidence")
+    )
     known = _REMEDIES.get(scenario.partition("=")[0].partition(":")[0])
     remedy = known or f"fixing finding 1 ({title.partition(':')[0]})"
     if late_rank := re.fullmatch(r"median_pace=(\d+)", scenario):
         _, _, said = title.partition(", ")
         remedy = f"rank {late_rank[1]}{said and f', {said},'} at the pace of the others"
-    saving_ns = float(table.array("additional_ns")[0])
-    is_doubted = table.texts("confidence", [0])[0] == "low"
-    if saving_ns <= (DOUBTED_SAVING_SHARE if is_doubted else SAVING_SHARE) * base_ns:
-        return ""
-    if is_doubted:
-        return f"{remedy} could save about {percent(saving_ns / base_ns)} (low confidence)"
+    saving_ns, verb = float(table.array("additional_ns")[0]), _VERBS[confidence]
     step_ns = figures.pace.step_ns or figures.times.step_ns
-    if figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE:
-        return f"{remedy} would bring it to about {about(base_ns - saving_ns)}"
-    return f"{remedy} would save about {percent(saving_ns / base_ns)}"
+    is_step = figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE
+    if is_step and confidence != "low" and saving_ns > SAVING_SHARE * base_ns:
+        return f"{remedy} {verb} bring it to about {about(base_ns - saving_ns)}"
+    return f"{remedy} {verb} save about {percent(saving_ns / base_ns)}"
+
+
+def _unexplained(figures: RunFigures) -> str:
+    """Where most of the time goes if findings say little of it, and what would tell more."""
+    table = figures.table("findings", "findings")
+    found = float(table.array("fraction").sum()) if table is not None else 0.0
+    if found > PART_SHARE or not figures.section("findings"):
+        return ""
+    computation, idle, exposed = (
+        figures.share(f"{name}_ns").mean for name in ("computation", "idle", "exposed_comm")
+    )
+    if max(idle, exposed) > max(computation, PART_SHARE) or (figures.cpu_only and idle > PART_SHARE):
+        if exposed > idle:
+            is_part = int(figures.report_meta.get("setup", {}).get("ranks", 0)) > len(figures.ranks)
+            tells = (
+                "record all ranks to see who waits for whom" if is_part else "`overlap` shows its collectives"
+            )
+            return f"no finding explains the exposed communication: {tells}"
+        cause = next(iter(figures.idle_causes()), "")
+        return f"no finding explains the idle time{cause and f' (mostly {cause})'}: `idle` shows its gaps"
+    return "" if figures.cpu_only else _efficiency(figures)
+
+
+def _efficiency(figures: RunFigures) -> str:
+    """The ops with the most time beyond the roofline, and how near it they are; or why that is not known."""
+    table = figures.table("roofline", "roofline")
+    coverage = float(figures.meta("roofline").get("coverage", 0.0))
+    if not figures.section("roofline"):
+        return ""
+    if table is None or coverage < COVERED_SHARE:
+        reason = short_reason(figures.reason("roofline", "efficiency"))
+        why = reason or f"cost models count {percent(coverage)} of the GPU time (record_shapes=True)"
+        return f"how good its kernels are is not known: {why}"
+    bound = table.coded("bound")
+    at_gpu = bound.equals("compute") | bound.equals("memory")
+    rows = np.flatnonzero(at_gpu & (table.array("recoverable_ns") > 0))
+    if not len(rows):
+        return ""
+    name = table.coded("name")
+    beyond = np.bincount(name.codes[rows], weights=table.array("recoverable_ns")[rows])
+    most = int(beyond.argmax())
+    own = np.flatnonzero(at_gpu & (name.codes == most))
+    dur_ns, least_ns = (float(table.array(column)[own].sum()) for column in ("dur_ns", "roofline_ns"))
+    whole = figures.table_sum("roofline", "coverage", "dur_ns")
+    return (
+        f"the most time beyond the roofline is in {name.values[most]}: {percent(dur_ns / max(whole, 1))} of "
+        f"the GPU time at {percent(least_ns / max(dur_ns, 1))} of what the hardware allows"
+    )
 
 
 def run_tiles(figures: RunFigures) -> Iterator[Tile]:

@@ -114,7 +114,7 @@ CASES = {
     "only copies": lambda: _one("s7 copy | == =="),
 }  # fmt: skip
 
-NOTHING_TO_TELL = {("input", "losses")}
+NOTHING_TO_TELL = {("input", "losses"), ("findings", "facts"), ("findings", "candidates")}
 """Tables whose absence is good news."""
 
 NAMES = [item.name for item in in_order()]

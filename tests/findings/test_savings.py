@@ -66,6 +66,16 @@ def savings(result: Result) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.parametrize(("columns", "rest"), [((9, 17), ""), ((9, 11), "2.00 us")])
+def test_a_saving_beyond_its_evidence_says_where_the_rest_lies(
+    found: Any, columns: tuple[int, int], rest: str
+) -> None:
+    """Half of 8 us, of which the detection is about all, or about 2 us."""
+    (row,) = found(CHAIN, half=("scale:first=0.5", columns))["findings"].itertuples()
+    assert ("go with it" in row.evidence) == bool(rest)
+    assert f"4.00 us saved {rest} lie in this time, {rest} in gaps" in row.evidence or not rest
+
+
 def test_the_saving_is_what_the_replay_gives(found: Any) -> None:
     result = found(CHAIN, half=("scale:first=0.5", (9, 17)))
     assert savings(result) == [("half", 4, 4, "replayed", "")]

@@ -223,7 +223,7 @@ def test_large_findings_speak_for_themselves() -> None:
         ({"comm": 0.6, "computation": 0.1}, {"setup": {"ranks": 8}}, "record all ranks"),
         ({"comm": 0.6, "computation": 0.1}, {}, "`overlap`"),
         ({"idle": 0.7, "computation": 0.1}, {}, "the idle time"),
-        ({}, {}, "kernels is not known"),
+        ({}, {}, "is not known"),
     ],
 )
 def test_what_no_finding_explains_says_what_would_tell_more(

@@ -11,6 +11,7 @@ import numpy as np
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.completeness import doubtful_time, doubts_within
+from tracelens.analysis.roofline import slow_calls
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.findings.actions import Commands, CommandSource, longest_start
 from tracelens.findings.detectors import (
@@ -25,10 +26,17 @@ from tracelens.findings.detectors import (
     RankContext,
 )
 from tracelens.findings.remedies import remedy
-from tracelens.findings.thresholds import CAUSE_SHARE, LOW_DOUBT, MEDIUM_DOUBT, SHOWN, UNEXPLAINED_SHARE
+from tracelens.findings.thresholds import (
+    CAUSE_SHARE,
+    LOW_DOUBT,
+    MEDIUM_DOUBT,
+    OWN_TIME,
+    SHOWN,
+    UNEXPLAINED_SHARE,
+)
 from tracelens.guard import Failure, guard
 from tracelens.table import Column, Result, Schema, Skip
-from tracelens.trace import Trace, Union, both
+from tracelens.trace import Trace, Union, both, steps_of
 from tracelens.units import duration
 from tracelens.what_if import (
     DOUBTFUL,
@@ -78,6 +86,40 @@ FINDINGS = Schema(
         "run under the finding's scenario, for serving engines over all steps together; under "
         f"{SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
 )  # fmt: skip
+FACTS = Schema(
+    "Wrong whatever it costs",
+    (
+        Column(
+            "fact", "str", doc="what is wrong, or what the recording cannot show and what would", prose=True
+        ),
+        Column("rank", "int64", doc="that shows most of it, -1 for the whole job"),
+        Column("detector", "category", doc="that measured it; '' for the recording"),
+    ),
+    kind="entries",
+    doc="Not among the findings, as mending it saves next to no time in this run, or as nothing can be said.",
+)
+CANDIDATES = Schema(
+    "Candidates for other kernels",
+    (
+        Column("rank", "int64", doc="that ran it"),
+        Column("op", "str", doc="op or kernel that is slow for its size"),
+        Column("shapes", "str", doc="of its arguments"),
+        Column("dtype", "category", doc="in which it computes"),
+        Column("kernel", "str", doc="in which its longest call spends most time"),
+        Column("count", "float64", "count", "calls per step"),
+        Column("dur_ns", "float64", "ns", "of a call"),
+        Column("reachable_ns", "float64", "ns", "that a call needs at the rates that the device reaches"),
+        Column("lost_ns", "float64", "ns", "time beyond that, per step"),
+        Column("fraction", "float64", "fraction", "of the step that is lost"),
+        Column(
+            "flops_per_s", "float64", "flops/s", "that a call reaches, 0 where it computes next to nothing"
+        ),
+        Column("bytes_per_s", "float64", "bytes/s", "that a call reaches"),
+    ),
+    detail=True,
+    doc="What the finding `slow_kernels` is about, for whoever writes or chooses kernels; most lost first. "
+    "`tracelens replay --finding slow_kernels` writes the calls as scripts.",
+)
 MEASUREMENTS = Schema(
     "Detector measurements",
     (
@@ -115,9 +157,17 @@ class RankDetections(NamedTuple):
     outcomes: dict[str, Outcome]  # by detector
     recording: CommandSource  # what commands need of the trace
     steps: int = 1  # number of whole steps
+    lacking: tuple[str, ...] = ()  # what the recording cannot show, with what would
+    candidates: tuple[tuple[Any, ...], ...] = ()  # rows of CANDIDATES
 
 
-TABLES = {"findings": FINDINGS, "measurements": MEASUREMENTS, "checks": CHECKS}
+TABLES = {
+    "findings": FINDINGS,
+    "facts": FACTS,
+    "candidates": CANDIDATES,
+    "measurements": MEASUREMENTS,
+    "checks": CHECKS,
+}
 
 
 class RankedFinding(NamedTuple):
@@ -309,7 +359,61 @@ def rank_detections(
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
     recording = CommandSource.of(trace, outcomes, device, device_file)
-    return RankDetections(trace.meta.rank, origin, context.step_ns, outcomes, recording, context.steps)
+    return RankDetections(
+        rank=trace.meta.rank,
+        origin=origin,
+        step_ns=context.step_ns,
+        outcomes=outcomes,
+        recording=recording,
+        steps=context.steps,
+        lacking=tuple(_lacking(context)),
+        candidates=tuple(_candidates(context)),
+    )
+
+
+def _lacking(context: RankContext) -> Iterator[str]:
+    """What the recording of a rank cannot show, and what would."""
+    if not len(context.work.event):
+        return
+    if not steps_of(context.trace).whole:
+        yield "no steps are marked, so nothing is told per step: call the profiler's step() after each"
+    elif context.steps == 1:
+        yield "one step is recorded, so what recurs is not known: record three"
+    shapes = context.trace.tables["ops"].columns["shapes"]
+    if not any(text.strip("[], ") for text in shapes.values):
+        yield (
+            "no shapes are recorded, so expert loops, losses and slow kernels were not looked for: "
+            "record_shapes=True"
+        )
+    elif context.device is None and not context.trace.meta.cpu_only:
+        yield "the device is not known, so slow kernels were not looked for: give --device"
+
+
+def _candidates(context: RankContext) -> Iterator[tuple[Any, ...]]:
+    """Rows of CANDIDATES for one rank."""
+    slow, work = slow_calls(context.trace, context.device), context.trace.work
+    share = slow.share_within(context.rows, work)
+    for kind, item in enumerate(slow.items):
+        if not share[kind]:
+            continue
+        own = slow.rows[slow.kind == kind]
+        dur_ns = float(slow.dur_ns[kind] / slow.calls[kind])
+        lost_ns = context.per_step(float(slow.lost_ns[kind] * share[kind]))
+        cost = item.cost
+        yield (
+            context.trace.meta.rank,
+            item.name,
+            item.shapes,
+            cost.dtype,
+            work.names[work.name[own[work.dur[own].argmax()]]],
+            context.per_step(float(slow.calls[kind] * share[kind])),
+            dur_ns,
+            float(slow.reachable_ns[kind]),
+            lost_ns,
+            lost_ns / max(context.step_ns, 1),
+            cost.flops / dur_ns * 1e9,
+            (cost.read_bytes + cost.write_bytes) / dur_ns * 1e9,
+        )
 
 
 @analyzer(
@@ -347,7 +451,8 @@ def findings(
         unprofiled_step_ms: a step without the profiler, from which the projector starts.
 
     Returns:
-        tables `findings`, `measurements` and `checks`. meta: the replayed step and its base_ns.
+        tables `findings`, `facts`, `candidates`, `measurements` and `checks`. meta: the replayed step and its
+        base_ns.
 
     Raises:
         TracelensError: no such device, or the file is no device file.
@@ -375,6 +480,12 @@ def findings(
         _row(position, finding, ranks, replays, commands, results["completeness"])
         for position, finding in enumerate(ranked(list(shown.values()), replays, len(ranks)), start=1)
     ]
+    facts = [
+        (detection.fact, rank, name)
+        for name, finding in sized.items()
+        if name not in shown and (detection := finding.detections[rank := finding.worst]).fact
+    ]
+    facts += [(text, JOB, "") for text in dict.fromkeys(text for rank in ranks for text in rank.lacking)]
     # What all figures are of, a mean step of each rank; then the figures of the detections.
     measurements: list[tuple[Any, ...]] = [(rank.rank, "", "step", rank.step_ns, "ns") for rank in ranks]
     for name, finding in sized.items():
@@ -399,6 +510,8 @@ def findings(
         checks.append((name, item.doc, len(outcome), *sizes, verdict))
     tables = {
         "findings": FINDINGS.from_rows(rows),
+        "facts": FACTS.from_rows(facts),
+        "candidates": CANDIDATES.from_rows(row for rank in ranks for row in rank.candidates),
         "measurements": MEASUREMENTS.from_rows(measurements),
         "checks": CHECKS.from_rows(checks),
     }
@@ -428,6 +541,13 @@ def _row(
     if cause is not None:
         title = cause.detector.title
         explained = f"; {finding.explained:.0%} of this time lies within another finding: {title}"
+    rest = ""
+    lost_ns = mean_of_ranks(candidate.lost_ns, len(ranks))
+    if 0 < lost_ns * (1 + OWN_TIME) < saving.ns:
+        rest = (
+            f"; of the {duration(saving.ns)} saved {duration(lost_ns)} lie in this time, "
+            f"{duration(saving.ns - lost_ns)} in gaps and waiting that go with it"
+        )
     row = {
         "position": position,
         "finding": detection.title or candidate.detector.title,
@@ -439,7 +559,7 @@ def _row(
         "basis": saving.basis,
         "scenario": saving.scenario,
         "confidence": detection.confidence,
-        "evidence": f"{prefix}{detection.evidence}{explained}",
+        "evidence": f"{prefix}{detection.evidence}{rest}{explained}",
         "upper_bound": saving.upper_bound,
         "remedy": remedy(
             candidate.detector.name,

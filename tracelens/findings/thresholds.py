@@ -18,6 +18,10 @@ stay within."""
 CAUSE_SHARE = 0.5
 """A cause that overlaps more than this share of a symptom's time explains it: most of it."""
 
+OWN_TIME = 0.05
+"""A saving that exceeds the time that its evidence is about by more than this share says where the rest lies:
+means over ranks and steps differ by as much."""
+
 # Host
 
 LAUNCH_BOUND_SHARE = 0.1
@@ -33,6 +37,10 @@ to the start on an idle GPU it takes 5 to 35 us."""
 SURE_SHARE = 0.9
 """Share of the lost time that lies inside the blocking calls themselves, above which the saving is sure: the
 rest is a queue that refills."""
+
+MANY_CALLS = 10
+"""Blocking calls outside MoE layers per step from which they are told even where they cost no time here: a
+loss or a norm is read once or twice a step."""
 
 SMALL_NS = 10_000
 """Kernels below this duration are small: a trade-off, about what the launch of each costs."""
@@ -62,6 +70,10 @@ LOOP_GEMMS = 4
 
 EVEN = 1.02
 """Busiest rank / mean up to which tokens are balanced: kernels of equal work differ by as much."""
+
+UNEVEN = 1.5
+"""Busiest rank / mean from which tokens are told to be uneven even where that costs no time here: such a rank
+needs half as much memory and time again."""
 
 PADDED_SHARE = 0.1
 """Less padding of the token slots than this is the odd request more on one rank."""

@@ -19,7 +19,7 @@ from tracelens.arrays import Float, Int, lookup
 from tracelens.costs import OpCost
 from tracelens.devices import MEASURED, Device, attention_rate, gemm_rate, memory_rate
 from tracelens.table import sums
-from tracelens.trace import Trace
+from tracelens.trace import Trace, Work
 
 SLOW_RATIO = 1.75
 """Measured time / reachable time from which a call is slow. The curves are of single sizes on idle devices:
@@ -57,6 +57,14 @@ class SlowCalls(NamedTuple):
         """Needed time / measured time of each kind."""
         factor: Float = self.reachable_ns * self.calls / np.maximum(self.dur_ns, 1)
         return factor
+
+    def share_within(self, rows: Int, work: Work) -> Float:
+        """Share of each kind's time that lies in some of the trace's work."""
+        size = len(self.items)
+        inside = np.isin(self.rows, rows)
+        own_ns = sums(self.kind[inside], work.dur[self.rows[inside]], size)
+        share: Float = own_ns / np.maximum(sums(self.kind, work.dur[self.rows], size), 1)
+        return share
 
 
 class _Reachable(NamedTuple):

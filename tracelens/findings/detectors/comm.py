@@ -1,4 +1,4 @@
-"""Communication: exposed or slow collectives, GEMMs beside them, and ranks that come late to them."""
+"""Communication: exposed, slow or needless collectives, GEMMs beside them, and ranks that come late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.analysis.comm import SEND_RECV, HostKernels, collective_kinds, host_spans
+from tracelens.analysis.comm import SEND_RECV, HostKernels, collective_kinds, host_spans, regathers
 from tracelens.analysis.fusable import exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.host import threads
 from tracelens.analysis.moe import BACKWARD, COMBINE, DISPATCH, deduplicated_share, regions, token_messages
@@ -607,4 +607,40 @@ def gemm_collective(context: RankContext) -> Outcome:
         f"{count} of {len(slow)} GEMMs do not overlap the collective of their tensor ({kinds}): "
         f"{duration(measured)} per step{limit}; overlapped, only the longer of each pair counts",
         "medium" if context.device else "low",
+    )
+
+
+@detector(
+    "parameters_regathered",
+    evidence="overlap",
+    scenario="keep_parameters",
+    title="Parameters are gathered again for the backward pass",
+    remedy="Keep parameters gathered between the passes where memory allows: fully_shard(module, "
+    "reshard_after_forward=False), for some modules if not for all; for the last one in any case. FSDP1: "
+    "ShardingStrategy.SHARD_GRAD_OP.",
+    measures={
+        "gathers again per step": "all-gathers of modules gathered before in the step, waiting included",
+        "exposed per step": "part of it without computation",
+    },
+    threshold="one module gathered twice in a step",
+    limits="Reads the marks of FSDP2. The parameters of all modules must fit into memory together.",
+)
+def parameters_regathered(context: RankContext) -> Outcome:
+    """FSDP frees the parameters of a module after its forward pass and gathers them again."""
+    again = np.isin(context.rows, context.trace.once(regathers).rows)
+    gathers = again & (context.work.kind == WORK_KINDS.index("comm"))
+    if not gathers.any():
+        return "no module whose parameters are gathered twice in a step by FSDP2"
+    gathering = context.during(gathers)
+    exposed = difference(gathering, context.work.union("computation"))
+    return Detection(
+        (
+            Quantity("gathers again per step", context.per_step(gathering.total), "ns"),
+            Quantity("exposed per step", context.per_step(exposed.total), "ns"),
+        ),
+        context.per_step(exposed.total),
+        gathering,
+        f"{context.per_step(gathering.total) / 1e6:,.1f} ms/step of all-gathers repeat those of the forward "
+        f"pass; {context.per_step(exposed.total) / 1e6:,.1f} ms/step of them are exposed",
+        "medium",
     )

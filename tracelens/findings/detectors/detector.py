@@ -53,6 +53,8 @@ class Detection(NamedTuple):
     in_graphs: bool = False  # whether most of it is work that graphs launch already
     title: str = ""  # of the finding, where that depends on what is measured
     cause: str = ""  # of most of it, by which remedies are chosen; "" where it has none or several
+    # what is wrong whatever it costs here, as a sentence without its full stop; "" for what only costs time
+    fact: str = ""
 
 
 Outcome = Detection | str

@@ -15,6 +15,7 @@ from tracelens.arrays import Bool, Int, unique
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
 from tracelens.findings.thresholds import (
     LATE_LAUNCH_SHARE,
+    MANY_CALLS,
     MANY_SMALL_SHARE,
     QUEUED_NS,
     SMALL_NS,
@@ -344,6 +345,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
         f"{_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
+        fact=f"the host waits for the GPU {each:.3g} times in each MoE layer and micro-batch",
     )
 
 
@@ -398,6 +400,9 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
         scenario,
+        fact=f"the host waits for the GPU {count:,.0f} times per step outside MoE layers"
+        if count >= MANY_CALLS
+        else "",
     )
 
 
@@ -503,6 +508,7 @@ def garbage_collection(context: RankContext) -> Outcome:
         f"{duration(context.per_step(during.total))} (longest {duration(longest)}); the GPU idles for "
         f"{duration(context.per_step(where.total))} of that{steps}",
         "high",
+        fact=f"Python collects garbage {context.per_step(count):,.2g} times per step",
     )
 
 

@@ -21,7 +21,7 @@ from tracelens.findings.detectors.detector import (
     in_steps,
     step_count,
 )
-from tracelens.findings.thresholds import EVEN, LOOP_GEMMS, SMALL_NS
+from tracelens.findings.thresholds import EVEN, LOOP_GEMMS, SMALL_NS, UNEVEN
 from tracelens.table import Result
 from tracelens.trace import union
 from tracelens.units import milliseconds
@@ -184,6 +184,10 @@ def token_imbalance(results: Mapping[str, Result]) -> Detections:
             f"{balance.array('worst_rank')[worst]}) computes {balance.array('tokens_max')[worst]:,.0f} rows "
             f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); {finish}",
             "medium",
+            fact=f"in MoE layer {balance.array('layer')[worst]} the busiest rank computes {ratio[worst]:.1f} "
+            "times the mean number of rows"
+            if ratio[worst] >= UNEVEN
+            else "",
         )
     return detections
 

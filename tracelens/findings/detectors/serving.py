@@ -127,6 +127,7 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
             f"{tokens.sum():,} tokens in {slots.sum():,} slots, {share:.1%} padding; {basis}, including "
             "attention, which is not padded: an upper bound",
             "low",
+            fact=f"{share:.0%} of the token slots are padding",
         )
     }
 

@@ -36,6 +36,7 @@ from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
     Grid,
     details,
+    fact_lines,
     finding_cards,
     for_people,
     grid,
@@ -142,6 +143,7 @@ def files(report: Report) -> Mapping[str, bytes]:
             tile_value=tile_value,
             tile_range=tile_range,
             findings=finding_cards(report),
+            facts=fact_lines(report),
             sections=sections,
         )
     )

@@ -21,7 +21,7 @@ from tracelens.rendering.tables.rows import (
     skipped,
     with_places,
 )
-from tracelens.rendering.tables.sections import FindingCard, finding_cards, headline
+from tracelens.rendering.tables.sections import FindingCard, fact_lines, finding_cards, headline
 from tracelens.rendering.tables.values import (
     ABSENT,
     EFFICIENCY_BEYOND,
@@ -61,6 +61,7 @@ __all__ = [
     "encodable",
     "entries",
     "explained",
+    "fact_lines",
     "finding_cards",
     "for_people",
     "format_for",

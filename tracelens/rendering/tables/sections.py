@@ -265,6 +265,16 @@ def finding_cards(report: Report) -> list[FindingCard]:
     return [_card(table, row, sections) for row in range(len(table))]
 
 
+def fact_lines(report: Report) -> list[str]:
+    """What a report says to be wrong whatever it costs, as sentences."""
+    result = next((result for result in report.results if result.analyzer == "findings"), None)
+    table = result.data.get("facts") if result else None
+    if table is None or "fact" not in table.columns:
+        return []
+    texts = (one_line(str(text)).strip() for text in table.values("fact"))
+    return [f"{text[:1].upper()}{text[1:]}." for text in texts if text]
+
+
 def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:
     def text(name: str) -> str:
         return one_line(str(table.values(name)[row])).strip() if name in table.columns else ""

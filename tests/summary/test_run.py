@@ -242,9 +242,9 @@ def test_a_saving_of_another_step_is_a_share() -> None:
 def test_a_remedy_without_a_known_scenario_is_the_number_of_its_finding() -> None:
     made = summary(
         sample.steps([100]),
-        sample.findings(("Silent host: no CPU work", "no_idle=silent_host", 30.0, "high")),
+        sample.findings(("Odd: a sign of a plugin", "scale:odd=0", 30.0, "high")),
     )
-    assert clauses(made)[-1] == "fixing finding 1 (Silent host) would bring it to about 70 ms"
+    assert clauses(made)[-1] == "fixing finding 1 (Odd) would bring it to about 70 ms"
 
 
 def test_the_step_without_the_profiler_comes_first() -> None:
@@ -326,8 +326,8 @@ def test_doubts_come_first() -> None:
 
 def test_a_report_without_steps_has_no_summary() -> None:
     meta = {"devices": [], "ranks": [0]}
-    assert run_summary([sample.utilisation(0.3)], meta, ()) is None
-    assert run_summary([sample.result("steps")], meta, ()) is None
+    assert run_summary([sample.utilisation(0.3)], meta, (), {}) is None
+    assert run_summary([sample.result("steps")], meta, (), {}) is None
 
 
 def test_a_bug_in_the_summary_is_named_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

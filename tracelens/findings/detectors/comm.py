@@ -95,6 +95,7 @@ _WAITING_THRESHOLD = "waiting for a significant straggler, see `stragglers`, or 
     evidence="overlap",
     scenario="all_to_all_hidden",
     title="Exposed all-to-all",
+    fix="hiding the all-to-all",
     symptom=True,  # of ranks that come late: much of it is waiting for them
     measures={
         "all-to-all per step": "time with an all-to-all running, waiting included",
@@ -115,6 +116,7 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     "exposed_token_gather",
     evidence="overlap",
     title="Exposed all-gather and reduce-scatter of tokens",
+    fix="hiding the exchange of tokens",
     symptom=True,
     measures={
         "all-gather and reduce-scatter per step": "time with one of them running, waiting included",
@@ -203,6 +205,7 @@ def _all_to_all(context: RankContext) -> Bool:
     "deepep_busy_wait",
     evidence="moe",
     title="DeepEP: the host spins until tokens are counted",
+    fix="dispatching without a count on the host",
     launching=True,
     measures={
         "spins per step": "dispatches before which the host spins",
@@ -273,6 +276,7 @@ def deepep_busy_wait(context: RankContext) -> Outcome:
     evidence="collectives",
     scenario="hierarchical_all_reduce",
     title="Collectives across hosts use one flat ring",
+    fix="a hierarchical all-reduce",
     needs=("collectives",),
     measures={
         "collectives per step": "those in flat rings over hosts",
@@ -355,6 +359,7 @@ def hierarchical_all_reduce(results: Mapping[str, Result]) -> Detections:
     evidence="stragglers",
     scenario="median_pace",
     title="Ranks wait for late ranks",
+    fix="ranks at equal pace",
     needs=("collectives", "stragglers"),
     measures=_WAITING_MEASURES,
     threshold=_WAITING_THRESHOLD,
@@ -370,6 +375,7 @@ def stragglers(results: Mapping[str, Result]) -> Detections:
     evidence="stragglers",
     scenario="balanced",
     title="Ranks wait for ranks with more work",
+    fix="balancing the experts",
     needs=("collectives", "stragglers"),
     measures=_WAITING_MEASURES,
     threshold="any exposed waiting with this cause",
@@ -385,6 +391,7 @@ def stragglers_load(results: Mapping[str, Result]) -> Detections:
     "stragglers_unexplained",
     evidence="stragglers",
     title="Ranks wait for ranks that are late without a visible cause",
+    fix="ranks at equal pace",
     needs=("collectives", "stragglers"),
     measures=_WAITING_MEASURES,
     threshold=_WAITING_THRESHOLD,
@@ -400,6 +407,7 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Detections:
     evidence="stragglers",
     scenario="median_pace",
     title="Ranks wait for each other, without a significant straggler",
+    fix="ranks at equal pace",
     needs=("collectives", "stragglers"),
     measures=_WAITING_MEASURES,
     threshold="exposed waiting, none of it for a significant straggler",
@@ -555,6 +563,7 @@ def _waiting_of_rank(
     evidence="overlap",
     scenario="gemm_collective_overlap",
     title="GEMMs do not overlap their collectives",
+    fix="overlapping GEMMs with their collectives",
     measures={
         "pairs per step": "GEMMs that run sequentially with their collective",
         "serialized time": "their GEMMs and exposed transfers, per step",
@@ -615,6 +624,7 @@ def gemm_collective(context: RankContext) -> Outcome:
     evidence="overlap",
     scenario="keep_parameters",
     title="Parameters are gathered again for the backward pass",
+    fix="keeping parameters gathered",
     remedy="Keep parameters gathered between the passes where memory allows: fully_shard(module, "
     "reshard_after_forward=False), for some modules if not for all; for the last one in any case. FSDP1: "
     "ShardingStrategy.SHARD_GRAD_OP.",

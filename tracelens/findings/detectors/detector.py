@@ -77,6 +77,7 @@ class Detector:
     evidence: str = "findings"  # the analyzer whose tables show what it measured
     # whether it is about a host that feeds a GPU, and says nothing where the host does the work
     launching: bool = False
+    fix: str = ""  # what the remedy is, as the subject of a sentence: "grouped GEMM"
     symptom: bool = False  # whether others may be its cause
     # The what-if request that its remedy is, whose replay sizes the saving; "" if none models it. A detection
     # may name another.
@@ -123,6 +124,7 @@ def detector(
     evidence: str = "findings",
     scenario: str = "",
     title: str,
+    fix: str = "",
     remedy: str = "",
     needs: Sequence[str] = (),
     launching: bool = False,
@@ -139,6 +141,7 @@ def detector(
         scenario: the what-if request that the remedy is, as in `project whatif --scenario`; its replay gives
             the saving. A Detection may name another.
         title: of its finding.
+        fix: what the remedy is, as the subject of the sentence with which a report begins: "grouped GEMM".
         remedy: what to do about it, for a detector that findings/remedies/remedies.toml does not know.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
@@ -153,6 +156,7 @@ def detector(
         item = Detector(
             name=name,
             title=title,
+            fix=fix,
             remedy=remedy,
             doc=doc,
             evidence=evidence,

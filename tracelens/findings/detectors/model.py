@@ -48,6 +48,7 @@ _SHOWN = 3
     evidence="ops",
     scenario="fused_loss",
     title="Cross-entropy loss runs kernel by kernel",
+    fix="a fused loss",
     measures={
         "loss": "time of the chain, per step",
         "share of the step": "time of the chain / step time",
@@ -116,6 +117,7 @@ def loss_unfused(context: RankContext) -> Outcome:
     evidence="ops",
     scenario="no_recompute",
     title="Activations are recomputed",
+    fix="recomputing nothing",
     measures={
         "recompute": "time of recomputed kernels, per step",
         "share of the step": "the same / step time",
@@ -169,6 +171,7 @@ def recompute(context: RankContext) -> Outcome:
     evidence="roofline",
     scenario="good_kernels",
     title="Slow kernels",
+    fix="kernels at the rates that the device reaches",
     symptom=True,
     measures={
         "slow kernels": "time of their calls, per step",

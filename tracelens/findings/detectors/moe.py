@@ -35,6 +35,7 @@ _LAUNCH_NS = 5_000
     evidence="moe",
     scenario="grouped_gemm",
     title="Expert loop",
+    fix="grouped GEMM",
     measures={
         "GEMMs per layer, forward": "mean number of expert GEMMs in a forward pass",
         "passes per step": "forward passes through an MoE layer with a loop",
@@ -143,6 +144,7 @@ def _flops(layer_pass: LayerPass) -> float:
     evidence="moe",
     scenario="balanced",
     title="Tokens are spread unevenly over ranks",
+    fix="balancing the experts",
     needs=("collectives", "moe"),
     measures={
         "busiest rank / mean, worst layer": "rows for the busiest rank's experts / mean over ranks",
@@ -197,6 +199,7 @@ def token_imbalance(results: Mapping[str, Result]) -> Detections:
     evidence="moe",
     scenario="fused_permute",
     title="Unfused permutation of tokens",
+    fix="fusing the permutation",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
         "time per step": "time of these kernels",
@@ -236,6 +239,7 @@ def permute_unfused(context: RankContext) -> Outcome:
     evidence="moe",
     scenario="fused_router",
     title="Unfused router",
+    fix="a fused router",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
         "time per step": "time of these kernels, with the short gaps before them",

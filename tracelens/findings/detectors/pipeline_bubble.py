@@ -77,6 +77,7 @@ _THRESHOLD = "any of this idle time in a pipeline of two stages or more"
     evidence="pipeline",
     scenario="vpp",
     title="Pipeline ramp: stages idle while it fills and drains",
+    fix="more chunks per stage",
     needs=("pipeline",),
     measures={
         "ramp": "idle time while the pipeline fills and drains",
@@ -157,6 +158,7 @@ def _behind(results: Mapping[str, Result], ranks: Sequence[int]) -> tuple[int, M
     evidence="pipeline",
     scenario="balanced_stages",
     title="Pipeline stages of unequal work",
+    fix="balancing the stages",
     needs=("pipeline",),
     measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
     threshold=f"{_THRESHOLD}; the slowest stage has more GPU work",
@@ -196,6 +198,7 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     "pipeline_slow_host",
     evidence="pipeline",
     title="Pipeline stages wait for a stage with a slow host",
+    fix="stages with equally fast hosts",
     needs=("pipeline", "stragglers"),
     measures={
         "imbalance": "idle time while the stage that it waits for computes",
@@ -251,6 +254,7 @@ def _host(results: Mapping[str, Result], stage: int) -> str:
     "pipeline_p2p",
     evidence="pipeline",
     title="Pipeline stages wait for messages",
+    fix="stages that do not wait for messages",
     needs=("pipeline",),
     measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},
     threshold=_THRESHOLD,

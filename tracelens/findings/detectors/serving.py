@@ -22,6 +22,7 @@ NO_LABELS = "no step labels of a serving engine"
     evidence="serving",
     scenario="prefill_delayer",
     title="Ranks prefill while others decode",
+    fix="aligning the prefills",
     needs=("collectives", "serving"),
     measures={
         "phase mismatch, share of step time": "common steps with ranks in different phases, by time",
@@ -79,6 +80,7 @@ def serving_phases(results: Mapping[str, Result]) -> Detections:
     "serving_padding",
     evidence="serving",
     title="Ranks are padded to the rank with the most tokens",
+    fix="balancing tokens over the ranks",
     needs=("collectives", "serving"),
     measures={
         "padding of the slots": "1 - tokens / slots",
@@ -137,6 +139,7 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
     evidence="serving",
     scenario="two_batch_overlap",
     title="Exposed communication in serving steps",
+    fix="two-batch overlap",
     needs=("collectives", "serving"),
     measures={
         "exposed communication": "of the steps in question, per step",

@@ -41,44 +41,22 @@ _NO_MEMORY = "no memory events: record with profile_memory=True"
 _ONE_RANK = "needs the traces of all ranks"
 _UNMATCHED = "collectives are not matched across ranks"
 
-_REMEDIES = {
-    "all_to_all_hidden": "hiding the all-to-all",
-    "balanced": "balancing the experts",
-    "balanced_stages": "balancing the stages",
-    "data_loading_overlapped": "prefetching the data",
-    "fused_loss": "a fused loss",
-    "fused_permute": "fusing the permutation",
-    "fused_router": "a fused router",
-    "good_kernels": "kernels at the rates that the device reaches",
-    "gemm_collective_overlap": "overlapping GEMMs with their collectives",
-    "grouped_gemm": "grouped GEMM",
-    "hierarchical_all_reduce": "a hierarchical all-reduce",
-    "keep_parameters": "keeping parameters gathered",
-    "median_pace": "ranks at equal pace",
-    "no_blocking": "removing the blocking calls",
-    "no_garbage_collection": "keeping garbage collection out of the step",
-    "no_recompute": "recomputing nothing",
-    "prefill_delayer": "aligning the prefills",
-    "step_graph": "launching the step as a graph",
-    "sync_free": "MoE layers without blocking calls",
-    "two_batch_overlap": "two-batch overlap",
-    "vpp": "more chunks per stage",
-}
-"""Scenario to what it does, as the subject of a sentence."""
-
 
 def run_summary(
-    results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
+    results: Sequence[Result],
+    meta: Mapping[str, Any],
+    host_causes: Collection[str],
+    fixes: Mapping[str, str],
 ) -> Summary | None:
     """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
 
     Figures of missing results are left out. `host_causes` are the causes of idle time in which the GPU waits
-    for the host.
+    for the host, `fixes` the remedies of detectors by name, as subjects of a sentence.
     """
     steps = next((result.data.get("steps") for result in results if result.analyzer == "steps"), None)
     if steps is None or not len(steps):
         return None
-    figures = RunFigures(results, meta, host_causes)
+    figures = RunFigures(results, meta, host_causes, fixes)
     return guarded(lambda: Summary(run_verdict(figures), tuple(run_tiles(figures))))
 
 
@@ -129,8 +107,13 @@ class RunFigures:
     """Reads what a summary says from the results and the meta of a report; what they do not have is None."""
 
     def __init__(
-        self, results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
+        self,
+        results: Sequence[Result],
+        meta: Mapping[str, Any],
+        host_causes: Collection[str],
+        fixes: Mapping[str, str],
     ) -> None:
+        self.fixes = fixes
         self._results = {result.analyzer: result for result in results}
         self._host_causes = host_causes
         steps = self.table("steps", "steps")
@@ -435,11 +418,10 @@ def _saving(figures: RunFigures) -> str:
     if table is None or not base_ns:
         return ""
     first = [0]
-    (scenario,), (title,), (confidence,) = (
-        table.texts(name, first) for name in ("scenario", "finding", "confidence")
+    (scenario,), (title,), (confidence,), (detector,) = (
+        table.texts(name, first) for name in ("scenario", "finding", "confidence", "detector")
     )
-    known = _REMEDIES.get(scenario.partition("=")[0].partition(":")[0])
-    remedy = known or f"fixing finding 1 ({title.partition(':')[0]})"
+    remedy = figures.fixes.get(detector) or f"fixing finding 1 ({title.partition(':')[0]})"
     if late_rank := re.fullmatch(r"median_pace=(\d+)", scenario):
         _, _, said = title.partition(", ")
         remedy = f"rank {late_rank[1]}{said and f', {said},'} at the pace of the others"

@@ -53,7 +53,11 @@ SLOW = (
 """Tests that are all marked slow: beginnings of paths below tests/."""
 
 REST = ("slow", "torch", "more_with_torch")
-"""Marks of the tests that `make test` leaves out, or runs without torch."""
+"""Marks of the tests that `make test` leaves out, or runs without torch.
+
+Those that are marked `rare`, too, take long and break rarely: `make test-slow` and `make test-workload` run
+them, `make test-rest`, and with it `.ci/run`, does not.
+"""
 
 LONG = (
     "conformance/test_losses.py",
@@ -100,7 +104,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     chosen = config.option.markexpr
     if chosen == "not slow":
         return True if _slow(collection_path) else None
-    is_rest = chosen.startswith("slow") and collection_path.name.startswith("test_")
+    is_rest = chosen.lstrip("(").startswith("slow") and collection_path.name.startswith("test_")
     return True if is_rest and collection_path.is_file() and not _in_rest(collection_path) else None
 
 

@@ -57,7 +57,8 @@ def profiler_options(stack: bool, memory: bool = False) -> dict[str, Any]:
         "profile_memory": memory,
         "with_stack": stack,
         "with_modules": stack,
-        # There is but one cycle. Without it some versions warn of what several would do.
-        "acc_events": True,
+        # There is but one cycle. Old versions warn of what several would do; new ones, which have this option,
+        # would turn all events into Python objects, which takes longer than the recorded steps.
+        "acc_events": not has_option("trace_only"),
         "experimental_config": _ExperimentalConfig(**experimental),
     }

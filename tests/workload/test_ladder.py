@@ -319,6 +319,7 @@ def test_the_gate_fails_when_rungs_are_turned_off(climbed: tuple[Path, dict[str,
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_rung_that_fails_is_named_and_those_below_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     rungs = ("--rung", "manual: gc=manual", "--rung", "deep: dispatch=deepep")

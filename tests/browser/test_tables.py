@@ -145,6 +145,7 @@ def test_cells_are_those_of_python(browser: Any, pages: Path) -> None:
     assert headers == [expected.format.header for expected in part.columns]
 
 
+@pytest.mark.rare
 def test_the_script_takes_over_without_a_change(browser: Any, pages: Path) -> None:
     """Each cell that stands in the page as HTML is there again when the script has made it."""
     rows = """
@@ -200,6 +201,7 @@ def test_numbers_are_filtered_by_value_and_unit(browser: Any, pages: Path) -> No
     assert "not a number: much" in count(run, "many-kernels")
 
 
+@pytest.mark.rare
 def test_filters_of_columns_work_together(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels")
     table = many_ranks().data["kernels"]
@@ -218,6 +220,7 @@ def test_filters_of_columns_work_together(browser: Any, pages: Path) -> None:
     assert "Invalid regular expression" in count(run, "many-kernels")
 
 
+@pytest.mark.rare
 def test_a_long_table_is_fast_and_small(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels")
     assert len(column(run, "many-kernels", 0)) < 100
@@ -352,6 +355,7 @@ def test_a_page_without_clipboard_still_copies(browser: Any, pages: Path) -> Non
     assert run("return document.querySelectorAll('textarea').length") == 0
 
 
+@pytest.mark.rare
 def test_everything_is_reached_by_keyboard(browser: Any, pages: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -383,6 +387,7 @@ def test_everything_is_reached_by_keyboard(browser: Any, pages: Path) -> None:
     assert run("return tracelens.selection.rank") == 0
 
 
+@pytest.mark.rare
 def test_a_tree_is_folded_by_keyboard(browser: Any, pages: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -399,6 +404,7 @@ def test_a_tree_is_folded_by_keyboard(browser: Any, pages: Path) -> None:
     assert len(column(run, "breakdown-breakdown", 0)) == rows
 
 
+@pytest.mark.rare
 def test_long_names_are_whole_where_they_are_copied(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "kernels-kernels")
     cell = "#kernels-kernels td.l"
@@ -460,6 +466,7 @@ def test_absent_numbers_stand_last(browser: Any, pages: Path) -> None:
         becomes(lambda: column(run, "numbers-numbers", run(column_number))[-1], "–")
 
 
+@pytest.mark.rare
 def test_the_filter_looks_into_whole_names(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "kernels-kernels")
     fill(run, "#kernels-kernels input", "cute::c<3>")

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.workload.kernels.compare import Backend
 
-CALLERS = ("permute", "model.router", "model.model", "model.experts", "model.gemm")
+CALLERS = ("rows", "model.router", "model.model", "model.experts", "model.gemm")
 
 
 @pytest.fixture(scope="session")

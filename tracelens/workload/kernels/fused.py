@@ -6,6 +6,8 @@ size of a warp.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from tracelens.planner.config import Model
 from tracelens.workload.kernels.reference import LEAST_AMAX, e4m3
-from tracelens.workload.rows import RowMap
+
+if TYPE_CHECKING:
+    from tracelens.workload.rows import RowMap  # which needs these kernels
 
 __all__ = [
     "cross_entropy",

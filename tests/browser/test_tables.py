@@ -255,6 +255,7 @@ def test_a_long_table_is_fast_and_small(browser: Any, pages: Path) -> None:
     becomes(lambda: column(run, "many-kernels", 4)[-1], f"{largest[-1] / 1e6:,.3f}")
 
 
+@pytest.mark.rare
 def test_a_rank_and_a_step_narrow_every_table(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels", "many-job")
     table = many_ranks().data["kernels"]
@@ -295,6 +296,7 @@ def across() -> Result:
     return sample.result("ops", "Ops", {"ops": Schema("Ops", columns).table(data)})
 
 
+@pytest.mark.rare
 def test_ranks_are_compared_until_one_is_selected(browser: Any, tmp_path: Path) -> None:
     write(Report((across(),)), tmp_path / "across.html")
     run = opened(browser, tmp_path / "across.html", "ops-ops")
@@ -332,6 +334,7 @@ def test_visible_rows_are_copied_as_shown_and_raw(browser: Any, pages: Path) -> 
     assert run("return copied").pop() == "3,000.00"
 
 
+@pytest.mark.rare
 def test_hidden_columns_are_not_copied(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-job")
     click(run, "#many-job .menu summary")
@@ -344,6 +347,7 @@ def test_hidden_columns_are_not_copied(browser: Any, pages: Path) -> None:
     assert text.splitlines()[:2] == ["time (µs)", "0.00"]
 
 
+@pytest.mark.rare
 def test_a_page_without_clipboard_still_copies(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-job")
     run("""
@@ -418,6 +422,7 @@ def test_long_names_are_whole_where_they_are_copied(browser: Any, pages: Path) -
     assert run("return document.querySelector('.whole').hidden")
 
 
+@pytest.mark.rare
 def test_nothing_is_lost_of_a_tree(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "breakdown-breakdown")
     click(run, "#breakdown-breakdown .all[aria-pressed]:nth-of-type(2)")
@@ -425,6 +430,7 @@ def test_nothing_is_lost_of_a_tree(browser: Any, pages: Path) -> None:
     becomes(lambda: len(column(run, "breakdown-breakdown", 0)), every)
 
 
+@pytest.mark.rare
 def test_what_does_not_fit_is_said(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracelens.rendering.formats.html._LEAST_BYTES", 200_000)
     monkeypatch.setattr("tracelens.rendering.formats.html.page_bytes", lambda ranks: 0)
@@ -491,6 +497,7 @@ def test_a_tree_opens_and_closes(browser: Any, pages: Path) -> None:
     assert column(run, grid, 0) == top
 
 
+@pytest.mark.rare
 def test_a_tree_keeps_its_shape_when_sorted_and_filtered(browser: Any, pages: Path) -> None:
     grid = "breakdown-breakdown"
     run = opened(browser, pages / "report.html", grid)

@@ -173,6 +173,7 @@ def test_it_runs_on_the_workers_of_a_cluster(headcount: Environment, ranks: Path
     assert [(row["rank"], row["kernels"]) for row in rows] == [(0, 3), (1, 3), (2, 3)]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_an_editable_plugin_runs_in_all_processes(
     environment: Environment, wheel: Path, ranks: Path, tmp_path: Path

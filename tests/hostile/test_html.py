@@ -102,6 +102,7 @@ def requests(browser: Any) -> list[str]:
     return [item["request"]["url"] for item in sent if item.get("documentURL", "").startswith("file:")]
 
 
+@pytest.mark.rare
 def test_every_table(browser: Any, tables: Report, tmp_path: Path) -> None:
     part = replace(tables, results=tables.results[:: effort(3, 1)])
     run = load(browser, files(part)["report.html"].decode(), tmp_path / "tables.html", 0)

@@ -104,8 +104,8 @@ def test_its_links_lead_to_files(path: Path) -> None:
         assert target.startswith("https://") or (remake.FOLDER / target).exists(), target
 
 
-OFTEN = ("quickstart", "roofline", "replay")
-"""The first one, one with images and one that writes files run in every build."""
+OFTEN = ("quickstart", "replay")
+"""The first one, and one that writes files, run in every build."""
 # Each kernel would start a browser for its images, whose bytes are not compared.
 NO_IMAGES = "import tracelens.rendering.image\ntracelens.rendering.image.png = lambda figure: b''\n"
 

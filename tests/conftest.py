@@ -44,6 +44,7 @@ SLOW = (
     "merge/test_conformance.py",
     "planner/pipeline/test_measured.py",
     "planner/step_time/test_network_measured.py",
+    "summary/test_samples.py",
     "what_if/test_whatif_grouped.py",
     "what_if/test_whatif_recorded.py",
     "what_if/test_whatif_shared.py",

@@ -53,7 +53,7 @@ test: $(VENV)/.dev ## run the linters, the type checker and the tests that take 
 test-slow: $(VENV)/.dev ## run the slow tests: real traces, attacks, mutants, growth, wheels, notebooks
 	$(PYTEST) -m slow
 
-# Who else computes makes ranks late, so that faults are injected alone.
+# Who else computes makes ranks late, so that faults are injected alone; those tests are rare.
 ALONE := tests/workload/test_faults.py
 # Files with tests that need torch, or test more with it.
 TORCH_FILES = $(sort $(shell grep -rlE --include='test_*.py' 'importorskip."torch|mark.(torch|more_with_torch)' tests))
@@ -63,9 +63,8 @@ test-workload: $(VENV)/.torch ## run the tests that need torch: of the workload,
 
 # Many of these wait for processes that they start: a third worker fills the gaps.
 test-rest: WORKERS := 3
-test-rest: $(VENV)/.torch ## run what make test leaves out: test-slow and test-workload in one go
-	$(PYTEST) -m "slow or torch or more_with_torch" $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(ALONE)
+test-rest: $(VENV)/.torch ## run test-slow and test-workload in one go, without what takes long and breaks rarely
+	$(PYTEST) -m "(slow or torch or more_with_torch) and not rare"
 
 lint: $(VENV)/.dev ## run ruff and mypy
 	$(BIN)/ruff check

@@ -173,10 +173,9 @@ def targets(module: Module, node: ast.AST) -> list[str]:
         full = [f"{base}.{name}" for name in names]
         doors = [base] * (len(names) < len(node.names))
         return doors + [name if name in NAMES else base for name in full]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
-        "import_module",
-        "__import__",
-    ):
+    called = getattr(node, "func", None)  # of a call
+    if getattr(called, "attr", getattr(called, "id", "")) in ("import_module", "__import__"):
+        assert isinstance(node, ast.Call)
         return [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
     return []
 

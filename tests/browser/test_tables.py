@@ -145,6 +145,7 @@ def test_cells_are_those_of_python(browser: Any, pages: Path) -> None:
     assert headers == [expected.format.header for expected in part.columns]
 
 
+@pytest.mark.rare
 def test_the_script_takes_over_without_a_change(browser: Any, pages: Path) -> None:
     """Each cell that stands in the page as HTML is there again when the script has made it."""
     rows = """
@@ -200,6 +201,7 @@ def test_numbers_are_filtered_by_value_and_unit(browser: Any, pages: Path) -> No
     assert "not a number: much" in count(run, "many-kernels")
 
 
+@pytest.mark.rare
 def test_filters_of_columns_work_together(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels")
     table = many_ranks().data["kernels"]
@@ -218,6 +220,7 @@ def test_filters_of_columns_work_together(browser: Any, pages: Path) -> None:
     assert "Invalid regular expression" in count(run, "many-kernels")
 
 
+@pytest.mark.rare
 def test_a_long_table_is_fast_and_small(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels")
     assert len(column(run, "many-kernels", 0)) < 100
@@ -252,6 +255,7 @@ def test_a_long_table_is_fast_and_small(browser: Any, pages: Path) -> None:
     becomes(lambda: column(run, "many-kernels", 4)[-1], f"{largest[-1] / 1e6:,.3f}")
 
 
+@pytest.mark.rare
 def test_a_rank_and_a_step_narrow_every_table(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-kernels", "many-job")
     table = many_ranks().data["kernels"]
@@ -292,6 +296,7 @@ def across() -> Result:
     return sample.result("ops", "Ops", {"ops": Schema("Ops", columns).table(data)})
 
 
+@pytest.mark.rare
 def test_ranks_are_compared_until_one_is_selected(browser: Any, tmp_path: Path) -> None:
     write(Report((across(),)), tmp_path / "across.html")
     run = opened(browser, tmp_path / "across.html", "ops-ops")
@@ -329,6 +334,7 @@ def test_visible_rows_are_copied_as_shown_and_raw(browser: Any, pages: Path) -> 
     assert run("return copied").pop() == "3,000.00"
 
 
+@pytest.mark.rare
 def test_hidden_columns_are_not_copied(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-job")
     click(run, "#many-job .menu summary")
@@ -341,6 +347,7 @@ def test_hidden_columns_are_not_copied(browser: Any, pages: Path) -> None:
     assert text.splitlines()[:2] == ["time (µs)", "0.00"]
 
 
+@pytest.mark.rare
 def test_a_page_without_clipboard_still_copies(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "numbers.html", "many-job")
     run("""
@@ -352,6 +359,7 @@ def test_a_page_without_clipboard_still_copies(browser: Any, pages: Path) -> Non
     assert run("return document.querySelectorAll('textarea').length") == 0
 
 
+@pytest.mark.rare
 def test_everything_is_reached_by_keyboard(browser: Any, pages: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -383,6 +391,7 @@ def test_everything_is_reached_by_keyboard(browser: Any, pages: Path) -> None:
     assert run("return tracelens.selection.rank") == 0
 
 
+@pytest.mark.rare
 def test_a_tree_is_folded_by_keyboard(browser: Any, pages: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -399,6 +408,7 @@ def test_a_tree_is_folded_by_keyboard(browser: Any, pages: Path) -> None:
     assert len(column(run, "breakdown-breakdown", 0)) == rows
 
 
+@pytest.mark.rare
 def test_long_names_are_whole_where_they_are_copied(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "kernels-kernels")
     cell = "#kernels-kernels td.l"
@@ -412,6 +422,7 @@ def test_long_names_are_whole_where_they_are_copied(browser: Any, pages: Path) -
     assert run("return document.querySelector('.whole').hidden")
 
 
+@pytest.mark.rare
 def test_nothing_is_lost_of_a_tree(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "breakdown-breakdown")
     click(run, "#breakdown-breakdown .all[aria-pressed]:nth-of-type(2)")
@@ -419,6 +430,7 @@ def test_nothing_is_lost_of_a_tree(browser: Any, pages: Path) -> None:
     becomes(lambda: len(column(run, "breakdown-breakdown", 0)), every)
 
 
+@pytest.mark.rare
 def test_what_does_not_fit_is_said(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracelens.rendering.formats.html._LEAST_BYTES", 200_000)
     monkeypatch.setattr("tracelens.rendering.formats.html.page_bytes", lambda ranks: 0)
@@ -460,6 +472,7 @@ def test_absent_numbers_stand_last(browser: Any, pages: Path) -> None:
         becomes(lambda: column(run, "numbers-numbers", run(column_number))[-1], "–")
 
 
+@pytest.mark.rare
 def test_the_filter_looks_into_whole_names(browser: Any, pages: Path) -> None:
     run = opened(browser, pages / "report.html", "kernels-kernels")
     fill(run, "#kernels-kernels input", "cute::c<3>")
@@ -484,6 +497,7 @@ def test_a_tree_opens_and_closes(browser: Any, pages: Path) -> None:
     assert column(run, grid, 0) == top
 
 
+@pytest.mark.rare
 def test_a_tree_keeps_its_shape_when_sorted_and_filtered(browser: Any, pages: Path) -> None:
     grid = "breakdown-breakdown"
     run = opened(browser, pages / "report.html", grid)

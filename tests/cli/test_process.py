@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import effort
-
 ROOT = Path(__file__).resolve().parents[2]
 FAST, SLOW = (ROOT / f"sample_traces/one_gpu/{name}/rank0.json.gz" for name in ("grouped", "loop"))
 RANKS = ROOT / "sample_traces/ladder/ep4/00_baseline"
@@ -194,7 +192,9 @@ def wait_for_work(process: subprocess.Popen[str], cpu_s: float) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("cpu_s", effort([0.3, 1.0], [0.3, 0.6, 1.0]))
+@pytest.mark.parametrize(
+    "cpu_s", [0.3, *(pytest.param(later, marks=pytest.mark.rare) for later in (0.6, 1.0))]
+)
 def test_ctrl_c(cpu_s: float, number: signal.Signals, tmp_path: Path) -> None:
     # A terminal sends it to all processes of the group: the command, and whatever it has started.
     process = subprocess.Popen(

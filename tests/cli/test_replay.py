@@ -334,6 +334,7 @@ def test_another_interpreter_that_is_none(run, small: str) -> None:
     assert "no script matches 'nothing'" in outcome.err
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
     assert run(small, "-o", "out").code == 0

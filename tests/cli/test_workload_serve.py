@@ -115,6 +115,7 @@ def test_a_run_tells_what_it_came_to_and_writes_traces(
     assert "ATOM" in report
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 def test_a_run_in_words() -> None:
     lines = served("--ticks", "24", "--tbo", "token", "--rate", "0.5").stderr.splitlines()

@@ -48,7 +48,10 @@ def table(command: str, name: str) -> pd.DataFrame:
     return pd.DataFrame(output(command)["tables"][name])
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.rare] * (name != "ladder/ep4/00_baseline")) for name in SAMPLES],
+)
 def test_each_command_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = findings(name)["findings"]

@@ -24,6 +24,7 @@ OF_EACH_KIND = (
 TRIED, DRAWS = effort((OF_EACH_KIND, 70), (RUNS, 500))
 
 
+@pytest.mark.rare
 def test_one_to_five_lost_records_are_told() -> None:
     missing = [name for name in TRIED if not located(name).exists()]
     if missing:

@@ -29,6 +29,7 @@ RANKS = effort(2, None)
 README = ROOT / "README.md"
 
 
+@pytest.mark.rare
 def test_losses_are_noticed() -> None:
     missing = [name for name in TRIED if not located(name).exists()]
     if len(TRIED) - len(missing) < RECORDED:
@@ -54,6 +55,7 @@ def test_losses_are_noticed() -> None:
     assert f": {sum(of_samples)} of {len(of_samples)} detectable losses" in README.read_text(encoding="utf-8")
 
 
+@pytest.mark.rare
 def test_harmless_changes_raise_nothing() -> None:
     results = list(outcomes(TRIED[:: effort(2, 1)], tuple(HARMLESS)))
     cases = [result for result in results if isinstance(result, Outcome)]

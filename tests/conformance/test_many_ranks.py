@@ -169,6 +169,7 @@ def repeated(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.rare
 def test_ranks_of_several_hosts_on_a_cluster(tmp_path: Path) -> None:
     """The same tables as without the cluster, and on each host those of its ranks."""
     distributed = pytest.importorskip("distributed", reason="the extra dask is not installed")

@@ -42,6 +42,8 @@ TRACES = {
     ),
     "dsv2_grouped": Known("nvidia-h100-hf/dsv2_grouped.json.gz", 191, 0, (_LONG, _BEFORE)),
 }
+OFTEN = ("dsv2_grouped",)
+"""Their scripts run in every build."""
 COVERED = 0.95
 SMALL = 1 << 14
 MOST = 30
@@ -138,7 +140,7 @@ def test_every_file_is_one_that_can_be_read(replayed: Replayed) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (known.ops > 100)) for name, known in TRACES.items()],
+    [pytest.param(name, marks=[pytest.mark.rare] * (name not in OFTEN)) for name in TRACES],
 )
 def test_scripts_run_and_are_right(name: str, corpus: Path, tmp_path: Path) -> None:
     """All scripts on the CPU, with small tensors; of many, those of the calls that take longest.

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.distribution.environment import Environment, build_wheel
+from tests.once import made_once
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return build_wheel(tmp_path_factory.mktemp("wheel"))
-    # Whichever worker comes first builds it for all.
-    folder = base.parent / "wheel"
-    with (base.parent / "wheel.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            built = build_wheel(tmp_path_factory.mktemp("wheel"))
-            folder.mkdir()
-            return built.rename(folder / built.name)
-    (built,) = folder.iterdir()
+    (built,) = made_once(tmp_path_factory, "wheel", build_wheel).iterdir()
     return built
 
 

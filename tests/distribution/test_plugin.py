@@ -160,6 +160,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_it_runs_on_the_workers_of_a_cluster(headcount: Environment, ranks: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="the extra dask is not installed")
     script, target = tmp_path / "cluster.py", tmp_path / "report.json"
@@ -172,6 +173,7 @@ def test_it_runs_on_the_workers_of_a_cluster(headcount: Environment, ranks: Path
     assert [(row["rank"], row["kernels"]) for row in rows] == [(0, 3), (1, 3), (2, 3)]
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_an_editable_plugin_runs_in_all_processes(
     environment: Environment, wheel: Path, ranks: Path, tmp_path: Path

@@ -61,6 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert wheel.name == PURE.replace("py3-none-any", f"cp311-abi3-{platform}")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     "variables",
     [
@@ -86,6 +87,7 @@ def test_the_command_and_the_import_keep_their_name(installed: Environment) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path(__file__.upper()).exists(), reason="Tracelens and tracelens are one folder here")
+@pytest.mark.rare
 @pytest.mark.parametrize("removed", [DISTRIBUTION, "TraceLens"])
 def test_it_lives_beside_tracelens_of_amd(
     environment: Environment, wheel: Path, other: Path, removed: str
@@ -115,6 +117,7 @@ def test_it_lives_beside_tracelens_of_amd(
         assert environment.run(environment.bin / COMMAND).stdout == "the other one\n"
 
 
+@pytest.mark.rare
 def test_what_messages_say_installs_this_project(installed: Environment) -> None:
     pytest.importorskip("yaml", reason="PyYAML is not installed")
     (wanted,) = {word for word in str(MissingExtra("this", "yaml")).split("'") if DISTRIBUTION in word}
@@ -125,6 +128,7 @@ def test_what_messages_say_installs_this_project(installed: Environment) -> None
     assert installed.installed() == {DISTRIBUTION: tracelens.__version__}
 
 
+@pytest.mark.rare
 def test_the_other_form_is_of_a_checkout(installed: Environment) -> None:
     dry = ("install", "--dry-run", "--no-deps", "--no-build-isolation", f"{ROOT}[yaml]")
     assert f"{DISTRIBUTION}-{tracelens.__version__}" in installed.pip(*dry)

@@ -25,8 +25,12 @@ def reader(template: Path, tmp_path: Path) -> Reader:
 
 
 def marked(page: str) -> Any:
-    needs_torch = any(block.need == "torch" for block in blocks(page))
-    return pytest.param(page, marks=pytest.mark.more_with_torch if needs_torch else ())
+    marks = []
+    if any(block.need == "torch" for block in blocks(page)):
+        marks.append(pytest.mark.more_with_torch)
+    if page == "docs/how-to/workload.md":  # trains and serves, where other pages show recorded samples
+        marks.append(pytest.mark.rare)
+    return pytest.param(page, marks=marks)
 
 
 @pytest.mark.parametrize("page", [marked(page) for page in pages() if blocks(page)])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.browser.chromium import chromium, errors, prefer, requests, resize, until
 
+pytestmark = pytest.mark.rare
 SHOWN = "[...document.images].filter((image) => image.checkVisibility())"
 """Not the pictures for the other color scheme."""
 SCHEMES = {"light": "default", "dark": "slate"}

@@ -46,6 +46,7 @@ def test_pictures_of_the_readme_are_small_and_no_others_are_kept() -> None:
     assert all(1_000 < size < BYTES for size in sizes.values())
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_a_picture_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not CHROMIUM or not DRIVER:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+pytestmark = pytest.mark.rare
 PICTURES_BYTES = 5_000_000
 
 

@@ -24,6 +24,8 @@ from tracelens.reproducers import replay
 from tracelens.reproducers.arguments import TensorArgument, scaled
 from tracelens.trace import Run, make_run
 
+pytestmark = pytest.mark.rare
+
 LARGEST = 2**63 - 1
 OTHER_TURNS = effort(3, 1)
 NAME = "Collective name"

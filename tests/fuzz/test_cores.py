@@ -51,6 +51,7 @@ def test_damage(tmp_path: Path, number: int) -> None:
     check_cores(path)
 
 
+@pytest.mark.rare
 def test_recordings(corpus: Path) -> None:
     # The ranks of a run are written by one program: the first stands for them.
     files = sorted(

@@ -21,6 +21,7 @@ SEED, MUTANTS = 20, effort(len(IN_REPOSITORY), 240)
 """One of each source; that each mutation does something and leaves JSON is tested below."""
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("source", IN_REPOSITORY)  # each source is read by one worker
 def test_mutants_come_out_as_results_or_as_one_line(source: str) -> None:
     failures: list[tuple[int, Failure]] = []
@@ -49,6 +50,7 @@ def test_there_are_ten_sources_of_every_kind() -> None:
     assert {len(SOURCES[name].files) for name in IN_REPOSITORY} >= {1, 2, 4}
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in IN_REPOSITORY])
 def test_sources_beside_the_repository_hold(name: str) -> None:
     if SOURCES[name].missing:

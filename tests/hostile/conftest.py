@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.hostile import reports
-from tests.hostile.payloads import LONG, PAYLOADS
+from tests.hostile.payloads import SHORT
 from tests.hostile.traces import write_run
+from tests.once import made_once
 from tracelens.cli import run
 from tracelens.table import Report
 
@@ -35,9 +37,15 @@ class Outputs(NamedTuple):
 @pytest.fixture(scope="session")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     """Reports, comparisons, verdicts and fused traces of two hostile runs."""
-    folder = tmp_path_factory.mktemp("hostile")
+    folder = made_once(tmp_path_factory, "hostile", write_outputs)
+    with (folder / "printed.json").open(encoding="utf-8") as file:
+        return Outputs(folder / "outputs", *json.load(file))
+
+
+def write_outputs(folder: Path) -> None:
+    """Run the commands; what they print goes into a file of its own."""
     # One of the very long texts: in all of a trace they say nothing more, and take long.
-    payloads = [text for text in PAYLOADS if text not in LONG] + ["<" + "x" * 5000]
+    payloads = [*SHORT, "<" + "x" * 5000]
     base = str(write_run(folder / "base", payloads))
     cand = str(write_run(folder / "cand", payloads, slower=1.5))
     target = folder / "outputs"
@@ -64,7 +72,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
         stdout.seek(0)
         out[name], err[name] = stdout.read(), stderr.getvalue()
         assert code in (0, int(name == "gate")), f"{name}: {err[name]}"
-    return Outputs(target, out, err)
+    (folder / "printed.json").write_text(json.dumps((out, err)), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

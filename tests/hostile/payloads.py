@@ -187,3 +187,4 @@ KINDS: dict[str, tuple[str, ...]] = {
     "long": LONG,
 }
 PAYLOADS = tuple(payload for kind in KINDS.values() for payload in kind)
+SHORT = tuple(payload for payload in PAYLOADS if payload not in LONG)

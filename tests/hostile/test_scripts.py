@@ -52,6 +52,7 @@ def written(run: Run, folder: Path, make: Replay) -> list[bytes]:
     return [files[name].read_bytes() for name in found.data["scripts"].texts("file")]
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("kind", "places", "make", "least"),
     [

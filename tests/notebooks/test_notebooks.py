@@ -104,11 +104,16 @@ def test_its_links_lead_to_files(path: Path) -> None:
         assert target.startswith("https://") or (remake.FOLDER / target).exists(), target
 
 
+OFTEN = ("quickstart", "replay")
+"""The first one, and one that writes files, run in every build."""
 # Each kernel would start a browser for its images, whose bytes are not compared.
 NO_IMAGES = "import tracelens.rendering.image\ntracelens.rendering.image.png = lambda figure: b''\n"
 
 
-@of_each
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.rare] * (path.stem not in OFTEN)) for path in FILES],
+)
 def test_a_fresh_run_shows_what_is_stored(path: Path) -> None:
     first = "" if THOROUGH or path.stem == "roofline" else NO_IMAGES
     assert texts(remake.run(path, first)) == texts(read(path))  # raises where a cell does

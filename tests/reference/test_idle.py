@@ -83,7 +83,19 @@ class Compared(NamedTuple):
     blamed: Blamed
 
 
-@pytest.fixture(scope="module", params=SWEPT)
+SIMILAR = (
+    "corpus/misc/hta_control.json.gz",
+    "corpus/mi300x/facebook_timesformer-base-finetuned-k400__1016002.json.gz",
+    "sample_traces/faults/gc/rank1.json.zst",
+    "sample_traces/one_gpu/grouped/rank0.json.gz",
+)
+"""Large ones of programs and machines that others are of as well."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.rare] * (name in SIMILAR)) for name in SWEPT],
+)
 def compared(request: pytest.FixtureRequest) -> Compared:
     path = path_of(request.param)
     recording = recorded_of(path)

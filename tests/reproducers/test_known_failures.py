@@ -257,6 +257,7 @@ def test_a_number_is_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (number.device.type, number.dtype, number.item()) == ("cpu", torch.float64, 2.0)
 
 
+@pytest.mark.rare
 def test_one_process_of_its_own_does_the_same(tmp_path: Path) -> None:
     path = tmp_path / "mm.py"
     path.write_text(text_of("mm with gaps between rows"))

@@ -74,6 +74,7 @@ def test_a_profile_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("op", ["aten::mm", "aten::add"])
 def test_it_can_be_compiled(op: str, tmp_path: Path) -> None:
     done = run(script_of(op, "fp32 8 8", "fp32 8 8").text, tmp_path, "--compile", "--json")

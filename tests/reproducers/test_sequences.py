@@ -492,6 +492,7 @@ def test_a_profile_is_written(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
 def test_compiled_as_a_whole(run: Any) -> None:
     ran = run(script_of(call("silu", bf16(4, 4)), call("mul", bf16(4, 4), bf16(4, 4))), "--compile", "--json")

@@ -633,6 +633,7 @@ torch.use_deterministic_algorithms(True)
 """
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 @pytest.mark.slow
 def test_settings_of_the_real_torch_are_put_back(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tests.effort import effort
 from tests.stress.inputs import INPUTS
 from tests.stress.measure import Cost, measure, sides
 
+pytestmark = pytest.mark.rare
 TIMES, MOST = 4, 5
 FLOOR_S, FLOOR_MB = effort((0.25, 40.0), (0.4, 60.0))
 """Below these, what does not grow is most of the cost, and noise decides."""

@@ -35,7 +35,7 @@ def ranks(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=[1, 2, 4])
+@pytest.fixture(params=[1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """That many processes, for files of any size."""
     count: int = request.param

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.once import made_once
 from tests.workload.ranks import run_ranks
 from tracelens import analyze, load
 from tracelens.planner.config import Config, override, preset
@@ -80,9 +81,11 @@ class Recorded:
         """With the traces of a run."""
         ranks = config_of(name).layout.ranks
         if ranks not in self._folders:
-            folder = self.factory.mktemp(f"runs_of_{ranks}")
-            run_ranks(ranks, _record, ranks, folder, folder=folder)
-            self._folders[ranks] = folder
+
+            def record(folder: Path) -> None:
+                run_ranks(ranks, _record, ranks, folder, folder=folder)
+
+            self._folders[ranks] = made_once(self.factory, f"runs_of_{ranks}", record)
         return self._folders[ranks] / name
 
     def __call__(self, name: str, analyzer: str) -> Result:

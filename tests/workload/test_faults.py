@@ -31,6 +31,9 @@ RANKS = 2
 # Another program on one rank's core makes that rank late, too, but hardly in each of so many runs.
 TRIES = 5
 
+live = pytest.mark.rare
+"""Ranks are made late while they run; recordings of GPUs with these faults are tested in every build."""
+
 
 def job_of(name: str, folder: Path, ranks: int = RANKS) -> Job:
     """A run as record_samples.py records it."""
@@ -80,12 +83,14 @@ def worst(run: Run) -> tuple[object, ...]:
     return records(analyze(run, "stragglers")["stragglers"], *columns)[0]
 
 
+@live
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_late_rank_is_named_with_its_cause(kind: str, recorded: dict[str, Recorded]) -> None:
     run = recorded[kind].run
     assert is_named(kind, run), worst(run)
 
 
+@live
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_finding_names_rank_and_cause(kind: str, recorded: dict[str, Recorded]) -> None:
     detector = "stragglers_load" if KINDS[kind].cause == "token_load" else "stragglers"
@@ -95,6 +100,7 @@ def test_the_finding_names_rank_and_cause(kind: str, recorded: dict[str, Recorde
     assert KINDS[kind].cause.replace("_", " ") in evidence
 
 
+@live
 def test_the_first_of_four_ranks(tmp_path: Path) -> None:
     config = config_of("host_delay", 4, "cpu")
     named = []
@@ -108,6 +114,7 @@ def test_the_first_of_four_ranks(tmp_path: Path) -> None:
     pytest.fail(f"in each of {TRIES} runs another rank or cause came first: {named}")
 
 
+@live
 def test_without_a_fault_no_rank_is_named(tmp_path: Path) -> None:
     named = []
     for attempt in range(TRIES):
@@ -131,6 +138,7 @@ def test_runs_for_gpus_are_possible(name: str, ranks: int) -> None:
     assert [fault.rank for fault in job.inject] == ([] if name == CONTROL else [ranks - 1])
 
 
+@live
 def test_the_truth_is_beside_the_traces(recorded: dict[str, Recorded]) -> None:
     files = {kind: one.folder / "run.json" for kind, one in recorded.items()}
     told = {kind: json.loads(file.read_text())["config"] for kind, file in files.items()}

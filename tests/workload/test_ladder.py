@@ -239,6 +239,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 @pytest.mark.slow
 def test_each_rung_has_its_traces_and_its_numbers(climbed: tuple[Path, dict[str, Any], str]) -> None:
@@ -264,6 +265,7 @@ def test_each_rung_has_its_traces_and_its_numbers(climbed: tuple[Path, dict[str,
     assert "# tracelens workload ladder: 2 rungs" in (folder / "ladder.md").read_text()
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_whole_gain_is_accounted_for(climbed: tuple[Path, dict[str, Any], str]) -> None:
@@ -289,6 +291,7 @@ def test_the_whole_gain_is_accounted_for(climbed: tuple[Path, dict[str, Any], st
     assert mine == records(table[table["level"] == "cause"], "name", "delta_ns")
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_report_is_made_again_without_torch(
@@ -305,6 +308,7 @@ def test_the_report_is_made_again_without_torch(
     assert json.loads(done.stdout) == found
 
 
+@pytest.mark.rare
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_gate_fails_when_rungs_are_turned_off(climbed: tuple[Path, dict[str, Any], str]) -> None:
@@ -319,6 +323,7 @@ def test_the_gate_fails_when_rungs_are_turned_off(climbed: tuple[Path, dict[str,
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_rung_that_fails_is_named_and_those_below_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     rungs = ("--rung", "manual: gc=manual", "--rung", "deep: dispatch=deepep")

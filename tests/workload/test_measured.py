@@ -52,7 +52,7 @@ def record(rank: int, folder: Path, device: str) -> None:
     for name in CASES:
         config = build(name, device)
         trainer = Trainer(config, make_groups(config.layout, rank), torch.device(device))
-        measure(trainer, Job(config, folder / name, device, steps=4, start=2, end=4))
+        measure(trainer, Job(config, folder / name, device, steps=3, start=1, end=3))
 
 
 @pytest.fixture(scope="module", params=DEVICES)

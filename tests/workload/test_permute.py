@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 from tests.workload.agree import FLOAT32, relative_error  # noqa: E402
 from tests.workload.test_rows import choices  # noqa: E402
-from tracelens.workload.permute import permute, unpermute  # noqa: E402
-from tracelens.workload.rows import RowMap, sort_rows  # noqa: E402
+from tracelens.workload.rows import RowMap, permute, sort_rows, unpermute  # noqa: E402
 
 D = 4
 FUSIONS = ["plain", "fused"]

@@ -87,6 +87,7 @@ sys.exit(record_samples.main(sys.argv[1:]))
 
 
 @pytest.mark.torch
+@pytest.mark.rare
 def test_recording_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SMALLER, "toggles", "--out", str(tmp_path)]
     done = subprocess.run(

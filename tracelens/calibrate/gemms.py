@@ -85,9 +85,7 @@ def _gemm_calls(
     return [partial(torch.mm, randn(m, k), randn(n, k).t(), out=randn(m, n)) for _ in buffers]
 
 
-def attention_curve(
-    watch: Stopwatch, sizes: MeasuredAttention, dtype: str = "bf16"
-) -> AttentionCurve | FailedMeasurement:
+def attention_curve(watch: Stopwatch, sizes: MeasuredAttention) -> AttentionCurve | FailedMeasurement:
     """Rates of `scaled_dot_product_attention`.
 
     FLOPs are those of FlashAttention: half of a square of scores; two GEMMs in the forward, and five in the
@@ -99,7 +97,7 @@ def attention_curve(
         for seq in sizes.seq:
             batch = sizes.tokens // seq
             q, k, v = (
-                torch.randn(batch, seq, sizes.heads, width, device=watch.device, dtype=DTYPES[dtype])
+                torch.randn(batch, seq, sizes.heads, width, device=watch.device, dtype=torch.bfloat16)
                 .transpose(1, 2)
                 .requires_grad_()
                 for width in (sizes.query_dim, sizes.query_dim, sizes.value_dim)
@@ -117,7 +115,7 @@ def attention_curve(
     except RuntimeError as error:
         return FailedMeasurement(name, first_line(error))
     return AttentionCurve(
-        dtype=dtype,
+        dtype="bf16",
         query_dim=sizes.query_dim,
         value_dim=sizes.value_dim,
         seq=sizes.seq,

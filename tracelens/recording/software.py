@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from typing import Any
 
 import torch
@@ -51,13 +52,14 @@ def profiler_options(stack: bool, memory: bool = False) -> dict[str, Any]:
     # loses the events of `memory`, which the user chose and so goes first.
     options = {"record_python_gc_info": stack, "profile_all_threads": not memory}
     experimental = {name: True for name, on in options.items() if on and has_option(name)}
+    # Version 2.11 warns of what several cycles would do, and here is but one. With acc_events it would not,
+    # but turn all events into Python objects at the end, which takes longer than the recorded steps.
+    warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
     return {
         "activities": activities,
         "record_shapes": True,
         "profile_memory": memory,
         "with_stack": stack,
         "with_modules": stack,
-        # There is but one cycle. Without it some versions warn of what several would do.
-        "acc_events": True,
         "experimental_config": _ExperimentalConfig(**experimental),
     }

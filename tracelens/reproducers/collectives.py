@@ -46,7 +46,7 @@ from tracelens.reproducers.scripts import (
     timed,
 )
 from tracelens.table import Skip
-from tracelens.trace import Run, Scope, Union
+from tracelens.trace import Run, Union
 
 _WAITING = "Recorded only on rank {} of {}: the traced time may include waiting for the others."
 _CUT = "The group has {} ranks; messages are cut to the first {}: no traced time to compare with."
@@ -128,7 +128,6 @@ def collectives(
     run: Run,
     *,
     ranks: int | None = None,
-    scope: Scope = "all",
     during: Mapping[int, Union] | None = None,
 ) -> tuple[list[Script], list[Skip]]:
     """A script for each different collective: same name, size of the group, element type and sizes.
@@ -137,13 +136,12 @@ def collectives(
         run: the ranks of a job; also some of them, though all_to_allv needs all of its group.
         ranks: cut groups down to their first ranks, so that fewer GPUs will do; such a script has no traced
             time to be compared with.
-        scope: "all", or "linked" for work whose launch call is in the trace.
         during: by rank, ns by the clock of its trace: only collectives that run then on any rank.
 
     Returns:
         the scripts, those with most time first, and what could not be made, with the reason.
     """
-    aligned = align_run(run, scope)
+    aligned = align_run(run)
     all_batches, skips = batches(aligned)
     if during is not None:
         running = []  # on any of its ranks

@@ -175,7 +175,13 @@ def test_several_files_and_runs_in_memory_agree() -> None:
             assert result[name].equals(expected[name]), name
 
 
-@pytest.mark.parametrize("name", ["delayer_off", "delayer_on", "tbo_request", "tbo_token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "delayer_off",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("delayer_on", "tbo_request", "tbo_token")),
+    ],
+)
 def test_phases_of_a_recorded_run_are_its_steps(name: str) -> None:
     """Each step of a phase keeps its duration and its kernels' time; every step is in one phase."""
     run = tracelens.load(SAMPLES / name)

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.builders import aligned, draw, records
 from tracelens import analyze, load
@@ -73,6 +74,7 @@ def communication(trace: Trace) -> dict[tuple[str, str, int], float]:
     return {key: count / steps for key, count in Counter(keys).items()}
 
 
+@pytest.mark.slow
 def test_a_training_step_in_a_graph_communicates_as_its_eager_twin() -> None:
     eager = SAMPLES / "07_manual_gc"
     run, twin = load(SAMPLES / "08_graph", twin=eager), load(eager)

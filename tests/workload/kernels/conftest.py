@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.workload.kernels.compare import Backend
 
-CALLERS = ("permute", "model.router", "model.loss", "model.experts", "model.fp8")
+CALLERS = ("rows", "model.router", "model.model", "model.experts", "model.gemm")
 
 
 @pytest.fixture(scope="session")
@@ -33,10 +33,10 @@ def triton_backend() -> Iterator[Backend]:
         pytest.importorskip("triton", reason="the fused kernels need Triton")
         if not gpu and os.environ.get("TRITON_INTERPRET") != "1":
             pytest.skip("the fused kernels need a GPU, or TRITON_INTERPRET=1")
-        from tracelens.workload.kernels import activation, fused
+        from tracelens.workload.kernels import fused
 
         if not gpu:
-            patch.setattr(activation, "multiprocessors", lambda _: 1)
+            patch.setattr(fused, "multiprocessors", lambda _: 1)
             _let_scalars_be_indices(patch)
         yield Backend(fused, "cuda" if gpu else "cpu")
 

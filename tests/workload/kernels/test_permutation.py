@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tests.workload.kernels.compare import DTYPES, Backend, assert_near, normal  # noqa: E402
-from tracelens.workload import permute as autograd  # noqa: E402
+from tracelens.workload import rows as autograd  # noqa: E402
 from tracelens.workload.kernels import reference  # noqa: E402
 from tracelens.workload.rows import RowMap, sort_rows, sort_rows_by_host, spread_rows  # noqa: E402
 

@@ -258,9 +258,8 @@ def run_steps(
     states: Sequence[int],
     stream_bytes: int,
     ends: tuple[bool, bool],
-    steps: int = 2,
 ) -> None:
-    """Runs whole steps: the optimizer states come into being at the end of the first.
+    """Runs two whole steps: the optimizer states come into being at the end of the first.
 
     Args:
         allocator: to run on.
@@ -270,12 +269,11 @@ def run_steps(
         states: bytes of optimizer states, by tensor.
         stream_bytes: of an activation between stages.
         ends: whether the first chunk has no sender, and the last no receiver.
-        steps: to run.
     """
     pick = Random(0).randrange
     for size in model_state:
         allocator.malloc(size)
-    for step in range(steps):
+    for step in range(2):
         waiting: list[list[MicroBatchRun]] = [[] for _ in chunks]
         for is_forward, chunk in order:
             if is_forward:

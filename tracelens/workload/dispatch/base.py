@@ -11,10 +11,8 @@ from torch import Tensor
 
 from tracelens.planner.config import DEVICE_PERMUTE, STATIC, Config
 from tracelens.recording import span
-from tracelens.workload import spans
 from tracelens.workload.parallel import Groups
-from tracelens.workload.permute import permute, unpermute
-from tracelens.workload.rows import RowMap, sort_rows, sort_rows_by_host
+from tracelens.workload.rows import RowMap, permute, sort_rows, sort_rows_by_host, unpermute
 
 OnTheWay = Any
 """What a dispatcher has sent and will wait for: a Pending of `collectives`, or a library's own."""
@@ -56,7 +54,7 @@ class Dispatcher:
         self.ranks = config.layout.experts_over
         self.experts = config.model.experts_count // self.ranks
         self.first_expert = groups.coordinate("ep") * self.experts
-        self.permute_span = f"{name}.{spans.PERMUTE}"
+        self.permute_span = f"{name}.permute"
         self.static = config.toggles.sync_free >= STATIC
 
     def send(self, x_TD: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Sent:

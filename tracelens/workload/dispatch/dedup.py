@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tracelens.workload.dispatch.base import Dispatcher, OnTheWay, RoutedTokens, Sent
 from tracelens.workload.parallel import AllToAll, Pending, finish, host, run_collective, start
-from tracelens.workload.permute import permute
-from tracelens.workload.rows import RowMap, spread_rows
+from tracelens.workload.rows import RowMap, permute, spread_rows
 
 
 @dataclass(kw_only=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tracelens.planner.config import Model
-from tracelens.workload.rows import RowMap
+
+if TYPE_CHECKING:
+    from tracelens.workload.rows import RowMap  # which needs these kernels
 
 LEAST_AMAX = 1e-12
 """Below it a row counts as zeros: its scale would be no normal number."""

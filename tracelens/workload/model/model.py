@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from tracelens.errors import TracelensError
 from tracelens.planner.config import Config, FusionName
 from tracelens.recording import region, scoped, span
-from tracelens.workload import spans
 from tracelens.workload.dispatch import enter, make_dispatcher
 from tracelens.workload.kernels import kernels
 from tracelens.workload.model.attention import RMSNorm, make_attention
@@ -134,20 +133,20 @@ class MoE(nn.Module):
         self.overlap_shared = toggles.overlap_shared
 
     def forward(self, x_SBD: Tensor) -> Tensor:
-        with span(f"{self.name}.{spans.MOE}"):
-            weight_TK, expert_TK = self.stage(spans.ROUTER, self.router, x_SBD)
+        with span(f"{self.name}.moe"):
+            weight_TK, expert_TK = self.stage("router", self.router, x_SBD)
             x_TD = x_SBD.flatten(0, 1)
-            sent = self.stage(spans.DISPATCH, self.dispatcher.send, x_TD, weight_TK, expert_TK)
+            sent = self.stage("dispatch", self.dispatcher.send, x_TD, weight_TK, expert_TK)
             early = self.share(x_SBD) if self.overlap_shared else 0.0
-            routed = self.stage(spans.DISPATCH, self.dispatcher.receive, sent)
-            y_RD = self.stage(spans.EXPERTS, self.experts, routed.x_RD, routed.rows.rows_e)
-            returned = self.stage(spans.COMBINE, self.dispatcher.send_back, y_RD, routed)
-            y_SBD = self.stage(spans.COMBINE, self.dispatcher.combine, returned).view_as(x_SBD)
+            routed = self.stage("dispatch", self.dispatcher.receive, sent)
+            y_RD = self.stage("experts", self.experts, routed.x_RD, routed.rows.rows_e)
+            returned = self.stage("combine", self.dispatcher.send_back, y_RD, routed)
+            y_SBD = self.stage("combine", self.dispatcher.combine, returned).view_as(x_SBD)
             return y_SBD + early if self.overlap_shared else y_SBD + self.share(x_SBD)
 
     def share(self, x_SBD: Tensor) -> Tensor | float:
         """What the shared expert makes of the tokens; nothing without one."""
-        return 0.0 if self.shared is None else self.stage(spans.SHARED, self.shared, x_SBD)
+        return 0.0 if self.shared is None else self.stage("shared", self.shared, x_SBD)
 
     def stage(self, name: str, run: Callable[P, T], *inputs: P.args, **named: P.kwargs) -> T:
         with region(f"{self.name}.{name}") as part:

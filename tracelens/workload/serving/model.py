@@ -33,7 +33,6 @@ from torch.nn.attention.bias import causal_lower_right
 
 from tracelens.planner.config import Config
 from tracelens.recording import scoped, span
-from tracelens.workload import spans
 from tracelens.workload.model import (
     EMBEDDING_STD,
     INIT_STD,
@@ -55,8 +54,7 @@ from tracelens.workload.parallel import (
     shard,
     start,
 )
-from tracelens.workload.permute import permute, unpermute
-from tracelens.workload.rows import sort_rows
+from tracelens.workload.rows import permute, sort_rows, unpermute
 from tracelens.workload.serving.plan import Batch
 
 Waits = Generator[None, None, Tensor]
@@ -127,7 +125,7 @@ class ServingLayer(nn.Module):
         own_TD = self.ffn_norm(x_TD)
         if padded > len(own_TD):
             own_TD = F.pad(own_TD, (0, 0, 0, padded - len(own_TD)))
-        with span(f"{self.name}.{spans.MOE}") if alone and isinstance(self.ffn, SlicedMoE) else nullcontext():
+        with span(f"{self.name}.moe") if alone and isinstance(self.ffn, SlicedMoE) else nullcontext():
             y_TD = yield from self.ffn.run(own_TD, self.name)
         return x_TD + y_TD[: len(x_TD)]
 
@@ -192,34 +190,34 @@ class SlicedMoE(nn.Module):
 
     def run(self, x_TD: Tensor, name: str) -> Waits:
         """Output y_TD of this rank's tokens."""
-        with span(f"{name}.{spans.ROUTER}"):
+        with span(f"{name}.router"):
             weight_TK, expert_TK = self.router(x_TD.unsqueeze(1))
             # Side by side in one message: as 32 bits each.
             choice_TC = torch.cat([weight_TK.view(torch.int32), expert_TK.to(torch.int32)], dim=1)
-        with span(f"{name}.{spans.DISPATCH}"):
+        with span(f"{name}.dispatch"):
             choices = start(choice_TC, AllGather(self.group))
-        x_ND = yield from gathered(x_TD, self.group, f"{name}.{spans.DISPATCH}")
-        with span(f"{name}.{spans.DISPATCH}"):
+        x_ND = yield from gathered(x_TD, self.group, f"{name}.dispatch")
+        with span(f"{name}.dispatch"):
             choice_NK, expert_NK = finish(choices).chunk(2, dim=1)
             weight_NK = choice_NK.contiguous().view(torch.float32)
         y_ND = self.compute(x_ND, weight_NK, expert_NK.long(), name)
-        return (yield from scattered(y_ND, self.group, f"{name}.{spans.COMBINE}"))
+        return (yield from scattered(y_ND, self.group, f"{name}.combine"))
 
     def compute(self, x_ND: Tensor, weight_NK: Tensor, expert_NK: Tensor, name: str) -> Tensor:
         """What this rank's slices add to the output y_ND.
 
         All rows have experts, padding as well: the host knows their number, and waits for nothing.
         """
-        with span(f"{name}.{spans.PERMUTE}"):
+        with span(f"{name}.permute"):
             rows = sort_rows(expert_NK, self.count, expert_NK.numel())
             x_RD = permute(x_ND, rows, self.fusion)
-        with span(f"{name}.{spans.EXPERTS}"):
+        with span(f"{name}.experts"):
             y_RD = self.experts(x_RD, rows.rows_e)
-        with span(f"{name}.{spans.PERMUTE}"):
+        with span(f"{name}.permute"):
             y_ND = unpermute(y_RD, weight_NK, rows, self.fusion)
         if self.shared is None:
             return y_ND
-        return y_ND + scoped(f"{name}.{spans.SHARED}", self.shared, x_ND)
+        return y_ND + scoped(f"{name}.shared", self.shared, x_ND)
 
 
 # Not cuDNN's, which plans for tens of milliseconds for every new length, and prompts have all lengths.

@@ -45,8 +45,10 @@ from few groups; Gelman, Prior distributions for variance parameters in hierarch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import erfc, exp, inf, log, sqrt
 from typing import NamedTuple
 
@@ -54,10 +56,14 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.compare.thresholds import (
+    BYTES_NOISE,
     COUNTED_NOISE,
+    GPU_PART_NOISE,
+    GPU_WORK_NOISE,
     PACE,
     PACE_NOISE,
     TRACED_NOISE,
+    WAITING_NOISE,
     WIDER_TAIL,
     Plausible,
     SigmaRange,
@@ -99,7 +105,6 @@ class StepSpread(NamedTuple):
         return StepSpread(self.mean[rows], self.variance[rows], self.steps)
 
 
-_TAIL_POWER = 3
 _POINTS = 40  # of each σ
 _BINS = 60  # of the mixture
 _REACH = 30.0  # of the tails, times the range's high end
@@ -210,11 +215,41 @@ def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) ->
     return half
 
 
+@cache
+def mean_range(count: int) -> float:
+    """Mean range of so many values of a normal distribution of σ 1: 1.13 of two, 3.73 of twenty (Tippett)."""
+    x = np.linspace(-8, 8, 4001)
+    below = np.array([erfc(-value / sqrt(2)) / 2 for value in x.tolist()])
+    return float(((1 - below**count - (1 - below) ** count) * (x[1] - x[0])).sum())
+
+
+GPU_WORK = ("computation.time", "memcpy.time", "moe.router.time", "moe.permute.time", "moe.experts.time",
+            "moe.shared_expert.time")  # fmt: skip
+"""Times of what GPUs compute and copy, which repeat from run to run."""
+_WAITING = re.compile(
+    r"comm|n?ccl|c10d|all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|send|recv|idle|"
+    r"moe\.(time|dispatch|combine|compiled)",
+    re.IGNORECASE,
+)
+"""Metrics, and names of ops and kernels, whose time is spent waiting for other ranks or for the host."""
+
+
 def plausible(metric: str, unit: str) -> Plausible:
-    """The plausible noise of a metric by its name and unit."""
-    if metric.endswith(PACE):
+    """The plausible noise of a metric by its name and unit: its class of thresholds.py."""
+    name = metric.partition("].")[2] if metric.startswith("rank[") else metric
+    if name == PACE:
         return PACE_NOISE
-    return TRACED_NOISE if unit in ("ns", "fraction") else COUNTED_NOISE
+    if unit == "bytes":
+        return BYTES_NOISE
+    if unit == "count":
+        return COUNTED_NOISE
+    if unit == "fraction":
+        return TRACED_NOISE
+    if _WAITING.search(name):
+        return WAITING_NOISE
+    if name in GPU_WORK:
+        return GPU_WORK_NOISE
+    return GPU_PART_NOISE if name.startswith(("op[", "kernel[", "category[")) else TRACED_NOISE
 
 
 def noise(
@@ -235,9 +270,12 @@ def noise(
     # What varies inside a run varies from run to run, too: a flat prior from nearly nothing on would favor
     # the runs being alike.
     inside = sqrt(within.variance)
-    between = SigmaRange(max(limits.between.low, inside / 2), max(limits.between.high, 2 * inside))
-    sigma_b, weight_b = _prior(between, means)
-    sigma_w, weight_w = _prior(limits.within, within)
+    carried = limits.carried
+    between = SigmaRange(
+        max(limits.between.low, carried.low * inside), max(limits.between.high, carried.high * inside)
+    )
+    sigma_b, weight_b = _prior(between, means, limits.falling)
+    sigma_w, weight_w = _prior(limits.within, within, limits.falling)
     weight_w = weight_w * _likelihood(sigma_w**2, within)
     of_mean = sigma_b[:, None] ** 2 + sigma_w[None, :] ** 2 * inverse_steps
     weight = weight_b[:, None] * weight_w[None, :] * _likelihood(of_mean, means)
@@ -280,7 +318,7 @@ def _within(sides: Sequence[Sequence[Float]]) -> tuple[PooledVariance, float]:
     return wider, total
 
 
-def _prior(plausible_range: SigmaRange, seen: PooledVariance) -> tuple[Float, Float]:
+def _prior(plausible_range: SigmaRange, seen: PooledVariance, falling: float) -> tuple[Float, Float]:
     """Grid of standard deviations and their prior weights; beyond the range as far as the data reach."""
     low, high = plausible_range
     if sqrt(seen.variance) > high:  # not plausible, but so it is: the data alone count, as for Student's t
@@ -289,7 +327,7 @@ def _prior(plausible_range: SigmaRange, seen: PooledVariance) -> tuple[Float, Fl
     inside = np.geomspace(low, high, _POINTS)
     outside = np.geomspace(high, top, _POINTS)[1:]
     step_in, step_out = np.log(inside[1] / inside[0]), np.log(outside[1] / outside[0])
-    weight = np.concatenate([np.full(len(inside), step_in), step_out * (high / outside) ** _TAIL_POWER])
+    weight = np.concatenate([np.full(len(inside), step_in), step_out * (high / outside) ** falling])
     return np.concatenate([inside, outside]), weight
 
 

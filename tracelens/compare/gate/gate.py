@@ -3,13 +3,18 @@
 A rule with the values of its metric is a `GateCase`, which judges them: pass, fail, or inconclusive. Sides
 are compared like with like (`check_alike`) or not at all. `of_diff` and `of_metrics` say why a side is
 slower.
+
+The *resolution* of two sides is the smallest change of a metric that they show: that would be missed with
+probability MISSED at most. A rule that a user wrote means its limit, and is inconclusive where the limit is
+below the resolution. A default rule is decided there at the resolution: it passes if the sides differ by no
+more than two sides of one program do, and the outcome says from which change on it would not have passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,9 +23,18 @@ from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
-from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest
-from tracelens.compare.noise import Interval, PooledVariance, noise, plausible
-from tracelens.compare.thresholds import CONFIDENCE, MISSED, PACE, ROUNDING, Plausible, SigmaRange
+from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
+from tracelens.compare.noise import Interval, PooledVariance, mean_range, noise, plausible
+from tracelens.compare.thresholds import (
+    CLEAR_RANGE,
+    CLEAR_SHARE,
+    CONFIDENCE,
+    MISSED,
+    MOST_RUNS,
+    PACE,
+    ROUNDING,
+    UNCHANGED,
+)
 from tracelens.errors import TracelensError
 from tracelens.table import Result, Skip
 
@@ -74,8 +88,9 @@ class RuleOutcome:
     rule: GateRule
     metric: str
     unit: str
-    # fail: the whole interval is beyond the limit; pass: also the change that would be missed with
-    # probability MISSED is within it; else inconclusive
+    # fail: the whole interval is beyond the limit, or the change is clear; pass: also the change that would be
+    # missed with probability MISSED is within it, or for default rules the sides differ by no more than noise
+    # does; else inconclusive
     status: Status
     base: float  # mean of the base's runs
     candidate: float  # mean of the candidate's runs
@@ -86,7 +101,10 @@ class RuleOutcome:
     # What tells the noise: none if nothing varies; several runs of a side; a baseline's history; the steps of
     # the runs, between which it is assumed; nothing, so that all of it is assumed
     source: Source
+    # Limit that the runs could show: the rule's own, or where that is below their resolution, the resolution
+    shown: float
     notes: tuple[str, ...] = ()  # caveats
+    runs_needed: int = 0  # runs a side that would decide an inconclusive rule; 0: decided, or more than MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -128,10 +146,11 @@ class GateCase:
             return "history"
         return "within a run" if any(len(run) > 1 for side in sides for run in side) else "prior"
 
-    def judge(self, tail: float, min_effect: float = 0.0) -> RuleOutcome:
+    def judge(self, tail: float, min_effect: float = 0.0, *, advise: bool = True) -> RuleOutcome:
         """Compare the values with the limit, with `tail` as the probability of each end of the interval.
 
-        A time that changes by less than `min_effect` of the step does not fail.
+        A time that changes by less than `min_effect` of the step does not fail. With `advise`, an
+        inconclusive outcome says how many runs would decide.
         """
         rule, limit, source = self.rule, self.rule.limit, self.source
         base, candidate = _mean(self.base), _mean(self.candidate)
@@ -141,19 +160,28 @@ class GateCase:
         ends = (interval.low, quick.high) if sense > 0 else (interval.high, quick.low)
         beyond, within = (sense * (end - limit) for end in ends)
         status: Status = "fail" if beyond > margin else "pass" if within <= margin else "inconclusive"
-        notes = []
+        shown, notes = limit, []
         if source == "within a run":
             notes.append("noise between runs assumed")
         elif source == "prior":
             notes.append("all noise assumed: a single value per side")
         if rule.kind == "ratio" and base == 0 != candidate:
             notes.append("0 in the base, so the ratio is infinite; limit the difference or the value instead")
+        is_large, is_clear = self._large(base, candidate) if status == "inconclusive" else (False, False)
+        if is_clear:
+            status = "fail"
+            notes.append(f"{CLEAR_SHARE:.0%} of the step or more, and more than the base's steps vary by")
+        if status == "inconclusive" and rule.at_resolution and not is_large:
+            edge, shown = self._resolution(base, candidate)
+            if interval.estimate <= edge + margin:
+                status = "pass"
         if status != "pass" and rule.kind != "absolute" and min_effect:
             # A time or fraction of the step.
             step = {"ns": self.step_ns, "fraction": 1.0}.get(self.unit, 0.0)
             if abs(candidate - base) < min_effect * step:
                 status = "pass"
                 notes.append(f"the change is below {min_effect:.3g} of the step (--min-effect)")
+        runs_needed = self._runs_needed(tail, min_effect) if advise and status == "inconclusive" else 0
         return RuleOutcome(
             rule=rule,
             metric=self.metric,
@@ -166,8 +194,72 @@ class GateCase:
             runs=(len(self.base), len(self.candidate)),
             steps=(sum(map(len, self.base)), sum(map(len, self.candidate))),
             source=source,
+            shown=shown,
             notes=tuple(notes),
+            runs_needed=runs_needed,
         )
+
+    def _resolution(self, base: float, candidate: float) -> tuple[float, float]:
+        """Up to where a default rule passes, and the smallest change that would not; it is an upper limit.
+
+        The first is the limit, or what an unchanged program exceeds with probability UNCHANGED. The second is
+        above it by the noise that hides a change with probability MISSED.
+        """
+        limit, ratio = self.rule.limit, self.rule.kind == "ratio"
+        (estimate, _, high, _), quick = self._intervals(base, candidate, UNCHANGED, MISSED)
+        if ratio and not 0 < estimate < inf:
+            return limit, limit
+        unchanged = high / estimate if ratio else high - estimate
+        edge = max(limit, unchanged)
+        return edge, edge * quick.high / estimate if ratio else edge + quick.high - estimate
+
+    def _large(self, base: float, candidate: float) -> tuple[bool, bool]:
+        """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
+
+        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of the base vary by, and
+        in half at least in the typical step of the candidate: one stalled step is no change of the program.
+        Of a limit on the value itself the limit is the base.
+        """
+        rule, name = self.rule, of_rank(self.metric)[1]
+        sense = 1 if rule.sense == "<=" else -1
+        allowed = {"ratio": base * rule.limit, "difference": base + rule.limit, "absolute": rule.limit}[rule.kind]
+        before = allowed if rule.kind == "absolute" else base
+        step = before if name in WHOLE_STEP else 1.0 if self.unit == "fraction" else self.step_ns
+        least = CLEAR_SHARE * step * (1 - ROUNDING)
+        is_strict = sense * (allowed - before) < least and sense * (candidate - allowed) > 0
+        change = sense * (candidate - before)
+        if name not in CLEAR or not is_strict or change < least or least <= 0:
+            return False, False
+        steps = np.concatenate(self.base)
+        varies = CLEAR_RANGE * float(np.ptp(steps)) / mean_range(len(steps)) if len(steps) > 1 else 0.0
+        typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
+        return True, change > varies and typical >= least / 2
+
+    def _runs_needed(self, tail: float, min_effect: float) -> int:
+        """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.
+
+        The expected verdict: of runs whose means spread around those of now by the noise that is likely now,
+        each with the steps of a run of now.
+        """
+        base, candidate = _mean(self.base), _mean(self.candidate)
+        if min(base, candidate) <= 0:
+            return 0
+        now = [len(side) for side in self.sides]
+        typical = self._intervals(base, candidate, TYPICAL)[0]
+        ratio = self.rule.kind == "ratio"
+        of_sides = log(typical.high / typical.estimate) if ratio else typical.high - typical.estimate
+        of_run = of_sides / Z_TYPICAL / sqrt(sum(1 / runs for runs in now))
+        for runs in range(max(now) + 1, MOST_RUNS + 1):
+            spread = np.linspace(-1, 1, runs)
+            spread *= of_run / spread.std(ddof=1)
+            sides = (
+                [steps * max(1 + offset / (1 if ratio else mean), 0.0) * (mean / steps.mean()) for offset in spread]
+                for steps, mean in ((self.base[0], base), (self.candidate[0], candidate))
+            )
+            more = replace(self, **dict(zip(("base", "candidate"), sides, strict=True)))
+            if more.judge(tail, min_effect, advise=False).status != "inconclusive":
+                return runs
+        return 0
 
     def _intervals(self, base: float, candidate: float, *tails: float) -> list[Interval]:
         """Intervals of what the rule limits, one a tail."""
@@ -204,12 +296,23 @@ class GateCase:
         limits, history = plausible(self.metric, self.unit), self.history
         if self.unit == "fraction":  # its noise is absolute
             smaller = min(base, candidate)
-            limits = Plausible(*(SigmaRange(low / smaller, high / smaller) for low, high in limits))
+            limits = limits.times(1 / smaller)
             history = PooledVariance(history.variance / smaller**2, history.freedom)
         first = [] if self.rule.kind == "absolute" else [run / base for run in self.base]
         mixture = noise(first, [run / candidate for run in self.candidate], limits, history)
         return [mixture.half_width(tail) for tail in tails]
 
+
+WHOLE_STEP = ("step.time", PACE)
+CLEAR = (
+    *WHOLE_STEP, "computation.time", "exposed_comm.time", "idle.time", "exposed_comm.fraction", "idle.fraction",
+)  # fmt: skip
+"""The step and the parts that add up to it: one that grows by a large share of the step makes the step longer.
+
+Time of communication beside computation does not, and varies with what ranks wait for each other.
+"""
+TYPICAL, Z_TYPICAL = 0.25, 0.6745
+"""Tail and standard deviations of the typical noise: half of all noise is smaller."""
 
 MUST_AGREE = ("device", "ranks", "model")
 """What makes two runs incomparable where it differs, unless allowed; other differences are notes."""

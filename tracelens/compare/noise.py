@@ -48,8 +48,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import erfc, exp, inf, log, sqrt
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -215,12 +215,14 @@ def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) ->
     return half
 
 
-@cache
-def mean_range(count: int) -> float:
-    """Mean range of so many values of a normal distribution of σ 1: 1.13 of two, 3.73 of twenty (Tippett)."""
-    x = np.linspace(-8, 8, 4001)
-    below = np.array([erfc(-value / sqrt(2)) / 2 for value in x.tolist()])
-    return float(((1 - below**count - (1 - below) ** count) * (x[1] - x[0])).sum())
+def highest_sigma(seen: PooledVariance, tail: float) -> float:
+    """The σ that the true one exceeds with probability `tail`; infinite where next to nothing was seen."""
+    if seen.freedom < 1:
+        return inf
+    # Quantile of the chi-squared distribution by Wilson and Hilferty (1931), too small for few degrees.
+    part = 2 / (9 * seen.freedom)
+    cube = 1 - part - NormalDist().inv_cdf(1 - tail) * sqrt(part)
+    return sqrt(seen.variance / cube**3) if cube > 0 else inf if seen.variance else 0.0
 
 
 GPU_WORK = ("computation.time", "memcpy.time", "moe.router.time", "moe.permute.time", "moe.experts.time",
@@ -232,6 +234,11 @@ _WAITING = re.compile(
     re.IGNORECASE,
 )
 """Metrics, and names of ops and kernels, whose time is spent waiting for other ranks or for the host."""
+
+
+def is_computed(op: str) -> bool:
+    """Whether the work of an op computes, by its name, rather than waits for other ranks."""
+    return not _WAITING.search(op)
 
 
 def plausible(metric: str, unit: str) -> Plausible:

@@ -64,10 +64,10 @@ CLEAR_SHARE = 0.2
 """A change by this share of the step decides, however few the runs: repeated runs of a program that waits for
 its host lie up to 0.16 apart, and nobody who sees a step 20% longer calls it noise."""
 
-CLEAR_RANGE = 3.73
-"""Unless the steps of the base vary by as much: the range of twenty of them, in standard deviations (Tippett).
-The range of two or three steps is far smaller: a program that waits for its host has runs 0.3 apart whose own
-two parts lie 0.11 apart."""
+CLEAR_SIGMA, CLEAR_TAIL = 3.0, 0.05
+"""Unless steps vary by as much: by so many standard deviations, the largest that are plausible with this
+probability, since two or three steps may lie close together by chance. One of six runs of a program that
+waits for its host takes 1.3 times as long as another whose own two parts lie 0.11 apart."""
 
 MOST_RUNS = 20
 """Runs per side up to which a gate says how many would decide; more is no advice."""
@@ -95,8 +95,8 @@ class Plausible(NamedTuple):
 
     def times(self, factor: float) -> Plausible:
         """The noise of values that are larger by this factor."""
-        between, within = (SigmaRange(low * factor, high * factor) for low, high in (self.between, self.within))
-        return self._replace(between=between, within=within)
+        ranges = (SigmaRange(low * factor, high * factor) for low, high in (self.between, self.within))
+        return Plausible(*ranges, self.carried, self.falling)
 
 
 PACE_NOISE = Plausible(between=SigmaRange(0.0005, 0.005), within=SigmaRange(0.0001, 0.005))

@@ -24,10 +24,11 @@ from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
 from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
-from tracelens.compare.noise import Interval, PooledVariance, mean_range, noise, plausible
+from tracelens.compare.noise import Interval, PooledVariance, highest_sigma, noise, plausible
 from tracelens.compare.thresholds import (
-    CLEAR_RANGE,
     CLEAR_SHARE,
+    CLEAR_SIGMA,
+    CLEAR_TAIL,
     CONFIDENCE,
     MISSED,
     MOST_RUNS,
@@ -88,9 +89,9 @@ class RuleOutcome:
     rule: GateRule
     metric: str
     unit: str
-    # fail: the whole interval is beyond the limit, or the change is clear; pass: also the change that would be
-    # missed with probability MISSED is within it, or for default rules the sides differ by no more than noise
-    # does; else inconclusive
+    # fail: the whole interval is beyond the limit, or the change is clear; pass: also the change that would
+    # be missed with probability MISSED is within it, or for default rules the sides differ by no more than
+    # noise does; else inconclusive
     status: Status
     base: float  # mean of the base's runs
     candidate: float  # mean of the candidate's runs
@@ -104,7 +105,7 @@ class RuleOutcome:
     # Limit that the runs could show: the rule's own, or where that is below their resolution, the resolution
     shown: float
     notes: tuple[str, ...] = ()  # caveats
-    runs_needed: int = 0  # runs a side that would decide an inconclusive rule; 0: decided, or more than MOST_RUNS
+    runs_needed: int = 0  # runs a side that would decide; 0 if it is decided, or needs more than MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -170,11 +171,13 @@ class GateCase:
         is_large, is_clear = self._large(base, candidate) if status == "inconclusive" else (False, False)
         if is_clear:
             status = "fail"
-            notes.append(f"{CLEAR_SHARE:.0%} of the step or more, and more than the base's steps vary by")
+            notes.append(f"{CLEAR_SHARE:.0%} of the step or more, and more than steps vary by")
         if status == "inconclusive" and rule.at_resolution and not is_large:
             edge, shown = self._resolution(base, candidate)
             if interval.estimate <= edge + margin:
                 status = "pass"
+            else:
+                shown = limit
         if status != "pass" and rule.kind != "absolute" and min_effect:
             # A time or fraction of the step.
             step = {"ns": self.step_ns, "fraction": 1.0}.get(self.unit, 0.0)
@@ -216,13 +219,13 @@ class GateCase:
     def _large(self, base: float, candidate: float) -> tuple[bool, bool]:
         """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
 
-        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of the base vary by, and
-        in half at least in the typical step of the candidate: one stalled step is no change of the program.
-        Of a limit on the value itself the limit is the base.
+        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of a side may vary by: a
+        candidate with one stalled step varies. Of a limit on the value itself the limit is the base.
         """
         rule, name = self.rule, of_rank(self.metric)[1]
         sense = 1 if rule.sense == "<=" else -1
-        allowed = {"ratio": base * rule.limit, "difference": base + rule.limit, "absolute": rule.limit}[rule.kind]
+        limits = {"ratio": base * rule.limit, "difference": base + rule.limit, "absolute": rule.limit}
+        allowed = limits[rule.kind]
         before = allowed if rule.kind == "absolute" else base
         step = before if name in WHOLE_STEP else 1.0 if self.unit == "fraction" else self.step_ns
         least = CLEAR_SHARE * step * (1 - ROUNDING)
@@ -230,10 +233,10 @@ class GateCase:
         change = sense * (candidate - before)
         if name not in CLEAR or not is_strict or change < least or least <= 0:
             return False, False
-        steps = np.concatenate(self.base)
-        varies = CLEAR_RANGE * float(np.ptp(steps)) / mean_range(len(steps)) if len(steps) > 1 else 0.0
-        typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
-        return True, change > varies and typical >= least / 2
+        sides = [np.concatenate(side) for side in self.sides]
+        if name in WHOLE_STEP:  # a slower program varies by more
+            sides = [steps * (before / steps.mean()) for steps in sides]
+        return True, change > CLEAR_SIGMA * highest_sigma(PooledVariance.of(sides), CLEAR_TAIL)
 
     def _runs_needed(self, tail: float, min_effect: float) -> int:
         """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.
@@ -252,11 +255,11 @@ class GateCase:
         for runs in range(max(now) + 1, MOST_RUNS + 1):
             spread = np.linspace(-1, 1, runs)
             spread *= of_run / spread.std(ddof=1)
-            sides = (
-                [steps * max(1 + offset / (1 if ratio else mean), 0.0) * (mean / steps.mean()) for offset in spread]
-                for steps, mean in ((self.base[0], base), (self.candidate[0], candidate))
-            )
-            more = replace(self, **dict(zip(("base", "candidate"), sides, strict=True)))
+            sides = []
+            for steps, mean in ((self.base[0], base), (self.candidate[0], candidate)):
+                means = mean * np.maximum(1 + spread / (1 if ratio else mean), 0.0)
+                sides.append([steps * (run_mean / steps.mean()) for run_mean in means.tolist()])
+            more = replace(self, base=sides[0], candidate=sides[1])
             if more.judge(tail, min_effect, advise=False).status != "inconclusive":
                 return runs
         return 0
@@ -305,9 +308,14 @@ class GateCase:
 
 WHOLE_STEP = ("step.time", PACE)
 CLEAR = (
-    *WHOLE_STEP, "computation.time", "exposed_comm.time", "idle.time", "exposed_comm.fraction", "idle.fraction",
-)  # fmt: skip
-"""The step and the parts that add up to it: one that grows by a large share of the step makes the step longer.
+    *WHOLE_STEP,
+    "computation.time",
+    "exposed_comm.time",
+    "idle.time",
+    "exposed_comm.fraction",
+    "idle.fraction",
+)
+"""The step and the parts that add up to it: one that grows by a large share of the step makes it longer.
 
 Time of communication beside computation does not, and varies with what ranks wait for each other.
 """
@@ -326,6 +334,8 @@ class Cause(NamedTuple):
     name: str
     base_ns: float
     candidate_ns: float
+    op: str = ""  # in which most of it happened
+    more: float = 0.0  # GPU activities of that op per step, candidate - base
 
     @property
     def delta_ns(self) -> float:
@@ -528,11 +538,13 @@ def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:
     """The largest causes in a result of `diff`: by what happened, and in which op most of it did."""
     table = result.data["waterfall"]
     level, name, cause = (table.texts(column) for column in ("level", "name", "cause"))
-    base, candidate = (table.array(column).astype(float) for column in ("base_ns", "cand_ns"))
-    delta = candidate - base
+    base, candidate, before, after = (
+        table.array(column).astype(float) for column in ("base_ns", "cand_ns", "base_count", "cand_count")
+    )
+    delta, more = candidate - base, after - before
     causes = []
-    for row, text in enumerate(level):
-        if text != "cause" or base[row] == candidate[row]:
+    for row, kind_of_row in enumerate(level):
+        if kind_of_row != "cause" or base[row] == candidate[row]:
             continue
         inside = [
             other
@@ -540,8 +552,9 @@ def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:
             if kind == "op" and cause[other] == name[row] and delta[row] * delta[other] > 0
         ]
         example = max(inside, key=lambda other: abs(candidate[other] - base[other]), default=None)
-        where = f", most in {name[example]}" if example is not None else ""
-        causes.append(Cause(f"{name[row]}{where}", base[row], candidate[row]))
+        where = (name[example], float(more[example])) if example is not None else ("", 0.0)
+        text = f"{name[row]}, most in {where[0]}" if example is not None else name[row]
+        causes.append(Cause(text, base[row], candidate[row], *where))
     return tuple(sorted(causes, key=lambda part: -abs(part.delta_ns))[:most])
 
 
@@ -554,8 +567,12 @@ def of_metrics(base: Side, candidate: Side, most: int = MOST) -> tuple[Cause, ..
     names = names or [name for name in times if name.startswith("category[")]
     if base.find("idle.time") and candidate.find("idle.time"):
         names.append("idle.time")
-    causes = [
-        Cause(name.removesuffix(".time"), *(_mean(side.each_step(name)) for side in sides)) for name in names
-    ]
+    causes = []
+    for name in names:
+        subject = name.removesuffix(".time")
+        op = subject[3:-1] if subject.startswith("op[") else ""
+        count = [_mean(side.each_step(f"{subject}.count")) if op else 0.0 for side in sides]
+        times_ns = [_mean(side.each_step(name)) for side in sides]
+        causes.append(Cause(subject, times_ns[0], times_ns[1], op, count[1] - count[0]))
     moved = [cause for cause in causes if cause.delta_ns]
     return tuple(sorted(moved, key=lambda cause: -abs(cause.delta_ns))[:most])

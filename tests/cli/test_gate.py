@@ -181,6 +181,26 @@ def test_a_baseline_that_grows(folder: Path, capfd: pytest.CaptureFixture[str]) 
     assert found["tables"]["figures"][0]["base_runs"] == 2
 
 
+def test_a_baseline_takes_runs_in_that_pass_or_are_accepted(
+    folder: Path, capfd: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    add = ["gate", "baseline", "add", "-o", "b.json"]
+    assert run_cli([*add, "before", "--commit", "c1"]) == 0
+    kept = Path("b.json").read_bytes()
+    capfd.readouterr()
+    assert run_cli([*add, "slow", "--commit", "c2"]) == 1
+    said = capfd.readouterr().err
+    assert "b.json stays as it is: regression" in said
+    assert "tracelens gate baseline accept" in said
+    assert run_cli([*add, "slow", "--commit", "c2", "--rule", "step.time>=1.2"]) == 1
+    assert Path("b.json").read_bytes() == kept
+    assert "neither run has the op" in refused(*add, "slow", "--rule", "op[aten::nn].time<=1")
+    assert run_cli([*add, "slow", "--commit", "c2", "--rule", "step.time<=1.2"]) == 0
+    Path("b.json").write_bytes(kept)
+    assert run_cli(["gate", "baseline", "accept", "-o", "b.json", "slow", "--commit", "c2"]) == 0
+    assert run_cli(["gate", "b.json", "slow"]) == 0
+
+
 def test_why_in_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = ["--junit", "g.xml", "--markdown", "g.md", "--report", "g.html", "--github"]
     assert run_cli(["gate", "before", "slow", *files]) == 1

@@ -1,6 +1,15 @@
 """Gate: checks candidate runs against a baseline."""
 
-from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict, gate, of_diff, of_metrics
+from tracelens.compare.gate.gate import (
+    MUST_AGREE,
+    Cause,
+    RuleOutcome,
+    Verdict,
+    check_alike,
+    gate,
+    of_diff,
+    of_metrics,
+)
 from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
 from tracelens.compare.gate.runs import (
     KEEP,
@@ -26,6 +35,7 @@ from tracelens.compare.gate.verdict import (
 
 __all__ = [
     "KEEP",
+    "MUST_AGREE",
     "TABLES",
     "Cause",
     "GateSettings",
@@ -38,6 +48,7 @@ __all__ = [
     "Verdict",
     "add_to_baseline",
     "baseline_side",
+    "check_alike",
     "commands",
     "comment",
     "from_result",

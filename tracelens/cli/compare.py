@@ -93,8 +93,8 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
 
     Without rules, the step is judged in parts: GPU work, kernels and bytes, which repeat from run to run, and
     step time, idle time and exposed communication as precisely as the runs allow. Several recordings per
-    side measure the noise; of one it is assumed, by kind of metric. Runs that differ in device, ranks or model are bad input, and so is a recording that
-    is doubtful where a rule needs it.
+    side measure the noise; of one it is assumed, by kind of metric. Runs that differ in device, ranks or
+    model are bad input, and so is a recording that is doubtful where a rule needs it.
 
     Examples:
         tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'

@@ -95,8 +95,8 @@ class Plausible(NamedTuple):
 
     def times(self, factor: float) -> Plausible:
         """The noise of values that are larger by this factor."""
-        ranges = (SigmaRange(low * factor, high * factor) for low, high in (self.between, self.within))
-        return Plausible(*ranges, self.carried, self.falling)
+        between, within = (SigmaRange(*(factor * end for end in ends)) for ends in self[:2])
+        return Plausible(between, within, self.carried, self.falling)
 
 
 PACE_NOISE = Plausible(between=SigmaRange(0.0005, 0.005), within=SigmaRange(0.0001, 0.005))

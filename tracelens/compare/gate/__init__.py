@@ -9,6 +9,7 @@ from tracelens.compare.gate.gate import (
     gate,
     of_diff,
     of_metrics,
+    step_noise,
 )
 from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
 from tracelens.compare.gate.runs import (
@@ -63,4 +64,5 @@ __all__ = [
     "read_side",
     "report",
     "settings",
+    "step_noise",
 ]

@@ -454,6 +454,30 @@ def gate(
     return Verdict(outcomes, before_name, after_name, confidence, tuple(skips), identical=identical)
 
 
+def step_noise(base: Float, candidate: Float) -> Literal["beyond", "within", "unclear"]:
+    """What a gate says of the step times of two runs, of a longer and of a shorter step alike.
+
+    Beyond noise is what fails the default rule at the least tail that it can get, within noise what passes.
+    """
+    shorter, longer = sorted((base, candidate), key=np.mean)
+    rule = next(rule for rule in default_rules() if rule.metric == "step.time")
+    mean_ns = float(shorter.mean())
+    case = GateCase(
+        rule=rule,
+        metric=rule.metric,
+        unit="ns",
+        base=[shorter],
+        candidate=[longer],
+        history=PooledVariance(),
+        step_ns=mean_ns,
+    )
+    tail = (1 - CONFIDENCE) / 2 / max(len(default_rules()) - 1, 1)
+    status = case.judge(tail, advise=False).status if mean_ns else "inconclusive"
+    words: dict[Status, Literal["beyond", "within", "unclear"]]
+    words = {"fail": "beyond", "pass": "within", "inconclusive": "unclear"}
+    return words[status]
+
+
 def _exp(value: float) -> float:
     return exp(min(max(value, -700.0), 700.0))  # beyond exp of that there are no floats
 

@@ -12,6 +12,7 @@ more than two sides of one program do, and the outcome says from which change on
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
@@ -252,17 +253,20 @@ class GateCase:
         ratio = self.rule.kind == "ratio"
         of_sides = log(typical.high / typical.estimate) if ratio else typical.high - typical.estimate
         of_run = of_sides / Z_TYPICAL / sqrt(sum(1 / runs for runs in now))
-        for runs in range(max(now) + 1, MOST_RUNS + 1):
+
+        def decides(runs: int) -> bool:
             spread = np.linspace(-1, 1, runs)
             spread *= of_run / spread.std(ddof=1)
             sides = []
             for steps, mean in ((self.base[0], base), (self.candidate[0], candidate)):
                 means = mean * np.maximum(1 + spread / (1 if ratio else mean), 0.0)
-                sides.append([steps * (run_mean / steps.mean()) for run_mean in means.tolist()])
+                sides.append([steps * (run_mean / max(float(steps.mean()), 1e-300)) for run_mean in means.tolist()])
             more = replace(self, base=sides[0], candidate=sides[1])
-            if more.judge(tail, min_effect, advise=False).status != "inconclusive":
-                return runs
-        return 0
+            return more.judge(tail, min_effect, advise=False).status != "inconclusive"
+
+        more_runs = range(max(now) + 1, MOST_RUNS + 1)
+        place = bisect_left(more_runs, True, key=decides)
+        return more_runs[place] if place < len(more_runs) else 0
 
     def _intervals(self, base: float, candidate: float, *tails: float) -> list[Interval]:
         """Intervals of what the rule limits, one a tail."""

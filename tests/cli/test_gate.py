@@ -47,7 +47,7 @@ def test_traces_and_reports_are_sides(
     assert out.startswith("tracelens gate: " + ("regression, 2 of 5" if code else "no regression, "))
     if code:
         failed = [line.split()[1] for line in out.splitlines() if line.startswith("fail ")]
-        assert failed == ["computation.time<=1.005", "step.time<=1.01"]
+        assert failed == ["computation.time<=1.003", "step.time<=1.01"]
 
 
 def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,7 @@ PACE = "step.pace"
 """Metric: step time without the profiler, one value for each part of the loop that was timed so."""
 
 DEFAULT_RULES = (
-    "computation.time<=1.005",
+    "computation.time<=1.003",
     "kernel.count<=1.01",
     "comm.bytes<=1.01",
     f"{PACE}<=1.01",
@@ -64,10 +64,14 @@ CLEAR_SHARE = 0.2
 """A change by this share of the step decides, however few the runs: repeated runs of a program that waits for
 its host lie up to 0.16 apart, and nobody who sees a step 20% longer calls it noise."""
 
-CLEAR_SIGMA, CLEAR_TAIL = 3.0, 0.05
+CLEAR_SIGMA, CLEAR_TAIL = 3.0, 0.1
 """Unless steps vary by as much: by so many standard deviations, the largest that are plausible with this
 probability, since two or three steps may lie close together by chance. One of six runs of a program that
 waits for its host takes 1.3 times as long as another whose own two parts lie 0.11 apart."""
+
+SURE_SHARE = 0.5
+"""A change by this share decides unless the steps of the base lie as far apart: no two recorded runs of one
+program do."""
 
 MOST_RUNS = 20
 """Runs per side up to which a gate says how many would decide; more is no advice."""

@@ -139,7 +139,7 @@ def test_default_rules_without_a_metric_are_left_out_with_the_reason() -> None:
         "kernel.count<=1.01", "step.time<=1.01", "idle.fraction<=+0.01", "moe.blocking_calls<=+0.5",
     ]  # fmt: skip
     assert [skip.subject for skip in verdict.skips] == [
-        "default rule computation.time<=1.005",
+        "default rule computation.time<=1.003",
         "default rule comm.bytes<=1.01",
         "default rule step.pace<=1.01",
         "default rule exposed_comm.fraction<=+0.01",

@@ -11,7 +11,7 @@ from tracelens.compare.gate.gate import (
     of_metrics,
     step_noise,
 )
-from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
+from tracelens.compare.gate.rules import GateSettings, Options, default_rules, read_rule, settings
 from tracelens.compare.gate.runs import (
     KEEP,
     GatedRun,
@@ -52,6 +52,7 @@ __all__ = [
     "check_alike",
     "commands",
     "comment",
+    "default_rules",
     "from_result",
     "gate",
     "headline",

@@ -35,6 +35,7 @@ from tracelens.compare.thresholds import (
     MOST_RUNS,
     PACE,
     ROUNDING,
+    SURE_SHARE,
     UNCHANGED,
 )
 from tracelens.errors import TracelensError
@@ -220,8 +221,9 @@ class GateCase:
     def _large(self, base: float, candidate: float) -> tuple[bool, bool]:
         """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
 
-        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of a side may vary by: a
-        candidate with one stalled step varies. Of a limit on the value itself the limit is the base.
+        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of a side may vary by, or
+        SURE_SHARE of the step, in most steps, and more than the base's steps do vary by. Of a limit on the
+        value itself the limit is the base.
         """
         rule, name = self.rule, of_rank(self.metric)[1]
         sense = 1 if rule.sense == "<=" else -1
@@ -237,7 +239,11 @@ class GateCase:
         sides = [np.concatenate(side) for side in self.sides]
         if name in WHOLE_STEP:  # a slower program varies by more
             sides = [steps * (before / steps.mean()) for steps in sides]
-        return True, change > CLEAR_SIGMA * highest_sigma(PooledVariance.of(sides), CLEAR_TAIL)
+        if change > CLEAR_SIGMA * highest_sigma(PooledVariance.of(sides), CLEAR_TAIL):
+            return True, True
+        typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
+        varies = float(np.ptp(sides[0])) if len(sides[0]) > 1 else inf
+        return True, typical >= least and change >= max(SURE_SHARE * step, varies)
 
     def _runs_needed(self, tail: float, min_effect: float) -> int:
         """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.

@@ -56,7 +56,7 @@ one run a side decides; the host and the waiting vary by 10% and more. The preci
 Small parts of a step are limited relative to the step: 10% more of almost nothing does not matter.
 """
 
-UNCHANGED = 0.05
+UNCHANGED = 0.04
 """Probability with which a noisy part of an unchanged program is left undecided by a default rule. Three such
 parts (step, communication, idle) that agree with each other leave fewer than 10% of unchanged pairs so."""
 

@@ -221,8 +221,8 @@ class GateCase:
     def _large(self, base: float, candidate: float) -> tuple[bool, bool]:
         """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
 
-        Large is CLEAR_SHARE of the step. Clear is what is also more than the steps of a side may vary by, or
-        SURE_SHARE of the step, in most steps, and more than the base's steps do vary by. Of a limit on the
+        Large is CLEAR_SHARE of the step, and more than the base's own steps lie apart. Clear is what is also
+        more than the steps of a side may vary by, or SURE_SHARE of the step in most steps. Of a limit on the
         value itself the limit is the base.
         """
         rule, name = self.rule, of_rank(self.metric)[1]
@@ -237,13 +237,15 @@ class GateCase:
         if name not in CLEAR or not is_strict or change < least or least <= 0:
             return False, False
         sides = [np.concatenate(side) for side in self.sides]
+        varies = float(np.ptp(np.concatenate(self.base)))
+        if change <= varies:
+            return False, False
         if name in WHOLE_STEP:  # a slower program varies by more
             sides = [steps * (before / steps.mean()) for steps in sides]
         if change > CLEAR_SIGMA * highest_sigma(PooledVariance.of(sides), CLEAR_TAIL):
             return True, True
         typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
-        varies = float(np.ptp(sides[0])) if len(sides[0]) > 1 else inf
-        return True, typical >= least and change >= max(SURE_SHARE * step, varies)
+        return True, min(map(len, sides)) > 1 and typical >= least and change >= SURE_SHARE * step
 
     def _runs_needed(self, tail: float, min_effect: float) -> int:
         """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.
@@ -312,7 +314,11 @@ class GateCase:
             limits = limits.times(1 / smaller)
             history = PooledVariance(history.variance / smaller**2, history.freedom)
         first = [] if self.rule.kind == "absolute" else [run / base for run in self.base]
-        mixture = noise(first, [run / candidate for run in self.candidate], limits, history)
+        second = [run / candidate for run in self.candidate]
+        if of_rank(self.metric)[1] == PACE and len(first) + len(second) >= PAIRED_RUNS:
+            paired = without_part_effects([*first, *second])
+            first, second = paired[: len(first)], paired[len(first) :]
+        mixture = noise(first, second, limits, history)
         return [mixture.half_width(tail) for tail in tails]
 
 
@@ -329,6 +335,8 @@ CLEAR = (
 
 Time of communication beside computation does not, and varies with what ranks wait for each other.
 """
+PAIRED_RUNS = 4
+"""Runs from which on the parts of the loop tell what they have in common."""
 TYPICAL, Z_TYPICAL = 0.25, 0.6745
 """Tail and standard deviations of the typical noise: half of all noise is smaller."""
 
@@ -462,6 +470,19 @@ def gate(
     outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
     before_name, after_name = (side.label for side in sides)
     return Verdict(outcomes, before_name, after_name, confidence, tuple(skips), identical=identical)
+
+
+def without_part_effects(runs: list[Float]) -> list[Float]:
+    """The runs without what their parts of the loop have in common: after the recording steps are slower.
+
+    What is left varies by chance; its spread is that of one run less.
+    """
+    if len({len(run) for run in runs}) != 1 or len(runs[0]) < 2:
+        return runs
+    rows = np.array(runs)
+    left = rows / rows.mean(axis=0)
+    means = left.mean(axis=1, keepdims=True)
+    return list(means + (left - means) * sqrt(len(runs) / (len(runs) - 1)))
 
 
 def step_noise(base: Float, candidate: Float) -> Literal["beyond", "within", "unclear"]:

@@ -49,7 +49,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, exp, inf, log, sqrt
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +63,7 @@ from tracelens.compare.thresholds import (
     PACE_NOISE,
     TRACED_NOISE,
     WAITING_NOISE,
+    WAITING_SIGMA,
     WIDER_TAIL,
     Plausible,
     SigmaRange,
@@ -215,16 +215,6 @@ def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) ->
     return half
 
 
-def highest_sigma(seen: PooledVariance, tail: float) -> float:
-    """The σ that the true one exceeds with probability `tail`; infinite where next to nothing was seen."""
-    if seen.freedom < 1:
-        return inf
-    # Quantile of the chi-squared distribution by Wilson and Hilferty (1931), too small for few degrees.
-    part = 2 / (9 * seen.freedom)
-    cube = 1 - part - NormalDist().inv_cdf(1 - tail) * sqrt(part)
-    return sqrt(seen.variance / cube**3) if cube > 0 else inf if seen.variance else 0.0
-
-
 GPU_WORK = ("computation.time", "memcpy.time", "moe.router.time", "moe.permute.time", "moe.experts.time",
             "moe.shared_expert.time")  # fmt: skip
 """Times of what GPUs compute and copy, which repeat from run to run."""
@@ -241,9 +231,30 @@ def is_computed(op: str) -> bool:
     return not _WAITING.search(op)
 
 
-def plausible(metric: str, unit: str) -> Plausible:
-    """The plausible noise of a metric by its name and unit: its class of thresholds.py."""
+def plausible(metric: str, unit: str, waiting: float | None = None, clock: float = 0.0) -> Plausible:
+    """The plausible noise of a metric.
+
+    Args:
+        metric: its name; with the unit it tells the class of thresholds.py.
+        unit: of its values.
+        waiting: the share of the step in which the GPU computes nothing, None if unknown.
+        clock: by how much the clocks of the sides differ, relative.
+    """
     name = metric.partition("].")[2] if metric.startswith("rank[") else metric
+    limits = _of_class(name, unit)
+    highest = limits.between.high
+    if waiting is not None and name == PACE:
+        highest = max(highest, WAITING_SIGMA * waiting**2)
+    elif waiting is not None and limits is TRACED_NOISE:
+        highest = WAITING_SIGMA * sqrt(max(waiting, 0.0))
+    elif limits in (GPU_WORK_NOISE, GPU_PART_NOISE):
+        highest = max(highest, clock)
+    if highest == limits.between.high:
+        return limits
+    return limits._replace(between=SigmaRange(limits.between.low, max(highest, 2 * limits.between.low)))
+
+
+def _of_class(name: str, unit: str) -> Plausible:
     if name == PACE:
         return PACE_NOISE
     if unit == "bytes":

@@ -60,18 +60,11 @@ UNCHANGED = 0.04
 """Probability with which a noisy part of an unchanged program is left undecided by a default rule. Three such
 parts (step, communication, idle) that agree with each other leave fewer than 10% of unchanged pairs so."""
 
-CLEAR_SHARE = 0.2
-"""A change by this share of the step decides, however few the runs: repeated runs of a program that waits for
-its host lie up to 0.16 apart, and nobody who sees a step 20% longer calls it noise."""
-
-CLEAR_SIGMA, CLEAR_TAIL = 3.0, 0.1
-"""Unless steps vary by as much: by so many standard deviations, the largest that are plausible with this
-probability, since two or three steps may lie close together by chance. One of six runs of a program that
-waits for its host takes 1.3 times as long as another whose own two parts lie 0.11 apart."""
-
-SURE_SHARE = 0.5
-"""A change by this share decides unless the steps of the base lie as far apart: no two recorded runs of one
-program do."""
+CLEAR_SHARE, CLEAR_WAITING = 0.2, 0.8
+"""A change by this share of the step decides, however few the runs: nobody who sees a step 20% longer calls
+it noise, and runs of programs whose GPU waits for 10 to 30% of the step lie up to 0.16 apart. Where the GPU
+waits for most of the step it takes more, the second times the waiting share: eight runs of a program that
+computes for 7% of its step lie up to 0.61 apart, and the steps of each hardly differ."""
 
 MOST_RUNS = 20
 """Runs per side up to which a gate says how many would decide; more is no advice."""
@@ -123,6 +116,20 @@ GPU_PART_NOISE = Plausible(
     falling=5.0,
 )
 """One op, kernel or class: short kernels vary more than their sum, 0.06 to 0.5% from run to run."""
+
+WAITING_SIGMA = 0.15
+"""σ between runs of a step in which the GPU only waits, for the host or for other ranks; of others it goes
+with the root of the share that waits. Eight runs each: 0.11 and 0.13 where 93% waits, 0.03 and 0.06 where 14
+to 20% do. Without the profiler it goes with the square: 0.10 and 0.14 where 90% waits, 0.008 where 10 to 20%
+do."""
+
+CLOCK_RANGE = 0.05
+"""Kernels of all classes that slow down alike, by no more than this, are those of a GPU at another clock.
+Eight runs of a program on one GPU that reaches its power limit lie 2.4% apart, and the steps of each vary by
+0.1 to 2.5%."""
+
+CLOCK_CLASS_SHARE = 0.005
+"""Classes of kernels below this share of the GPU work say nothing of the clock."""
 
 TRACED_NOISE = Plausible(between=SigmaRange(0.002, 0.03), within=SigmaRange(0.002, 0.1))
 """The step and what the host decides, in traces: four runs lie 3.3% apart, a σ of 1.6%; steps vary by 0.2 to

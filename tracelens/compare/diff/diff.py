@@ -306,7 +306,7 @@ def diff(base: Run, cand: Run) -> Result:
         "base_ns": base_ns,
         "cand_ns": cand_ns,
         "delta_ns": total_ns,
-        "step_noise": step_noise(*map(_each_step, sides)),
+        "step_noise": step_noise(_each_step(sides[BASE]), _each_step(sides[CAND]), min(map(_waiting, sides))),
         "aligned_fraction": aligned_ns / max(gpu_ns, 1),
         **({"repetitions": times} if times[0] != times[1] else {}),
     }
@@ -325,6 +325,16 @@ def _each_step(ranks: Sequence[RankSide]) -> Float:
     """The step times, mean over ranks; extra steps of some ranks are left out."""
     steps = min(side.steps for side in ranks)
     return np.asarray(np.mean([side.step_ns[:steps] for side in ranks], axis=0), dtype=float)
+
+
+def _waiting(ranks: Sequence[RankSide]) -> float:
+    """The share of the step in which the GPU computes nothing, mean over ranks."""
+    computed_ns, step_ns = 0.0, 0.0
+    for side in ranks:
+        computed = side.work.union("computation").covered(side.edges[:-1], side.edges[1:])
+        computed_ns += float(computed.mean())
+        step_ns += float(side.step_ns.mean())
+    return min(max(1 - computed_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
 
 
 def _waits(run: Run) -> dict[int, Union]:

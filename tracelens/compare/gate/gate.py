@@ -25,17 +25,17 @@ from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
 from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
-from tracelens.compare.noise import Interval, PooledVariance, highest_sigma, noise, plausible
+from tracelens.compare.noise import Interval, PooledVariance, is_computed, noise, plausible
 from tracelens.compare.thresholds import (
     CLEAR_SHARE,
-    CLEAR_SIGMA,
-    CLEAR_TAIL,
+    CLEAR_WAITING,
+    CLOCK_CLASS_SHARE,
+    CLOCK_RANGE,
     CONFIDENCE,
     MISSED,
     MOST_RUNS,
     PACE,
     ROUNDING,
-    SURE_SHARE,
     UNCHANGED,
 )
 from tracelens.errors import TracelensError
@@ -121,6 +121,8 @@ class GateCase:
     candidate: list[Float]
     history: PooledVariance  # of older runs of the program, relative unless the unit is a fraction
     step_ns: float  # mean step time of the base, 0 if unknown
+    waiting: float | None = None  # share of the step in which the GPU computes nothing; None if unknown
+    clock: float = 0.0  # by how much kernels of all classes differ alike between the sides
     identical: bool = False  # whether both sides are the same bytes
 
     @property
@@ -222,8 +224,8 @@ class GateCase:
         """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
 
         Large is CLEAR_SHARE of the step, and more than the base's own steps lie apart. Clear is what is also
-        more than the steps of a side may vary by, or SURE_SHARE of the step in most steps. Of a limit on the
-        value itself the limit is the base.
+        more than runs of a step that waits so much lie apart, and in half at least in the typical step: one
+        stalled step is no change of the program. Of a limit on the value itself the limit is the base.
         """
         rule, name = self.rule, of_rank(self.metric)[1]
         sense = 1 if rule.sense == "<=" else -1
@@ -234,18 +236,13 @@ class GateCase:
         least = CLEAR_SHARE * step * (1 - ROUNDING)
         is_strict = sense * (allowed - before) < least and sense * (candidate - allowed) > 0
         change = sense * (candidate - before)
-        if name not in CLEAR or not is_strict or change < least or least <= 0:
-            return False, False
-        sides = [np.concatenate(side) for side in self.sides]
         varies = float(np.ptp(np.concatenate(self.base)))
-        if change <= varies:
+        if name not in CLEAR or not is_strict or change < least or least <= 0 or change <= varies:
             return False, False
-        if name in WHOLE_STEP:  # a slower program varies by more
-            sides = [steps * (before / steps.mean()) for steps in sides]
-        if change > CLEAR_SIGMA * highest_sigma(PooledVariance.of(sides), CLEAR_TAIL):
-            return True, True
         typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
-        return True, min(map(len, sides)) > 1 and typical >= least and change >= SURE_SHARE * step
+        runs = sqrt(float(np.mean([1 / len(side) for side in self.sides])))
+        waited = CLEAR_WAITING * (1.0 if self.waiting is None else self.waiting) * runs * step
+        return True, typical >= least / 2 and change >= waited
 
     def _runs_needed(self, tail: float, min_effect: float) -> int:
         """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.
@@ -268,7 +265,9 @@ class GateCase:
             sides = []
             for steps, mean in ((self.base[0], base), (self.candidate[0], candidate)):
                 means = mean * np.maximum(1 + spread / (1 if ratio else mean), 0.0)
-                sides.append([steps * (run_mean / max(float(steps.mean()), 1e-300)) for run_mean in means.tolist()])
+                sides.append(
+                    [steps * (run_mean / max(float(steps.mean()), 1e-300)) for run_mean in means.tolist()]
+                )
             more = replace(self, base=sides[0], candidate=sides[1])
             return more.judge(tail, min_effect, advise=False).status != "inconclusive"
 
@@ -308,7 +307,7 @@ class GateCase:
         """How far noise may move the limited quantity, with each side's values divided by these."""
         if self.source == "none":
             return [0.0] * len(tails)
-        limits, history = plausible(self.metric, self.unit), self.history
+        limits, history = plausible(self.metric, self.unit, self.waiting, self.clock), self.history
         if self.unit == "fraction":  # its noise is absolute
             smaller = min(base, candidate)
             limits = limits.times(1 / smaller)
@@ -335,6 +334,8 @@ CLEAR = (
 
 Time of communication beside computation does not, and varies with what ranks wait for each other.
 """
+CLOCK_CLASSES = 3
+"""Classes of kernels from which on what they have in common is the clock."""
 PAIRED_RUNS = 4
 """Runs from which on the parts of the loop tell what they have in common."""
 TYPICAL, Z_TYPICAL = 0.25, 0.6745
@@ -485,8 +486,12 @@ def without_part_effects(runs: list[Float]) -> list[Float]:
     return list(means + (left - means) * sqrt(len(runs) / (len(runs) - 1)))
 
 
-def step_noise(base: Float, candidate: Float) -> Literal["beyond", "within", "unclear"]:
+def step_noise(
+    base: Float, candidate: Float, waiting: float | None = None
+) -> Literal["beyond", "within", "unclear"]:
     """What a gate says of the step times of two runs, of a longer and of a shorter step alike.
+
+    `waiting` is the share of the step in which the GPU computes nothing.
 
     Beyond noise is what fails the default rule at the least tail that it can get, within noise what passes.
     """
@@ -501,6 +506,7 @@ def step_noise(base: Float, candidate: Float) -> Literal["beyond", "within", "un
         candidate=[longer],
         history=PooledVariance(),
         step_ns=mean_ns,
+        waiting=waiting,
     )
     tail = (1 - CONFIDENCE) / 2 / max(len(default_rules()) - 1, 1)
     status = case.judge(tail, advise=False).status if mean_ns else "inconclusive"
@@ -553,7 +559,44 @@ def read_case(rule: GateRule, base: Side, candidate: Side) -> GateCase:
         candidate=values[1],
         history=history,
         step_ns=step_ns,
+        waiting=waiting_share(base, candidate, PACE if of_rank(metric)[1] == PACE else "step.time"),
+        clock=clock_difference(base, candidate),
     )
+
+
+def waiting_share(base: Side, candidate: Side, step: str) -> float | None:
+    """The share of the step in which the GPU computes nothing; None if unknown.
+
+    Of the side where it is smaller: where a step grew by waiting, that is what is judged. `step` is the
+    metric of the step: as it was recorded, or without the profiler.
+    """
+    shares = [
+        1 - _mean(side.each_step("computation.time")) / _mean(side.each_step(step))
+        for side in (base, candidate)
+        if side.find("computation.time") and side.find(step) and _mean(side.each_step(step))
+    ]
+    return max(min(shares), 0.0) if len(shares) == 2 else None
+
+
+def clock_difference(base: Side, candidate: Side) -> float:
+    """By how much kernels of all classes differ alike between two sides; 0 if by more than clocks do.
+
+    The median over the classes, so that a change of some of them is none of the clock.
+    """
+    names = {name for side in (base, candidate) for run in side.runs for name in run.values}
+    classes = [
+        name
+        for name in sorted(names)
+        if name.startswith("category[") and name.endswith(".time") and is_computed(name)
+    ]
+    times = np.array(
+        [[_mean(side.each_step(name)) for side in (base, candidate)] for name in classes]
+    ).reshape(-1, 2)
+    times = times[(times > CLOCK_CLASS_SHARE * times.sum(axis=0)).all(axis=1)]
+    if len(times) < CLOCK_CLASSES:
+        return 0.0
+    difference = abs(float(np.median(np.log(times[:, 1] / times[:, 0]))))
+    return difference if difference <= CLOCK_RANGE else 0.0
 
 
 def check_alike(

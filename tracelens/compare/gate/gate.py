@@ -371,13 +371,14 @@ def gate(
     allow: Collection[str] = (),
     trust_anyway: bool = False,
     identical: bool = False,
+    advise: bool = True,
 ) -> Verdict:
     """Check runs against a baseline.
 
     A metric has one value per step, the mean over the ranks that all runs have; see `noise` for what the
     values of few runs can tell. A rule fails if the whole interval of its ratio, difference or mean lies
     beyond the limit, and passes if a change beyond the limit would show with a probability of 1 - MISSED at
-    least. The false alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary:
+    least; default rules are decided at the resolution of the runs where that is above their limit. The false alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary:
     half of it to the first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in
     every step, such as most counts, have no interval.
 
@@ -390,6 +391,7 @@ def gate(
         allow: which of device, ranks and model may differ.
         trust_anyway: compare also where the recording of a side is in doubt.
         identical: both sides are the same bytes, so that nothing differs by noise.
+        advise: say how many runs would decide an inconclusive rule, which takes most of the time.
 
     Raises:
         TracelensError: a rule's metric is missing, its unit does not fit, the runs differ in what cannot be
@@ -468,7 +470,9 @@ def gate(
         tails[number] = alpha / 2 / (len(varying) - 1)
     if len(varying) == 1:
         tails[varying[0]] = alpha
-    outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
+    outcomes = tuple(
+        case.judge(tail, min_effect, advise=advise) for case, tail in zip(cases, tails, strict=True)
+    )
     before_name, after_name = (side.label for side in sides)
     return Verdict(outcomes, before_name, after_name, confidence, tuple(skips), identical=identical)
 

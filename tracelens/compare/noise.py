@@ -27,12 +27,12 @@ The posterior is summed on a grid; the difference of the means is a mixture of n
 interval ends are its quantiles. With no data at all the interval shows the widest plausible noise: an
 estimate beyond that fails even with one step a side.
 
-Ranges (thresholds.py), relative to the mean (of fractions: absolute), are from repeated runs of one program
-on one H200: without the profiler four runs lie 0.15 % apart, in their traces 3.3 %, because the profiler's
-cost varies (a range of four is 2.06 σ, so σ_b is 0.1 % and 1.6 %); steps of recorded traces vary by 0.2 to
-20 %. A program that waits for its host is noisier by far: six runs of one with 96 blocking calls a step
-(tests/compare/gate/recorded.py) have a σ_b of 10 % without the profiler, too, and the two parts of one run
-differ by 2 to 30 %. So the range of σ_b reaches from half to twice what the runs show inside, at least.
+Ranges (thresholds.py), relative to the mean (of fractions: absolute), go by class of metric, from repeated
+runs of eight programs: what GPUs compute has a σ_b of 0.03 to 0.12 %, and more only where the clock varies,
+which slows down kernels of all classes alike; the step, what waits and its shares vary with the share of the
+step in which the GPU computes nothing, by 3 % where that is small and by 13 % where the host decides; counts
+and sizes hardly vary. What varies inside a run varies from run to run, too: the range of σ_b reaches from half
+to twice what the steps of the runs show, of GPU work from a tenth to half of it.
 benchmarks/gate_power.py draws runs and counts false alarms and power.
 
 Sources: Welch, The generalization of Student's problem when several different population variances are

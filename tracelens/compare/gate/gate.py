@@ -378,9 +378,10 @@ def gate(
     A metric has one value per step, the mean over the ranks that all runs have; see `noise` for what the
     values of few runs can tell. A rule fails if the whole interval of its ratio, difference or mean lies
     beyond the limit, and passes if a change beyond the limit would show with a probability of 1 - MISSED at
-    least; default rules are decided at the resolution of the runs where that is above their limit. The false alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary:
-    half of it to the first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in
-    every step, such as most counts, have no interval.
+    least; default rules are decided at the resolution of the runs where that is above their limit. The false
+    alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary: half of it to the
+    first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in every step, such as
+    most counts, have no interval.
 
     Args:
         base: the runs before.

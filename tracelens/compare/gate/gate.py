@@ -336,8 +336,8 @@ Time of communication beside computation does not, and varies with what ranks wa
 """
 CLOCK_CLASSES = 3
 """Classes of kernels from which on what they have in common is the clock."""
-PAIRED_RUNS = 4
-"""Runs from which on the parts of the loop tell what they have in common."""
+PAIRED_RUNS = 6
+"""Runs, three a side, from which on the parts of the loop tell what they have in common."""
 TYPICAL, Z_TYPICAL = 0.25, 0.6745
 """Tail and standard deviations of the typical noise: half of all noise is smaller."""
 

@@ -165,9 +165,11 @@ def test_what_a_gate_refuses_is_warned_of_first(tmp_path: Path, device: str, unl
             tracelens.gate(tmp_path / "base.json", tmp_path / "cand.json")
 
 
-@pytest.mark.parametrize(
-    ("factor", "word"), [(1, "within"), (1.05, "within"), (2, "beyond"), (0.5, "beyond")]
-)
-def test_the_step_is_judged_as_the_gate_judges_it(factor: float, word: str) -> None:
+@pytest.mark.parametrize("factor", [1, 1.05, 2])
+def test_the_step_is_judged_as_the_gate_judges_it(factor: float) -> None:
     base, cand = (make_run([draw(DRAWING, ns_per_char=int(ns))]) for ns in (1000, 1000 * factor))
+    outcomes = tracelens.gate(base, cand).outcomes
+    status = next(outcome.status for outcome in outcomes if outcome.metric == "step.time")
+    word = {"pass": "within", "fail": "beyond", "inconclusive": "unclear"}[status]
     assert tracelens.diff(base, cand)["diff"].meta["step_noise"] == word
+    assert tracelens.diff(cand, base)["diff"].meta["step_noise"] == word

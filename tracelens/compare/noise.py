@@ -31,8 +31,8 @@ Ranges (thresholds.py), relative to the mean (of fractions: absolute), go by cla
 runs of eight programs: what GPUs compute has a σ_b of 0.03 to 0.12 %, and more only where the clock varies,
 which slows down kernels of all classes alike; the step, what waits and its shares vary with the share of the
 step in which the GPU computes nothing, by 3 % where that is small and by 13 % where the host decides; counts
-and sizes hardly vary. What varies inside a run varies from run to run, too: the range of σ_b reaches from half
-to twice what the steps of the runs show, of GPU work from a tenth to half of it.
+and sizes hardly vary. What varies inside a run varies from run to run, too: the range of σ_b reaches from
+half to twice what the steps of the runs show, of GPU work from a tenth to half of it.
 benchmarks/gate_power.py draws runs and counts false alarms and power.
 
 Sources: Welch, The generalization of Student's problem when several different population variances are

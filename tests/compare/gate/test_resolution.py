@@ -154,7 +154,7 @@ def test_kernels_that_all_slow_down_alike_are_those_of_another_clock(factor: flo
     grown = {"category[gemm].time": [(1 + 4 * (factor - 1)) * 5e6] * 3}
     kept = {f"category[{name}].time": [5e6] * 3 for name in ("softmax", "copy", "other")}
     outcome = outcomes(gate(at_clock(1.0), run(gpu=factor, **grown, **kept)))["computation.time"]
-    assert outcome.status == "fail"
+    assert outcome.status == ("fail" if factor > 1.01 else "inconclusive")
 
 
 def test_a_limit_above_a_fifth_means_itself() -> None:

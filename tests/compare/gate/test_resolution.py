@@ -174,6 +174,13 @@ def test_so_many_runs_decide(factor: float) -> None:
     assert gate(bases, candidates, rule).verdict == "fail"
 
 
+def test_a_long_baseline_needs_more_runs_of_the_candidate_only() -> None:
+    bases = [run(step=1 + 0.04 * offset) for offset in np.linspace(-1, 1, 20)]
+    (outcome,) = gate(bases, run(step=1.06), [read_rule("step.time<=1.01")]).outcomes
+    assert outcome.status == "inconclusive"
+    assert 1 < outcome.runs_needed < 10
+
+
 def test_no_number_of_runs_decides_at_the_limit_itself() -> None:
     (outcome,) = gate(run(), run(step=1.01), [read_rule("step.time<=1.01")]).outcomes
     assert (outcome.status, outcome.runs_needed) == ("inconclusive", 0)

@@ -260,18 +260,16 @@ class GateCase:
         of_run = of_sides / Z_TYPICAL / sqrt(sum(1 / runs for runs in now))
 
         def decides(runs: int) -> bool:
-            spread = np.linspace(-1, 1, runs)
-            spread *= of_run / spread.std(ddof=1)
             sides = []
-            for steps, mean in ((self.base[0], base), (self.candidate[0], candidate)):
-                means = mean * np.maximum(1 + spread / (1 if ratio else mean), 0.0)
-                sides.append(
-                    [steps * (run_mean / max(float(steps.mean()), 1e-300)) for run_mean in means.tolist()]
-                )
+            for side, mean in ((self.base, base), (self.candidate, candidate)):
+                offsets = np.linspace(-1, 1, max(runs, len(side)))
+                offsets *= of_run / offsets.std(ddof=1) / (1 if ratio else mean)
+                form = side[0] / max(float(side[0].mean()), 1e-300)
+                sides.append([form * mean * max(1 + offset, 0.0) for offset in offsets.tolist()])
             more = replace(self, base=sides[0], candidate=sides[1])
             return more.judge(tail, min_effect, advise=False).status != "inconclusive"
 
-        more_runs = range(max(now) + 1, MOST_RUNS + 1)
+        more_runs = range(min(now) + 1, MOST_RUNS + 1)
         place = bisect_left(more_runs, True, key=decides)
         return more_runs[place] if place < len(more_runs) else 0
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import tracelens
-from tests.builders import events, write
+from tests.builders import draw, events, write
 from tracelens.cli import run as run_cli
+from tracelens.errors import TracelensError
+from tracelens.trace import make_run
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 LOOP, GROUPED = str(SAMPLES / "one_gpu/loop/rank0.json.gz"), str(SAMPLES / "one_gpu/grouped/rank0.json.gz")
@@ -137,3 +139,37 @@ def test_a_run_against_itself_has_no_difference() -> None:
     report = tracelens.diff(run, run)
     assert report.title.endswith("(+0.0%)")
     assert (report["diff"]["waterfall"]["delta_ns"] == 0).all()
+
+
+DRAWING = """
+    step 1      | ----------
+    step 2      |           ----------
+    op aten::mm |  --        --
+    launch      |  a         b
+    s7 gemm     |   aaa       bbb
+"""
+
+
+@pytest.mark.parametrize(("device", "unlike"), [("NVIDIA H100", True), ("NVIDIA H200", False)])
+def test_what_a_gate_refuses_is_warned_of_first(tmp_path: Path, device: str, unlike: bool) -> None:
+    for name, gpu in (("base.json", "NVIDIA H200"), ("cand.json", device)):
+        properties = [{"id": 0, "name": gpu}]
+        write(tmp_path / name, events(DRAWING), deviceProperties=properties)
+    report = tracelens.diff(tmp_path / "base.json", tmp_path / "cand.json")
+    assert report.summary is not None
+    first = report["diff"].skips[0].subject if report["diff"].skips else ""
+    assert (first == "same device on both sides") == unlike
+    assert ("NVIDIA H200 against NVIDIA H100" in report.summary.verdict) == unlike
+    if unlike:
+        with pytest.raises(TracelensError, match="device"):
+            tracelens.gate(tmp_path / "base.json", tmp_path / "cand.json")
+
+
+@pytest.mark.parametrize("factor", [1, 1.05, 2])
+def test_the_step_is_judged_as_the_gate_judges_it(factor: float) -> None:
+    base, cand = (make_run([draw(DRAWING, ns_per_char=int(ns))]) for ns in (1000, 1000 * factor))
+    outcomes = tracelens.gate(base, cand).outcomes
+    status = next(outcome.status for outcome in outcomes if outcome.metric == "step.time")
+    word = {"pass": "within", "fail": "beyond", "inconclusive": "unclear"}[status]
+    assert tracelens.diff(base, cand)["diff"].meta["step_noise"] == word
+    assert tracelens.diff(cand, base)["diff"].meta["step_noise"] == word

@@ -44,9 +44,10 @@ def test_traces_and_reports_are_sides(
     assert run_cli(["gate", base, candidate]) == code
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens gate: " + ("regression, 1 of 4" if code else "no regression, "))
+    assert out.startswith("tracelens gate: " + ("regression, 2 of 5" if code else "no regression, "))
     if code:
-        assert "step.time<=1.01" in next(line for line in out.splitlines() if line.startswith("fail"))
+        failed = [line.split()[1] for line in out.splitlines() if line.startswith("fail ")]
+        assert failed == ["computation.time<=1.003", "step.time<=1.01"]
 
 
 def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +75,11 @@ def test_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         "::error title=tracelens gate%3A step.time<=1.03::step.time: 10 µs to 11 µs per step"
     )
     assert ElementTree.parse("out/g.xml").getroot().attrib["failures"] == "1"
-    assert Path("out/g.md").read_text().startswith("**tracelens gate: regression, 1 of 3 rules failed**")
+    assert (
+        Path("out/g.md")
+        .read_text()
+        .startswith("**tracelens gate: regression, 1 of 3 rules failed: step time +1 µs (+10%)**")
+    )
 
 
 def test_annotations_stand_below_the_table(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +87,7 @@ def test_annotations_stand_below_the_table(folder: Path, capfd: pytest.CaptureFi
     assert run_cli(["gate", "base.json", "after", "--github"]) == 0
     assert (
         capfd.readouterr().out.splitlines()[-1]
-        == "::notice title=tracelens gate::no regression, 4 of 4 rules held"
+        == "::notice title=tracelens gate::no regression, 5 of 5 rules held"
     )
 
 
@@ -174,6 +179,26 @@ def test_a_baseline_that_grows(folder: Path, capfd: pytest.CaptureFixture[str]) 
     found = json.loads(capfd.readouterr().out)
     assert found["tables"]["causes"][0]["cause"] == "idle"
     assert found["tables"]["figures"][0]["base_runs"] == 2
+
+
+def test_a_baseline_takes_runs_in_that_pass_or_are_accepted(
+    folder: Path, capfd: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    add = ["gate", "baseline", "add", "-o", "b.json"]
+    assert run_cli([*add, "before", "--commit", "c1"]) == 0
+    kept = Path("b.json").read_bytes()
+    capfd.readouterr()
+    assert run_cli([*add, "slow", "--commit", "c2"]) == 1
+    said = capfd.readouterr().err
+    assert "b.json stays as it is: regression" in said
+    assert "tracelens gate baseline accept" in said
+    assert run_cli([*add, "slow", "--commit", "c2", "--rule", "step.time>=1.2"]) == 1
+    assert Path("b.json").read_bytes() == kept
+    assert "neither run has the op" in refused(*add, "slow", "--rule", "op[aten::nn].time<=1")
+    assert run_cli([*add, "slow", "--commit", "c2", "--rule", "step.time<=1.2"]) == 0
+    Path("b.json").write_bytes(kept)
+    assert run_cli(["gate", "baseline", "accept", "-o", "b.json", "slow", "--commit", "c2"]) == 0
+    assert run_cli(["gate", "b.json", "slow"]) == 0
 
 
 def test_why_in_every_output(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -218,7 +218,12 @@ ROOT = CommandGroup(
             "gate": Home("compare", "gate", "Check runs against a baseline: fail on a regression"),
             BASELINE: CommandGroup(
                 "Keep the metrics of past runs to compare with.",
-                {"Commands": {"add": Home("compare", "add", "Add runs to a baseline")}},
+                {
+                    "Commands": {
+                        "add": Home("compare", "add", "Add runs to a baseline if they pass a gate"),
+                        "accept": Home("compare", "accept", "Add runs to a baseline without a gate"),
+                    }
+                },
             ),
         },
         "Try a change": {"project": PROJECT, "replay": REPLAY},
@@ -257,7 +262,7 @@ def joined(words: Sequence[str]) -> list[str]:
     words = list(words)
     for number in range(min(len(words), 2)):
         following = words[number : number + 3]
-        if following[:2] == BASELINE.split() and following[2:] in (["add"], ["--help"], ["-h"]):
+        if following[:2] == BASELINE.split() and following[2:] in (["add"], ["accept"], ["--help"], ["-h"]):
             words[number : number + 2] = [BASELINE]
     return words
 

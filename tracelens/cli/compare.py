@@ -23,9 +23,11 @@ from tracelens.errors import TracelensError
 from tracelens.outputs import write_file
 from tracelens.read import TraceFiles
 from tracelens.session import (
+    ACCEPT,
     OUTPUT,
     RULES,
-    BaselineRequest,
+    AcceptRequest,
+    AddRequest,
     DiffRequest,
     FuseRequest,
     GateRequest,
@@ -89,15 +91,17 @@ def gate(request: GateRequest, printed: Json, out: GateOutputs, limits: ReadLimi
     Exit code: 0 if all rules hold, 1 for a regression, 2 for bad input, 3 if inconclusive: noise hides
     whether a rule holds.
 
-    Noise is measured where a side has several recordings; one recording per side is judged by the widest
-    plausible noise. Runs that differ in device, ranks or model are bad input, and so is a recording that
-    is doubtful where a rule needs it.
+    Without rules, the step is judged in parts: GPU work, kernels and bytes, which repeat from run to run, and
+    step time, idle time and exposed communication as precisely as the runs allow. Several recordings per
+    side measure the noise; of one it is assumed, by kind of metric. Runs that differ in device, ranks or
+    model are bad input, and so is a recording that is doubtful where a rule needs it.
 
     Examples:
         tracelens gate base.json traces/ --rule 'step.time<=1.03' --rule 'kernel.count<=1.0'
         tracelens gate before/*/ -- after/*/ --report gate.html
         tracelens gate before/ after/ --junit gate.xml --markdown gate.md --github
         tracelens gate baseline add runs/*/ -o base.json
+        tracelens gate baseline accept runs/*/ -o base.json
     """
     from tracelens.compare.gate import commands, comment, junit, settings
     from tracelens.rendering.formats import escaped
@@ -165,19 +169,45 @@ def _sides(paths: list[str], request: GateRequest) -> tuple[list[str], list[str]
 
 
 @command
-def add(request: BaselineRequest, _: ReadLimits) -> None:
-    """Add runs to a baseline.
+def add(request: AddRequest, _: ReadLimits) -> int:
+    """Add runs to a baseline if they pass a gate against it.
 
-    `tracelens gate` compares with the runs of the newest commit, and estimates the noise from all commits.
+    A regression stays one: `tracelens gate` compares with the runs of the newest commit, so runs that fail
+    (exit code 1) or cannot be decided (3) are not added. `tracelens gate baseline accept` adds them. The
+    first runs of a baseline are not checked; all commits show how much runs differ.
 
     Examples:
         tracelens gate baseline add runs/*/ -o base.json
         tracelens gate baseline add traces/ -o base.json --commit $(git rev-parse HEAD) --keep 30
     """
+    from tracelens.compare.gate import headline
+
     check_outputs((), (), [request.path], TraceFiles(request.recordings))
-    content, count = answer(request)
-    write_file(request.path, content)
-    say(f"wrote {request.path}: {count} run{'s' if count != 1 else ''}")
+    with progress() as line:
+        verdict, counted, extended = replace(request, progress=line).gated()
+    if verdict is not None and counted != "pass":
+        say(f"{request.path} stays as it is: {headline(verdict)}; if that is meant: {ACCEPT}")
+        return {"fail": 1}.get(counted, INCONCLUSIVE)
+    _write_baseline(request.path, *extended())
+    return 0
+
+
+@command
+def accept(request: AcceptRequest, _: ReadLimits) -> None:
+    """Add runs to a baseline without a gate: a change that is meant.
+
+    `tracelens gate` compares with the runs of the newest commit, so these are what counts as normal from now.
+
+    Examples:
+        tracelens gate baseline accept runs/*/ -o base.json --commit $(git rev-parse HEAD)
+    """
+    check_outputs((), (), [request.path], TraceFiles(request.recordings))
+    _write_baseline(request.path, *answer(request))
+
+
+def _write_baseline(path: str, content: bytes, count: int) -> None:
+    write_file(path, content)
+    say(f"wrote {path}: {count} run{'s' if count != 1 else ''}")
 
 
 @command

@@ -27,12 +27,12 @@ The posterior is summed on a grid; the difference of the means is a mixture of n
 interval ends are its quantiles. With no data at all the interval shows the widest plausible noise: an
 estimate beyond that fails even with one step a side.
 
-Ranges (thresholds.py), relative to the mean (of fractions: absolute), are from repeated runs of one program
-on one H200: without the profiler four runs lie 0.15 % apart, in their traces 3.3 %, because the profiler's
-cost varies (a range of four is 2.06 σ, so σ_b is 0.1 % and 1.6 %); steps of recorded traces vary by 0.2 to
-20 %. A program that waits for its host is noisier by far: six runs of one with 96 blocking calls a step
-(tests/compare/gate/recorded.py) have a σ_b of 10 % without the profiler, too, and the two parts of one run
-differ by 2 to 30 %. So the range of σ_b reaches from half to twice what the runs show inside, at least.
+Ranges (thresholds.py), relative to the mean (of fractions: absolute), go by class of metric, from repeated
+runs of eight programs: what GPUs compute has a σ_b of 0.03 to 0.12 %, and more only where the clock varies,
+which slows down kernels of all classes alike; the step, what waits and its shares vary with the share of the
+step in which the GPU computes nothing, by 3 % where that is small and by 13 % where the host decides; counts
+and sizes hardly vary. What varies inside a run varies from run to run, too: the range of σ_b reaches from
+half to twice what the steps of the runs show, of GPU work from a tenth to half of it.
 benchmarks/gate_power.py draws runs and counts false alarms and power.
 
 Sources: Welch, The generalization of Student's problem when several different population variances are
@@ -45,6 +45,7 @@ from few groups; Gelman, Prior distributions for variance parameters in hierarch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import erfc, exp, inf, log, sqrt
@@ -54,10 +55,15 @@ import numpy as np
 
 from tracelens.arrays import Float, Int
 from tracelens.compare.thresholds import (
+    BYTES_NOISE,
     COUNTED_NOISE,
+    GPU_PART_NOISE,
+    GPU_WORK_NOISE,
     PACE,
     PACE_NOISE,
     TRACED_NOISE,
+    WAITING_NOISE,
+    WAITING_SIGMA,
     WIDER_TAIL,
     Plausible,
     SigmaRange,
@@ -99,7 +105,6 @@ class StepSpread(NamedTuple):
         return StepSpread(self.mean[rows], self.variance[rows], self.steps)
 
 
-_TAIL_POWER = 3
 _POINTS = 40  # of each σ
 _BINS = 60  # of the mixture
 _REACH = 30.0  # of the tails, times the range's high end
@@ -210,11 +215,59 @@ def _half_widths(var_b: Float, n_b: int, var_c: Float, n_c: int, tail: float) ->
     return half
 
 
-def plausible(metric: str, unit: str) -> Plausible:
-    """The plausible noise of a metric by its name and unit."""
-    if metric.endswith(PACE):
+GPU_WORK = ("computation.time", "memcpy.time", "moe.router.time", "moe.permute.time", "moe.experts.time",
+            "moe.shared_expert.time")  # fmt: skip
+"""Times of what GPUs compute and copy, which repeat from run to run."""
+_WAITING = re.compile(
+    r"comm|n?ccl|c10d|all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|send|recv|idle|"
+    r"moe\.(time|dispatch|combine|compiled)",
+    re.IGNORECASE,
+)
+"""Metrics, and names of ops and kernels, whose time is spent waiting for other ranks or for the host."""
+
+
+def is_computed(op: str) -> bool:
+    """Whether the work of an op computes, by its name, rather than waits for other ranks."""
+    return not _WAITING.search(op)
+
+
+def plausible(metric: str, unit: str, waiting: float | None = None, clock: float = 0.0) -> Plausible:
+    """The plausible noise of a metric.
+
+    Args:
+        metric: its name; with the unit it tells the class of thresholds.py.
+        unit: of its values.
+        waiting: the share of the step in which the GPU computes nothing, None if unknown.
+        clock: by how much the clocks of the sides differ, relative.
+    """
+    name = metric.partition("].")[2] if metric.startswith("rank[") else metric
+    limits = _of_class(name, unit)
+    highest = limits.between.high
+    if waiting is not None and name == PACE:
+        highest = max(highest, WAITING_SIGMA * waiting**2)
+    elif waiting is not None and limits is TRACED_NOISE:
+        highest = WAITING_SIGMA * sqrt(max(waiting, 0.0))
+    elif limits in (GPU_WORK_NOISE, GPU_PART_NOISE):
+        highest = max(highest, clock)
+    if highest == limits.between.high:
+        return limits
+    return limits._replace(between=SigmaRange(limits.between.low, max(highest, 2 * limits.between.low)))
+
+
+def _of_class(name: str, unit: str) -> Plausible:
+    if name == PACE:
         return PACE_NOISE
-    return TRACED_NOISE if unit in ("ns", "fraction") else COUNTED_NOISE
+    if unit == "bytes":
+        return BYTES_NOISE
+    if unit == "count":
+        return COUNTED_NOISE
+    if unit == "fraction":
+        return TRACED_NOISE
+    if _WAITING.search(name):
+        return WAITING_NOISE
+    if name in GPU_WORK:
+        return GPU_WORK_NOISE
+    return GPU_PART_NOISE if name.startswith(("op[", "kernel[", "category[")) else TRACED_NOISE
 
 
 def noise(
@@ -235,9 +288,12 @@ def noise(
     # What varies inside a run varies from run to run, too: a flat prior from nearly nothing on would favor
     # the runs being alike.
     inside = sqrt(within.variance)
-    between = SigmaRange(max(limits.between.low, inside / 2), max(limits.between.high, 2 * inside))
-    sigma_b, weight_b = _prior(between, means)
-    sigma_w, weight_w = _prior(limits.within, within)
+    carried = limits.carried
+    between = SigmaRange(
+        max(limits.between.low, carried.low * inside), max(limits.between.high, carried.high * inside)
+    )
+    sigma_b, weight_b = _prior(between, means, limits.falling)
+    sigma_w, weight_w = _prior(limits.within, within, limits.falling)
     weight_w = weight_w * _likelihood(sigma_w**2, within)
     of_mean = sigma_b[:, None] ** 2 + sigma_w[None, :] ** 2 * inverse_steps
     weight = weight_b[:, None] * weight_w[None, :] * _likelihood(of_mean, means)
@@ -280,7 +336,7 @@ def _within(sides: Sequence[Sequence[Float]]) -> tuple[PooledVariance, float]:
     return wider, total
 
 
-def _prior(plausible_range: SigmaRange, seen: PooledVariance) -> tuple[Float, Float]:
+def _prior(plausible_range: SigmaRange, seen: PooledVariance, falling: float) -> tuple[Float, Float]:
     """Grid of standard deviations and their prior weights; beyond the range as far as the data reach."""
     low, high = plausible_range
     if sqrt(seen.variance) > high:  # not plausible, but so it is: the data alone count, as for Student's t
@@ -289,7 +345,7 @@ def _prior(plausible_range: SigmaRange, seen: PooledVariance) -> tuple[Float, Fl
     inside = np.geomspace(low, high, _POINTS)
     outside = np.geomspace(high, top, _POINTS)[1:]
     step_in, step_out = np.log(inside[1] / inside[0]), np.log(outside[1] / outside[0])
-    weight = np.concatenate([np.full(len(inside), step_in), step_out * (high / outside) ** _TAIL_POWER])
+    weight = np.concatenate([np.full(len(inside), step_in), step_out * (high / outside) ** falling])
     return np.concatenate([inside, outside]), weight
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # all that is public in them
     from tracelens.session.writing import *
 
 __all__ = [
+    "ACCEPT",
     "DEVICE",
     "OUTPUT",
     "PATHS",
@@ -36,9 +37,10 @@ __all__ = [
     "RUN",
     "SEARCH",
     "STEP",
+    "AcceptRequest",
+    "AddRequest",
     "AnalyzerOptions",
     "ApiRequest",
-    "BaselineRequest",
     "BoundsRequest",
     "BubbleRequest",
     "CommandOption",
@@ -84,7 +86,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "comparison": "RULES BaselineRequest DiffRequest GateRequest diff gate",
+    "comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
     "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
     "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
     "search_layouts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -26,7 +26,7 @@ from tracelens.session.request import (
 from tracelens.version import __version__
 
 if TYPE_CHECKING:
-    from tracelens.compare.gate import GateSettings, GateSide, Verdict
+    from tracelens.compare.gate import GateSettings, GateSide, Side, Verdict
     from tracelens.compare.gate import Options as GateOptions
     from tracelens.table import Report
     from tracelens.trace import Run, Scope
@@ -79,11 +79,12 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
             for source, graphs in zip((self.base, self.cand), self.graphs, strict=True)
         ]
         # Imported when the processes that decode the traces have been started.
-        from tracelens.analysis.common import noted
+        from tracelens.analysis.common import noted, setup_of
         from tracelens.compare.diff import diff as compare
         from tracelens.compare.diff import headline
+        from tracelens.compare.gate import MUST_AGREE, check_alike
         from tracelens.rendering.summary import result_summary
-        from tracelens.table import Report
+        from tracelens.table import Report, Skip
         from tracelens.trace.graphs import with_twin
 
         twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
@@ -92,13 +93,25 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
         result = replace(compare(**sides), command="tracelens diff BASE CAND")
         result = noted(result, [*metas["base"], *metas["cand"]])
+        # What a gate refuses to compare comes first: it explains differences better than all below.
+        base, cand = ([(side, setup_of(metas[side], run.ranks))] for side, run in sides.items())
+        unlike = [
+            Skip(skip.subject, f"{skip.reason}; tracelens gate refuses such a pair")
+            for skip in check_alike(base, cand, MUST_AGREE)
+            if skip.subject in {f"same {aspect} on both sides" for aspect in MUST_AGREE}
+        ]
+        warnings = "".join(f"Not the {skip.subject}: {skip.reason}. " for skip in unlike)
+        result = replace(result, doc=f"{warnings}{result.doc}", skips=(*unlike, *result.skips))
         origins = {side: origin(metas[side], run.ranks) for side, run in sides.items()}
         meta: dict[str, Any] = {"version": __version__} | {
             key: {side: side_origin[key] for side, side_origin in origins.items()} for key in origins["base"]
         }
         if self.step is not None:
             meta["options"] = {"step": str(self.step)}
-        return Report((result,), f"tracelens diff: {headline(result)}", meta, result_summary(result))
+        summary = result_summary(result)
+        if summary is not None and unlike:
+            summary = replace(summary, verdict=f"{warnings}{summary.verdict}")
+        return Report((result,), f"tracelens diff: {headline(result)}", meta, summary)
 
 
 class GateRequest(GraphsOfSides, Scoped, ApiRequest["Verdict"]):
@@ -258,8 +271,8 @@ def _paths(recordings: Recording | Sequence[Recording]) -> list[str]:
     )
 
 
-class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
-    """A stored baseline with these runs as its newest.
+class AcceptRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
+    """A stored baseline with these runs as its newest, whatever they measure.
 
     Returns:
         the content of the file, and how many runs it has.
@@ -283,12 +296,68 @@ class BaselineRequest(Scoped, Partial, ApiRequest[tuple[bytes, int]]):
 
     def answer(self) -> tuple[bytes, int]:
         """The content of the file, and how many runs it has."""
+        return self.extended(gate_side(self.recordings, self.scope, self.reads()).side)
+
+    def extended(self, side: Side) -> tuple[bytes, int]:
+        """The same with the runs of a side."""
         from tracelens.compare.gate import add_to_baseline
 
         of_ci = os.environ.get("GITHUB_SHA") or os.environ.get("CI_COMMIT_SHA") or ""
         commit = of_ci if self.commit is None else self.commit
-        read = gate_side(self.recordings, self.scope, self.reads())
-        return add_to_baseline(self.path, read.side.runs, commit, self.keep)
+        return add_to_baseline(self.path, side.runs, commit, self.keep)
+
+
+class AddRequest(AcceptRequest):
+    """A stored baseline with these runs as its newest, if they pass a gate against it."""
+
+    rules: Texts = option(
+        "A rule that the runs must hold against the baseline. Repeatable.",
+        RULES,
+        name="rule",
+        metavar="RULE",
+        default=(),
+        shown="those of files, or the built-in ones",
+    )
+    config: StrPath | None = option(
+        "Read rules from this TOML file.",
+        RULES,
+        metavar="FILE",
+        default=None,
+        shown="the nearest tracelens.toml or pyproject.toml",
+    )
+
+    def gated(self) -> tuple[Verdict | None, str, Callable[[], tuple[bytes, int]]]:
+        """The verdict on the runs, None without a baseline so far; what it counts as; what `answer` gives.
+
+        Raises:
+            TracelensError: the runs cannot be read, or not be compared with the baseline.
+        """
+        from tracelens.compare.gate import Options, baseline_side, gate, read_baseline, settings
+
+        side = gate_side(self.recordings, self.scope, self.reads()).side
+        stored = read_baseline(self.path) if os.path.exists(self.path) else None
+        verdict, counted = None, "pass"
+        if stored is not None:
+            file = settings(None if self.config is None else os.fspath(self.config))
+            rules = [self.rules] if isinstance(self.rules, str) else self.rules
+            options = Options.of(file, rules, None, None)
+            try:
+                verdict = gate(
+                    baseline_side(stored, self.path),
+                    side,
+                    options.rules,
+                    confidence=options.confidence,
+                    min_effect=options.min_effect,
+                )
+            except TracelensError as error:
+                raise TracelensError(f"{error}; to start anew from these runs: {ACCEPT}") from None
+            counted = verdict.verdict
+            if counted == "inconclusive":
+                counted = file.inconclusive or counted
+        return verdict, counted, lambda: self.extended(side)
+
+
+ACCEPT = "tracelens gate baseline accept"
 
 
 def gate_side(

@@ -6,7 +6,43 @@ without the profiler of 20 steps before the recording and of 20 after it, and of
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.compare.gate import Samples
+
+FOUR_PROGRAMS = Path(__file__).with_name("recorded_runs.json")
+"""Runs of four programs on two H200 of one machine, alternating: eight as they are, four of each change.
+
+A line a run: program, change, and its metrics, one value a step (mean over ranks), of the pace one value a
+part. `ep` has experts on two ranks and is GPU-bound, `ep_small` the same but small, so that the host decides;
+`gpu` and `host` are such programs on one GPU. Changes: gpu1, gpu2, gpu5 add GEMMs or passes over memory,
+nominally 1, 2 and 5 % of the GPU work; host5 and host20 spin in Python for 5 and 20 % of the step; bytes adds
+25 % of one all-to-all in each layer; waits lets the last rank sleep for 5 % of the step.
+"""
+
+
+@cache
+def four_programs() -> dict[tuple[str, str], tuple[Samples, ...]]:
+    """The runs of FOUR_PROGRAMS by program and change; "same" is none."""
+    units = {"time": "ns", "pace": "ns", "count": "count", "bytes": "bytes", "fraction": "fraction"}
+    runs: dict[tuple[str, str], tuple[Samples, ...]] = {}
+    for program, change, metrics in json.loads(FOUR_PROGRAMS.read_text(encoding="utf-8")):
+        key = (program, change)
+        samples = Samples(
+            name=f"{program} {change} {len(runs.get(key, ()))}",
+            ranks=(0,),
+            steps=tuple(map(str, range(len(metrics["step.time"])))),
+            values={name: np.array([values], dtype=float) for name, values in metrics.items()},
+            units={name: units[name.rpartition(".")[2]] for name in metrics},
+            parts=("before", "after"),
+        )
+        runs[key] = (*runs.get(key, ()), samples)
+    return runs
 
 
 class Run(NamedTuple):

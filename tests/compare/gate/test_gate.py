@@ -136,9 +136,11 @@ def test_what_cannot_be_asked(rule: str, said: str) -> None:
 def test_default_rules_without_a_metric_are_left_out_with_the_reason() -> None:
     verdict = gate(QUIET, QUIET)
     assert [str(outcome.rule) for outcome in verdict.outcomes] == [
-        "step.time<=1.01", "idle.fraction<=+0.01", "kernel.count<=1.01", "moe.blocking_calls<=+0.5",
+        "kernel.count<=1.01", "step.time<=1.01", "idle.fraction<=+0.01", "moe.blocking_calls<=+0.5",
     ]  # fmt: skip
     assert [skip.subject for skip in verdict.skips] == [
+        "default rule computation.time<=1.003",
+        "default rule comm.bytes<=1.01",
         "default rule step.pace<=1.01",
         "default rule exposed_comm.fraction<=+0.01",
         "default rule memory.peak<=1.02",

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis import ANALYZERS
 from tracelens.analysis.overview import NO_PACE, pace_summary
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.compare.diff.align import DUPLICATE, MOVED, ONLY, RENAMED, WRAPPER
 from tracelens.compare.diff.breakdown import (
     ALL_CAUSES,
@@ -36,6 +36,7 @@ from tracelens.compare.diff.pairing import (
     pair,
 )
 from tracelens.compare.diff.sides import NO_ROWS, Forest, RankSide
+from tracelens.compare.gate import step_noise
 from tracelens.compare.noise import StepSpread, differences
 from tracelens.compare.thresholds import SAME_CALLS, TAIL
 from tracelens.errors import TracelensError
@@ -231,7 +232,8 @@ def diff(base: Run, cand: Run) -> Result:
     Returns:
         tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
         `substitutions` (kernels side by side), `icicle` and, where a side has them, `graphs` and `pace`.
-        meta: base_ns, cand_ns and delta_ns, mean step times; aligned_fraction, the share of GPU time whose
+        meta: base_ns, cand_ns and delta_ns, mean step times; step_noise, what a gate says of them (beyond,
+        within or unclear); aligned_fraction, the share of GPU time whose
         call has a counterpart; `repetitions` where recordings without step marks repeat their work unequally
         often.
 
@@ -304,6 +306,7 @@ def diff(base: Run, cand: Run) -> Result:
         "base_ns": base_ns,
         "cand_ns": cand_ns,
         "delta_ns": total_ns,
+        "step_noise": step_noise(_each_step(sides[BASE]), _each_step(sides[CAND]), min(map(_waiting, sides))),
         "aligned_fraction": aligned_ns / max(gpu_ns, 1),
         **({"repetitions": times} if times[0] != times[1] else {}),
     }
@@ -316,6 +319,22 @@ def diff(base: Run, cand: Run) -> Result:
         **pace,
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
+
+
+def _each_step(ranks: Sequence[RankSide]) -> Float:
+    """The step times, mean over ranks; extra steps of some ranks are left out."""
+    steps = min(side.steps for side in ranks)
+    return np.asarray(np.mean([side.step_ns[:steps] for side in ranks], axis=0), dtype=float)
+
+
+def _waiting(ranks: Sequence[RankSide]) -> float:
+    """The share of the step in which the GPU computes nothing, mean over ranks."""
+    computed_ns, step_ns = 0.0, 0.0
+    for side in ranks:
+        computed = side.work.union("computation").covered(side.edges[:-1], side.edges[1:])
+        computed_ns += float(computed.mean())
+        step_ns += float(side.step_ns.mean())
+    return min(max(1 - computed_ns / step_ns, 0.0), 1.0) if step_ns else 0.0
 
 
 def _waits(run: Run) -> dict[int, Union]:

@@ -1,7 +1,17 @@
 """Gate: checks candidate runs against a baseline."""
 
-from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict, gate, of_diff, of_metrics
-from tracelens.compare.gate.rules import GateSettings, Options, read_rule, settings
+from tracelens.compare.gate.gate import (
+    MUST_AGREE,
+    Cause,
+    RuleOutcome,
+    Verdict,
+    check_alike,
+    gate,
+    of_diff,
+    of_metrics,
+    step_noise,
+)
+from tracelens.compare.gate.rules import GateSettings, Options, default_rules, read_rule, settings
 from tracelens.compare.gate.runs import (
     KEEP,
     GatedRun,
@@ -26,6 +36,7 @@ from tracelens.compare.gate.verdict import (
 
 __all__ = [
     "KEEP",
+    "MUST_AGREE",
     "TABLES",
     "Cause",
     "GateSettings",
@@ -38,8 +49,10 @@ __all__ = [
     "Verdict",
     "add_to_baseline",
     "baseline_side",
+    "check_alike",
     "commands",
     "comment",
+    "default_rules",
     "from_result",
     "gate",
     "headline",
@@ -52,4 +65,5 @@ __all__ = [
     "read_side",
     "report",
     "settings",
+    "step_noise",
 ]

@@ -3,13 +3,19 @@
 A rule with the values of its metric is a `GateCase`, which judges them: pass, fail, or inconclusive. Sides
 are compared like with like (`check_alike`) or not at all. `of_diff` and `of_metrics` say why a side is
 slower.
+
+The *resolution* of two sides is the smallest change of a metric that they show: that would be missed with
+probability MISSED at most. A rule that a user wrote means its limit, and is inconclusive where the limit is
+below the resolution. A default rule is decided there at the resolution: it passes if the sides differ by no
+more than two sides of one program do, and the outcome says from which change on it would not have passed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,9 +24,20 @@ from tracelens.analysis.common import Setup
 from tracelens.analysis.completeness import DOUBTS, affected
 from tracelens.arrays import Float
 from tracelens.compare.gate.rules import PROFILED, GateRule, default_rules
-from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest
-from tracelens.compare.noise import Interval, PooledVariance, noise, plausible
-from tracelens.compare.thresholds import CONFIDENCE, MISSED, PACE, ROUNDING, Plausible, SigmaRange
+from tracelens.compare.gate.runs import ASPECTS, Samples, Side, is_named, nearest, of_rank
+from tracelens.compare.noise import Interval, PooledVariance, is_computed, noise, plausible
+from tracelens.compare.thresholds import (
+    CLEAR_SHARE,
+    CLEAR_WAITING,
+    CLOCK_CLASS_SHARE,
+    CLOCK_RANGE,
+    CONFIDENCE,
+    MISSED,
+    MOST_RUNS,
+    PACE,
+    ROUNDING,
+    UNCHANGED,
+)
 from tracelens.errors import TracelensError
 from tracelens.table import Result, Skip
 
@@ -74,8 +91,9 @@ class RuleOutcome:
     rule: GateRule
     metric: str
     unit: str
-    # fail: the whole interval is beyond the limit; pass: also the change that would be missed with
-    # probability MISSED is within it; else inconclusive
+    # fail: the whole interval is beyond the limit, or the change is clear; pass: also the change that would
+    # be missed with probability MISSED is within it, or for default rules the sides differ by no more than
+    # noise does; else inconclusive
     status: Status
     base: float  # mean of the base's runs
     candidate: float  # mean of the candidate's runs
@@ -86,7 +104,10 @@ class RuleOutcome:
     # What tells the noise: none if nothing varies; several runs of a side; a baseline's history; the steps of
     # the runs, between which it is assumed; nothing, so that all of it is assumed
     source: Source
+    # Limit that the runs could show: the rule's own, or where that is below their resolution, the resolution
+    shown: float
     notes: tuple[str, ...] = ()  # caveats
+    runs_needed: int = 0  # runs a side that would decide; 0 if it is decided, or needs more than MOST_RUNS
 
 
 @dataclass(frozen=True)
@@ -100,6 +121,8 @@ class GateCase:
     candidate: list[Float]
     history: PooledVariance  # of older runs of the program, relative unless the unit is a fraction
     step_ns: float  # mean step time of the base, 0 if unknown
+    waiting: float | None = None  # share of the step in which the GPU computes nothing; None if unknown
+    clock: float = 0.0  # by how much kernels of all classes differ alike between the sides
     identical: bool = False  # whether both sides are the same bytes
 
     @property
@@ -128,10 +151,11 @@ class GateCase:
             return "history"
         return "within a run" if any(len(run) > 1 for side in sides for run in side) else "prior"
 
-    def judge(self, tail: float, min_effect: float = 0.0) -> RuleOutcome:
+    def judge(self, tail: float, min_effect: float = 0.0, *, advise: bool = True) -> RuleOutcome:
         """Compare the values with the limit, with `tail` as the probability of each end of the interval.
 
-        A time that changes by less than `min_effect` of the step does not fail.
+        A time that changes by less than `min_effect` of the step does not fail. With `advise`, an
+        inconclusive outcome says how many runs would decide.
         """
         rule, limit, source = self.rule, self.rule.limit, self.source
         base, candidate = _mean(self.base), _mean(self.candidate)
@@ -141,19 +165,30 @@ class GateCase:
         ends = (interval.low, quick.high) if sense > 0 else (interval.high, quick.low)
         beyond, within = (sense * (end - limit) for end in ends)
         status: Status = "fail" if beyond > margin else "pass" if within <= margin else "inconclusive"
-        notes = []
+        shown, notes = limit, []
         if source == "within a run":
             notes.append("noise between runs assumed")
         elif source == "prior":
             notes.append("all noise assumed: a single value per side")
         if rule.kind == "ratio" and base == 0 != candidate:
             notes.append("0 in the base, so the ratio is infinite; limit the difference or the value instead")
+        is_large, is_clear = self._large(base, candidate) if status == "inconclusive" else (False, False)
+        if is_clear:
+            status = "fail"
+            notes.append(f"{CLEAR_SHARE:.0%} of the step or more, and more than steps vary by")
+        if status == "inconclusive" and rule.at_resolution and not is_large:
+            edge, shown = self._resolution(base, candidate)
+            if interval.estimate <= edge + margin:
+                status = "pass"
+            else:
+                shown = limit
         if status != "pass" and rule.kind != "absolute" and min_effect:
             # A time or fraction of the step.
             step = {"ns": self.step_ns, "fraction": 1.0}.get(self.unit, 0.0)
             if abs(candidate - base) < min_effect * step:
                 status = "pass"
                 notes.append(f"the change is below {min_effect:.3g} of the step (--min-effect)")
+        runs_needed = self._runs_needed(tail, min_effect) if advise and status == "inconclusive" else 0
         return RuleOutcome(
             rule=rule,
             metric=self.metric,
@@ -166,8 +201,77 @@ class GateCase:
             runs=(len(self.base), len(self.candidate)),
             steps=(sum(map(len, self.base)), sum(map(len, self.candidate))),
             source=source,
+            shown=shown,
             notes=tuple(notes),
+            runs_needed=runs_needed,
         )
+
+    def _resolution(self, base: float, candidate: float) -> tuple[float, float]:
+        """Up to where a default rule passes, and the smallest change that would not; it is an upper limit.
+
+        The first is the limit, or what an unchanged program exceeds with probability UNCHANGED. The second is
+        above it by the noise that hides a change with probability MISSED.
+        """
+        limit, ratio = self.rule.limit, self.rule.kind == "ratio"
+        (estimate, _, high, _), quick = self._intervals(base, candidate, UNCHANGED, MISSED)
+        if ratio and not 0 < estimate < inf:
+            return limit, limit
+        unchanged = high / estimate if ratio else high - estimate
+        edge = max(limit, unchanged)
+        return edge, edge * quick.high / estimate if ratio else edge + quick.high - estimate
+
+    def _large(self, base: float, candidate: float) -> tuple[bool, bool]:
+        """Whether a part of the step is beyond the limit by a large share of the step, and clearly.
+
+        Large is CLEAR_SHARE of the step, and more than the base's own steps lie apart. Clear is what is also
+        more than runs of a step that waits so much lie apart, and in half at least in the typical step: one
+        stalled step is no change of the program. Of a limit on the value itself the limit is the base.
+        """
+        rule, name = self.rule, of_rank(self.metric)[1]
+        sense = 1 if rule.sense == "<=" else -1
+        limits = {"ratio": base * rule.limit, "difference": base + rule.limit, "absolute": rule.limit}
+        allowed = limits[rule.kind]
+        before = allowed if rule.kind == "absolute" else base
+        step = before if name in WHOLE_STEP else 1.0 if self.unit == "fraction" else self.step_ns
+        least = CLEAR_SHARE * step * (1 - ROUNDING)
+        is_strict = sense * (allowed - before) < least and sense * (candidate - allowed) > 0
+        change = sense * (candidate - before)
+        varies = float(np.ptp(np.concatenate(self.base)))
+        if name not in CLEAR or not is_strict or change < least or least <= 0 or change <= varies:
+            return False, False
+        typical = sense * (float(np.median(np.concatenate(self.candidate))) - before)
+        runs = sqrt(float(np.mean([1 / len(side) for side in self.sides])))
+        waited = CLEAR_WAITING * (1.0 if self.waiting is None else self.waiting) * runs * step
+        return True, typical >= least / 2 and change >= waited
+
+    def _runs_needed(self, tail: float, min_effect: float) -> int:
+        """The fewest runs a side with which the rule would be decided if sides differ as they do; 0 if many.
+
+        The expected verdict: of runs whose means spread around those of now by the noise that is likely now,
+        each with the steps of a run of now.
+        """
+        base, candidate = _mean(self.base), _mean(self.candidate)
+        if min(base, candidate) <= 0:
+            return 0
+        now = [len(side) for side in self.sides]
+        typical = self._intervals(base, candidate, TYPICAL)[0]
+        ratio = self.rule.kind == "ratio"
+        of_sides = log(typical.high / typical.estimate) if ratio else typical.high - typical.estimate
+        of_run = of_sides / Z_TYPICAL / sqrt(sum(1 / runs for runs in now))
+
+        def decides(runs: int) -> bool:
+            sides = []
+            for side, mean in ((self.base, base), (self.candidate, candidate)):
+                offsets = np.linspace(-1, 1, max(runs, len(side)))
+                offsets *= of_run / offsets.std(ddof=1) / (1 if ratio else mean)
+                form = side[0] / max(float(side[0].mean()), 1e-300)
+                sides.append([form * mean * max(1 + offset, 0.0) for offset in offsets.tolist()])
+            more = replace(self, base=sides[0], candidate=sides[1])
+            return more.judge(tail, min_effect, advise=False).status != "inconclusive"
+
+        more_runs = range(min(now) + 1, MOST_RUNS + 1)
+        place = bisect_left(more_runs, True, key=decides)
+        return more_runs[place] if place < len(more_runs) else 0
 
     def _intervals(self, base: float, candidate: float, *tails: float) -> list[Interval]:
         """Intervals of what the rule limits, one a tail."""
@@ -201,15 +305,39 @@ class GateCase:
         """How far noise may move the limited quantity, with each side's values divided by these."""
         if self.source == "none":
             return [0.0] * len(tails)
-        limits, history = plausible(self.metric, self.unit), self.history
+        limits, history = plausible(self.metric, self.unit, self.waiting, self.clock), self.history
         if self.unit == "fraction":  # its noise is absolute
             smaller = min(base, candidate)
-            limits = Plausible(*(SigmaRange(low / smaller, high / smaller) for low, high in limits))
+            limits = limits.times(1 / smaller)
             history = PooledVariance(history.variance / smaller**2, history.freedom)
         first = [] if self.rule.kind == "absolute" else [run / base for run in self.base]
-        mixture = noise(first, [run / candidate for run in self.candidate], limits, history)
+        second = [run / candidate for run in self.candidate]
+        if of_rank(self.metric)[1] == PACE and len(first) + len(second) >= PAIRED_RUNS:
+            paired = without_part_effects([*first, *second])
+            first, second = paired[: len(first)], paired[len(first) :]
+        mixture = noise(first, second, limits, history)
         return [mixture.half_width(tail) for tail in tails]
 
+
+WHOLE_STEP = ("step.time", PACE)
+CLEAR = (
+    *WHOLE_STEP,
+    "computation.time",
+    "exposed_comm.time",
+    "idle.time",
+    "exposed_comm.fraction",
+    "idle.fraction",
+)
+"""The step and the parts that add up to it: one that grows by a large share of the step makes it longer.
+
+Time of communication beside computation does not, and varies with what ranks wait for each other.
+"""
+CLOCK_CLASSES = 3
+"""Classes of kernels from which on what they have in common is the clock."""
+PAIRED_RUNS = 6
+"""Runs, three a side, from which on the parts of the loop tell what they have in common."""
+TYPICAL, Z_TYPICAL = 0.25, 0.6745
+"""Tail and standard deviations of the typical noise: half of all noise is smaller."""
 
 MUST_AGREE = ("device", "ranks", "model")
 """What makes two runs incomparable where it differs, unless allowed; other differences are notes."""
@@ -223,6 +351,8 @@ class Cause(NamedTuple):
     name: str
     base_ns: float
     candidate_ns: float
+    op: str = ""  # in which most of it happened
+    more: float = 0.0  # GPU activities of that op per step, candidate - base
 
     @property
     def delta_ns(self) -> float:
@@ -239,15 +369,17 @@ def gate(
     allow: Collection[str] = (),
     trust_anyway: bool = False,
     identical: bool = False,
+    advise: bool = True,
 ) -> Verdict:
     """Check runs against a baseline.
 
     A metric has one value per step, the mean over the ranks that all runs have; see `noise` for what the
     values of few runs can tell. A rule fails if the whole interval of its ratio, difference or mean lies
     beyond the limit, and passes if a change beyond the limit would show with a probability of 1 - MISSED at
-    least. The false alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary:
-    half of it to the first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in
-    every step, such as most counts, have no interval.
+    least; default rules are decided at the resolution of the runs where that is above their limit. The false
+    alarm probability of the verdict, 1 - confidence, goes to the rules whose values vary: half of it to the
+    first, the rest to the others alike (weighted Bonferroni). Metrics that are equal in every step, such as
+    most counts, have no interval.
 
     Args:
         base: the runs before.
@@ -258,6 +390,7 @@ def gate(
         allow: which of device, ranks and model may differ.
         trust_anyway: compare also where the recording of a side is in doubt.
         identical: both sides are the same bytes, so that nothing differs by noise.
+        advise: say how many runs would decide an inconclusive rule, which takes most of the time.
 
     Raises:
         TracelensError: a rule's metric is missing, its unit does not fit, the runs differ in what cannot be
@@ -336,9 +469,53 @@ def gate(
         tails[number] = alpha / 2 / (len(varying) - 1)
     if len(varying) == 1:
         tails[varying[0]] = alpha
-    outcomes = tuple(case.judge(tail, min_effect) for case, tail in zip(cases, tails, strict=True))
+    outcomes = tuple(
+        case.judge(tail, min_effect, advise=advise) for case, tail in zip(cases, tails, strict=True)
+    )
     before_name, after_name = (side.label for side in sides)
     return Verdict(outcomes, before_name, after_name, confidence, tuple(skips), identical=identical)
+
+
+def without_part_effects(runs: list[Float]) -> list[Float]:
+    """The runs without what their parts of the loop have in common: after the recording steps are slower.
+
+    What is left varies by chance; its spread is that of one run less.
+    """
+    if len({len(run) for run in runs}) != 1 or len(runs[0]) < 2:
+        return runs
+    rows = np.array(runs)
+    left = rows / rows.mean(axis=0)
+    means = left.mean(axis=1, keepdims=True)
+    return list(means + (left - means) * sqrt(len(runs) / (len(runs) - 1)))
+
+
+def step_noise(
+    base: Float, candidate: Float, waiting: float | None = None
+) -> Literal["beyond", "within", "unclear"]:
+    """What a gate says of the step times of two runs, of a longer and of a shorter step alike.
+
+    `waiting` is the share of the step in which the GPU computes nothing.
+
+    Beyond noise is what fails the default rule at the least tail that it can get, within noise what passes.
+    """
+    shorter, longer = sorted((base, candidate), key=np.mean)
+    rule = next(rule for rule in default_rules() if rule.metric == "step.time")
+    mean_ns = float(shorter.mean())
+    case = GateCase(
+        rule=rule,
+        metric=rule.metric,
+        unit="ns",
+        base=[shorter],
+        candidate=[longer],
+        history=PooledVariance(),
+        step_ns=mean_ns,
+        waiting=waiting,
+    )
+    tail = (1 - CONFIDENCE) / 2 / max(len(default_rules()) - 1, 1)
+    status = case.judge(tail, advise=False).status if mean_ns else "inconclusive"
+    words: dict[Status, Literal["beyond", "within", "unclear"]]
+    words = {"fail": "beyond", "pass": "within", "inconclusive": "unclear"}
+    return words[status]
 
 
 def _exp(value: float) -> float:
@@ -385,7 +562,44 @@ def read_case(rule: GateRule, base: Side, candidate: Side) -> GateCase:
         candidate=values[1],
         history=history,
         step_ns=step_ns,
+        waiting=waiting_share(base, candidate, PACE if of_rank(metric)[1] == PACE else "step.time"),
+        clock=clock_difference(base, candidate),
     )
+
+
+def waiting_share(base: Side, candidate: Side, step: str) -> float | None:
+    """The share of the step in which the GPU computes nothing; None if unknown.
+
+    Of the side where it is smaller: where a step grew by waiting, that is what is judged. `step` is the
+    metric of the step: as it was recorded, or without the profiler.
+    """
+    shares = [
+        1 - _mean(side.each_step("computation.time")) / _mean(side.each_step(step))
+        for side in (base, candidate)
+        if side.find("computation.time") and side.find(step) and _mean(side.each_step(step))
+    ]
+    return max(min(shares), 0.0) if len(shares) == 2 else None
+
+
+def clock_difference(base: Side, candidate: Side) -> float:
+    """By how much kernels of all classes differ alike between two sides; 0 if by more than clocks do.
+
+    The median over the classes, so that a change of some of them is none of the clock.
+    """
+    names = {name for side in (base, candidate) for run in side.runs for name in run.values}
+    classes = [
+        name
+        for name in sorted(names)
+        if name.startswith("category[") and name.endswith(".time") and is_computed(name)
+    ]
+    times = np.array(
+        [[_mean(side.each_step(name)) for side in (base, candidate)] for name in classes]
+    ).reshape(-1, 2)
+    times = times[(times > CLOCK_CLASS_SHARE * times.sum(axis=0)).all(axis=1)]
+    if len(times) < CLOCK_CLASSES:
+        return 0.0
+    difference = abs(float(np.median(np.log(times[:, 1] / times[:, 0]))))
+    return difference if difference <= CLOCK_RANGE else 0.0
 
 
 def check_alike(
@@ -425,11 +639,13 @@ def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:
     """The largest causes in a result of `diff`: by what happened, and in which op most of it did."""
     table = result.data["waterfall"]
     level, name, cause = (table.texts(column) for column in ("level", "name", "cause"))
-    base, candidate = (table.array(column).astype(float) for column in ("base_ns", "cand_ns"))
-    delta = candidate - base
+    base, candidate, before, after = (
+        table.array(column).astype(float) for column in ("base_ns", "cand_ns", "base_count", "cand_count")
+    )
+    delta, more = candidate - base, after - before
     causes = []
-    for row, text in enumerate(level):
-        if text != "cause" or base[row] == candidate[row]:
+    for row, kind_of_row in enumerate(level):
+        if kind_of_row != "cause" or base[row] == candidate[row]:
             continue
         inside = [
             other
@@ -437,8 +653,9 @@ def of_diff(result: Result, most: int = MOST) -> tuple[Cause, ...]:
             if kind == "op" and cause[other] == name[row] and delta[row] * delta[other] > 0
         ]
         example = max(inside, key=lambda other: abs(candidate[other] - base[other]), default=None)
-        where = f", most in {name[example]}" if example is not None else ""
-        causes.append(Cause(f"{name[row]}{where}", base[row], candidate[row]))
+        where = (name[example], float(more[example])) if example is not None else ("", 0.0)
+        text = f"{name[row]}, most in {where[0]}" if example is not None else name[row]
+        causes.append(Cause(text, base[row], candidate[row], *where))
     return tuple(sorted(causes, key=lambda part: -abs(part.delta_ns))[:most])
 
 
@@ -451,8 +668,12 @@ def of_metrics(base: Side, candidate: Side, most: int = MOST) -> tuple[Cause, ..
     names = names or [name for name in times if name.startswith("category[")]
     if base.find("idle.time") and candidate.find("idle.time"):
         names.append("idle.time")
-    causes = [
-        Cause(name.removesuffix(".time"), *(_mean(side.each_step(name)) for side in sides)) for name in names
-    ]
+    causes = []
+    for name in names:
+        subject = name.removesuffix(".time")
+        op = subject[3:-1] if subject.startswith("op[") else ""
+        count = [_mean(side.each_step(f"{subject}.count")) if op else 0.0 for side in sides]
+        times_ns = [_mean(side.each_step(name)) for side in sides]
+        causes.append(Cause(subject, times_ns[0], times_ns[1], op, count[1] - count[0]))
     moved = [cause for cause in causes if cause.delta_ns]
     return tuple(sorted(moved, key=lambda cause: -abs(cause.delta_ns))[:most])

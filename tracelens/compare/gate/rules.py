@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +73,8 @@ class GateRule:
     kind: Kind  # what is limited: candidate / base, candidate - base, or the candidate
     number: float  # the limit as written
     unit: str = ""  # of `number`, a key of UNITS; "" for the metric's own
+    # Whether the rule is decided at the runs' resolution where they cannot show the limit; default rules are.
+    at_resolution: bool = field(default=False, compare=False)
 
     @property
     def limit(self) -> float:
@@ -176,8 +178,8 @@ def read_rule(text: str) -> GateRule:
 
 
 def default_rules() -> tuple[GateRule, ...]:
-    """DEFAULT_RULES, parsed."""
-    return tuple(map(read_rule, DEFAULT_RULES))
+    """DEFAULT_RULES, parsed; where runs cannot show their limits, they are decided at what runs can show."""
+    return tuple(replace(read_rule(text), at_resolution=True) for text in DEFAULT_RULES)
 
 
 def settings(config: str | None = None, start: Path | None = None) -> GateSettings:

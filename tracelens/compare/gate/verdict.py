@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 from xml.etree import ElementTree
 
 from tracelens.compare.gate.gate import Cause, RuleOutcome, Verdict
-from tracelens.compare.thresholds import MISSED
+from tracelens.compare.gate.runs import of_rank
+from tracelens.compare.noise import is_computed
+from tracelens.compare.thresholds import MISSED, MOST_RUNS, PACE
 from tracelens.printable import printable
 from tracelens.table import Column, Report, Result, Schema, Summary, Tile
 from tracelens.units import amount
@@ -25,8 +27,9 @@ VERDICT = Schema(
         Column("note", "str", doc="doubts, or what an inconclusive rule needs; '' for none", prose=True),
     ),
     doc="A rule fails if the whole interval lies beyond its limit, and passes if a change beyond it would "
-    f"show with {1 - MISSED:.0%} probability. A plain number limits candidate / base, a signed one "
-    "the difference, one with a unit or 'abs' the candidate itself.",
+    f"show with {1 - MISSED:.0%} probability. A default rule whose limit these runs cannot show is decided "
+    "at the smallest change that they show, which its note states. A plain number limits candidate / base, "
+    "a signed one the difference, one with a unit or 'abs' the candidate itself.",
 )
 CAUSES = Schema(
     "Causes",
@@ -51,11 +54,15 @@ FIGURES = Schema(
         Column("kind", "str", doc="limited quantity: ratio, difference or absolute"),
         Column("sense", "str", doc="<= for an upper limit, >= for a lower one"),
         Column("limit", "float64", doc="limit of the quantity that `kind` names"),
+        Column("shown", "float64", doc="the limit, or where a default rule holds at what these runs show, "
+                                       "the smallest change that they would show"),
         Column("status", "str", doc="pass, fail or inconclusive"),
         Column("base", "float64", doc="mean over the base's runs, steps and ranks"),
         Column("candidate", "float64", doc="the same for the candidate"),
         Column("base_runs", "int64", "count", "runs of the base"),
         Column("candidate_runs", "int64", "count", "runs of the candidate"),
+        Column("runs_needed", "int64", "count", "runs a side that would decide an inconclusive rule; 0 if it "
+                                                f"is decided, or needs more than {MOST_RUNS}"),
         Column("base_steps", "int64", "count", "of all runs"),
         Column("candidate_steps", "int64", "count", "of all runs"),
         Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
@@ -72,6 +79,23 @@ TABLES = {"verdict": VERDICT, "causes": CAUSES, "figures": FIGURES}
 _FIRST = ("fail", "inconclusive", "pass")
 _RULES = {"fail": "Rules failed", "inconclusive": "Rules inconclusive", "pass": "Rules held"}
 _SHOWN = 3
+_PARTS = {
+    "computation.time": "GPU work",
+    "kernel.count": "kernels",
+    "comm.bytes": "bytes of collectives",
+    "step.time": "step time",
+    PACE: "step time without the profiler",
+    "exposed_comm.fraction": "exposed communication",
+    "exposed_comm.time": "exposed communication",
+    "idle.fraction": "idle time",
+    "idle.time": "idle time",
+    "moe.blocking_calls": "blocking calls",
+    "memory.peak": "peak memory",
+}
+"""Parts of a step in words."""
+_PRECISE = ("computation.time", "kernel.count")
+"""Parts that repeat from run to run: where they did, noise of the rest is noise of the host."""
+_PART_WIDTH = 60
 # A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
 COMMENT_LINES = 25
 _COMMENT_RULES = 8
@@ -87,7 +111,7 @@ def report(verdict: Verdict, **meta: Any) -> Report:
 def summary(verdict: Verdict) -> Summary:
     """The headline with the first rule that does not hold, and the counts of rules."""
     ordered = in_order(verdict)
-    text = headline(verdict).replace(", ", ": ", 1).capitalize()
+    text = _sentence_case(headline(verdict).replace(", ", ": ", 1))
     if ordered and ordered[0].status != "pass":
         worst = ordered[0]
         side = "at most" if worst.rule.sense == "<=" else "at least"
@@ -107,6 +131,10 @@ def summary(verdict: Verdict) -> Summary:
     return Summary(f"{text}.", tuple(tiles))
 
 
+def _sentence_case(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def result(verdict: Verdict) -> Result:
     """The verdict as a result: `verdict`, failed rules first, `causes`, `figures` in order of the rules."""
     ordered = in_order(verdict)
@@ -117,7 +145,7 @@ def result(verdict: Verdict) -> Result:
         "candidate": [amount(outcome.candidate, outcome.unit) for outcome in ordered],
         "measured": [limited(outcome, outcome.interval.estimate) for outcome in ordered],
         "interval": [interval_text(outcome) or "-" for outcome in ordered],
-        "note": ["; ".join(outcome.notes) for outcome in ordered],
+        "note": ["; ".join(_notes(outcome)) for outcome in ordered],
     }
     tables = {"verdict": VERDICT.table(table)}
     if verdict.causes:
@@ -132,11 +160,13 @@ def result(verdict: Verdict) -> Result:
             "kind": outcome.rule.kind,
             "sense": outcome.rule.sense,
             "limit": outcome.rule.limit,
+            "shown": outcome.shown,
             "status": outcome.status,
             "base": outcome.base,
             "candidate": outcome.candidate,
             "base_runs": outcome.runs[0],
             "candidate_runs": outcome.runs[1],
+            "runs_needed": outcome.runs_needed,
             "base_steps": outcome.steps[0],
             "candidate_steps": outcome.steps[1],
             "estimate": outcome.interval.estimate,
@@ -151,7 +181,7 @@ def result(verdict: Verdict) -> Result:
         "gate",
         "Verdict",
         tables,
-        doc=f"{headline(verdict).capitalize()}. {knowledge(verdict)}".strip(),
+        doc=f"{_sentence_case(headline(verdict))}. {knowledge(verdict)}".strip(),
         skips=verdict.skips,
         meta={
             "verdict": verdict.verdict,
@@ -180,12 +210,14 @@ def headline(verdict: Verdict) -> str:
         if verdict.identical:
             return f"no regression, {same}no rule could be checked"
         return "inconclusive, no rule could be checked"
+    parts = explanation(verdict)
     if count["fail"]:
         rest = f", {count['inconclusive']} inconclusive" if count["inconclusive"] else ""
-        return f"regression, {same}{count['fail']} of {rules} failed{rest}"
+        return f"regression, {same}{count['fail']} of {rules} failed{rest}: {parts}"
     if count["inconclusive"]:
-        return f"inconclusive, {same}noise hides whether {count['inconclusive']} of {rules} held"
-    return f"no regression, {same}{count['pass']} of {rules} held"
+        hidden = f"noise hides whether {count['inconclusive']} of {rules} held"
+        return f"inconclusive, {same}{hidden}; {parts}"
+    return f"no regression, {same}{count['pass']} of {rules} held" + (f"; {parts}" if parts else "")
 
 
 def knowledge(verdict: Verdict) -> str:
@@ -215,7 +247,97 @@ def sentence(outcome: RuleOutcome) -> str:
         text += f"; interval {interval} from {runs} steps"
     if outcome.status == "inconclusive":
         text += "; too noisy to tell"
-    return "; ".join((text, *outcome.notes))
+    return "; ".join((text, *_notes(outcome)))
+
+
+def _notes(outcome: RuleOutcome) -> Iterator[str]:
+    """What else is to say of an outcome: caveats, what the runs would show, and what would decide it."""
+    yield from outcome.notes
+    if outcome.shown != outcome.rule.limit:
+        yield f"a change would show from {_change(outcome, outcome.shown)} on"
+    if outcome.status == "inconclusive":
+        yield _remedy(outcome)
+
+
+def _remedy(outcome: RuleOutcome) -> str:
+    if outcome.runs_needed:
+        return f"{outcome.runs_needed} runs a side would decide"
+    return f"more than {MOST_RUNS} runs a side would be needed"
+
+
+def _change(outcome: RuleOutcome, limited_value: float) -> str:
+    """A value of the limited quantity as a change: '+12%', '+5% of the step'."""
+    if outcome.rule.kind == "ratio":
+        return _percent(limited_value)
+    if outcome.unit == "fraction":
+        return f"{100 * limited_value:+.2g}% of the step"
+    return limited(outcome, limited_value)
+
+
+def _percent(ratio: float) -> str:
+    percent = 100 * (ratio - 1)
+    return f"{percent:+.0f}%" if abs(percent) >= 10 else f"{percent:+.2g}%"
+
+
+def part_name(outcome: RuleOutcome) -> str:
+    """The part of the step that a rule limits, in words where it has some."""
+    rank, name = of_rank(outcome.metric)
+    part = _PARTS.get(name, name)
+    part = part if len(part) <= _PART_WIDTH else f"{part[: _PART_WIDTH - 1]}…"
+    return part if rank is None else f"{part} of rank {rank}"
+
+
+def _failure(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
+    """What failed, and by how much: '+1.35 ms of GPU work per step (8 more aten::mm)'."""
+    part = part_name(outcome)
+    delta = outcome.candidate - outcome.base
+    if outcome.rule.kind == "absolute":
+        return f"{part} {amount(outcome.candidate, outcome.unit)}"
+    if outcome.unit == "fraction":
+        return f"{part} {100 * delta:+.2g}% of the step"
+    signed = f"{'-' if delta < 0 else '+'}{amount(abs(delta), outcome.unit)}"
+    if outcome.metric == "computation.time":
+        computing = [cause for cause in causes if cause.op and is_computed(cause.op)]
+        where = next((cause for cause in computing if cause.delta_ns * delta > 0), None)
+        if where is None:
+            return f"{signed} of {part} per step"
+        count = f"{where.more:.3g} more {where.op}" if where.more * delta > 0 else f"most in {where.op}"
+        return f"{signed} of {part} per step ({count[:_PART_WIDTH]})"
+    if outcome.unit == "count":
+        return f"{signed} {part} per step"
+    if not outcome.base:
+        return f"{part} {signed}"
+    return f"{part} {signed} ({_percent(outcome.candidate / outcome.base)})"
+
+
+def explanation(verdict: Verdict) -> str:
+    """The verdict part by part: what failed, what is undecided and what decides it, what would have shown."""
+    failed = [_failure(outcome, verdict.causes) for outcome in verdict.failed]
+    if len(failed) > _SHOWN:
+        failed[_SHOWN:] = [f"{len(failed) - _SHOWN} more"]
+    sentences = [", ".join(failed)] if failed else []
+    open_rules = verdict.inconclusive
+    if failed:
+        if open_rules:
+            sentences.append(f"{_listed([part_name(outcome) for outcome in open_rules])} inconclusive")
+        return "; ".join(sentences)
+    passed = [outcome for outcome in verdict.outcomes if outcome.status == "pass"]
+    if open_rules:
+        same = [part_name(outcome) for outcome in passed if of_rank(outcome.metric)[1] in _PRECISE]
+        if same:
+            sentences.append(f"{_listed(same)} unchanged")
+        sentences += [f"{part_name(outcome)}: {_remedy(outcome)}" for outcome in open_rules[:_SHOWN]]
+        return "; ".join(sentences)
+    shown = [outcome for outcome in passed if outcome.shown != outcome.rule.limit]
+    if shown:
+        changes = [f"{part_name(outcome)} from {_change(outcome, outcome.shown)} on" for outcome in shown]
+        sentences.append(f"would show: {', '.join(changes)}")
+    return "; ".join(sentences)
+
+
+def _listed(words: Sequence[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def limited(outcome: RuleOutcome, value: float) -> str:

@@ -18,6 +18,12 @@ from tracelens.rendering.thresholds import (
 from tracelens.table import Result, Summary, Table, Tile
 from tracelens.units import GIB, duration, size_text
 
+_STEP_NOISE = {
+    "within": ", by which single runs of one program may differ",
+    "unclear": "; whether that is noise takes several runs (tracelens gate)",
+}
+"""What the verdict on two runs adds to a change of the step that may be noise."""
+
 
 def result_summary(result: Result) -> Summary | None:
     """Verdict and tiles of a comparison or projection; None for other results."""
@@ -38,6 +44,8 @@ def diff_summary(result: Result) -> Summary | None:
         verdict = (
             f"{each} per repetition ({times[0]} in the base, {times[1]} in the candidate, no steps marked)"
         )
+    elif abs(cand_ns - base_ns) > SAME_STEP_SHARE * base_ns:
+        verdict += _STEP_NOISE.get(result.meta.get("step_noise", ""), "")
     if paces_ns:
         verdict += f"; without the profiler {_faster(*paces_ns).lower()}"
     # Idle and busy time of the work that only one run launches as graphs.

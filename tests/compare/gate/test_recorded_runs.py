@@ -132,6 +132,7 @@ def rows_of_four() -> Iterator[str]:
 WORDS = ("pass", "fail", "inconclusive")
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_gate_says() -> None:
     text = made = PAGE.read_text(encoding="utf-8")
     tables = {"recorded": rows} | ({} if THOROUGH else {"four programs": rows_of_four})

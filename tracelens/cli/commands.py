@@ -220,8 +220,14 @@ ROOT = CommandGroup(
                 "Keep the metrics of past runs to compare with.",
                 {
                     "Commands": {
-                        "add": Home("compare", "add", "Add runs to a baseline if they pass a gate"),
-                        "accept": Home("compare", "accept", "Add runs to a baseline without a gate"),
+                        "add": Home(
+                            "compare", "add", "Add runs to a baseline if they pass a gate against it"
+                        ),
+                        "accept": Home(
+                            "compare",
+                            "accept",
+                            "Add runs to a baseline without a gate: a change that is meant",
+                        ),
                     }
                 },
             ),

@@ -21,6 +21,8 @@ LADDER = "ladder.json"
 SIDE_FILES = (SIDECAR, LADDER, "replay.json")
 """What tracelens itself writes into directories."""
 
+RANK_FILE = re.compile(r"rank(\d+)\.json(?:\.(?:gz|zst))?")
+"""The trace of a rank."""
 PACE_FILE = re.compile(r"rank\d+\.pace\.json")
 """What it writes for the other ranks, of which run.json says nothing."""
 

@@ -114,7 +114,10 @@ def read_back(path: Path) -> Trace:
 
 
 def seen(trace: Trace, shift_ns: int) -> dict[int, Seen]:
-    """Every event by row: what it is, when, how deep, in what, and what launched it."""
+    """Every event by row: what it is, when, how deep, in what, and what launched it.
+
+    Copies are left out: reading makes the ops of what a graph replays, behind all that was recorded.
+    """
     events, epoch = trace.arrays, trace.meta.epoch_ns + shift_ns
     category = trace.tables["events"].texts("category")
     kernels, launches = (trace.tables["links"].array(name).tolist() for name in ("kernel_id", "launch_id"))
@@ -126,6 +129,8 @@ def seen(trace: Trace, shift_ns: int) -> dict[int, Seen]:
     ]
     found = {}
     for row, (parent, depth) in enumerate(zip(events.parent.tolist(), events.depth.tolist(), strict=True)):
+        if events.copied[row]:
+            continue
         above = plain[parent] if parent >= 0 else None
         call = launch.get(row, -1)
         found[row] = (*plain[row], depth, above, plain[call] if call >= 0 else None)
@@ -139,7 +144,7 @@ def events_by_rank(path: Path, trace: Trace) -> dict[int, list[Seen]]:
     everything = seen(trace, 0)
     for row, pid in enumerate(trace.arrays.pid.tolist()):
         rank, _, what = process[pid].removeprefix("rank ").partition(": ")
-        if what != "overview":
+        if what != "overview" and row in everything:
             found[int(rank)].append(everything[row])
     return found
 

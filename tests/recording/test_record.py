@@ -238,6 +238,17 @@ def test_another_recording_after_one(tmp_path: Path) -> None:
         assert marks(loop(tmp_path / name, 4).path) == ["ProfilerStep#2", "ProfilerStep#3"]
 
 
+@pytest.mark.parametrize("name", ["rank1.json.gz", "rank0.json.zst", "rank3.json"])
+def test_ranks_of_another_run_in_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    """A report would take them for ranks of this run; what this recording writes anew does not matter."""
+    loop(tmp_path, 4)
+    loop(tmp_path, 4)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(TracelensError, match=rf"holds {name} of another run"):
+        tracelens.record(tmp_path).__enter__()
+    assert (tmp_path / name).read_text() == "{}"
+
+
 def test_a_file_of_bounded_size(tmp_path: Path) -> None:
     whole = loop(tmp_path / "whole", 4, lambda: [train_step() for _ in range(20)], stack=True)
     bare = loop(tmp_path / "bare", 4, lambda: [train_step() for _ in range(20)])

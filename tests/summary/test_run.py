@@ -24,7 +24,7 @@ def test_the_step_is_the_median_one_and_its_range_is_over_steps() -> None:
     made = summary(sample.steps([100, 140, 120], [102, 142, 122]))
     step = tile(made, "step_time")
     assert (step.value, step.low, step.high) == (121 * MS, 101 * MS, 141 * MS)
-    assert step.note == "median of 3 steps, ± 20 ms"
+    assert step.note == "median of 2 steps after the first, ± 20 ms"
     assert clauses(made)[0] == "121 ms a step on 2 x H200"
 
 

@@ -16,7 +16,7 @@ import torch.autograd.profiler as _autograd_profiler
 from torch.profiler import ProfilerAction, _KinetoProfile, profile, record_function
 
 from tracelens.errors import TracelensError
-from tracelens.filenames import CAPTURES
+from tracelens.filenames import CAPTURES, RANK_FILE
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
 from tracelens.recording.pace import PaceTimer
@@ -71,14 +71,29 @@ class Recorder:
                     path.unlink(missing_ok=True)
                 self.raw.touch(exist_ok=False)
                 self.raw.unlink()
+                stale = sorted(path.name for path in self.folder.iterdir() if self._is_foreign(path.name))
             except OSError as error:
                 raise TracelensError(
                     f"{self.folder}: cannot write a trace here ({error.strerror}); pass another folder"
                 ) from None
+            if stale:
+                more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+                raise TracelensError(
+                    f"{self.folder}: holds {stale[0]}{more} of another run, which reports would take for "
+                    "ranks of this one; remove it, or pass another folder"
+                )
         self._state = "running"
         if records:
             self._start()
         return self
+
+    def _is_foreign(self, name: str) -> bool:
+        """Whether a file is the trace of a rank that this recording will not replace."""
+        if not (trace := RANK_FILE.fullmatch(name)):
+            return False
+        number, ranks = int(trace[1]), self.options.ranks
+        written = number < self.job_rank.world and (isinstance(ranks, str) or number in ranks)
+        return not written or name != f"rank{number}.json.gz"
 
     def step(self, *, tokens: Any = None, samples: Any = None) -> None:
         """Say that a step of the loop is done; the trace is written when the last of the window is.

@@ -67,7 +67,8 @@ def record(
 
     Raises:
         MissingExtra: torch is not installed.
-        TracelensError: an argument is wrong, here or as the `with` begins.
+        TracelensError: an argument is wrong, here or as the `with` begins; or the folder has ranks of another
+            run, which this one does not write anew.
     """
     window = RecordingWindow(wait, warmup, steps)
     whole_number("pace_steps", pace_steps, least=0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float, typical_step
+from tracelens.arrays import Float, steady_steps, typical_step
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -488,7 +488,9 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
 
     notes = ["no steps marked"] if not times.marked else ["single step"] if times.steps == 1 else []
     if times.steps > 1:
-        notes.append(f"median of {times.steps} steps")
+        steady = len(steady_steps(times.steps, len(figures.ranks)))
+        after = " after the first" if steady < times.steps else ""
+        notes.append(f"median of {plural(steady, 'step')}{after}" if steady > 1 else f"the step{after}")
     if times.deviation_ns:
         notes.append(f"± {amount(times.deviation_ns, 'ns')}")
     if pace.step_ns:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tracelens.arrays import unique
+from tracelens.arrays import typical_step, unique
 from tracelens.rendering.tables.across import (
     across_ranks,
     is_across,
@@ -208,7 +208,7 @@ def readable(result: Result) -> dict[str, Table]:
 
 def compared(result: Result) -> dict[str, Table]:
     """The readable tables, of one step, with one row for what several ranks have where these compare."""
-    tables = {name: typical_step(table) for name, table in readable(result).items()}
+    tables = {name: of_typical_step(table) for name, table in readable(result).items()}
     return {name: across_ranks(table) or table for name, table in tables.items()}
 
 
@@ -314,8 +314,8 @@ def by_level(name: str, table: Table) -> dict[str, Table]:
     return parts
 
 
-def typical_step(table: Table) -> Table:
-    """A tree of several steps as that of the step of median duration, any other table as it is.
+def of_typical_step(table: Table) -> Table:
+    """A tree of several steps as that of the step that stands for the run, any other table as it is.
 
     Where there is room for a few rows, the steps themselves would take most of them.
     """
@@ -328,15 +328,16 @@ def typical_step(table: Table) -> Table:
         root = root[root]
     names, sizes = table.coded("name"), table.array("exclusive_ns")
     tops = unique(root)
-    longest: dict[str, int] = {}
+    by_step: dict[str, list[int]] = {}
     for row, name, level in zip(tops, names.texts(tops), table.coded("level").texts(tops), strict=True):
         if level != "step":
             return table
-        longest[name] = max(longest.get(name, 0), int(sizes[row]))
-    if len(longest) < 2:
+        by_step.setdefault(name, []).append(int(sizes[row]))
+    if len(by_step) < 2:
         return table
-    chosen = sorted(longest, key=longest.__getitem__)[(len(longest) - 1) // 2]
-    doc = f"{chosen}, of median duration among {len(longest)} steps; for another: --step."
+    durations, ranks = [sum(each) for each in by_step.values()], max(map(len, by_step.values()))
+    chosen = list(by_step)[typical_step(durations, ranks)]
+    doc = f"{chosen}, which stands for {len(by_step)} steps; for another: --step."
     schema = replace(table.schema, doc=f"{table.schema.doc} {doc}".strip())
     return table.with_schema(schema).take(np.flatnonzero(names.equals(chosen)[root]))
 

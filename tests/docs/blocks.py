@@ -275,11 +275,23 @@ class Reader:
             show = ast.Name("_show", ast.Load())
             last.value = ast.copy_location(ast.Call(show, [last.value], []), last.value)
         self.names["_show"] = lambda value: None if value is None else sys.stdout.write(f"{value}\n")
-        with captured() as output, warnings.catch_warnings():
+        with self._room_for_traces(block), captured() as output, warnings.catch_warnings():
             if block.code.startswith(IN_TRAINING):
                 warnings.simplefilter("ignore")  # torch's own, of a machine without GPUs
             exec(compile(ast.fix_missing_locations(tree), str(block), "exec"), self.names)
         self.output = output[0]
+
+    @contextmanager
+    def _room_for_traces(self, block: Block) -> Iterator[None]:
+        """A block that records finds no trace of another run where it writes; others read the samples."""
+        traces, aside = self.folder / "traces", self.folder / ".traces"
+        if "tracelens.record(" not in block.code or not traces.exists():
+            yield
+            return
+        traces.rename(aside)
+        yield
+        shutil.rmtree(traces, ignore_errors=True)
+        aside.rename(traces)
 
     def _text(self, block: Block) -> None:
         if block.before.strip():  # a sentence in between names the command, if any

@@ -92,7 +92,7 @@ FACTS = Schema(
         Column(
             "fact", "str", doc="what is wrong, or what the recording cannot show and what would", prose=True
         ),
-        Column("rank", "int64", doc="that shows most of it, -1 for the whole job"),
+        Column("worst_rank", "int64", doc="that shows most of it, -1 for the whole job"),
         Column("detector", "category", doc="that measured it; '' for the recording"),
     ),
     kind="entries",

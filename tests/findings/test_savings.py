@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,34 @@ def test_a_saving_beyond_its_evidence_says_where_the_rest_lies(
     (row,) = found(CHAIN, half=("scale:first=0.5", columns))["findings"].itertuples()
     assert ("go with it" in row.evidence) == bool(rest)
     assert f"4.00 us saved {rest} lie in this time, {rest} in gaps" in row.evidence or not rest
+
+
+@pytest.mark.parametrize(("columns", "shown"), [((9, 17), True), ((9, 9), False)])
+def test_what_is_wrong_is_told_once_as_a_finding_or_as_a_fact(
+    found: Any, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, int], shown: bool
+) -> None:
+    result = found(CHAIN, half=("scale:first=0.5", columns))
+    (detector,) = MODULE.DETECTORS.values()
+    outcome = detector.function(None)._replace(fact="something is odd")
+    told = replace(detector, function=lambda context: outcome)
+    monkeypatch.setattr(MODULE, "DETECTORS", {"half": told})
+    result = analyze(run_of(CHAIN), "findings")
+    facts = records(result["facts"], "fact", "worst_rank", "detector")
+    assert (("something is odd", 0, "half") in facts) != shown
+    assert bool(len(result["findings"])) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CHAIN, "one step is recorded"),
+        (CHAIN.replace("step 1    | -----", ""), "no steps are marked"),
+        (CHAIN, "no shapes are recorded"),
+    ],
+)
+def test_what_the_recording_cannot_show_is_told_with_what_would(text: str, words: str) -> None:
+    facts = analyze(run_of(text), "findings")["facts"]
+    assert any(words in fact for fact in facts[facts["worst_rank"] == -1]["fact"])
 
 
 def test_the_saving_is_what_the_replay_gives(found: Any) -> None:

@@ -12,6 +12,7 @@ from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.completeness import doubtful_time, doubts_within
 from tracelens.analysis.roofline import slow_calls
+from tracelens.analysis.serving import rank_steps
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.findings.actions import Commands, CommandSource, longest_start
 from tracelens.findings.detectors import (
@@ -87,7 +88,7 @@ FINDINGS = Schema(
         f"{SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
 )  # fmt: skip
 FACTS = Schema(
-    "Wrong whatever it costs",
+    "Beside the savings",
     (
         Column(
             "fact", "str", doc="what is wrong, or what the recording cannot show and what would", prose=True
@@ -96,7 +97,7 @@ FACTS = Schema(
         Column("detector", "category", doc="that measured it; '' for the recording"),
     ),
     kind="entries",
-    doc="Not among the findings, as mending it saves next to no time in this run, or as nothing can be said.",
+    doc="What is wrong although mending it saves next to no time in this run, and what it cannot show.",
 )
 CANDIDATES = Schema(
     "Candidates for other kernels",
@@ -359,6 +360,7 @@ def rank_detections(
     outcomes = {name: item.of_rank(context) for name, item in DETECTORS.items() if not item.needs}
     origin = int(trace.arrays.start.min())
     recording = CommandSource.of(trace, outcomes, device, device_file)
+    candidates = guard("candidates for other kernels", lambda: tuple(_candidates(context)))
     return RankDetections(
         rank=trace.meta.rank,
         origin=origin,
@@ -367,7 +369,8 @@ def rank_detections(
         recording=recording,
         steps=context.steps,
         lacking=tuple(_lacking(context)),
-        candidates=tuple(_candidates(context)),
+        # Where they fail, so does the detector of slow kernels, which says so.
+        candidates=() if isinstance(candidates, Failure) else candidates,
     )
 
 
@@ -375,9 +378,11 @@ def _lacking(context: RankContext) -> Iterator[str]:
     """What the recording of a rank cannot show, and what would."""
     if not len(context.work.event):
         return
-    if not steps_of(context.trace).whole:
-        yield "no steps are marked, so nothing is told per step: call the profiler's step() after each"
-    elif context.steps == 1:
+    # Engines mark their steps by labels of their own.
+    steps = context.steps if steps_of(context.trace).marked else len(rank_steps(context.trace).steps)
+    if not steps:
+        yield "no steps are marked, so all of it counts as one: call the profiler's step() after each step"
+    elif steps == 1:
         yield "one step is recorded, so what recurs is not known: record three"
     shapes = context.trace.tables["ops"].columns["shapes"]
     if not any(text.strip("[], ") for text in shapes.values):

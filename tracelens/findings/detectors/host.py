@@ -519,7 +519,7 @@ def garbage_collection(context: RankContext) -> Outcome:
         f"{duration(context.per_step(during.total))} (longest {duration(longest)}); the GPU idles for "
         f"{duration(context.per_step(where.total))} of that{steps}",
         "high",
-        fact=f"Python collects garbage {context.per_step(count):,.2g} times per step",
+        fact=f"Python collects garbage during the steps: {context.per_step(count):,.2g} times in each",
     )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from tracelens.analysis import analyzer
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.completeness import doubtful_time, doubts_within
-from tracelens.analysis.roofline import slow_calls
 from tracelens.analysis.serving import rank_steps
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.findings.actions import Commands, CommandSource, longest_start
@@ -396,7 +395,7 @@ def _lacking(context: RankContext) -> Iterator[str]:
 
 def _candidates(context: RankContext) -> Iterator[tuple[Any, ...]]:
     """Rows of CANDIDATES for one rank."""
-    slow, work = slow_calls(context.trace, context.device), context.trace.work
+    slow, work = context.slow, context.trace.work
     share = slow.share_within(context.rows, work)
     for kind, item in enumerate(slow.items):
         if not share[kind]:

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common import grammar, group_kind, integers
+from tracelens.analysis.common import call_time, grammar, group_kind, integers
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import NO_SHAPES, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
-from tracelens.table import Coded, Table, codes, nearest
+from tracelens.table import Coded, Table, codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
     Events,
@@ -65,6 +65,14 @@ class Costing(NamedTuple):
     reason: Int  # index into `reasons` of why it was not, -1 where it was
     items: list[Counted]  # all kinds of counted calls
     reasons: list[str]  # why calls were not counted
+
+    def by_kind(self, work: Work) -> tuple[Int, Int]:
+        """Number of calls and their GPU time in this work, by kind of call; 0 for kinds not in it."""
+        rows = np.flatnonzero(self.item >= 0)
+        _, dur = call_time(work.take(rows), self.call[rows])
+        _, first = np.unique(self.call[rows], return_index=True)
+        item, size = self.item[rows[first]], len(self.items)
+        return np.bincount(item, minlength=size), sums(item, dur, size)
 
 
 class _Costing:

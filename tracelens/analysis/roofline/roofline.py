@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import call_time, choose_device, no_gpu_work, own_device, recomputed
+from tracelens.analysis.common import choose_device, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
 from tracelens.analysis.roofline.costing import MOSTLY_UNCOUNTED, NO_MODEL, REPEATED, Costing, costing
 from tracelens.arrays import Bool, Float, Int, lookup, unique
@@ -287,13 +287,7 @@ def distances(
     `limits` are what the device allows, by kind of call; the device is None where it is not known, and
     `projected` where the work ran on another one.
     """
-    # Number of calls and their GPU time, by kind of call.
-    rows = np.flatnonzero(counted.item >= 0)
-    _, dur = call_time(work.take(rows), counted.call[rows])
-    _, first = np.unique(counted.call[rows], return_index=True)
-    item = counted.item[rows[first]]
-    size = len(counted.items)
-    count, dur = np.bincount(item, minlength=size), sums(item, dur, size)
+    count, dur = counted.by_kind(work)
     # Kinds whose calls all lie outside of the scope or step have no row.
     kept = np.flatnonzero(count)
     count, dur = count[kept], dur[kept]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common import call_time
 from tracelens.analysis.roofline.costing import LARGE_FLOPS, Counted, costing
 from tracelens.arrays import Float, Int, lookup
 from tracelens.costs import OpCost
@@ -72,18 +71,9 @@ class _Reachable(NamedTuple):
     is_measured: bool
 
 
-class _Kinds(NamedTuple):
-    calls: Int  # of each kind that was counted
-    dur_ns: Int  # of all of them
-
-
-def _kinds(trace: Trace) -> _Kinds:
-    counted = costing(trace, trace.work)
-    rows = np.flatnonzero(counted.item >= 0)
-    _, dur = call_time(trace.work.take(rows), counted.call[rows])
-    _, first = np.unique(counted.call[rows], return_index=True)
-    item, size = counted.item[rows[first]], len(counted.items)
-    return _Kinds(np.bincount(item, minlength=size), sums(item, dur, size))
+def _kinds(trace: Trace) -> tuple[Int, Int]:
+    """Number and GPU time of all calls of a rank by their kind; kept with the trace."""
+    return costing(trace, trace.work).by_kind(trace.work)
 
 
 def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:

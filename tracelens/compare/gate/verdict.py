@@ -93,8 +93,8 @@ _PARTS = {
     "memory.peak": "peak memory",
 }
 """Parts of a step in words."""
-_PRECISE = ("computation.time", "kernel.count")
-"""Parts that repeat from run to run: where they did, noise of the rest is noise of the host."""
+_OWN_WORK = ("computation.time", "kernel.count")
+"""Parts that are work of the program: where they did not change, noise of the rest is noise of the host."""
 _PART_WIDTH = 60
 # A comment is read in a list of others: the verdict, the first rules and the largest causes fill one screen.
 COMMENT_LINES = 25
@@ -323,7 +323,7 @@ def explanation(verdict: Verdict) -> str:
         return "; ".join(sentences)
     passed = [outcome for outcome in verdict.outcomes if outcome.status == "pass"]
     if open_rules:
-        same = [part_name(outcome) for outcome in passed if of_rank(outcome.metric)[1] in _PRECISE]
+        same = [part_name(outcome) for outcome in passed if of_rank(outcome.metric)[1] in _OWN_WORK]
         if same:
             sentences.append(f"{_listed(same)} unchanged")
         sentences += [f"{part_name(outcome)}: {_remedy(outcome)}" for outcome in open_rules[:_SHOWN]]

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.fusable import StepWork
+from tracelens.analysis.roofline import SlowCalls, slow_calls
 from tracelens.arrays import Bool
 from tracelens.findings.thresholds import LAUNCH_BOUND_SHARE
 from tracelens.guard import guard
@@ -107,6 +108,11 @@ DETECTORS: Registry[Detector] = Registry("detector", "tracelens.findings.detecto
 
 class RankContext(StepWork):
     """One rank, as detectors see it."""
+
+    @cached_property
+    def slow(self) -> SlowCalls:
+        """Calls that take far longer than the device needs for their size."""
+        return slow_calls(self.trace, self.device)
 
     @cached_property
     def is_launch_bound(self) -> bool:

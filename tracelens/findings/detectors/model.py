@@ -23,7 +23,7 @@ from tracelens.analysis.fusable import (
     unfused_loss,
     width,
 )
-from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls, slow_calls
+from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.findings.detectors.detector import Detection, Outcome, Quantity, RankContext, detector
 from tracelens.table import codes, nearest, sums
@@ -188,13 +188,16 @@ def slow_kernels(context: RankContext) -> Outcome:
         return "no GPU work"
     if context.device is None:
         return "the device is unknown, and so are its rates: give --device"
-    slow = slow_calls(context.trace, context.device)
+    slow = context.slow
     if not len(slow.items):
         return f"no kernel takes {SLOW_RATIO:g} times as long as the device needs for its size"
     in_steps = slow.share_within(context.rows, context.trace.work)
     lost_ns, dur_ns = slow.lost_ns * in_steps, slow.dur_ns * in_steps
     if not lost_ns.any():
         return "no slow kernel runs within the steps"
+    slow_ns, needed_ns, wasted_ns = (
+        context.per_step(float(each.sum())) for each in (dur_ns, dur_ns - lost_ns, lost_ns)
+    )
     most = np.argsort(-lost_ns, kind="stable")[:_SHOWN].tolist()
     told = "; ".join(_told(slow, number, context.per_step(float(in_steps[number]))) for number in most)
     more = f"; and {len(slow.items) - _SHOWN} more kinds" if len(slow.items) > _SHOWN else ""
@@ -203,16 +206,14 @@ def slow_kernels(context: RankContext) -> Outcome:
     first = slow.items[most[0]].name
     return Detection(
         (
-            Quantity("slow kernels", context.per_step(float(dur_ns.sum())), "ns"),
-            Quantity("at the device's rates", context.per_step(float((dur_ns - lost_ns).sum())), "ns"),
+            Quantity("slow kernels", slow_ns, "ns"),
+            Quantity("at the device's rates", needed_ns, "ns"),
             Quantity("kinds of calls", len(slow.items), "count"),
         ),
-        context.per_step(float(lost_ns.sum())),
+        wasted_ns,
         context.during(np.isin(context.rows, slow.rows)),
-        f"{duration(context.per_step(float(dur_ns.sum())))} per step go to calls that need "
-        f"{duration(context.per_step(float((dur_ns - lost_ns).sum())))} at the rates that "
-        f"{context.device.title} reaches for their sizes ({source}): "
-        f"{told}{more}",
+        f"{duration(slow_ns)} per step go to calls that need {duration(needed_ns)} at the rates "
+        f"that {context.device.title} reaches for their sizes ({source}): {told}{more}",
         "medium" if slow.is_measured else "low",
         title=f"Slow kernels: {first}{others}",
     )

@@ -129,11 +129,6 @@ class RunFigures:
         table = result.data.get(name) if result else None
         return table if table is not None and len(table) else None
 
-    def table_sum(self, analyzer: str, name: str, column: str) -> float:
-        """The sum of a column, 0 where there is no such table."""
-        table = self.table(analyzer, name)
-        return float(table.array(column).sum()) if table is not None else 0.0
-
     def section(self, analyzer: str) -> str:
         return analyzer if analyzer in self._results else ""
 
@@ -474,7 +469,8 @@ def _efficiency(figures: RunFigures) -> str:
     most = int(beyond.argmax())
     own = np.flatnonzero(at_gpu & (name.codes == most))
     dur_ns, least_ns = (float(table.array(column)[own].sum()) for column in ("dur_ns", "roofline_ns"))
-    whole = figures.table_sum("roofline", "coverage", "dur_ns")
+    counted = figures.table("roofline", "coverage")
+    whole = float(counted.array("dur_ns").sum()) if counted is not None else 0.0
     return (
         f"the most time beyond the roofline is in {name.values[most]}: {percent(dur_ns / max(whole, 1))} of "
         f"the GPU time at {percent(least_ns / max(dur_ns, 1))} of what the hardware allows"

@@ -257,8 +257,7 @@ def _range(values: NDArray[np.number] | Sequence[float]) -> str:
 
 def finding_cards(report: Report) -> list[FindingCard]:
     """The cards of a report's ranked findings, in order; empty where it has none."""
-    result = next((result for result in report.results if result.analyzer == "findings"), None)
-    table = result.data.get("findings") if result else None
+    table = _of_findings(report, "findings")
     if table is None or not set(table.columns) >= _NEEDED:
         return []
     sections = {result.analyzer: result for result in report.results}
@@ -267,12 +266,17 @@ def finding_cards(report: Report) -> list[FindingCard]:
 
 def fact_lines(report: Report) -> list[str]:
     """What a report says to be wrong whatever it costs, as sentences."""
-    result = next((result for result in report.results if result.analyzer == "findings"), None)
-    table = result.data.get("facts") if result else None
+    table = _of_findings(report, "facts")
     if table is None or "fact" not in table.columns:
         return []
     texts = (one_line(str(text)).strip() for text in table.values("fact"))
     return [f"{text[:1].upper()}{text[1:]}." for text in texts if text]
+
+
+def _of_findings(report: Report, name: str) -> Table | None:
+    """A table of the findings; None where the report has none."""
+    result = next((result for result in report.results if result.analyzer == "findings"), None)
+    return result.data.get(name) if result else None
 
 
 def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:

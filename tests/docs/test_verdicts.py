@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.reference.headlines import check_headline
 from tests.reference.traces import FOLDERS
-from tracelens.rendering import RENDERERS
-from tracelens.rendering.tables import finding_cards
 from tracelens.session import report_files
 from tracelens.table import Report
 
@@ -52,21 +51,4 @@ def test_the_page_says_what_the_report_says(reported: tuple[str, Report]) -> Non
 
 
 def test_headline_and_card_are_of_the_first_row(reported: tuple[str, Report]) -> None:
-    _, report = reported
-    assert report.summary is not None
-    row = next(report["findings"]["findings"].itertuples())
-    saved = row.additional_ns / report["findings"].meta["base_ns"]
-    left_ms = (report["findings"].meta["base_ns"] - row.additional_ns) / 1e6
-    numbers = [float(text) for text in re.findall(r"about (\d+(?:\.\d+)?)", report.summary.verdict)]
-    assert any(
-        number == pytest.approx(value, rel=0.06)
-        for number in numbers
-        for value in (100 * saved, left_ms, 1e3 * left_ms)
-    )
-    card, *_ = finding_cards(report)
-    assert (card.number, card.name, card.confidence) == (1, row.finding, row.confidence)
-    for name in ("console", "markdown"):
-        (text,) = RENDERERS.get(name).files(report).values()
-        assert report.summary.verdict.split(";")[0][:30].encode() in text
-        found = [text.find(other[:12].encode()) for other in report["findings"]["findings"]["finding"]]
-        assert found[0] == min(place for place in found if place >= 0)
+    check_headline(reported[1])

@@ -123,12 +123,12 @@ def communication(*ranks: tuple[float, float, float], total_ms: float = 100) -> 
 
 def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Result:
     """Findings as (name, scenario, saving in ms, confidence)."""
-    detector_of = {item.scenario: name for name, item in DETECTORS.items() if item.scenario}
+    fix_of = {item.scenario: item.fix for _, item in DETECTORS.items() if item.scenario}
     rows = [
         {
             "finding": name,
             "scenario": scenario,
-            "detector": detector_of.get(scenario, ""),
+            "fix": fix_of.get(scenario, ""),
             "additional_ns": round(ms * MS),
             "fraction": ms / base_ms,
             "confidence": sure,
@@ -150,8 +150,7 @@ def serving(*kinds: tuple[int, str, int, float, int], engine: str = "vLLM") -> R
 def summary(*results: Result, devices: Sequence[str] = (H200,), **meta: Any) -> Summary:
     """The summary of a report with these results; `meta` adds to that of the report."""
     report_meta = {"devices": list(devices), "ranks": [0], "trust": COMPLETE, **meta}
-    fixes = {name: item.fix for name, item in DETECTORS.items()}
-    made = run_summary(results, report_meta, HOST_CAUSES, fixes)
+    made = run_summary(results, report_meta, HOST_CAUSES)
     assert made is not None
     return made
 

@@ -181,13 +181,6 @@ def test_the_first_finding_sets_the_goal() -> None:
     assert clauses(made)[-1] == "launching the step as a graph might save about 50%"
 
 
-def test_a_late_rank_is_named_with_its_cause() -> None:
-    late = ("Ranks wait for rank 3, whose GPU is slower", "median_pace=3", 30.0, "medium")
-    made = summary(sample.steps([100]), sample.findings(late))
-    assert clauses(made)[-1].startswith("rank 3, whose GPU is slower, ")
-    assert clauses(made)[-1].endswith(" would probably bring it to about 70 ms")
-
-
 @pytest.mark.parametrize(
     ("found", "text"),
     [
@@ -326,8 +319,8 @@ def test_doubts_come_first() -> None:
 
 def test_a_report_without_steps_has_no_summary() -> None:
     meta = {"devices": [], "ranks": [0]}
-    assert run_summary([sample.utilisation(0.3)], meta, (), {}) is None
-    assert run_summary([sample.result("steps")], meta, (), {}) is None
+    assert run_summary([sample.utilisation(0.3)], meta, ()) is None
+    assert run_summary([sample.result("steps")], meta, ()) is None
 
 
 def test_a_bug_in_the_summary_is_named_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

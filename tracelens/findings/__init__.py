@@ -1,5 +1,23 @@
 """What to fix first: detections over the analyzed ranks, ordered by what they cost."""
 
 from tracelens.findings.detectors import RankContext
+from tracelens.findings.remedies import (
+    Remedy,
+    TracePlatform,
+    joined,
+    platform_of,
+    remedies,
+    remedy,
+    without_set,
+)
 
-__all__ = ["RankContext"]
+__all__ = [
+    "RankContext",
+    "Remedy",
+    "TracePlatform",
+    "joined",
+    "platform_of",
+    "remedies",
+    "remedy",
+    "without_set",
+]

@@ -48,7 +48,7 @@ from tracelens.what_if import (
     reliability_warning,
 )
 
-NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "stragglers")
+NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "steps", "stragglers")
 """Analyzers whose results detectors read, and the doubts about the recording."""
 FINDINGS = Schema(
     "What to fix first",
@@ -72,6 +72,7 @@ FINDINGS = Schema(
         Column("evidence", "str", doc="on the rank that loses most", prose=True),
         Column("upper_bound", "str", doc="why the saving is an upper bound", prose=True),
         Column("remedy", "str", doc="what to do about it, for the platform that the traces show", prose=True),
+        Column("fix", "str", doc="the remedy in a few words, as the subject of a sentence", folded=True),
         Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
         Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
         Column("detector", "category", doc="detector that measured it"),
@@ -502,7 +503,8 @@ def findings(
             checks.append((name, item.doc, 0, 0, 0, "", "", outcome))
             continue
         estimated_ns, saving = sized[name].estimated_ns, sized[name].saving
-        verdict = f"below {SHOWN:.1%} of a step"
+        told = any(detection.fact for detection in sized[name].detections.values())
+        verdict = "told beside the savings" if told else f"below {SHOWN:.1%} of a step"
         if name in shown:
             verdict = "finding"
         elif saving.scenario:
@@ -572,6 +574,7 @@ def _row(
             in_graphs=candidate.detections[worst].in_graphs,
             cause=detection.cause,
         ),
+        "fix": detection.fix or candidate.detector.fix,
         "worst_rank": worst,
         "ts_ns": at_ns,
         "detector": candidate.detector.name,

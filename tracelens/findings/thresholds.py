@@ -48,6 +48,19 @@ SMALL_NS = 10_000
 MANY_SMALL_SHARE = 0.5
 """Below this share of the kernels small ones are the odd reduction and counter, as every program has them."""
 
+MOSTLY_IN_GRAPHS = 0.5
+"""Share of the kernels from which a run has its graphs already: most of it is not told to use them."""
+
+# Steps
+
+GROWTH_CHANCE = 0.01
+"""Share of the orders of its steps that rise as much as a recording's, from which on it does not grow: of a
+hundred steady recordings one is told to grow."""
+
+GROWTH_SHARE = 0.02
+"""Growth over a recording, as a share of its beginning, below which nobody looks for its cause: clocks that
+settle make steps differ by as much."""
+
 # Communication
 
 HIDDEN_SHARE = 0.001

@@ -317,12 +317,7 @@ def assembled(
             # Whoever reads on should know what not to believe.
             results = [result, *(other for other in results if other is not result)]
     results = [noted(result, metas) for result in results]
-    fixes: dict[str, str] = {}
-    if any(result.analyzer == "findings" for result in results):
-        from tracelens.findings.detectors import DETECTORS
-
-        fixes = {name: item.fix for name, item in DETECTORS.items()}
-    return Report(tuple(results), meta=meta, summary=run_summary(results, meta, HOST_CAUSES, fixes))
+    return Report(tuple(results), meta=meta, summary=run_summary(results, meta, HOST_CAUSES))
 
 
 def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:

@@ -469,27 +469,30 @@ def _waiting(
             by_blame = late[worst[np.argsort(-blamed_ns[worst])]].tolist()
             scenario = "+".join(f"median_pace={rank}" for rank in by_blame)
     named = note != NOBODY and causes != UNEXPLAINED
-    title, main_cause = _blamed(lost, for_causes) if named else ("", "")
+    title, fix, main_cause = _blamed(lost, for_causes, scenario or "") if named else ("", "", "")
     steps = step_count(results)
     return {
         rank: _waiting_of_rank(lost, rank, counted, for_causes, causes, steps, confidence, note)._replace(
-            scenario=scenario, title=title, cause=main_cause
+            scenario=scenario, title=title, fix=fix, cause=main_cause
         )
         for rank in unique(lost.array("rank")[for_causes]).tolist()
     }
 
 
-def _blamed(lost: Table, rows: Bool) -> tuple[str, str]:
-    """The title of a finding, "" where several ranks are to blame, and the cause of most of the waiting."""
+def _blamed(lost: Table, rows: Bool, scenario: str) -> tuple[str, str, str]:
+    """Title and fix of a finding, "" where several ranks are to blame; the cause of most of the waiting."""
     dur = lost.array("dur_ns")[rows].astype(float)
     causes, of_cause = np.unique(np.array(lost.texts("cause", rows)), return_inverse=True)
     ranks, of_rank = np.unique(lost.array("late_rank")[rows], return_inverse=True)
     by_cause, by_rank = np.bincount(of_cause, weights=dur), np.bincount(of_rank, weights=dur)
     cause = str(causes[by_cause.argmax()]) if by_cause.max() > dur.sum() / 2 else ""
     if by_rank.max() <= (1 - BLAMED_SHARE) * dur.sum():
-        return "", cause
-    said = _LATE_RANK.get(cause, "")
-    return f"Ranks wait for rank {ranks[by_rank.argmax()]}{said and ', '}{said}", cause
+        return "", "", cause
+    rank, said = int(ranks[by_rank.argmax()]), _LATE_RANK.get(cause, "")
+    title, fix = f"Ranks wait for rank {rank}{said and f', {said}'}", ""
+    if scenario == f"median_pace={rank}":
+        fix = f"rank {rank}{said and f', {said},'} at the pace of the others"
+    return title, fix, cause
 
 
 def _late_rank_significance(stragglers: Result) -> NDArray[np.str_]:

@@ -53,6 +53,7 @@ class Detection(NamedTuple):
     scenario: str | None = None
     in_graphs: bool = False  # whether most of it is work that graphs launch already
     title: str = ""  # of the finding, where that depends on what is measured
+    fix: str = ""  # what the remedy is, likewise
     cause: str = ""  # of most of it, by which remedies are chosen; "" where it has none or several
     # what is wrong whatever it costs here, as a sentence without its full stop; "" for what only costs time
     fact: str = ""
@@ -148,7 +149,7 @@ def detector(
             the saving. A Detection may name another.
         title: of its finding.
         fix: what the remedy is, as the subject of the sentence with which a report begins: "grouped GEMM".
-        remedy: what to do about it, for a detector that findings/remedies/remedies.toml does not know.
+        remedy: what to do about it, for a detector that findings/remedies.toml does not know.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
         symptom: whether it shows what other detectors name the cause of; see `ranked` in findings.py.

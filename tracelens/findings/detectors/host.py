@@ -17,6 +17,7 @@ from tracelens.findings.thresholds import (
     LATE_LAUNCH_SHARE,
     MANY_CALLS,
     MANY_SMALL_SHARE,
+    MOSTLY_IN_GRAPHS,
     QUEUED_NS,
     SMALL_NS,
     SURE_SHARE,
@@ -52,7 +53,7 @@ _EVENT = "Python GC"
     evidence="idle",
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
-    fix="a host that is never silent",
+    fix="closing the gaps of the silent host",
     launching=True,
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
@@ -84,7 +85,7 @@ def python_code(context: RankContext) -> Outcome:
     evidence="idle",
     scenario="no_idle=stalled_host",
     title="Stalled host: ops of the host stand still while the GPU waits",
-    fix="a host that is never stalled",
+    fix="closing the gaps of the stalled host",
     launching=True,
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
@@ -279,6 +280,9 @@ def launch_bound(context: RankContext) -> Outcome:
         launch_times.append("on ROCm")
     with_work = context.work.take(launched)
     idle, span = share_idle(context.work, with_work, context.called[launched])
+    kernels = context.work.take(context.work.is_kernel)
+    in_graphs = float(launched_by_graph(context.trace, kernels).mean()) if len(kernels.event) else 0.0
+    by_graphs = f"; graphs launch {in_graphs:.0%} of the kernels" if in_graphs else ""
     return Detection(
         (
             Quantity("waiting for a launch, share", share, "fraction"),
@@ -290,9 +294,11 @@ def launch_bound(context: RankContext) -> Outcome:
         saving,
         where,
         f"the GPU waits for launches {share:.1%} of the time, in {number:,.0f} gaps per step; "
-        f"{', '.join(launch_times)}; dispatch floor: "
-        f"{duration(floor_ns)} per gap. The profiler slows the host: compare with an unprofiled step",
+        f"{', '.join(launch_times)}; dispatch floor: {duration(floor_ns)} per gap{by_graphs}. "
+        "The profiler slows the host: compare with an unprofiled step",
         "low",
+        in_graphs=in_graphs > MOSTLY_IN_GRAPHS,
+        fix="capturing the rest of the step in graphs" if in_graphs > MOSTLY_IN_GRAPHS else "",
     )
 
 
@@ -498,6 +504,10 @@ def garbage_collection(context: RankContext) -> Outcome:
     called = int((calls.covered(collections.start, collections.end) > 0).sum())
     by = f" ({called / count:.0%} called by the program)" if framed else ""
     longest = int((collections.end - collections.start).max())
+    each = context.per_step(count)
+    often = "once in each" if each == 1 else f"{each:,.2g} times in each"
+    if each < 1:
+        often = f"in about one of {1 / each:.0f}"
     steps_ns = np.diff(steps_of(context.trace).only_whole().edges)
     quantities = [
         Quantity("collecting", context.per_step(during.total), "ns"),
@@ -519,7 +529,7 @@ def garbage_collection(context: RankContext) -> Outcome:
         f"{duration(context.per_step(during.total))} (longest {duration(longest)}); the GPU idles for "
         f"{duration(context.per_step(where.total))} of that{steps}",
         "high",
-        fact=f"Python collects garbage during the steps: {context.per_step(count):,.2g} times in each",
+        fact=f"Python collects garbage during the steps, {often}",
     )
 
 
@@ -582,5 +592,5 @@ def small_kernels(context: RankContext) -> Outcome:
         + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
         + "; the saving is the gaps before them",
         "medium",
-        in_graphs=in_graphs > MANY_SMALL_SHARE,
+        in_graphs=in_graphs > MOSTLY_IN_GRAPHS,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from tracelens.arrays import Float, steady_steps, typical_step
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
+    NAMELESS,
     about,
     guarded,
     hardware,
@@ -46,17 +46,16 @@ def run_summary(
     results: Sequence[Result],
     meta: Mapping[str, Any],
     host_causes: Collection[str],
-    fixes: Mapping[str, str],
 ) -> Summary | None:
     """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
 
     Figures of missing results are left out. `host_causes` are the causes of idle time in which the GPU waits
-    for the host, `fixes` the remedies of detectors by name, as subjects of a sentence.
+    for the host.
     """
     steps = next((result.data.get("steps") for result in results if result.analyzer == "steps"), None)
     if steps is None or not len(steps):
         return None
-    figures = RunFigures(results, meta, host_causes, fixes)
+    figures = RunFigures(results, meta, host_causes)
     return guarded(lambda: Summary(run_verdict(figures), tuple(run_tiles(figures))))
 
 
@@ -111,9 +110,7 @@ class RunFigures:
         results: Sequence[Result],
         meta: Mapping[str, Any],
         host_causes: Collection[str],
-        fixes: Mapping[str, str],
     ) -> None:
-        self.fixes = fixes
         self._results = {result.analyzer: result for result in results}
         self._host_causes = host_causes
         steps = self.table("steps", "steps")
@@ -280,6 +277,18 @@ class RunFigures:
         tokens, dur = by_rank(table, table.array("tokens")), by_rank(table, table.array("dur_ns"))
         return sum(tokens[rank] / max(dur[rank], 1) * 1e9 for rank in tokens)
 
+    def devices(self) -> list[str]:
+        """The names of its devices; one without is called what the roofline takes it for."""
+        known_as: dict[str, str] = {}
+        roofs, roofline = self.table("roofline", "roofs"), self.meta("roofline")
+        chosen = roofs is not None and bool(roofs.coded("role").equals("chosen").any())
+        if chosen and not self.report_meta["options"].get("device"):
+            known_as[roofline["measured_on"]] = roofline["roofs_of"]
+        return [
+            known_as.get(name, name) if NAMELESS.fullmatch(name) else name
+            for name in self.report_meta.get("devices", ())
+        ]
+
     def doubts(self) -> list[str]:
         """The doubts about the recording, those of most time first."""
         share: dict[str, float] = {}
@@ -346,7 +355,7 @@ def _measured(figures: RunFigures) -> str:
     if figures.cpu_only:
         where = "one CPU" if ranks_of_job == 1 else f"{ranks_of_job} CPU ranks"
     else:
-        where = hardware(meta.get("devices", ()), ranks_of_job)
+        where = hardware(figures.devices(), ranks_of_job)
     if read_ranks != ranks_of_job:
         where += f" ({plural(read_ranks, 'rank')} read)"
 
@@ -413,13 +422,8 @@ def _saving(figures: RunFigures) -> str:
     if table is None or not base_ns:
         return ""
     first = [0]
-    (scenario,), (title,), (confidence,), (detector,) = (
-        table.texts(name, first) for name in ("scenario", "finding", "confidence", "detector")
-    )
-    remedy = figures.fixes.get(detector) or f"fixing finding 1 ({title.partition(':')[0]})"
-    if late_rank := re.fullmatch(r"median_pace=(\d+)", scenario):
-        _, _, said = title.partition(", ")
-        remedy = f"rank {late_rank[1]}{said and f', {said},'} at the pace of the others"
+    (title,), (fix,), (confidence,) = (table.texts(name, first) for name in ("finding", "fix", "confidence"))
+    remedy = fix or f"fixing finding 1 ({title.partition(':')[0]})"
     saving_ns, verb = float(table.array("additional_ns")[0]), _VERBS[confidence]
     step_ns = figures.pace.step_ns or figures.times.step_ns
     is_step = figures.times.marked and step_ns and abs(base_ns / step_ns - 1) <= REPLAYED_STEP_SHARE
@@ -432,21 +436,28 @@ def _unexplained(figures: RunFigures) -> str:
     """Where most of the time goes if findings say little of it, and what would tell more."""
     table = figures.table("findings", "findings")
     found = float(table.array("fraction").sum()) if table is not None else 0.0
-    if found > PART_SHARE or not figures.section("findings"):
+    if not figures.section("findings"):
         return ""
     computation, idle, exposed = (
         figures.share(f"{name}_ns").mean for name in ("computation", "idle", "exposed_comm")
     )
-    if max(idle, exposed) > max(computation, PART_SHARE) or (figures.cpu_only and idle > PART_SHARE):
+    # All findings together leave most of it.
+    unexplained = found < CAUSE_SHARE * max(idle, exposed)
+    if unexplained and (
+        max(idle, exposed) > max(computation, PART_SHARE) or (figures.cpu_only and idle > PART_SHARE)
+    ):
+        most = "most of " if found else ""
         if exposed > idle:
             is_part = int(figures.report_meta.get("setup", {}).get("ranks", 0)) > len(figures.ranks)
             tells = (
                 "record all ranks to see who waits for whom" if is_part else "`overlap` shows its collectives"
             )
-            return f"no finding explains the exposed communication: {tells}"
+            return f"no finding explains {most}the exposed communication: {tells}"
         cause = next(iter(figures.idle_causes()), "")
-        return f"no finding explains the idle time{cause and f' (mostly {cause})'}: `idle` shows its gaps"
-    return "" if figures.cpu_only else _efficiency(figures)
+        return (
+            f"no finding explains {most}the idle time{cause and f' (mostly {cause})'}: `idle` shows its gaps"
+        )
+    return "" if figures.cpu_only or found > PART_SHARE else _efficiency(figures)
 
 
 def _efficiency(figures: RunFigures) -> str:

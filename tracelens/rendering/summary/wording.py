@@ -10,6 +10,8 @@ from tracelens.table import Summary
 from tracelens.units import GIB, duration
 
 _CHIP = re.compile(r"\b(?:MI\d{3}\w?|[ABHLV]\d{2,3}S?|G?B\d{3}|RTX \w+)\b")
+NAMELESS = re.compile(r"(?:(?P<driver>.+), )?(?P<units>\d+ CUs), \d+\.\d+, (?P<memory>\d+ GB)")
+"""What stands for the name of a GPU whose driver gives it none."""
 _VENDOR = re.compile(r"\b(?:NVIDIA|AMD|Instinct|Tesla|GeForce)\b ?")
 
 
@@ -52,7 +54,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def short_device(name: str) -> str:
-    """The chip in a driver's name for a device: 'NVIDIA H100 80GB HBM3' is an H100."""
+    """The chip in a driver's name for a device: 'NVIDIA H100 80GB HBM3' is an H100.
+
+    A chip without a name is what is known of it: 'unnamed GPU (304 CUs, 206 GB)'.
+    """
+    if known := NAMELESS.fullmatch(name):
+        return f"{known['driver'] or 'unnamed GPU'} ({known['units']}, {known['memory']})"
     chips = set(_CHIP.findall(name))
     return chips.pop() if len(chips) == 1 else _VENDOR.sub("", name).strip()
 

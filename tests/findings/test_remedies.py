@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tracelens.findings import Remedy, TracePlatform, remedies, remedy, without_set
 from tracelens.findings.detectors import DETECTORS
-from tracelens.findings.remedies import Remedy, TracePlatform, remedy
-from tracelens.findings.remedies.remedies import _frameworks, remedies
 
-FRAMEWORKS = [framework.name for framework in _frameworks()]
-FILE = Path(__file__).parents[3] / "tracelens/findings/remedies/remedies.toml"
+FINDINGS = Path(__file__).parents[2] / "tracelens/findings"
+FILE = FINDINGS / "remedies.toml"
+FRAMEWORKS = [
+    entry["name"] for entry in tomllib.loads((FINDINGS / "frameworks.toml").read_text())["framework"]
+]
 VENDORS = ("amd", "nvidia", "cpu", "")
 ALL = [
     TracePlatform(vendor, frameworks)
@@ -136,3 +138,39 @@ def test_entries_have_the_fields_that_are_read() -> None:
     content = tomllib.loads(FILE.read_text(encoding="utf-8"))
     for entry in itertools.chain.from_iterable(content.values()):
         assert set(entry) <= set(Remedy._fields), entry
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "The bundled workload: --overlap-exchange 1f1b, --dispatch dedup."),
+        ({"overlap_exchange": "off"}, "The bundled workload: --overlap-exchange 1f1b, --dispatch dedup."),
+        ({"overlap_exchange": "1f1b"}, "The bundled workload: --dispatch dedup."),
+        ({"overlap_exchange": "1f1b", "dispatch": "dedup"}, ""),
+    ],
+)
+def test_what_a_run_has_set_is_not_recommended(settings: dict[str, str], text: str) -> None:
+    platform = TracePlatform("nvidia", ("workload",), settings=settings)
+    general = remedy("exposed_all_to_all", TracePlatform("nvidia", ("workload",))).partition(" The bundled")[
+        0
+    ]
+    assert remedy("exposed_all_to_all", platform) == f"{general} {text}".strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "left"),
+    [
+        ("Megatron-LM: --moe-grouped-gemm.", {"moe_grouped_gemm": "True"}, ""),
+        (
+            "Megatron-LM: --moe-grouped-gemm.",
+            {"moe_grouped_gemm": "False"},
+            "Megatron-LM: --moe-grouped-gemm.",
+        ),
+        ("Set --a 1 or 2.", {"a": "2"}, ""),
+        ("Set --a 1 with --b.", {"a": "1"}, "Set --a 1 with --b."),
+        ("vLLM: leave --enforce-eager out.", {"enforce_eager": "True"}, "vLLM: leave --enforce-eager out."),
+        ("No option here.", {"option": "True"}, "No option here."),
+    ],
+)
+def test_options_that_are_set_are_left_out(text: str, settings: dict[str, str], left: str) -> None:
+    assert without_set(text, settings) == left

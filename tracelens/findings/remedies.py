@@ -22,6 +22,7 @@ from tracelens.trace import Trace
 _FILE = Path(__file__).with_name("remedies.toml")
 _ANY_GPU = "gpu"
 _BEST_KNOWN, _MOST_BEST = "Best known:", 2
+_OPTION = re.compile(r"(?<!leave )--(?P<name>\w[\w-]*)(?: (?P<values>\w+(?: or \w+)*))?")
 _BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 
 AMD, NVIDIA, CPU = "amd", "nvidia", "cpu"
@@ -69,6 +70,7 @@ class TracePlatform(NamedTuple):
     vendor: str = ""  # AMD, NVIDIA, CPU, or "" where nothing shows it
     frameworks: tuple[str, ...] = ()  # names in frameworks.toml; empty where nothing shows one
     versions: Mapping[str, str] = {}  # of software, by name
+    settings: Mapping[str, str] = {}  # of the run, by name, as `run.json` has them
 
 
 class _Framework(NamedTuple):
@@ -108,7 +110,27 @@ def remedy(
     best = [entry.text for entry in fitting if entry.best]
     if best and not platform.frameworks:
         sentences += [_BEST_KNOWN, *best[:_MOST_BEST]]
-    return _worded(" ".join(sentences), platform) or general
+    left = filter(None, (without_set(text, platform.settings) for text in sentences))
+    return _worded(" ".join(left), platform) or general
+
+
+def without_set(text: str, settings: Mapping[str, str]) -> str:
+    """A text without the options that a run has set already; "" where it names no other.
+
+    Of a sentence that does not just list options, all stay if one of them is not set.
+    """
+    options = list(_OPTION.finditer(text))
+    left = [option[0] for option in options if not _is_set(option, settings)]
+    if not options or len(left) == len(options):
+        return text
+    before, _, listed = text.partition(": ")
+    if left and listed == f"{', '.join(option[0] for option in options)}.":
+        return f"{before}: {', '.join(left)}."
+    return text if left else ""
+
+
+def _is_set(option: re.Match[str], settings: Mapping[str, str]) -> bool:
+    return settings.get(option["name"].replace("-", "_")) in (option["values"] or "True").split(" or ")
 
 
 def entries(detector: str, platform: TracePlatform) -> tuple[Remedy, ...]:
@@ -168,12 +190,18 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
     each = list(platforms)
     vendors = {platform.vendor for platform in each} - {""}
     shown = {name for platform in each for name in platform.frameworks}
-    versions = {name: version for platform in each for name, version in platform.versions.items()}
-    return TracePlatform(vendors.pop() if len(vendors) == 1 else "", _outermost(shown), versions)
+    versions, settings = (
+        {name: value for part in parts for name, value in part.items()}
+        for parts in ([platform.versions for platform in each], [platform.settings for platform in each])
+    )
+    return TracePlatform(vendors.pop() if len(vendors) == 1 else "", _outermost(shown), versions, settings)
 
 
 def _platform_of(trace: Trace) -> TracePlatform:
-    versions = {**_recorded_versions(trace), **trace.meta.software}
+    sidecar = _sidecar(trace)
+    software = sidecar.get("software")
+    recorded = software if isinstance(software, dict) else {}
+    versions = {**{str(name): str(version) for name, version in recorded.items()}, **trace.meta.software}
     # Serving engines: of the labeled steps, else those whose own code or ops the trace has.
     if engine := rank_steps(trace).engine:
         engines = re.split(" or |, ", engine)
@@ -191,7 +219,7 @@ def _platform_of(trace: Trace) -> TracePlatform:
         or _occurs(trace, "op", framework.ops)
         or _occurs(trace, "python", framework.frames)
     }
-    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions)
+    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions, _settings(sidecar))
 
 
 def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
@@ -220,19 +248,29 @@ def _outermost(shown: set[str]) -> tuple[str, ...]:
     return tuple(framework.name for framework in _frameworks() if framework.name in shown - inner)
 
 
-def _recorded_versions(trace: Trace) -> dict[str, str]:
+def _sidecar(trace: Trace) -> dict[str, Any]:
     """What `run.json` beside a local trace says; nothing where there is none of ours."""
     path = Path(trace.meta.path)
     try:
         content: Any = json.loads(read_config_file(path.with_name(SIDECAR)))
     except (OSError, ValueError, RecursionError, TracelensError):
         return {}
-    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith(_SCHEMA):
-        return {}
-    software = content.get("software")
-    return (
-        {str(name): str(version) for name, version in software.items()} if isinstance(software, dict) else {}
-    )
+    is_ours = isinstance(content, dict) and str(content.get("schema", "")).startswith(_SCHEMA)
+    return content if is_ours else {}
+
+
+def _settings(sidecar: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of the program, by their own names wherever in its config they stand."""
+    settings: dict[str, str] = {}
+    parts = [sidecar.get("config")]
+    while parts:
+        part = parts.pop()
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(value, dict):
+                parts.append(value)
+            else:
+                settings[str(name)] = str(value)
+    return settings
 
 
 @cache

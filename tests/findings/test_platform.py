@@ -10,9 +10,9 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, events, write
-from tracelens.findings.remedies import TracePlatform, joined, platform_of
+from tracelens.findings import TracePlatform, joined, platform_of
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces"
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 H200: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
 MI300X: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "AMD Instinct MI300X"}]}
 NO_NAME: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": ""}]}

@@ -1,6 +1,6 @@
 """A remedy for a bundled detector: what to do about an expert loop here."""
 
-from tracelens.findings.remedies import Remedy, add_remedy
+from tracelens.findings import Remedy, add_remedy
 
 add_remedy(
     "expert_loop",

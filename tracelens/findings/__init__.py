@@ -4,6 +4,7 @@ from tracelens.findings.detectors import RankContext
 from tracelens.findings.remedies import (
     Remedy,
     TracePlatform,
+    add_remedy,
     joined,
     platform_of,
     remedies,
@@ -15,6 +16,7 @@ __all__ = [
     "RankContext",
     "Remedy",
     "TracePlatform",
+    "add_remedy",
     "joined",
     "platform_of",
     "remedies",

@@ -49,6 +49,13 @@ def test_the_others_lose_what_they_wait(cause: str) -> None:
     assert detection.confidence == "low"
 
 
+def test_a_late_rank_is_named_in_title_and_fix() -> None:
+    detection = outcome(stragglers, four("slow_kernels"))[1]
+    assert detection.title == "Ranks wait for rank 3, whose GPU is slower"
+    assert detection.fix == "rank 3, whose GPU is slower, at the pace of the others"
+    assert detection.scenario == "median_pace=3"
+
+
 def test_uneven_load_has_a_detector_of_its_own() -> None:
     for detector in (stragglers, stragglers_unexplained):
         assert (

@@ -73,6 +73,43 @@ def test_the_gpu_is_waited_for_where_timed_steps_begin_and_end(tmp_path: Path) -
     assert after.step_ns == pytest.approx(before.step_ns, rel=0.2)
 
 
+@pytest.mark.parametrize("how", ["eager", "compiled", "graph"])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_each_kernel_was_launched_in_the_window(how: str, warmup: int, tmp_path: Path) -> None:
+    """Though the host runs far ahead of the GPU, as here, where nothing waits for it."""
+    x = torch.randn(4096, 4096, device="cuda")
+
+    def program() -> Tensor:
+        y = x
+        for _ in range(30):
+            y = (y @ x).relu() * 0.01
+        return y
+
+    run = torch.compile(program) if how == "compiled" else program
+    for _ in range(3):
+        run()
+    if how == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            program()
+        run = graph.replay
+    with tracelens.record(tmp_path, wait=2 if warmup else 0, warmup=warmup, steps=STEPS) as r:
+        for _ in range(6):
+            run()
+            r.step()
+    assert r.path is not None
+    events = read(r.path)["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    calls = {
+        event["args"].get("correlation")
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
+    products = [event for event in kernels if "gemm" in event["name"] or "nvjet" in event["name"]]
+    assert len(products) == 30 * STEPS
+    assert {event["args"]["correlation"] for event in kernels} <= calls
+
+
 def test_the_gpu_is_recorded(path: Path) -> None:
     trace = read(path)
     products = [event for event in trace["traceEvents"] if event["name"] == "aten::mm"]

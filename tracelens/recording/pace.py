@@ -8,6 +8,7 @@ there the ranks, each of which has written a file of its own size, meet again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -67,14 +68,7 @@ class _TimedPart:
     def __init__(self, name: str, first: int) -> None:
         self.name, self.first = name, first
         self._counts: list[dict[str, Any]] = []
-        # The GPUs on which this process has work; asking starts none.
-        self._gpus: list[int] = []
-        if torch.cuda.is_initialized():
-            has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-            if has_context is None:
-                self._gpus = [torch.cuda.current_device()]
-            else:
-                self._gpus = [gpu for gpu in range(torch.cuda.device_count()) if has_context(gpu)]
+        self._gpus = _gpus_in_use()
         _synchronize(self._gpus)
         self._begin_ns = self._last_ns = time.perf_counter_ns()
         self._begin, self._last = (
@@ -119,6 +113,22 @@ class _TimedPart:
     def _mark(self, events: list[Any]) -> None:
         for gpu, event in zip(self._gpus, events, strict=True):
             event.record(torch.cuda.current_stream(gpu))
+
+
+def wait_for_gpus() -> None:
+    """Wait until the GPUs have done all that this process has launched; one that has failed is left alone."""
+    with contextlib.suppress(RuntimeError):
+        _synchronize(_gpus_in_use())
+
+
+def _gpus_in_use() -> list[int]:
+    """The GPUs on which this process has work; asking starts none."""
+    if not torch.cuda.is_initialized():
+        return []
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None:
+        return [torch.cuda.current_device()]
+    return [gpu for gpu in range(torch.cuda.device_count()) if has_context(gpu)]
 
 
 def _synchronize(gpus: Iterable[int]) -> None:

@@ -19,7 +19,7 @@ from tracelens.errors import TracelensError
 from tracelens.filenames import CAPTURES, RANK_FILE
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
-from tracelens.recording.pace import PaceTimer
+from tracelens.recording.pace import PaceTimer, wait_for_gpus
 from tracelens.recording.pack import pack, scrub
 from tracelens.recording.scopes import Hooks, choose, recording
 from tracelens.recording.sidecar import JobRank, RecordOptions, content, find_job_rank, metadata
@@ -112,6 +112,8 @@ class Recorder:
         if self._profiler is not None:
             if self._captures is not None and self.window.phase(self._finished) != "wait":
                 self._captures.give_way()
+            if self._finished == self.window.first:
+                wait_for_gpus()  # kernels launched before the window would have no launch call in it
             self._profiler.step()
         if self._finished == self.window.end:
             self._stop()
@@ -170,6 +172,8 @@ class Recorder:
         self._hooks.callback(hooks.remove)
         if not (options.stack and software.has_option("record_python_gc_info")):
             self._hooks.callback(Collections().remove)
+        if window.first == 0:
+            wait_for_gpus()
         self._profiler.__enter__()
         self._captures = Captures(
             self.raw.with_name(f"{self.raw.name.removesuffix('.json.part')}.captures.json.part"),

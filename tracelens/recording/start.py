@@ -46,7 +46,8 @@ def record(
         folder: where the traces go, made if it is not there; local to a host or shared by all.
         wait: steps before the profiler starts.
         warmup: steps with the profiler running and nothing kept.
-        steps: steps recorded.
+        steps: steps recorded. The device is synchronized before the first, so that every kernel in them was
+            launched in them.
         pace_steps: most steps timed without the profiler: the last of `wait`, but never the loop's first two,
             and as many after the window. The device is synchronized at both ends. `wait=22` gives 20.
         model: a torch.nn.Module whose blocks, attention, MLPs, routers and experts get scopes of their

@@ -201,6 +201,13 @@ def test_a_long_list_has_no_shapes() -> None:
     assert "more than 30 tensors" in LONG_LIST
 
 
+def test_nor_has_one_beside_a_tensor() -> None:
+    # As in _foreach_mul_ of gradients and the factor that clips them.
+    with pytest.raises(Unreplayable) as error:
+        read_all(("TensorList", [], [], ""), ("float", [], [], ""))
+    assert str(error.value) == LONG_LIST
+
+
 @pytest.mark.parametrize("dims", [[2, 3], "x", 3, [[2], "y"], [[2], 3]])
 def test_a_list_of_tensors_without_their_shapes(dims: Any) -> None:
     with pytest.raises(Unreplayable, match="a tensor list without a list of shapes"):

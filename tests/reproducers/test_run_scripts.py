@@ -255,6 +255,20 @@ def test_scaled_sizes_run_too(tmp_path: Path) -> None:
         assert one.traced_us == 0
 
 
+def test_rows_that_meet_are_added_with_as_many_roundings(tmp_path: Path) -> None:
+    """256 rows to each element, in a type of eight bits; what is written instead is whichever comes last."""
+    calls: list[Any] = [
+        ("aten::_index_put_impl_", "bf16 16 64", None, "bf16 4096 64", True, True),
+        ("aten::index_add_", "bf16 16 64", 0, "i64 4096", "bf16 4096 64"),
+        ("aten::index_put_", "bf16 16 64", None, "bf16 4096 64", False),
+    ]
+    write(tmp_path, [script_of(op, *given) for op, *given in calls], [])
+    found = verify(tmp_path, device="cpu", iters=1, python=sys.executable)
+    added, put, written = found["scripts"]["check"].tolist()
+    assert (added, put) == ("ok", "ok")
+    assert written == "none"
+
+
 def test_out_of_the_box_it_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     space = space_of(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text, monkeypatch)
     assert described(space["arguments"]()) == [("float32", (4, 4), (4, 1))] * 2

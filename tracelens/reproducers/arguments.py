@@ -85,6 +85,8 @@ def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists
         if name == _LIST:
             if not isinstance(dim, list) or not all(isinstance(sizes, list) for sizes in dim):
                 raise Unreplayable("a tensor list without a list of shapes")
+            if not dim and index == 0:  # what an op works on is never empty
+                raise Unreplayable(LONG_LIST)
             arguments.append(
                 [_tensor_argument(of_lists, sizes, _element(step, item)) for item, sizes in enumerate(dim)]
             )

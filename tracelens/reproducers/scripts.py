@@ -76,6 +76,10 @@ _BATCH_NORM_BACKWARD = Kit("batch_norm", stand_in=True, functional=True, data={"
 _SCALED_GROUPED = Kit("grouped", stand_in=True, functional=True, data={"ends_at": 4, "scaled": True})
 _FIRST = Kit(compared=1)
 _RANDOM = Kit(compared=0, unchecked="its results are random")
+_ADDING = frozenset({"index_add", "scatter_add"})
+_PUTTING = frozenset({"index_put", "_unsafe_index_put", "_index_put_impl"})
+"""These add where their fourth argument says so, and else write."""
+_WRITING = _PUTTING | {"scatter", "index_copy"}
 
 
 def _attention(
@@ -344,7 +348,14 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
 
 def kit(op: str, arguments: Sequence[Argument]) -> Kit:
     """What a script for this op with these arguments needs."""
-    op_kit = _KITS.get(op.removeprefix("aten::").removesuffix("_"), Kit())
+    name = op.removeprefix("aten::").removesuffix("_")
+    op_kit = _KITS.get(name, Kit())
+    if (repeats := _repeats(arguments)) > 1:
+        if name in _ADDING or (name in _PUTTING and len(arguments) > 3 and arguments[3] is True):
+            # Each addition to an element rounds, up or down.
+            return op_kit._replace(slack=math.ceil(op_kit.slack * math.sqrt(repeats)))
+        if name in _WRITING:
+            return Kit(compared=0, unchecked="the last write to an element wins, in any order")
     if op_kit.template == "scaled_mm":
         # Unless each scale is one for all, or lies beside its rows, columns or blocks.
         scales = [scale for scale in arguments[2:4] if isinstance(scale, TensorArgument)]
@@ -361,6 +372,12 @@ def kit(op: str, arguments: Sequence[Argument]) -> Kit:
         if [len(operand.shape) for operand in operands] != [2, 3]:
             return Kit(compared=0, unchecked="no reference for scaled groups of columns")
     return op_kit
+
+
+def _repeats(arguments: Sequence[Argument]) -> int:
+    """How often the indices that a script makes meet the same element, at most."""
+    made = [tensor for tensor in tensors(arguments) if tensor.maker == "indices"]
+    return max((-(-tensor.numel // max(tensor.maker_args[0], 1)) for tensor in made), default=1)
 
 
 # ====================

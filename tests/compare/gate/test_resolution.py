@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -197,6 +198,15 @@ def test_the_verdict_names_its_parts() -> None:
     assert "GPU work and kernels unchanged; step time: " in noisy
     assert "runs a side would decide" in noisy
     assert "would show: step time from +" in headline(gate(run(), run()))
+
+
+def test_what_changed_within_its_limits_is_not_unchanged() -> None:
+    """Fewer kernels, more within 1%, and faster ones: the step alone is undecided."""
+    more = headline(gate(run(), run(step=1.12, **{"kernel.count": [355] * 3})))
+    assert "; GPU work unchanged; +3 kernels per step allowed; step time: " in more
+    same_idle = {"idle.fraction": 1 - GPU_MS / STEP_MS}
+    less = headline(gate(run(), run(gpu=0.8, step=1.12, **same_idle, **{"kernel.count": [300] * 3})))
+    assert re.search(r"; -[\d.]+ ms of GPU work per step and -52 kernels per step allowed; step time: ", less)
 
 
 def test_gpu_work_is_not_said_to_be_in_what_waits() -> None:

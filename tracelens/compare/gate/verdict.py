@@ -287,8 +287,8 @@ def part_name(outcome: RuleOutcome) -> str:
     return part if rank is None else f"{part} of rank {rank}"
 
 
-def _failure(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
-    """What failed, and by how much: '+1.35 ms of GPU work per step (8 more aten::mm)'."""
+def _delta(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
+    """The change of a part: '+1.35 ms of GPU work per step (8 more aten::mm)'."""
     part = part_name(outcome)
     delta = outcome.candidate - outcome.base
     if outcome.rule.kind == "absolute":
@@ -310,9 +310,17 @@ def _failure(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
     return f"{part} {signed} ({_percent(outcome.candidate / outcome.base)})"
 
 
+def _is_unchanged(outcome: RuleOutcome) -> bool:
+    """Whether no change is within the noise; counts have none, whatever is assumed of other programs."""
+    no_change = {"ratio": 1.0, "difference": 0.0}.get(outcome.rule.kind)
+    if outcome.unit == "count" or no_change is None:
+        return outcome.base == outcome.candidate
+    return outcome.interval.low <= no_change <= outcome.interval.high
+
+
 def explanation(verdict: Verdict) -> str:
     """The verdict part by part: what failed, what is undecided and what decides it, what would have shown."""
-    failed = [_failure(outcome, verdict.causes) for outcome in verdict.failed]
+    failed = [_delta(outcome, verdict.causes) for outcome in verdict.failed]
     if len(failed) > _SHOWN:
         failed[_SHOWN:] = [f"{len(failed) - _SHOWN} more"]
     sentences = [", ".join(failed)] if failed else []
@@ -323,9 +331,11 @@ def explanation(verdict: Verdict) -> str:
         return "; ".join(sentences)
     passed = [outcome for outcome in verdict.outcomes if outcome.status == "pass"]
     if open_rules:
-        same = [part_name(outcome) for outcome in passed if of_rank(outcome.metric)[1] in _OWN_WORK]
-        if same:
+        own = [outcome for outcome in passed if of_rank(outcome.metric)[1] in _OWN_WORK]
+        if same := [part_name(outcome) for outcome in own if _is_unchanged(outcome)]:
             sentences.append(f"{_listed(same)} unchanged")
+        if allowed := [_delta(outcome, verdict.causes) for outcome in own if not _is_unchanged(outcome)]:
+            sentences.append(f"{_listed(allowed)} allowed")
         sentences += [f"{part_name(outcome)}: {_remedy(outcome)}" for outcome in open_rules[:_SHOWN]]
         return "; ".join(sentences)
     shown = [outcome for outcome in passed if outcome.shown != outcome.rule.limit]

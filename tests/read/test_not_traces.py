@@ -47,7 +47,8 @@ def content(data: bytes) -> Callable[[Path], None]:
     ("name", "make", "kind"),
     [
         ("x.parquet", content(b"PAR1\x15\x04"), "a Parquet file"),
-        ("snapshot.pickle", content(pickle.dumps({"segments": []})), "a Python pickle"),
+        ("snapshot.pickle", content(pickle.dumps({"segments": []})), "a CUDA memory snapshot"),
+        ("numbers.pickle", content(pickle.dumps([1, 2])), "a Python pickle"),
         ("report.sqlite", sqlite, "an SQLite database"),
         ("report.nsys-rep", content(b"\x01\x02NV"), "a report of NVIDIA Nsight"),
         ("results.csv", content(b"Name,Calls,TotalDurationNs\ngemm,3,10\n"), "a text table"),

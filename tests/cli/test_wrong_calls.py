@@ -72,6 +72,7 @@ REFUSALS = {
     "report trace.json --onyl ops": ("--onyl", "--only"),
     "report trace.json --only tmeline": ("unknown analyzer 'tmeline'", "did you mean 'timeline'?"),
     "analyze tmeline trace.json": ("unknown analyzer 'tmeline'", "did you mean 'timeline'?"),
+    "analyze trace.json timeline": ("name the analyzer first", "tracelens analyze NAME trace.json"),
     "report trace.json --scope some": ("'some' is not one of", "'linked'"),
     "report trace.json --device h1000": ("unknown device 'h1000'", "did you mean"),
     "report trace.json --step 99": ("no step '99'", "leave --step out"),

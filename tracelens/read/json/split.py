@@ -367,7 +367,8 @@ _SCHEMA = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"tracelens\.(\w+)/')
 _SCRIPTS = re.compile(rb'\A\s*\{\s*"tracelens"\s*:\s*"[^"]*"\s*,\s*"scripts"')
 _REPORT = re.compile(rb'\A\s*\{\s*"schema_version"\s*:\s*\d+\s*,\s*"(?:results|analyzer)"')
 _CHAKRA = re.compile(rb'"schema"\s*:\s*"[\d.]+-chakra')
-_FLIGHT = re.compile(rb'"(?:pg_config|pg_status|collective_seq_id)"\s*:')
+# Kineto's header, which may be cut off before its events, has a pg_config as well.
+_FLIGHT = re.compile(rb'(?s)(?!.{0,64}"schemaVersion").*"(?:pg_config|pg_status|collective_seq_id)"\s*:')
 _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -399,7 +400,7 @@ def no_events(text: bytes | bytearray) -> str:
         )
     if _CHAKRA.search(text[:4096]):
         return f"is an execution trace (Chakra), which has no times; {_RECORD}"
-    if _FLIGHT.search(text[:4096]):
+    if _FLIGHT.match(text[:4096]):
         return "is a dump of the NCCL flight recorder; read it with torchfrtrace"
     if _ROCPROF.match(text):
         return f"is JSON of rocprofv3; {_RECORD}"

@@ -232,7 +232,8 @@ def report_files(
         the results in reading order, ready for `render`.
 
     Raises:
-        TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
+        TracelensError: a file cannot be read, no trace has work to report on, they are not the ranks of one
+            job, or as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
     reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)

@@ -47,7 +47,8 @@ def content(data: bytes) -> Callable[[Path], None]:
     ("name", "make", "kind"),
     [
         ("x.parquet", content(b"PAR1\x15\x04"), "a Parquet file"),
-        ("snapshot.pickle", content(pickle.dumps({"segments": []})), "a Python pickle"),
+        ("snapshot.pickle", content(pickle.dumps({"segments": []})), "a CUDA memory snapshot"),
+        ("numbers.pickle", content(pickle.dumps([1, 2])), "a Python pickle"),
         ("report.sqlite", sqlite, "an SQLite database"),
         ("report.nsys-rep", content(b"\x01\x02NV"), "a report of NVIDIA Nsight"),
         ("results.csv", content(b"Name,Calls,TotalDurationNs\ngemm,3,10\n"), "a text table"),
@@ -81,6 +82,8 @@ def test_plain_text_is_not_guessed_at(tmp_path: Path) -> None:
         ('{"schema_version":1,"analyzer":"idle"}', "is a JSON report of tracelens"),
         ('{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "is an execution trace (Chakra)"),
         ('{"rocprofiler-sdk-tool": []}', "is JSON of rocprofv3"),
+        ('{"pg_config": {}, "entries": []}', "is a dump of the NCCL flight recorder"),
+        ('{"schemaVersion": 1, "distributedInfo": {"pg_config": [', 'JSON without a "traceEvents" list'),
         ('{"a": {"schema": "tracelens.run/1"}}', 'JSON without a "traceEvents" list'),
     ],
 )

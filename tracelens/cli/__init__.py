@@ -150,6 +150,8 @@ def _with_typer(words: list[str]) -> int:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().replace("Value error, ", "").split())
+        if context and not context.parent and os.path.exists(words[0]):
+            message += f" Did you mean: tracelens report {words[0]}"
         _say(f"{context.command_path if context else 'tracelens'}: {message} (see --help)")
         return WRONG
     except Abort:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tracelens.cli.command import command
 from tracelens.cli.output import Full, Json, ReadLimits, Written, check_complete, print_report, progress, say
+from tracelens.errors import TracelensError
 from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
 
 ROWS = 40
@@ -68,6 +70,8 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOpti
         tracelens analyze ops traces/ --json
         tracelens analyze roofline trace.json.gz --device mi355x
     """
+    if not which.name.isidentifier() and os.path.exists(which.name):
+        raise TracelensError(f"{which.name}: name the analyzer first: tracelens analyze NAME {which.name}")
     with progress() as line, _reporting(traces, line) as reporting:
         values = _of_analyzers([which.name], options)
         result = reporting.report([which.name], step=options.step, **values)

@@ -75,6 +75,7 @@ class Dialect(NamedTuple):
     launch_flows: frozenset[str] = frozenset()  # categories of the arrows from launch calls to GPU work
     # how categories of events on accelerators begin, known or not
     accelerators: re.Pattern[str] = re.compile(r"(?!)")
+    no_work: str = "no GPU work"  # what a trace without any is, and what to do
 
 
 class EventRows(NamedTuple):
@@ -88,6 +89,7 @@ class EventRows(NamedTuple):
     kept: int
 
 
+_AGAIN = "record the run again, or pass what export_chrome_trace wrote"
 _OPEN, _CLOSE = ("B", "b"), ("E", "e")
 
 
@@ -108,7 +110,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
     if not len(rows.source):
         lost = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
         why = "; ".join([*splitter.problems, *([f"dropped: {lost}"] if lost else [])])
-        raise ParseError(path, f"no intact trace event{f' ({why})' if why else ''}")
+        raise ParseError(path, f"no intact trace event{f' ({why})' if why else ''}; {_AGAIN}")
     known = [EVENT_KINDS.index(dialect.kinds.get(name.lower(), "slice")) for name in table.categories]
     kind = np.array(known, dtype=np.int64)[rows.table.category]
     unread = unread_device_events(path, table, rows, kind, dialect.kinds, dialect.accelerators)
@@ -207,6 +209,7 @@ def build(splitter: Splitter, table: Encoded, dialect: Dialect) -> Trace:
         problems=(*splitter.problems, *notes, *unread, *unreadable),
         losses=reported_losses(keys),
         cpu_only=host is not None,
+        no_work="" if host is not None or gpu.any() else dialect.no_work,
         threads=threads,
         pace=pace,
         software=software_of(keys),

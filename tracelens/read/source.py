@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from tracelens.errors import Damage, DamageKind, ParseError
+from tracelens.errors import Damage, DamageKind, ParseError, suggestion
 from tracelens.filenames import TRACE_SUFFIXES
 from tracelens.limits import limits
 
@@ -204,7 +204,11 @@ def open_source(path: str) -> list[Source]:
         else:
             stream = open_url(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115
     except FileNotFoundError:
-        raise ParseError(name, "no such file or directory") from None
+        folder, base = os.path.split(path)
+        near = ""
+        with suppress(OSError):  # no such folder either, or a URL
+            near = suggestion(base, os.listdir(folder or os.curdir))
+        raise ParseError(name, f"no such file or directory{near and f'; {near}'}") from None
     except IsADirectoryError:
         raise ParseError(name, "is a directory; name a file in it") from None
     except OSError as error:

@@ -159,8 +159,11 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
 def _why_nothing(run: Run, selection: ReplaySelection) -> str:
     if selection.selects_all:
         skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
-        reason = f"{skips[0].subject}: {skips[0].reason}" if skips else "there is no GPU work"
-        return f"nothing can be replayed: {reason}"
+        if skips:
+            return f"nothing can be replayed: {skips[0].subject}: {skips[0].reason}"
+        meta = run.traces[0].meta
+        why = f": {meta.path}: {meta.no_work}" if meta.no_work else ""
+        return f"nothing can be replayed: there is no GPU work{why}"
     if selection.during is not None and not any(
         len(selected_work(trace, selection).event) for trace in run.traces
     ):

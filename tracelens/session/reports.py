@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from tracelens.errors import TracelensError
+from tracelens.errors import ParseError, TracelensError
 from tracelens.read import SideTraces, TraceFiles
 from tracelens.session.reading import Graphs, Reading, loaded
 from tracelens.session.request import Progress, StrPath, quiet
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from tracelens.table import Report, Result
     from tracelens.trace import Run, Scope, TraceMeta
     from tracelens.workers import Executor, ParkedTraces
+
+_OF_THE_FILE = {"completeness", "input"}
+"""Analyzers that look at what was recorded, whatever it is."""
+_WITHOUT_WORK = {"findings", "roofline"}
+"""Analyzers that list what they checked and the peaks of devices also where there is no work."""
 
 
 class Reporting(ExitStack):
@@ -80,7 +85,8 @@ class Reporting(ExitStack):
             run = loaded(TraceFiles(self._files), None, reads)
         if run is not None:
             self._kept = run if self._keep else None
-            return report(run, names, step=step, fork=fork, progress=reads.progress, **options)
+            result = report(run, names, step=step, fork=fork, progress=reads.progress, **options)
+            return _telling(result, [trace.meta for trace in run.traces])
         from tracelens.workers import ParkedTraces, analyze_files
 
         parked = self._kept = ParkedTraces() if self._keep else None
@@ -97,7 +103,7 @@ class Reporting(ExitStack):
             **options,
         )
         metas, ranks = [portion.meta for portion in portions], [portion.rank for portion in portions]
-        return assembled(results, metas, ranks, {"step": step, **options})
+        return _telling(assembled(results, metas, ranks, {"step": step, **options}), metas)
 
     def run(self) -> Run:
         """All that was read for the report; only one of `keep`."""
@@ -226,7 +232,8 @@ def report_files(
         the results in reading order, ready for `render`.
 
     Raises:
-        TracelensError: a file cannot be read, they are not the ranks of one job, or as for `analyze`.
+        TracelensError: a file cannot be read, no trace has work to report on, they are not the ranks of one
+            job, or as for `analyze`.
     """
     options = {"scope": scope, "device": device, "device_file": device_file, **options}
     reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
@@ -289,6 +296,17 @@ def with_results(report: Report) -> Report:
     """The report; raises TracelensError if bugs left it without any result."""
     if report.failures and not any(result.data for result in report.results):
         raise TracelensError("; ".join(dict.fromkeys(report.failures)))
+    return report
+
+
+def _telling(report: Report, metas: Sequence[TraceMeta]) -> Report:
+    """The report; raises ParseError if it tells nothing, since no trace has work."""
+    asked = {result.analyzer for result in report.results} - _OF_THE_FILE
+    told = {result.analyzer for result in report.results if any(map(len, result.data.values()))}
+    if asked and not (asked & told - _WITHOUT_WORK) and all(meta.no_work for meta in metas):
+        nothing = "nothing to report but counts of events (`tracelens analyze input`)"
+        damage = next((f"{meta.damage}; record or copy it again" for meta in metas if meta.damage), "")
+        raise ParseError(metas[0].path, f"{nothing}: {damage or metas[0].no_work}")
     return report
 
 

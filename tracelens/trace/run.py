@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)")
 _RANK_BEFORE = re.compile(r"rank[-_. ]?$", re.IGNORECASE)
+_DUMP = re.compile(r"(.+)\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?")
 # Files that differ in such a number are several recordings, not several ranks.
 _NO_RANK_BEFORE = re.compile(
     r"(?:steps?|iter|iteration|epoch|cycle|batch|run|take|try|attempt|version|v)[-_. #]?$", re.IGNORECASE
@@ -116,6 +117,7 @@ def check_ranks(
             advice = "read it again, or --partial (partial=True) to take what came"
             raise ParseError(meta.path, f"{meta.damage}; {advice}")
     if len(metas) > 1:
+        _check_dumps(metas)
         sized = [meta for meta in metas if meta.world_size > 0]
         for meta in sized:
             if meta.world_size != sized[0].world_size:
@@ -197,6 +199,22 @@ def _by_difference(paths: Sequence[str]) -> list[int] | None:
         return numbers
     is_rank = sorted(numbers) == list(range(len(numbers))) and not _NO_RANK_BEFORE.search(before)
     return numbers if is_rank else None
+
+
+def _check_dumps(metas: Sequence[TraceMeta]) -> None:
+    """Refuse several dumps of a worker, as torch's handler for TensorBoard writes them into one folder."""
+    dumps: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for meta in metas:
+        if match := _DUMP.fullmatch(meta.path):
+            dumps.setdefault((match[1], meta.rank), []).append((int(match[2]), meta.path))
+    several = [[path for _, path in sorted(of_worker)] for of_worker in dumps.values() if len(of_worker) > 1]
+    if several:
+        *_, older, newest = several[0]
+        worker = os.path.basename(_DUMP.sub(r"\1", newest))
+        of_each = f"the newest of each worker: {_few([max(of)[1] for of in dumps.values()])}"
+        pass_ = f"pass {f'the newest: {newest}' if len(dumps) == 1 else of_each}"
+        text = f"holds {len(several[0])} dumps of worker {worker}; {pass_}; or compare two: tracelens diff"
+        raise ParseError(os.path.dirname(newest) or os.curdir, f"{text} {older} {newest}")
 
 
 def _check_duplicates(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> None:

@@ -211,6 +211,8 @@ class TraceMeta:
     losses: tuple[str, ...] = ()  # what the profiler itself says that it lost
     # nothing in the trace is a GPU's, so that its work is the host's, see links.host_work
     cpu_only: bool = False
+    # what it is and what to do, where it has neither GPU work nor ops that stand for it, see `cpu_only`
+    no_work: str = ""
     # (pid, tid) to the name the profiler gave it
     threads: Mapping[tuple[int, int], str] = field(default_factory=dict)
     # steps that this rank timed without the profiler, where it was recorded by `tracelens.record`

@@ -38,7 +38,8 @@ class RankSide:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.rank, self.work = trace, trace.meta.rank, trace.work
         if not len(self.work.event):
-            raise TracelensError(f"{trace.meta.path}: no GPU work, no step time to compare")
+            why = f": {trace.meta.no_work}" if trace.meta.no_work else ""
+            raise TracelensError(f"{trace.meta.path}: no GPU work, no step time to compare{why}")
         steps = steps_of(trace).only_whole()
         # Anything before the first and after the last mark is left out.
         self.edges, self.marks, self.labels = steps.edges, steps.marks, steps.labels

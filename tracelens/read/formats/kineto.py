@@ -47,11 +47,32 @@ DIALECT = Dialect(
     {category: kind for kind, categories in _KINDS.items() for category in categories},
     frozenset({"ac2g", "async_cpu_to_gpu"}),
     re.compile(r"(?:mtia|hpu|xpu|mlu|gcu|npu|musa|privateuse1|async_npu)(?:_|$)"),
+    "a torch trace without GPU work; record with ProfilerActivity.CUDA (also on ROCm), or without a GPU with "
+    "ProfilerActivity.CPU alone",
 )
 _SIGNS = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|Operator|cuda_runtime|Runtime|[kK]ernel|user_annotation|python_function|ac2g'
     rb'|async_cpu_to_gpu|gpu_mem(?:cpy|set)|Mem(?:cpy|set))"'
 )
+
+_RECORD = "record the run with torch.profiler or tracelens.record"
+_WRITERS = (
+    (
+        re.compile(rb'"hlo_(?:module|op)"|"PjitFunction|"/(?:device:(?:GPU|TPU)|host:CPU)'),
+        "a trace of JAX or XLA, whose GPU work is not read; open it in XProf or Perfetto",
+    ),
+    (
+        re.compile(rb'"(?:CPU H(?:IP|SA) API|BeginNs)"'),
+        f"a trace of rocprof, whose GPU work is not read; {_RECORD}",
+    ),
+    (
+        re.compile(rb'"(?:[\w.,-]*devtools\.timeline[\w.,-]*|toplevel|blink|__metadata)"'),
+        "a browser's trace; open it in the browser's developer tools, or pass what export_chrome_trace wrote",
+    ),
+    (re.compile(rb'"cat"\s*:\s*"FEE"'), f"a trace of VizTracer, which sees no GPU; {_RECORD}"),
+    (re.compile(b""), f"a Chrome trace of another program, whose work tracelens does not know; {_RECORD}"),
+)
+"""What generic Chrome JSON shows of its writer, in the first events, and what to do without GPU work."""
 
 
 def looks_like_kineto(splitter: Splitter) -> bool:
@@ -68,4 +89,5 @@ def kineto(splitter: Splitter, table: Encoded) -> Trace:
 @parser("chrome", sniff=lambda _: True)
 def chrome(splitter: Splitter, table: Encoded) -> Trace:
     """Chrome / Perfetto trace JSON of any program; begin/end and async pairs become slices."""
-    return build(splitter, table, DIALECT._replace(name="chrome"))
+    no_work = next(said for sign, said in _WRITERS if sign.search(splitter.head()))
+    return build(splitter, table, DIALECT._replace(name="chrome", no_work=no_work))

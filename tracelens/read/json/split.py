@@ -164,7 +164,7 @@ class Splitter:
         head = b""
         while not (text := text.lstrip(_OPENING)) and (block := self._more()):
             text += block
-            head = block[:_SAMPLE_BYTES]
+            head = block
             self._check_header(self.end_offset)
         if not text:
             problem = self.source.cut or "it is empty"
@@ -203,8 +203,10 @@ class Splitter:
         if first >= 0:
             self._problems.append(_HEADER_LOST)
             return bytes(text[first:])
-        why = f" ({self.source.cut})" if self.source.cut else ""
-        raise ParseError(self.source.path, f"{no_events(text)}{why}")
+        if self.source.cut:
+            problem = f"ends before its first event: {self.source.cut}; record or copy it again"
+            raise ParseError(self.source.path, problem)
+        raise ParseError(self.source.path, no_events(text))
 
     def _check_header(self, size: int) -> None:
         most = limits()
@@ -290,7 +292,6 @@ _ITSELF = "pass the trace itself"
 _RECORD = "record the run with torch.profiler or tracelens.record"
 _UNPACK = "unpack it first"
 _BINARY = (
-    (b"SQLite format 3", "an SQLite database, as nsys and rocprofv3 write", _RECORD),
     (b"PAR1", "a Parquet file", _ITSELF),
     (b"\x93NUMPY", "a NumPy array", _ITSELF),
     (b"\x7fELF", "a program", "pass what it recorded"),
@@ -306,13 +307,43 @@ _BINARY = (
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file with git lfs pull"),
 )
 _NSIGHT = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep")
+_ROCPD = "`rocpd convert -i FILE --output-format pftrace` makes it one for Perfetto; to report on it"
+_FIRST_PATTERNS = (
+    (
+        re.compile(rb"SQLite format 3.*rocpd_", re.DOTALL),
+        "a rocpd database of rocprofv3",
+        f"{_ROCPD}, {_RECORD}",
+    ),
+    (
+        re.compile(rb"SQLite format 3.*(?:CUPTI_|NSYS)", re.DOTALL),
+        "an SQLite database of NVIDIA Nsight Systems",
+        _RECORD,
+    ),
+    (re.compile(rb"SQLite format 3"), "an SQLite database, as nsys and rocprofv3 write", _RECORD),
+    (
+        re.compile(rb"\x0a.{1,64}/(?:host|device):", re.DOTALL),
+        "an XPlane profile of JAX or TensorFlow (.xplane.pb)",
+        "open it in XProf",
+    ),
+    (
+        re.compile(rb"\x80[\x02-\x05].*(?:pg_config|pg_status|record_id|collective_seq_id)", re.DOTALL),
+        "a dump of the NCCL flight recorder",
+        "read it with torchfrtrace",
+    ),
+    (
+        re.compile(rb"\x80[\x02-\x05].*(?:segments|device_traces)", re.DOTALL),
+        "a CUDA memory snapshot of torch",
+        "open it at pytorch.org/memory_viz",
+    ),
+)
+"""Kinds that only what stands further on in a file tells from others."""
 _PATTERNS = (
     (
         re.compile(rb"\x0a.{0,64}[\x00-\x08\x0e-\x1f\x80-\xff]", re.DOTALL),
         "perhaps a Perfetto protobuf",
         "convert it with Perfetto's traceconv json",
     ),
-    (re.compile(rb"\x80[\x02-\x05]"), "a Python pickle, as torch's memory snapshots are", _RECORD),
+    (re.compile(rb"\x80[\x02-\x05]"), "a Python pickle", _ITSELF),
     (
         re.compile(rb"<.*<title>tracelens ", re.DOTALL),
         "a report of tracelens",
@@ -336,13 +367,17 @@ _SCHEMA = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"tracelens\.(\w+)/')
 _SCRIPTS = re.compile(rb'\A\s*\{\s*"tracelens"\s*:\s*"[^"]*"\s*,\s*"scripts"')
 _REPORT = re.compile(rb'\A\s*\{\s*"schema_version"\s*:\s*\d+\s*,\s*"(?:results|analyzer)"')
 _CHAKRA = re.compile(rb'"schema"\s*:\s*"[\d.]+-chakra')
+# Kineto's header, which may be cut off before its events, has a pg_config as well.
+_FLIGHT = re.compile(rb'(?s)(?!.{0,64}"schemaVersion").*"(?:pg_config|pg_status|collective_seq_id)"\s*:')
 _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 
 def not_json(text: bytes | bytearray, path: str) -> str:
-    """What is wrong with a file that is not JSON, and what to do; `text` is its first bytes."""
+    """What is wrong with a file that is not JSON, and what to do; `text` is its first block."""
+    deep = [kind for pattern, *kind in _FIRST_PATTERNS if pattern.match(text)]
+    text = text[:_SAMPLE_BYTES]
     first = text.lstrip()
-    kinds = [kind for magic, *kind in _BINARY if first.startswith(magic)]
+    kinds = deep + [kind for magic, *kind in _BINARY if first.startswith(magic)]
     if path.lower().endswith(_NSIGHT):
         kinds.insert(0, ["a report of NVIDIA Nsight", _RECORD])
     kinds += [kind for pattern, *kind in _PATTERNS if pattern.match(text) or pattern.match(first)]
@@ -365,6 +400,8 @@ def no_events(text: bytes | bytearray) -> str:
         )
     if _CHAKRA.search(text[:4096]):
         return f"is an execution trace (Chakra), which has no times; {_RECORD}"
+    if _FLIGHT.match(text[:4096]):
+        return "is a dump of the NCCL flight recorder; read it with torchfrtrace"
     if _ROCPROF.match(text):
         return f"is JSON of rocprofv3; {_RECORD}"
     return 'JSON without a "traceEvents" list is not a profiler trace; pass what export_chrome_trace wrote'

@@ -239,7 +239,8 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
     """
     work = trace.work
     if not len(work.event):
-        raise TracelensError(f"{trace.meta.path}: no GPU work to replay")
+        why = f": {trace.meta.no_work}" if trace.meta.no_work else ""
+        raise TracelensError(f"{trace.meta.path}: no GPU work to replay{why}")
     draft = Draft()
     own_host = host(trace, draft)
     gpu = device(trace, own_host, draft)

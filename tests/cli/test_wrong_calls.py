@@ -1,0 +1,115 @@
+"""Wrong calls and foreign files: one line that says what, where and what to do next, and exit code 2."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli import foreign
+from tracelens.cli import run
+
+RECORD = "record the run with torch.profiler"
+EXPORT = "pass what export_chrome_trace wrote"
+NEW = "1700000009000000000.pt.trace.json"
+REFUSALS = {
+    # Chrome JSON of other programs, and torch traces without work
+    "report jax.json": ("a trace of JAX or XLA", "analyze input", "open it in XProf"),
+    "analyze timeline jax.json": ("a trace of JAX or XLA", "open it in XProf"),
+    "report jax.json --only ops": ("a trace of JAX or XLA", "open it in XProf"),
+    "diff jax.json trace.json": ("no GPU work", "open it in XProf"),
+    "gate jax.json jax.json": ("a trace of JAX or XLA", "open it in XProf"),
+    "replay jax.json -o scripts": ("jax.json: a trace of JAX or XLA", "open it in XProf"),
+    "project whatif jax.json": ("no GPU work", "open it in XProf"),
+    "report rocprof.json": ("a trace of rocprof", RECORD),
+    "report browser.json": ("a browser's trace", EXPORT),
+    "report viztracer.json": ("a trace of VizTracer", RECORD),
+    "report other.json": ("a Chrome trace of another program", RECORD),
+    "report python.json": ("a torch trace without GPU work", "record with ProfilerActivity.CUDA"),
+    "report no_events.json": ("no intact trace event", EXPORT),
+    "report no_event.json": ("no intact trace event", EXPORT),
+    "report numbers.json": ("no intact trace event", EXPORT),
+    # other JSON
+    "report config.json": ("is not a profiler trace", EXPORT),
+    "report flight.json": ("a dump of the NCCL flight recorder", "torchfrtrace"),
+    "report rocprofv3.json": ("JSON of rocprofv3", RECORD),
+    "report chakra.json": ("execution trace", RECORD),
+    "report report.json": ("a JSON report of tracelens", "pass the traces"),
+    "report sidecar": ("describes the recording", "pass its directory"),
+    # other files
+    "report host.xplane.pb": ("an XPlane profile", "open it in XProf"),
+    "report gpu.xplane.pb": ("an XPlane profile", "open it in XProf"),
+    "report trace.pftrace": ("a Perfetto protobuf", "traceconv json"),
+    "report report.nsys-rep": ("NVIDIA Nsight", RECORD),
+    "report report.ncu-rep": ("NVIDIA Nsight", RECORD),
+    "report report.sqlite": ("NVIDIA Nsight Systems", RECORD),
+    "report results.db": ("a rocpd database", "rocpd convert", RECORD),
+    "report other.db": ("an SQLite database", RECORD),
+    "report snapshot.pickle": ("memory snapshot", "pytorch.org/memory_viz"),
+    "report flight.pickle": ("a dump of the NCCL flight recorder", "torchfrtrace"),
+    "diff flight.pickle trace.json": ("a dump of the NCCL flight recorder", "torchfrtrace"),
+    "report list.pickle": ("a Python pickle", "pass the trace itself"),
+    "report stats.csv": ("a text table", RECORD),
+    "report report.html": ("a report of tracelens", "pass the traces it is made from"),
+    "report page.html": ("HTML or XML", "download it again"),
+    "report log.txt": ("not a JSON trace", "pass what torch.profiler wrote"),
+    "report empty.json": ("the file is empty", "record or copy it again"),
+    "report empty.json.gz": ("it is empty", "record or copy it again"),
+    "report cut.json.gz": ("ends before its first event", "record or copy it again"),
+    # folders and names
+    "report nothing": ("holds no trace", "looked for .json"),
+    "report logs": ("only files of other kinds (1 .log)", "looked for .json"),
+    "report tensorboard": ("holds 2 dumps of worker host_7", f"pass the newest: tensorboard/host_7.{NEW};"),
+    "report workers": (f"the newest of each worker: workers/host_0.{NEW} and workers/host_1.{NEW};",),
+    "report trcae.json": ("no such file", "did you mean 'trace.json'?"),
+    # calls
+    "reprot trace.json": ("No such command 'reprot'", "Did you mean 'report'"),
+    "trace.json": ("No such command 'trace.json'", "tracelens report trace.json"),
+    "report": ("Missing argument 'PATH...'", "see --help"),
+    "diff trace.json": ("Missing argument 'CAND'", "see --help"),
+    "report trace.json --onyl ops": ("--onyl", "--only"),
+    "report trace.json --only tmeline": ("unknown analyzer 'tmeline'", "did you mean 'timeline'?"),
+    "analyze tmeline trace.json": ("unknown analyzer 'tmeline'", "did you mean 'timeline'?"),
+    "analyze trace.json timeline": ("name the analyzer first", "tracelens analyze NAME trace.json"),
+    "report trace.json --scope some": ("'some' is not one of", "'linked'"),
+    "report trace.json --device h1000": ("unknown device 'h1000'", "did you mean"),
+    "report trace.json --step 99": ("no step '99'", "leave --step out"),
+    "report trace.json -o report.pdf": ("'.pdf'", "known: .html"),
+    "report trace.json -o trace.json": ("is the input", "write another file"),
+    "report trace.json --limit foo=1": ("unknown limit 'foo'", "known: "),
+    "fuse trace.json": ("Missing option '-o'", "see --help"),
+    "project whatf trace.json": ("No such command 'whatf'", "Did you mean 'whatif'?"),
+}
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file by its name in the current folder."""
+    foreign.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", REFUSALS)
+def test_one_line_says_what_it_is_and_what_to_do(refused: Callable[..., str], line: str) -> None:
+    said = refused(*shlex.split(line))
+    assert said.startswith("tracelens")
+    assert "Traceback" not in said
+    assert not [part for part in REFUSALS[line] if part not in said]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "analyze input jax.json",  # what can still be told
+        "fuse jax.json -o fused.json",
+        "report host.json",  # ops of a CPU-only run are work
+        "analyze ops host.json",
+        "analyze moe trace.json",  # no MoE layer is an answer
+        f"report tensorboard/host_7.{NEW}",
+        "diff tensorboard/host_7.1700000000000000000.pt.trace.json trace.json",
+    ],
+)
+def test_what_has_an_answer_is_answered(line: str) -> None:
+    assert run(shlex.split(line)) == 0

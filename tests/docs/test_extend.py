@@ -90,7 +90,18 @@ except tracelens.TracelensError as error:
 
 def test_the_skip_of_the_analyzer(tmp_path: Path) -> None:
     nothing = tmp_path / "no_kernels.json"
-    nothing.write_text(json.dumps({"traceEvents": [json.loads(NPU.read_text())["traceEvents"][0]]}))
+    args = {"device": 0, "stream": 7, "bytes": 64}
+    copy = {
+        "ph": "X",
+        "cat": "gpu_memcpy",
+        "name": "Memcpy",
+        "pid": 0,
+        "tid": 7,
+        "ts": 1,
+        "dur": 2,
+        "args": args,
+    }
+    nothing.write_text(json.dumps({"traceEvents": [copy]}))
     skips = json.loads(run("kernel_lengths.py", "analyze", "kernel_lengths", nothing, "--json"))["skips"]
     assert [skip["reason"] for skip in skips] == ["no kernels in the trace"]
 

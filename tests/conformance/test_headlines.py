@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 import tracelens
 from tests.conformance.corpus import Case, everywhere
 from tests.reference.headlines import check_headline
 
 
 @everywhere
-@pytest.mark.slow
 def test_headline_row_and_card_are_one(case: Case) -> None:
     check_headline(tracelens.report(case.run))

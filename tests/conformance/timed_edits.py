@@ -8,7 +8,6 @@ stretched: nothing else gets longer there.
 from __future__ import annotations
 
 import copy
-import gzip
 import json
 import random
 from bisect import bisect_left, bisect_right
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import zstandard
 
 from tests.builders import read
+from tests.reference.raw import files, text_of
 from tracelens.trace import Run, Trace, make_run, steps_of
 
 Event = dict[str, Any]
@@ -214,25 +213,16 @@ class Program:
     """A recorded run, to be edited."""
 
     def __init__(self, path: Path) -> None:
-        files = sorted(path.glob("rank*.json.*")) if path.is_dir() else [path]
-        loaded = [_json(file) for file in files]
+        loaded: list[Event] = [json.loads(text_of(file)) for file in files(path)]
         first = min(float(e["ts"]) for whole in loaded for e in whole["traceEvents"] if e.get("ts"))
         # Small numbers keep all digits of a nanosecond, and shifts need room below.
         self.ranks = [RankEvents(whole, float(int(first)) - 1e6) for whole in loaded]
         self.base = make_run([rank.trace for rank in self.ranks])
-        self.step_ns = sum((rank.edges[-1] - rank.edges[0]) / rank.steps for rank in self.ranks) / len(files)
+        self.step_ns = sum((rank.edges[-1] - rank.edges[0]) / rank.steps for rank in self.ranks) / len(loaded)
 
     def edited(self, edit: Edit) -> Run:
         changes = zip(self.ranks, edit.ranks, strict=True)
         return make_run([rank.edited(change, edit.shift_ns) for rank, change in changes])
-
-
-def _json(path: Path) -> Event:
-    data = path.read_bytes()
-    if path.suffix == ".zst":
-        data = zstandard.ZstdDecompressor().stream_reader(data).read()
-    whole: Event = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    return whole
 
 
 def nothing(program: Program, draw: random.Random) -> Edit:
@@ -258,6 +248,14 @@ def _some_calls(rank: RankEvents, draw: random.Random) -> tuple[str, list[tuple[
     return name, calls[name]
 
 
+def _sampled_calls(rank: RankEvents, draw: random.Random) -> tuple[str, list[tuple[Span, Span]]] | None:
+    """A hundred of them at most."""
+    if (chosen := _some_calls(rank, draw)) is None:
+        return None
+    name, calls = chosen
+    return name, draw.sample(calls, draw.randint(1, min(len(calls), 100)))
+
+
 def other_speed(program: Program, draw: random.Random) -> Edit | None:
     """All kernels of an op that run alone take longer or shorter by one factor."""
     (rank,) = program.ranks
@@ -275,11 +273,10 @@ def other_speed(program: Program, draw: random.Random) -> Edit | None:
 def added(program: Program, draw: random.Random) -> Edit | None:
     """Some calls of an op happen twice: on the host within the time of one, on the GPU one after another."""
     (rank,) = program.ranks
-    if (chosen := _some_calls(rank, draw)) is None:
+    if (chosen := _sampled_calls(rank, draw)) is None:
         return None
     name, calls = chosen
     edit = RankEdit()
-    calls = draw.sample(calls, draw.randint(1, min(len(calls), 100)))
     for op, kernel in calls:
         half = op.dur_ns // 2
         host = rank.inside(op)
@@ -316,11 +313,10 @@ def _again(event: Event) -> Event:
 def removed(program: Program, draw: random.Random) -> Edit | None:
     """Some calls of an op are gone; most of the time of their kernels is gone with them."""
     (rank,) = program.ranks
-    if (chosen := _some_calls(rank, draw)) is None:
+    if (chosen := _sampled_calls(rank, draw)) is None:
         return None
     name, calls = chosen
     edit = RankEdit()
-    calls = draw.sample(calls, draw.randint(1, min(len(calls), 100)))
     idle_ns = 0
     for op, kernel in calls:
         host = rank.inside(op)

@@ -70,7 +70,7 @@ class TracePlatform(NamedTuple):
     vendor: str = ""  # AMD, NVIDIA, CPU, or "" where nothing shows it
     frameworks: tuple[str, ...] = ()  # names in frameworks.toml; empty where nothing shows one
     versions: Mapping[str, str] = {}  # of software, by name
-    settings: Mapping[str, str] = {}  # of the run, by name, as `run.json` has them
+    settings: Mapping[str, str] = {}  # of the run, by name, as its recorder wrote them
 
 
 class _Framework(NamedTuple):
@@ -190,18 +190,13 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
     each = list(platforms)
     vendors = {platform.vendor for platform in each} - {""}
     shown = {name for platform in each for name in platform.frameworks}
-    versions, settings = (
-        {name: value for part in parts for name, value in part.items()}
-        for parts in ([platform.versions for platform in each], [platform.settings for platform in each])
-    )
+    versions = {name: version for platform in each for name, version in platform.versions.items()}
+    settings = {name: value for platform in each for name, value in platform.settings.items()}
     return TracePlatform(vendors.pop() if len(vendors) == 1 else "", _outermost(shown), versions, settings)
 
 
 def _platform_of(trace: Trace) -> TracePlatform:
-    sidecar = _sidecar(trace)
-    software = sidecar.get("software")
-    recorded = software if isinstance(software, dict) else {}
-    versions = {**{str(name): str(version) for name, version in recorded.items()}, **trace.meta.software}
+    versions = {**_recorded_versions(trace), **trace.meta.software}
     # Serving engines: of the labeled steps, else those whose own code or ops the trace has.
     if engine := rank_steps(trace).engine:
         engines = re.split(" or |, ", engine)
@@ -219,7 +214,7 @@ def _platform_of(trace: Trace) -> TracePlatform:
         or _occurs(trace, "op", framework.ops)
         or _occurs(trace, "python", framework.frames)
     }
-    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions, _settings(sidecar))
+    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions, _settings(trace))
 
 
 def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
@@ -248,24 +243,27 @@ def _outermost(shown: set[str]) -> tuple[str, ...]:
     return tuple(framework.name for framework in _frameworks() if framework.name in shown - inner)
 
 
-def _sidecar(trace: Trace) -> dict[str, Any]:
+def _recorded_versions(trace: Trace) -> dict[str, str]:
     """What `run.json` beside a local trace says; nothing where there is none of ours."""
     path = Path(trace.meta.path)
     try:
         content: Any = json.loads(read_config_file(path.with_name(SIDECAR)))
     except (OSError, ValueError, RecursionError, TracelensError):
         return {}
-    is_ours = isinstance(content, dict) and str(content.get("schema", "")).startswith(_SCHEMA)
-    return content if is_ours else {}
+    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith(_SCHEMA):
+        return {}
+    software = content.get("software")
+    return (
+        {str(name): str(version) for name, version in software.items()} if isinstance(software, dict) else {}
+    )
 
 
-def _settings(sidecar: Mapping[str, Any]) -> dict[str, str]:
+def _settings(trace: Trace) -> dict[str, str]:
     """The settings of the program, by their own names wherever in its config they stand."""
     settings: dict[str, str] = {}
-    parts = [sidecar.get("config")]
+    parts = [trace.meta.program.get("config", {})]
     while parts:
-        part = parts.pop()
-        for name, value in part.items() if isinstance(part, dict) else ():
+        for name, value in parts.pop().items():
             if isinstance(value, dict):
                 parts.append(value)
             else:

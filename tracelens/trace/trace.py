@@ -222,6 +222,10 @@ class TraceMeta:
     # its config and mesh, as tracelens's recorder wrote them
     program: Mapping[str, Any] = field(default_factory=dict)
 
+    def without_work(self, lacks: str) -> str:
+        """What a command lacks in this trace, with what the trace is where it has no work at all."""
+        return ": ".join(filter(None, (self.path, lacks, self.no_work)))
+
     def __repr__(self) -> str:
         dropped = sum(self.dropped.values())
         lost = f", {dropped:,} dropped" if dropped else ""

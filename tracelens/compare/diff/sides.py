@@ -38,8 +38,7 @@ class RankSide:
     def __init__(self, trace: Trace) -> None:
         self.trace, self.rank, self.work = trace, trace.meta.rank, trace.work
         if not len(self.work.event):
-            why = f": {trace.meta.no_work}" if trace.meta.no_work else ""
-            raise TracelensError(f"{trace.meta.path}: no GPU work, no step time to compare{why}")
+            raise TracelensError(trace.meta.without_work("no GPU work, no step time to compare"))
         steps = steps_of(trace).only_whole()
         # Anything before the first and after the last mark is left out.
         self.edges, self.marks, self.labels = steps.edges, steps.marks, steps.labels

@@ -239,8 +239,7 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
     """
     work = trace.work
     if not len(work.event):
-        why = f": {trace.meta.no_work}" if trace.meta.no_work else ""
-        raise TracelensError(f"{trace.meta.path}: no GPU work to replay{why}")
+        raise TracelensError(trace.meta.without_work("no GPU work to replay"))
     draft = Draft()
     own_host = host(trace, draft)
     gpu = device(trace, own_host, draft)

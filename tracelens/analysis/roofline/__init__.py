@@ -26,8 +26,8 @@ __all__ = [
     "gemm_rate",
     "least_ns",
     "matrix_flops",
-    "repeats",
     "reachable",
+    "repeats",
     "slow_calls",
     "with_surroundings",
 ]

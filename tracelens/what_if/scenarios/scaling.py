@@ -379,9 +379,9 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """FACTOR times as many tokens in each micro-batch.
 
     Assumes:
-        Work with a cost model scales with its roofline time, in which weights keep their size, other kernels
-        by FACTOR. Messages of tokens scale, latency included. Optimizer, gradient messages and host stay the
-        same.
+        GEMMs and attention scale as the device's rates for their sizes, other work with a cost model with
+        its roofline time; weights keep their size. Other kernels scale by FACTOR. Messages of tokens scale,
+        latency included. Optimizer, gradient messages and host stay the same.
     """
     factor, graph = number(argument, f"batch={argument}"), context.gpu_graph()
     modelled_ns, total_ns = 0.0, 0.0
@@ -417,15 +417,16 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
     edit.set_dur(meetings[of_tokens], edit.dur[meetings[of_tokens]] * factor)
     return (
-        f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model and scales with its "
-        f"roofline time, in which weights keep their size; other kernels scale by {factor:g}; each keeps the "
-        f"time of the shortest kernel; transfers of {int(of_tokens.sum()):,} messages of tokens scale, "
-        "latency included; the optimizer, gradient messages and the host stay the same"
+        f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model: GEMMs and attention scale "
+        "as the device's rates for their sizes, the rest with its roofline time; weights keep their size; "
+        f"other kernels scale by {factor:g}; each keeps the time of the shortest kernel; transfers of "
+        f"{int(of_tokens.sum()):,} messages of tokens scale, latency included; the optimizer, gradient "
+        "messages and the host stay the same"
     )
 
 
 def _grown(name: str, before: OpCost, after: OpCost, device: Device, unknown: float) -> float:
-    """Time of a larger call / that of the recorded one: of GEMMs and attention at the device's rates by size."""
+    """Time of a larger call / that of the recorded one; of GEMMs at the rates for their sizes."""
     if before.engine == "matrix":
         needed = [reachable(name, cost, device).ns for cost in (before, after)]
         if min(needed) > 0:

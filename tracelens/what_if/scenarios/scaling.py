@@ -416,6 +416,7 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
         dtype=bool,
     )
     edit.set_dur(meetings[of_tokens], edit.dur[meetings[of_tokens]] * factor)
+    edit.tokens *= factor
     return (
         f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model: GEMMs and attention scale "
         "as the device's rates for their sizes, the rest with its roofline time; weights keep their size; "

@@ -20,6 +20,7 @@ from tracelens.session import (
     MemoryRequest,
     OptionGroup,
     PipelineRequest,
+    PublishedRequest,
     Rooflines,
     ScalingRequest,
     SearchRequest,
@@ -177,6 +178,20 @@ def bubble(request: BubbleRequest, out: Delivery) -> None:
 
     Examples:
         tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
+    """
+    out.check()
+    out.deliver(request.answer())
+
+
+@command
+def published(request: PublishedRequest, out: Delivery) -> None:
+    """AMD's published measurements beside their projection, with the errors.
+
+    Two numbers of the framework are fitted on figure 5; the other figures test them.
+
+    Examples:
+        tracelens project published
+        tracelens project published --figure 6,7 -o published.html
     """
     out.check()
     out.deliver(request.answer())

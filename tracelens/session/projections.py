@@ -419,6 +419,34 @@ class BubbleRequest(ApiRequest["Result"], panel="Pipeline"):
         return bubble(PipelineSizes(**self.values(*names)), self.vpp)
 
 
+class PublishedRequest(ApiRequest["Result"], panel=COMPARED):
+    """AMD's published measurements beside their projection, with the errors.
+
+    Returns:
+        tables `summary` (largest error of each figure), `throughput`, `shares`, `runs` and `assumptions`.
+
+    Raises:
+        TracelensError: no such figure.
+    """
+
+    figure: Numbers = option(
+        "A figure of AMD's MoE training guide, as in 6 or 5,6,7.",
+        doc='figures of AMD\'s MoE training guide: 6, (5, 6) or "5,6"; all by default.',
+        metavar="LIST",
+        type=str | None,
+        default=(),
+        shown="all",
+        kw_only=False,
+    )
+
+    def answer(self) -> Result:
+        """The comparison."""
+        from tracelens.planner import options
+        from tracelens.planner.published import published
+
+        return published(options.numbers("figure", self.figure) if self.figure else ())
+
+
 class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
     """Simulate pipeline schedules: step time, bubble, and activations in flight on each stage.
 
@@ -672,5 +700,6 @@ project_memory = function_of("project_memory", MemoryRequest)
 search_layouts = function_of("search_layouts", SearchRequest)
 project_scaling = function_of("project_scaling", ScalingRequest)
 project_bubble = function_of("project_bubble", BubbleRequest)
+project_published = function_of("project_published", PublishedRequest)
 project_pipeline = function_of("project_pipeline", PipelineRequest)
 project_bounds = function_of("project_bounds", BoundsRequest)

@@ -22,9 +22,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracelens.errors import MissingExtra, TracelensError, UnknownName
 from tracelens.limits import limits
@@ -621,3 +622,30 @@ def _resolved(path: Path, value: Any, parse: Any) -> Any:
     # A quoted default such as "[0]*1+[1]*3" stays a text.
     scalar = parse(replaced) if not replaced.startswith(("[", "{", "*", "&")) else replaced
     return scalar if isinstance(scalar, str | int | float | bool | None) else replaced
+
+
+class PublishedFigure(NamedTuple):
+    """A figure of AMD's MoE training guide: the run, and each printed number."""
+
+    title: str
+    source: str
+    rows: tuple[Mapping[str, Any], ...]  # by column of the chart
+    run: Mapping[
+        str, Any
+    ]  # model, device, network, fields of the run, what is fitted, why a target is missed
+
+
+@cache
+def published_figures() -> Mapping[int, PublishedFigure]:
+    """The figures of `published.toml`, by number."""
+    import tomllib  # takes a few ms
+
+    content = tomllib.loads(read_text(Path(__file__).with_name("published.toml")))
+    common = {name: content[name] for name in ("network", "trainer")}
+    figures = {}
+    for entry in content["figure"]:
+        columns, number = entry.pop("columns"), entry.pop("number")
+        rows = tuple(dict(zip(columns, row, strict=True)) for row in entry.pop("rows"))
+        source = content["source"].format(figure=number)
+        figures[number] = PublishedFigure(entry.pop("title"), source, rows, common | entry)
+    return figures

@@ -109,7 +109,7 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PublishedNumber:
     """A published number beside its projection."""
 
     figure: int
@@ -154,7 +154,7 @@ def published(figures: Collection[int] = ()) -> Result:
         numbers = ", ".join(map(str, sorted(known)))
         raise TracelensError(f"--figure {unknown[0]}: published numbers are of figures {numbers}")
     chosen = {number: known[number] for number in sorted(figures or known)}
-    found: list[Comparison] = []
+    found: list[PublishedNumber] = []
     skips = []
     for number, figure in chosen.items():
         if "reason" in figure.run:
@@ -206,14 +206,14 @@ def published(figures: Collection[int] = ()) -> Result:
     )
 
 
-def comparisons(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
+def comparisons(number: int, figure: PublishedFigure) -> Iterator[PublishedNumber]:
     """Each number of a figure beside its projection."""
     columns = figure.rows[0]
     if "bubble_percent" in columns:
         for row in figure.rows:
             exact = float(fractions(16, 16, row["vpp"])[0])
             for quantity, name in (("bubble in theory", "theoretical_percent"), ("bubble", "bubble_percent")):
-                yield Comparison(
+                yield PublishedNumber(
                     figure=number, run=f"VPP{row['vpp']}", quantity=quantity, is_fitted=False,
                     published=row[name] / 100, projected=exact, of=figure.run["denominator"],
                 )  # fmt: skip
@@ -223,7 +223,7 @@ def comparisons(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
         yield from _by_step(number, figure)
 
 
-def _by_step(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
+def _by_step(number: int, figure: PublishedFigure) -> Iterator[PublishedNumber]:
     """Bars of a ladder: tokens/s, those over the first bar, and memory; then the same of its variant."""
     target, machine, run = device(figure.run["device"]), machine_of(figure), figure.run
     is_fitted = run.get("fitted", False)
@@ -238,17 +238,17 @@ def _by_step(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
             rates = row["tokens_per_s"], estimate(config, target, machine).tokens_per_s
             first = first or rates
             shared = {"figure": number, "run": row["name"], "variant": variant["name"]}
-            yield Comparison(
+            yield PublishedNumber(
                 **shared, quantity="tokens/s per GPU", is_fitted=is_fitted,
                 published=rates[0], projected=rates[1],
             )  # fmt: skip
-            yield Comparison(
+            yield PublishedNumber(
                 **shared, quantity="tokens/s over the first run", is_fitted=is_fitted,
                 published=rates[0] / first[0], projected=rates[1] / first[1],
             )  # fmt: skip
             if "memory_percent" in row:
                 more = row.get("memory", run.get("memory", ""))
-                yield Comparison(
+                yield PublishedNumber(
                     **shared, quantity="memory", is_fitted=row["name"] in run.get("memory_fitted", ()),
                     published=row["memory_percent"] / 100,
                     projected=memory_share(override(config, more.split()), target),
@@ -264,7 +264,7 @@ def memory_share(config: Config, target: Device) -> float:
     return (needed + PRIMUS_RESERVE_BYTES) / total
 
 
-def _by_experts(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
+def _by_experts(number: int, figure: PublishedFigure) -> Iterator[PublishedNumber]:
     """Parts of the step, or tokens/s over those with the fewest ranks, by ranks that share the experts."""
     config = override(preset(figure.run["model"]), figure.run["run"].split())
     request = Request(config, tuple(row["ep"] for row in figure.rows), machine=machine_of(figure))
@@ -274,7 +274,7 @@ def _by_experts(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
     for row in figure.rows:
         place = keys.index((row.get("dispatch", "deepep"), row["ep"]))
         if "relative" in row:
-            yield Comparison(
+            yield PublishedNumber(
                 figure=number, run=f"EP{row['ep']}", quantity="tokens/s over the first run", is_fitted=False,
                 published=row["relative"], projected=float(rates.array("relative")[place]),
                 of="tokens/s with EP8",
@@ -283,7 +283,7 @@ def _by_experts(number: int, figure: PublishedFigure) -> Iterator[Comparison]:
         name = {"deepep": "DeepEP", "alltoall": "all-to-all"}[row["dispatch"]]
         for part in PARTS:
             is_waiting = part == "p2p" and row["dispatch"] == "deepep"
-            yield Comparison(
+            yield PublishedNumber(
                 figure=number, run=f"EP{row['ep']} {name}: {part}", is_fitted=False,
                 quantity="waiting and fluctuation, DeepEP" if is_waiting else f"share of the step, {name}",
                 published=row[part] / 100, projected=float(breakdown.array(part)[place]),
@@ -297,10 +297,10 @@ def machine_of(figure: PublishedFigure) -> Machine:
 
 
 def summed_up(
-    figures: Mapping[int, PublishedFigure], found: Collection[Comparison]
+    figures: Mapping[int, PublishedFigure], found: Collection[PublishedNumber]
 ) -> Iterator[tuple[Any, ...]]:
     """A row of SUMMARY for each figure, quantity and use."""
-    groups: dict[tuple[int, str, str, str], list[Comparison]] = {}
+    groups: dict[tuple[int, str, str, str], list[PublishedNumber]] = {}
     for one in found:
         if not (one.is_fitted and one.quantity == "tokens/s over the first run"):
             groups.setdefault((one.figure, one.variant, one.quantity, one.use), []).append(one)

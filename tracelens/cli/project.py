@@ -109,7 +109,7 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
     model, devices = search.model, request.devices
     assert isinstance(devices, list | tuple)
     out.check(files_of(model, search.network, *(item for item in devices if isinstance(item, Path))))
-    of_search = [name for name in ("global_batch", "assume", "network", "top") if name in given]
+    of_search = [name for name in ("global_batch", "network", "top") if name in given]
     if of_search and not how.search:
         raise TracelensError(f"--{of_search[0].replace('_', '-')} is for --search")
     if how.search and request.micro_batches is not None:

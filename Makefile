@@ -12,12 +12,13 @@ REPORT_diff_loop_grouped := diff sample_traces/one_gpu/loop sample_traces/one_gp
 REPORT_ep4_baseline := report sample_traces/ladder/ep4/00_baseline
 REPORT_ladder_ep4 := workload ladder --from sample_traces/ladder/ep4
 REPORT_whatif_ep4 := project whatif sample_traces/ladder/ep4/00_baseline
+REPORT_published := project published
 REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x --device mi355x \
 	--layout 'pp=24 ep=8 vpp=4' --layout 'pp=24 ep=8 vpp=4 cp=2' --layout 'pp=24 ep=16 vpp=4' \
 	--layout 'pp=24 ep=16 vpp=4 cp=2' --layout 'pp=48 ep=8 vpp=2' --layout 'pp=48 ep=8 vpp=2 cp=2'
 # The report of four ranks is long in JSON.
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
-	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md
+	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md published.md
 BENCH ?= check --json bench_figures.json
 WORKERS := 2
 # A browser that does not answer in time is asked once more; no test whose assertion fails is.

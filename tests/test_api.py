@@ -21,8 +21,8 @@ from tracelens.trace import make_run
 ROOT = Path(__file__).parents[1]
 NAMES = {
     "analyze", "diff", "fuse", "gate", "load", "project_bounds", "project_bubble", "project_memory",
-    "project_pipeline", "project_scaling", "record", "render", "replay", "report", "report_files",
-    "search_layouts", "whatif",
+    "project_pipeline", "project_published", "project_scaling", "record", "render", "replay", "report",
+    "report_files", "search_layouts", "whatif",
 }  # fmt: skip
 TYPES = {"Report", "Result", "Run", "TracelensError", "Verdict"}
 RANK = aligned("""

@@ -20,7 +20,7 @@ from tracelens.devices.files import numbers
 from tracelens.findings.detectors import DETECTORS, Detector
 from tracelens.findings.remedies import TracePlatform, entries
 from tracelens.planner import bounds as planner_bounds
-from tracelens.planner import memory, pipeline, scaling, search
+from tracelens.planner import memory, pipeline, published, scaling, search
 from tracelens.reproducers import verify
 from tracelens.table import Schema
 from tracelens.trace.trace import COLLECTIVES, EVENTS, LINKS, OPS
@@ -243,6 +243,13 @@ RESULTS = (
         "tracelens project bubble --pp 16 --global-tokens 33554432 --nodes 64",
         tracelens.project_bubble,
         planner.BUBBLE_TABLES,
+    ),
+    ResultPage(
+        "published",
+        "Published measurements",
+        "tracelens project published",
+        tracelens.project_published,
+        published.TABLES,
     ),
     ResultPage(
         "bounds",

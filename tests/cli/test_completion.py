@@ -46,7 +46,15 @@ def complete(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def test_commands(complete: Complete) -> None:
     assert complete("re") == ["report", "replay"]
     assert complete("g") == ["gate"]
-    assert complete("project", "") == ["whatif", "memory", "scaling", "pipeline", "bubble", "bounds"]
+    assert complete("project", "") == [
+        "whatif",
+        "memory",
+        "scaling",
+        "pipeline",
+        "bubble",
+        "bounds",
+        "published",
+    ]
 
 
 def test_names_are_those_registered(complete: Complete) -> None:

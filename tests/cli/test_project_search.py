@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,6 +148,33 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
     assert {row["pp"] for row in value["tables"]["layouts"]} == {1, 2}
 
 
+def test_one_list_of_assumptions(capfd: pytest.CaptureFixture[str]) -> None:
+    """Imbalance matters to memory and to the step time; a command takes what matters to it."""
+
+    def answered(*words: str) -> Any:
+        assert run_cli(["project", *words, "--json"]) == 0
+        return json.loads(capfd.readouterr().out)
+
+    memory = ["memory", "--model", "deepseek_v2_lite", "--gpus", "8", "--ep", "8"]
+    skewed, option = ([*memory, *more] for more in (["--assume", "imbalance=1.5"], ["--imbalance", "1.5"]))
+    assert answered(*skewed)["meta"] == answered(*option)["meta"] != answered(*memory)["meta"]
+    search = ["memory", *SMALL[2:], "--pp", "1", "--ep", "8", "--tp", "1", "--cp", "1"]
+    skewed, option = ([*search, *more] for more in (["--assume", "imbalance=1.5"], ["--imbalance", "1.5"]))
+    found = [answered(*words)["tables"]["layouts"] for words in (skewed, option, search)]
+    assert found[0] == found[1] != found[2]
+    scaling = ["scaling", "--model", "deepseek_v2_lite", "--gpus", "8", "--ep", "8", "--device", "mi300x"]
+    balanced, skewed_run = answered(*scaling), answered(*scaling, "--assume", "imbalance=1.5")
+    steps = [run["tables"]["scaling"][0]["step_ns"] for run in (balanced, skewed_run)]
+    assert steps[1] > 1.1 * steps[0]
+    pipeline = ["pipeline", "--model", "deepseek_v2_lite", "--device", "mi300x", "--pp", "2"]
+    pipeline += ["--micro-batches", "4"]
+    spans = [
+        answered(*pipeline, *more)["tables"]["summary"][0]["makespan_ns"]
+        for more in ([], ["--assume", "matrix=by-size"])
+    ]
+    assert spans[1] > 1.1 * spans[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -160,7 +188,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
         ([*SMALL[2:], "--assume", "nod=8"], "unknown assumption 'nod'; did you mean 'node'?"),
         ([*SMALL[2:], "--assume", "node=x"], "node must be a whole number, not 'x'"),
         ([*SMALL[2:], "--recompute", "most"], "recompute must be none, full or layers per chunk"),
-        ([*SMALL[2:], "--assume", "imbalance=2"], "unknown assumption 'imbalance'"),
+        ([*SMALL[2:], "--assume", "imbalance=0.5"], "imbalance must be at least 1 (balanced), not 0.5"),
         ([*SMALL[2:], "--assume", "nic_bytes_per_s=nan"], "nic_bytes_per_s must be a number, not 'nan'"),
         ([*SMALL[2:], "--micro-batches", "4"], "--micro-batches is not for --search"),
         ([*SMALL[2:], "--set", "ranks=5"], "--set ranks=5: --search tries values of ranks: give --gpus"),
@@ -169,7 +197,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
         ([*SMALL[2:], "--global-batch", "0"], "--global-batch"),
         ([*SMALL[2:], "--top", "0"], "--top"),
         ([*SMALL[2:], "--pp", "5"], "16 as in pp=5 cp=1 tp=1"),
-        (["--model", "tiny", "--assume", "node=8"], "--assume is for --search"),
+        (["--model", "tiny", "--assume", "node=8"], "--assume node is of the step time: add --search"),
         (["--model", "tiny", "--pp", "1,2"], "pp must be a whole number, not '1,2'"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.contracts.test_analyzers import CASES, NAMES, ORDINARY, result_of
 from tracelens import reproducers, what_if
 from tracelens.analysis import ANALYZERS, in_order
 from tracelens.compare import diff, gate, ladder
-from tracelens.planner import BUBBLE_TABLES, memory, pipeline, scaling, search
+from tracelens.planner import BUBBLE_TABLES, memory, pipeline, published, scaling, search
 from tracelens.planner import bounds as planner_bounds
 from tracelens.table import Result, Schema, Table
 from tracelens.trace import PacePart, Run, make_run
@@ -100,6 +100,7 @@ OTHERS: list[tuple[str, Callable[[Path], Result], Mapping[str, Schema]]] = [
     ),
     ("bubble", lambda _: tracelens.project_bubble(16, 33_554_432, 64), BUBBLE_TABLES),
     ("memory", lambda _: tracelens.project_memory("moe_1t", gpus=64, ep=32, devices="mi355x"), memory.TABLES),
+    ("published", lambda _: tracelens.project_published([6, 10]), published.TABLES),
     ("schedule", lambda _: tracelens.project_pipeline(_run("pipeline/plain")), pipeline.TABLES),
     (
         "scaling",

@@ -106,3 +106,23 @@ def pipeline_schedule(stages: int = 4, microbatches: int = 6, schedules: int = 2
             ),
         },
     )
+
+
+def published() -> Result:
+    """Two figures of two bars."""
+    columns = (
+        Column("figure", "int64"),
+        Column("run", "str"),
+        Column("published_per_s", "float64"),
+        Column("projected_per_s", "float64"),
+        Column("error_fraction", "float64", "fraction"),
+    )
+    rows = {
+        "figure": np.array([5, 5, 6, 6]),
+        "run": ["MBS1", "MBS2", "baseline", "+ DeepEP"],
+        "published_per_s": np.array([100.0, 200.0, 200.0, 220.0]),
+        "projected_per_s": np.array([110.0, 190.0, 190.0, 231.0]),
+        "error_fraction": np.array([0.1, -0.05, -0.05, 0.05]),
+    }
+    tables = {"throughput": table("Throughput", columns, rows)}
+    return Result("published", "Published measurements", tables, doc="How far off?")

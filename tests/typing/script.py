@@ -69,6 +69,7 @@ def project(run: tracelens.Run) -> None:
     print(tracelens.project_bounds(device="mi300x", nodes=4)["crossovers"])
     print(tracelens.project_bubble(pp=4, global_tokens=1 << 20, nodes=8)["bubble"])
     print(tracelens.project_pipeline(run, schedules=["1f1b"])["summary"])
+    print(tracelens.project_published("6")["throughput"])
     print(tracelens.project_scaling("moe_2t", 1024, "mi300x", ep=(8, 16))["scaling"])
     print(tracelens.search_layouts("deepseek_v3", 64, "mi355x", top=3)["layouts"])
 

@@ -157,6 +157,11 @@ PROJECT = CommandGroup(
                 "bounds",
                 "Speed of light: the least time of collectives and the GEMMs next to them",
             ),
+            "published": Home(
+                "project",
+                "published",
+                "AMD's published measurements beside their projection, with the errors",
+            ),
         }
     },
 )

@@ -20,6 +20,7 @@ from tracelens.session import (
     MemoryRequest,
     OptionGroup,
     PipelineRequest,
+    PublishedRequest,
     Rooflines,
     ScalingRequest,
     SearchRequest,
@@ -108,7 +109,7 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
     model, devices = search.model, request.devices
     assert isinstance(devices, list | tuple)
     out.check(files_of(model, search.network, *(item for item in devices if isinstance(item, Path))))
-    of_search = [name for name in ("global_batch", "assume", "network", "top") if name in given]
+    of_search = [name for name in ("global_batch", "network", "top") if name in given]
     if of_search and not how.search:
         raise TracelensError(f"--{of_search[0].replace('_', '-')} is for --search")
     if how.search and request.micro_batches is not None:
@@ -177,6 +178,20 @@ def bubble(request: BubbleRequest, out: Delivery) -> None:
 
     Examples:
         tracelens project bubble --pp 16 --global-tokens 2097152 --seq 4096 --nodes 64 --mbs 1 --vpp 6
+    """
+    out.check()
+    out.deliver(request.answer())
+
+
+@command
+def published(request: PublishedRequest, out: Delivery) -> None:
+    """AMD's published measurements beside their projection, with the errors.
+
+    Two numbers of the framework are fitted on figure 5; the other figures test them.
+
+    Examples:
+        tracelens project published
+        tracelens project published --figure 6,7 -o published.html
     """
     out.check()
     out.deliver(request.answer())

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from tracelens.errors import TracelensError
-from tracelens.planner.config import at_least_one
+from tracelens.planner.config import at_least_one, published_figures
 from tracelens.registry import purpose
 from tracelens.table import Column, Result, Schema, Skip
 
@@ -54,8 +54,6 @@ TABLES = {"bubble": BUBBLE, "by_vpp": BY_CHUNKS, "published": PUBLISHED}
 
 _MOST_CHUNKS = 8  # rows of the table `by_vpp`, unless more are asked for
 _MOST_VPP = 1000  # far more chunks than a stage has layers; the table has a row for each
-_SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 10: 64 nodes of MI300X"
-_MEASURED = {1: 0.544, 3: 0.244, 6: 0.145}
 
 
 @dataclass(frozen=True)
@@ -148,12 +146,9 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
     )
     tables = {"bubble": conventions, "by_vpp": by_chunks}
     if (batch.pp, count, batch.seq, batch.mbs, batch.gpus) == (16, 16, 4096, 1, 512):
-        tables["published"] = PUBLISHED.table(
-            {
-                "vpp": list(_MEASURED),
-                "measured_fraction": list(_MEASURED.values()),
-                "source": [_SOURCE] * len(_MEASURED),
-            }
+        figure = published_figures()[10]
+        tables["published"] = PUBLISHED.from_rows(
+            [(row["vpp"], row["bubble_percent"] / 100, figure.source) for row in figure.rows]
         )
     partial_turn = Skip(
         f"VPP {vpp} with {count} micro-batches",

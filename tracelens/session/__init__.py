@@ -53,6 +53,7 @@ __all__ = [
     "OptionGroup",
     "PipelineRequest",
     "Progress",
+    "PublishedRequest",
     "Reading",
     "ReplayRequest",
     "Reporting",
@@ -76,6 +77,7 @@ __all__ = [
     "project_bubble",
     "project_memory",
     "project_pipeline",
+    "project_published",
     "project_scaling",
     "render",
     "replay",
@@ -87,9 +89,9 @@ __all__ = [
 
 _HOMES = {
     "comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
-    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest ScalingRequest "
-    "SearchRequest project_bounds project_bubble project_memory project_pipeline project_scaling "
-    "search_layouts",
+    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest PublishedRequest "
+    "ScalingRequest SearchRequest project_bounds project_bubble project_memory project_pipeline "
+    "project_published project_scaling search_layouts",
     "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
     "reports": "Reporting analyze as_report render report report_files with_results",
     "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "

@@ -98,7 +98,9 @@ DEVICES = CommandOption(
     file=CommandOption(help="Check the device in this TOML file. Repeatable.", panel=FIT, metavar="FILE"),
 )
 ASSUME = CommandOption(
-    help="An assumption of the step time, as in nic_bytes_per_s=25e9; the result lists all. Repeatable.",
+    help="An assumption, as in imbalance=1.2; with --search also of the step time, as in "
+    "nic_bytes_per_s=25e9, of which the result lists all. Repeatable.",
+    doc="assumptions, as in imbalance=1.2; those of the step time matter to a search.",
     metavar="NAME=VALUE",
 )
 
@@ -149,6 +151,7 @@ class Trained(OptionGroup, panel=TRAINING):
         default=(),
     )
     settings: Texts = option(SETTINGS, default=())
+    assume: Texts = option(ASSUME, default=())
     reserve_gib: float | None = option(
         "GiB of each device to keep free for the driver and communication contexts.",
         FIT,
@@ -158,13 +161,13 @@ class Trained(OptionGroup, panel=TRAINING):
         shown="4; with --framework amd-guide, all above the nameplate",
     )
 
-    def assumptions(self, policy: Any = "layers") -> Assumptions:
+    def assumptions(self, policy: Any = "layers", is_timed: bool = False) -> Assumptions:
         """What the memory depends on beside the configuration; raises TracelensError for unknown options."""
         from tracelens.planner import options
 
         names = ("framework", "optimizer", "imbalance", "overlap", "stage_buffers")
         return options.memory_assumptions(
-            self.megatron, self.precision, recompute=policy, **self.values(*names)
+            self.megatron, self.precision, self.assume, is_timed, recompute=policy, **self.values(*names)
         )
 
 
@@ -255,7 +258,6 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
     global_batch: int | None = option(
         "Sequences per step on all GPUs.", default=None, min=1, shown="as in the model file, or 15360"
     )
-    assume: Texts = option(ASSUME, default=())
     network: str = option(
         "Network of the step time: a bundled one, as in mi300x-8x400g, or a TOML file.",
         metavar="FILE",
@@ -269,7 +271,7 @@ class SearchRequest(Trained, ApiRequest["Result"], panel=SEARCH):
         from tracelens.planner import options
         from tracelens.planner.search import search
 
-        assumptions = self.assumptions()
+        assumptions = self.assumptions(is_timed=True)
         assigned = options.assignments({"seq": self.seq}, self.optimised, self.precision)
         axes = self.values("pp", "vpp", "ep", "cp", "tp", "mbs", "recompute")
         spaces = [options.space(axes, text) for text in options.texts(self.layouts) or [""]]
@@ -345,6 +347,7 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
     assume: Texts = option(
         ASSUME,
         TIME,
+        doc="assumptions of the step time.",
         help="An assumption of the step time, as in jitter=0.05; the result lists all. Repeatable.",
         default=(),
     )
@@ -417,6 +420,34 @@ class BubbleRequest(ApiRequest["Result"], panel="Pipeline"):
 
         names = ("pp", "global_tokens", "seq", "nodes", "mbs", "gpus_per_node", "cp", "tp")
         return bubble(PipelineSizes(**self.values(*names)), self.vpp)
+
+
+class PublishedRequest(ApiRequest["Result"], panel=COMPARED):
+    """AMD's published measurements beside their projection, with the errors.
+
+    Returns:
+        tables `summary` (largest error of each figure), `throughput`, `shares`, `runs` and `assumptions`.
+
+    Raises:
+        TracelensError: no such figure.
+    """
+
+    figure: Numbers = option(
+        "A figure of AMD's MoE training guide, as in 6 or 5,6,7.",
+        doc='figures of AMD\'s MoE training guide: 6, (5, 6) or "5,6"; all by default.',
+        metavar="LIST",
+        type=str | None,
+        default=(),
+        shown="all",
+        kw_only=False,
+    )
+
+    def answer(self) -> Result:
+        """The comparison."""
+        from tracelens.planner import options
+        from tracelens.planner.published import published
+
+        return published(options.numbers("figure", self.figure) if self.figure else ())
 
 
 class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
@@ -519,6 +550,13 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         help="Another field of the run, as in recompute_layer_ids=0,1. Repeatable.",
         default=(),
     )
+    assume: Texts = option(
+        ASSUME,
+        MODELED,
+        doc="assumptions that change the roofline, as in matrix=by-size.",
+        help="An assumption that changes the roofline, as in matrix=by-size. Repeatable.",
+        default=(),
+    )
     p2p_us: float | None = option(
         "Time of a message between stages.",
         TIMES,
@@ -553,7 +591,10 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         options.check_sources(
             {
                 "--from": (self.run, {"step": self.step, "partial": self.partial or None}),
-                "--model": (self.model, of_model | {"set": self.settings or None}),
+                "--model": (
+                    self.model,
+                    of_model | {"set": self.settings or None, "assume": self.assume or None},
+                ),
                 "--forward-ms": (self.forward_ms, of_times),
             }
         )
@@ -567,7 +608,7 @@ class PipelineRequest(Partial, ApiRequest["Result"], panel=SCHEDULE):
         elif self.model is not None:
             layout = self.values("ep", "tp", "cp", "seq", "mbs", "gpus")
             setting, times = options.by_roofline(
-                setting, self.model, self.device, layout, self.settings, self.layers
+                setting, self.model, self.device, layout, self.settings, self.layers, self.assume
             )
         else:
             share = self.exchange_share or 0.0
@@ -672,5 +713,6 @@ project_memory = function_of("project_memory", MemoryRequest)
 search_layouts = function_of("search_layouts", SearchRequest)
 project_scaling = function_of("project_scaling", ScalingRequest)
 project_bubble = function_of("project_bubble", BubbleRequest)
+project_published = function_of("project_published", PublishedRequest)
 project_pipeline = function_of("project_pipeline", PipelineRequest)
 project_bounds = function_of("project_bounds", BoundsRequest)

@@ -1,10 +1,8 @@
-"""Throughput by micro-batch size: it rises and saturates, as docs/how-to/plan.md says."""
+"""Throughput by micro-batch size: it rises and saturates."""
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,6 @@ from tracelens.devices import device
 from tracelens.planner.config import MODELS, Config, Layout, Training, override
 from tracelens.planner.step_time import ROOFLINE, Estimate, Machine, estimate
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "plan.md"
 SIZES = (1, 2, 4, 8, 12)
 FUSED = ["experts=grouped", "permute=fused", "router=fused", "loss=fused", "dispatch=dedup", "sync_free=2"]
 
@@ -44,13 +41,3 @@ def test_on_mi355x_it_rises_clearly_where_the_roofline_hardly_does() -> None:
     assert rates[3] > 1.8 * rates[0]
     assert bounds[3] < 1.15 * bounds[0]
     assert all(rate < bound for rate, bound in zip(rates, bounds, strict=True))
-
-
-def test_figures_of_the_page() -> None:
-    rows = re.findall(r"^\| (\d+) \| ([\d,]+) \| (\d+)% \| ([\d,]+) \|$", PAGE.read_text(), re.MULTILINE)
-    projected, bounds = steps("mi355x", FUSED), steps("mi355x", FUSED, ROOFLINE)
-    assert [int(size) for size, *_ in rows] == list(SIZES)
-    for (_, rate, waiting, bound), step, least in zip(rows, projected, bounds, strict=True):
-        assert int(rate.replace(",", "")) == pytest.approx(step.tokens_per_s, rel=0.02)
-        assert int(waiting) == pytest.approx(100 * step.parts["launch"] / step.step_ns, abs=2)
-        assert int(bound.replace(",", "")) == pytest.approx(least.tokens_per_s, rel=0.02)

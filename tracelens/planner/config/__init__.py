@@ -31,6 +31,8 @@ from tracelens.planner.config.config import (
 )
 from tracelens.planner.config.files import (
     ModelFile,
+    PublishedFigure,
+    published_figures,
     read_config,
     read_file,
 )
@@ -55,6 +57,7 @@ __all__ = [
     "Layout",
     "Model",
     "ModelFile",
+    "PublishedFigure",
     "ReductionName",
     "TensorOverlapName",
     "Toggles",
@@ -64,6 +67,7 @@ __all__ = [
     "override",
     "parse_value",
     "preset",
+    "published_figures",
     "read_config",
     "read_file",
 ]

@@ -392,7 +392,7 @@ AttentionName = Literal["mla", "gqa"]
 ScoreName = Literal["softmax", "sigmoid"]
 # Grouped GEMM kernels need rows aligned to 16 bytes: 8 elements of bfloat16.
 GEMM_ALIGNMENT = 8
-MOST_LAYERS = 10_000
+MOST_LAYERS = 1_000
 MOST_EXPERTS = 100_000
 """Far more than any model has: some results are computed for each layer or expert."""
 SIZES = ("layers", "hidden", "heads", "experts_count", "top_k", "expert_ffn", "vocab")

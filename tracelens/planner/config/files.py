@@ -22,9 +22,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracelens.errors import MissingExtra, TracelensError, UnknownName
 from tracelens.limits import limits
@@ -62,6 +63,36 @@ def _with_grouped_attention(file: Fields) -> Values:
 
 
 def _deepseek(file: Fields) -> Values:
+    attention = _sizes(file) | {
+        "attention": "mla",
+        "q_lora": file.whole("q_lora_rank", 0),
+        "kv_lora": file.whole("kv_lora_rank"),
+        "qk_dim": file.whole("qk_nope_head_dim"),
+        "rope_dim": file.whole("qk_rope_head_dim"),
+        "v_dim": file.whole("v_head_dim"),
+    }
+    if file.word("model_type", "") == "deepseek_v32":
+        # Queries from their latent, one key with the bias and weight of its norm, weights of the heads.
+        heads, width = file.whole("index_n_heads"), file.whole("index_head_dim")
+        indexer = attention["q_lora"] * heads * width + attention["hidden"] * (width + heads) + 2 * width
+        file.left_out("indexers of sparse attention", attention["layers"] * indexer)
+    return _with_shared_experts(file, attention)
+
+
+def _glm(file: Fields) -> Values:
+    """Experts as in DeepSeek-V3, attention of grouped queries."""
+    values = _with_grouped_attention(file)
+    kind = file.word("model_type", "")
+    if kind == "dots1" or file.is_on("use_qk_norm"):
+        _note_head_norms(file, values)
+    if kind == "glm4_moe" and file.is_on("attention_bias"):
+        _note_biases(file, values)
+    if kind == "glm4_moe":
+        file.values = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"} | dict(file.values)
+    return _with_shared_experts(file, values)
+
+
+def _with_shared_experts(file: Fields, values: Values) -> Values:
     layers = file.whole("num_hidden_layers")
     width = file.whole("moe_intermediate_size")
     every, first = file.whole("moe_layer_freq", 1), file.whole("first_k_dense_replace", 0)
@@ -70,15 +101,9 @@ def _deepseek(file: Fields) -> Values:
         file.notes.append(f"not counted: {mtp} multi-token prediction layers")
     if file.word("topk_method", "") == "noaux_tc":
         file.left_out("expert biases of the router", (layers - first) * file.whole("n_routed_experts"))
-    return _sizes(file) | {
+    return values | {
         "dense_layers": file.leading_dense([n >= first and n % every == 0 for n in range(layers)]),
         "dense_ffn": file.whole("intermediate_size"),
-        "attention": "mla",
-        "q_lora": file.whole("q_lora_rank", 0),
-        "kv_lora": file.whole("kv_lora_rank"),
-        "qk_dim": file.whole("qk_nope_head_dim"),
-        "rope_dim": file.whole("qk_rope_head_dim"),
-        "v_dim": file.whole("v_head_dim"),
         "experts_count": file.whole("n_routed_experts"),
         "top_k": file.whole("num_experts_per_tok"),
         "expert_ffn": width,
@@ -115,13 +140,34 @@ def _qwen_moe(file: Fields) -> Values:
 
 
 def _mixtral(file: Fields) -> Values:
-    return _with_grouped_attention(file) | {
+    """Experts in all layers; other architectures add norms, biases and scores to those of Mixtral."""
+    kind, values = file.word("model_type", ""), _with_grouped_attention(file)
+    layers, hidden, width = values["layers"], values["hidden"], values["heads"] * values["head_dim"]
+    experts = file.whole("num_experts" if kind == "olmoe" else "num_local_experts")
+    values |= {
         "dense_layers": 0,
-        "experts_count": file.whole("num_local_experts"),
+        "experts_count": experts,
         "top_k": file.whole("num_experts_per_tok"),
         "expert_ffn": file.whole("intermediate_size"),
         "aux_loss": 0.0,
     }
+    if kind == "olmoe" or (kind == "minimax_m2" and file.is_on("use_qk_norm")):
+        norms = width + values["kv_groups"] * values["head_dim"]
+        file.left_out("norms of all queries and keys", layers * norms)
+    if kind == "minimax_m2":
+        values["score"] = file.word("scoring_func", "sigmoid")
+        if file.is_on("use_routing_bias"):
+            file.left_out("expert biases of the router", layers * experts)
+    if kind == "gpt_oss":
+        _note_biases(file, values)
+        file.left_out("sinks of the heads, biases of the output", layers * (values["heads"] + hidden))
+        biases = 1 + 2 * values["expert_ffn"] + hidden
+        file.left_out("biases of router and experts", layers * experts * biases)
+    if kind == "phimoe":
+        _note_biases(file, values)
+        # LayerNorm, and biases of the output and the head.
+        file.left_out("other biases", (3 * layers + 1) * hidden + values["vocab"])
+    return values
 
 
 def _dense(file: Fields) -> Values:
@@ -222,10 +268,17 @@ class Fields:
 _ARCHITECTURES: dict[str, Callable[[Fields], Values]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
+    "dots1": _glm,
+    "glm4_moe": _glm,
+    "gpt_oss": _mixtral,
     "kimi_k2": _deepseek,
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
+    "minimax_m2": _mixtral,
     "mixtral": _mixtral,
+    "olmoe": _mixtral,
+    "phimoe": _mixtral,
     "llama": _dense,
     "mistral": _dense,
     "qwen2": _dense,
@@ -341,7 +394,7 @@ def read_huggingface(path: Path) -> ModelFile:
         unknown = UnknownName("model_type", kind, _ARCHITECTURES)
         raise TracelensError(f"{file.path}: {unknown}; describe the model in a .toml instead")
     model = make_model(file.path, _ARCHITECTURES[kind](file))
-    if file.is_on("attention_bias"):
+    if file.is_on("attention_bias") and not any("biases of queries" in note for note in file.notes):
         file.notes.append("not counted: biases of the attention's linear layers (attention_bias)")
     if file.is_on("mlp_bias"):
         file.notes.append("not counted: biases of the MLP's linear layers (mlp_bias)")
@@ -621,3 +674,30 @@ def _resolved(path: Path, value: Any, parse: Any) -> Any:
     # A quoted default such as "[0]*1+[1]*3" stays a text.
     scalar = parse(replaced) if not replaced.startswith(("[", "{", "*", "&")) else replaced
     return scalar if isinstance(scalar, str | int | float | bool | None) else replaced
+
+
+class PublishedFigure(NamedTuple):
+    """A figure of AMD's MoE training guide: the run, and each printed number."""
+
+    title: str
+    source: str
+    rows: tuple[Mapping[str, Any], ...]  # by column of the chart
+    run: Mapping[
+        str, Any
+    ]  # model, device, network, fields of the run, what is fitted, why a target is missed
+
+
+@cache
+def published_figures() -> Mapping[int, PublishedFigure]:
+    """The figures of `published.toml`, by number."""
+    import tomllib  # takes a few ms
+
+    content = tomllib.loads(read_text(Path(__file__).with_name("published.toml")))
+    common = {name: content[name] for name in ("network", "trainer")}
+    figures = {}
+    for entry in content["figure"]:
+        columns, number = entry.pop("columns"), entry.pop("number")
+        rows = tuple(dict(zip(columns, row, strict=True)) for row in entry.pop("rows"))
+        source = content["source"].format(figure=number)
+        figures[number] = PublishedFigure(entry.pop("title"), source, rows, common | entry)
+    return figures

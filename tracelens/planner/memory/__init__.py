@@ -6,6 +6,7 @@ from tracelens.planner.memory.assumptions import Assumptions
 from tracelens.planner.memory.memory import (
     COMPONENTS,
     DEFAULT,
+    PRIMUS_RESERVE_BYTES,
     RESERVE_BYTES,
     TABLES,
     memory,
@@ -26,6 +27,7 @@ __all__ = [
     "COMPONENTS",
     "DEFAULT",
     "MIB",
+    "PRIMUS_RESERVE_BYTES",
     "RESERVE_BYTES",
     "TABLES",
     "Allocator",

@@ -72,6 +72,8 @@ POLICIES = ("none", "attention", "full", "moe", "moe_act", "mla_up_proj")
 """What `--recompute` may name instead of layers."""
 MICRO_BATCHES_PER_STAGE = 4
 """Default micro-batches per pipeline stage of a scaling projection, for a bubble of about a fifth."""
+_OF_MEMORY = ("imbalance",)
+"""Assumptions of the step time that matter to memory as well."""
 _MOST = 1e12
 """A step of 1,000 s in ns, activations of 1,000 GB in bytes: sums of so large numbers still fit 64 bits."""
 
@@ -205,17 +207,33 @@ def _recomputed_layers(text: str, policies: str) -> str:
     return f"recompute_layer_ids={text}"
 
 
-def memory_assumptions(megatron: str | Sequence[str], precision: str | None, **others: Any) -> Assumptions:
+def memory_assumptions(
+    megatron: str | Sequence[str],
+    precision: str | None,
+    assume: str | Sequence[str] = (),
+    is_timed: bool = False,
+    **others: Any,
+) -> Assumptions:
     """What the memory depends on beside the configuration.
 
     Args:
         megatron: texts `name=value` of MEGATRON.
         precision: of the run, as far as it says how gradients accumulate.
+        assume: texts `name=value`, of which those of `_OF_MEMORY` matter.
+        is_timed: the step time is projected as well, to which the others matter.
         others: fields of `Assumptions`.
 
     Raises:
-        TracelensError: an unknown option of Megatron-core, or an unknown value.
+        TracelensError: an unknown option of Megatron-core, or an unknown value; an assumption that does not
+            matter.
     """
+    chosen_values = {text.partition("=")[0]: text for text in texts(assume)}
+    for name in chosen_values.keys() - set(_OF_MEMORY):
+        if not is_timed:
+            step_machine(chosen_values[name])
+            raise TracelensError(f"--assume {name} is of the step time: add --search")
+    defaults = {item.name: item.default for item in fields(Assumptions) if item.name in _OF_MEMORY}
+    others |= assumed_values([text for name, text in chosen_values.items() if name in defaults], defaults)
     pairs = [text.partition("=")[::2] for text in texts(megatron)]
     if unknown := [name for name, _ in pairs if name not in MEGATRON]:
         raise TracelensError(f"--megatron takes {', '.join(MEGATRON)}, not {unknown[0]!r}")
@@ -251,7 +269,11 @@ def assumed_values(assume: str | Sequence[str], defaults: Mapping[str, object]) 
 
 
 def step_machine(
-    assume: str | Sequence[str], imbalance: float = 1.0, network: str = "", overlap: bool = False
+    assume: str | Sequence[str],
+    imbalance: float = 1.0,
+    network: str = "",
+    overlap: bool = False,
+    base: Machine | None = None,
 ) -> Machine:
     """Assumptions of the step time: those of the network file, then single ones changed.
 
@@ -260,15 +282,16 @@ def step_machine(
         imbalance: that of the memory projection.
         network: a bundled network or a network file; "" for none.
         overlap: 1F1B overlaps all-to-alls with computation.
+        base: assumptions that these change, by default those of a projection.
 
     Raises:
         TracelensError: unknown network, malformed text, or unknown name or value.
     """
     from tracelens.planner.step_time import HELP, Machine, read_network
 
-    base = Machine(imbalance=imbalance, exchange_overlap="1f1b" if overlap else "toggle")
+    base = base or Machine(imbalance=imbalance, exchange_overlap="1f1b" if overlap else "toggle")
     base = read_network(network).applied(base) if network else base
-    known = {item.name: item.default for item in fields(Machine) if item.name in HELP.keys() - {"imbalance"}}
+    known = {item.name: item.default for item in fields(Machine) if item.name in HELP}
     changes = assumed_values(assume, known)
     sources = tuple((name, source) for name, source in base.sources if name not in changes)
     return replace(base, **changes, sources=sources)
@@ -573,6 +596,7 @@ def by_roofline(
     layout: Mapping[str, int | None],
     settings: str | Sequence[str],
     layers: int = 0,
+    assume: str | Sequence[str] = (),
 ) -> tuple[Setting, TimesSource]:
     """The times of a model by the peaks of a device.
 
@@ -583,8 +607,10 @@ def by_roofline(
         layout: sizes of the run by option.
         settings: texts `field=value`.
         layers: what the user says of them, which the model knows.
+        assume: texts `name=value` that change the roofline.
     """
     from tracelens.planner.pipeline import activations, roofline
+    from tracelens.planner.step_time import ROOFLINE
 
     if target is None:
         raise TracelensError("a roofline needs --device: see `tracelens list devices`")
@@ -599,7 +625,8 @@ def by_roofline(
     sizes["gpus"] = layout["gpus"] or stages
     config = read_config(model, [*assignments(sizes), "pp_layout=", *texts(settings)])
     peaks = device(target)
-    times, costs = roofline(config, peaks)
+    machine = step_machine(assume, base=ROOFLINE)
+    times, costs = roofline(config, peaks, machine)
     completed = _completed(
         setting,
         stages,
@@ -607,6 +634,7 @@ def by_roofline(
         chunks,
         costs=costs,
         kept=activations(config),
-        times_from=f"roofline of {model} on {peaks.name} (lower bound)",
+        times_from=f"roofline of {model} on {peaks.name} "
+        f"({machine.step_times if machine == ROOFLINE else 'with ' + ', '.join(texts(assume))})",
     )
     return completed, times

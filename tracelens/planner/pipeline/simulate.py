@@ -30,7 +30,7 @@ from tracelens.planner.pipeline.schedules import (
     Schedule,
     Slot,
 )
-from tracelens.planner.step_time import ROOFLINE, LayerTimes, Timer, layer_times
+from tracelens.planner.step_time import ROOFLINE, LayerTimes, Machine, Timer, layer_times
 
 Shares = tuple[int, ...]
 """Layers of each chunk, in model order."""
@@ -236,14 +236,14 @@ def even_shares(layers: int, stages: int, chunks: int, layout_text: str = "") ->
     return tuple(len(chunk_layers) for chunk_layers in layout.chunks(layers))
 
 
-def roofline(config: Config, device: Device) -> tuple[Layers, Costs]:
-    """Roofline times of each layer, and of a message between stages.
+def roofline(config: Config, device: Device, machine: Machine = ROOFLINE) -> tuple[Layers, Costs]:
+    """Times of each layer, and of a message between stages, by default those of the roofline.
 
     Raises:
         TracelensError: the device has no rate for the activation type, or for its links.
     """
-    message = round(Timer(config, device, ROOFLINE).stage_message())
-    return Layers(layer_times(config, device, ROOFLINE)), Costs(message, message)
+    message = round(Timer(config, device, machine).stage_message())
+    return Layers(layer_times(config, device, machine)), Costs(message, message)
 
 
 def activations(config: Config) -> Kept:

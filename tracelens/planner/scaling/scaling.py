@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import MODELS, Config
+from tracelens.planner.config import Config, override, preset, published_figures
 from tracelens.planner.distinct import check_routing, routed_imbalance
 from tracelens.planner.expected import layer_messages
 from tracelens.planner.step_time import ASSUMED, Estimate, Machine, OverlapName, Timer, assumed, timed_step
@@ -139,7 +139,7 @@ PUBLISHED = Schema(
         *_PARTS,
         Column("source", "str", doc="where it was published", folded=True),
     ),
-    doc="The published layout and batch are unknown; congestion of the network is not modeled.",
+    doc="The published layout is unknown; congestion of the network is not modeled.",
 )
 TABLES = {
     "scaling": SCALING,
@@ -148,15 +148,6 @@ TABLES = {
     "published": PUBLISHED,
     "assumptions": ASSUMED,
 }
-
-SOURCE = "AMD, MoE training best practices on AMD GPUs (ROCm blog), figure 11: 2T model, 1,024 MI300X"
-_MEASURED = {
-    ("alltoall", 8): (43.8, 13.2, 2.8, 26.4, 13.7),
-    ("deepep", 8): (55.8, 8.9, 5.8, 13.6, 16.0),
-    ("alltoall", 64): (4.6, 18.9, 41.5, 23.8, 11.1),
-    ("deepep", 64): (49.2, 21.1, 11.1, 1.2, 17.4),
-}
-"""Dispatch and expert-parallel ranks to the share of each of PARTS in a step, %."""
 
 
 def scaling(request: Request, device: Device) -> Result:
@@ -212,16 +203,20 @@ def scaling(request: Request, device: Device) -> Result:
             [key | dict(run.exchange) for key, run in zip(keys, runs, strict=True)]
         ),
     }
-    # The figure is of this model, device and number of GPUs.
-    if (request.config.model, request.config.layout.ranks, device.name) == (MODELS["moe_2t"], 1024, "mi300x"):
+    # The figure is of this model, device, number of GPUs and tokens per step.
+    figure = published_figures()[11]
+    measured = override(preset(figure.run["model"]), figure.run["run"].split())
+    if (request.config.model, device.name) == (measured.model, figure.run["device"]) and (
+        request.config.layout.ranks, request.config.global_tokens
+    ) == (measured.layout.ranks, measured.global_tokens):  # fmt: skip
         projected = {(run.dispatch, run.ep): run.fractions for run in runs}
         rows: list[dict[str, Any]] = []
-        for run_key, percents in _MEASURED.items():
-            if run_key in projected:
-                published = {part: percent / 100 for part, percent in zip(PARTS, percents, strict=True)}
-                key = dict(zip(("dispatch", "ep"), run_key, strict=True))
-                rows.append({**key, "figures": "projected", **projected[run_key], "source": ""})
-                rows.append({**key, "figures": "published", **published, "source": SOURCE})
+        for row in figure.rows:
+            key = {"dispatch": row["dispatch"], "ep": row["ep"]}
+            if fractions := projected.get((row["dispatch"], row["ep"])):
+                published = {part: row[part] / 100 for part in PARTS}
+                rows.append({**key, "figures": "projected", **fractions, "source": ""})
+                rows.append({**key, "figures": "published", **published, "source": figure.source})
         if rows:
             tables["published"] = PUBLISHED.from_rows(rows)
     # Each dispatch has its own overlap, and with a recorded routing each number of ranks its imbalance.

@@ -26,6 +26,26 @@ KernelsName = Literal["eager", "fused"]
 LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
 OverlapName = Literal["toggle", "off", "1f1b"]
+TrainerName = Literal["none", "primus"]
+
+
+class TrainerCost(NamedTuple):
+    """What a training framework costs beyond its kernels."""
+
+    efficiency: float  # share of the rates of kernels that it reaches
+    launch_ns: float  # host time per kernel
+    source: str
+
+
+TRAINERS: dict[TrainerName, TrainerCost] = {
+    "none": TrainerCost(1.0, 0.0, "kernels at their rates, launches as in the reference workload"),
+    "primus": TrainerCost(
+        0.67,
+        69_000,
+        "fitted by least squares on figure 5 of AMD's MoE training guide, and on nothing else "
+        "(tracelens project published)",
+    ),
+}
 HELP = {
     "matrix": "kernel rates: by-size (measured or modeled for each shape), achievable (for all GEMMs as "
     "published by the vendor, else the peak), or peak",
@@ -35,6 +55,8 @@ HELP = {
     "each tensor once",
     "launches": "eager: the host has to launch each kernel of a step; none: no such limit",
     "launch_ns": "host time per kernel, with the ops and Python around it; 0: as measured with the device",
+    "trainer": "training framework, whose share of kernel rates and host time per launch are fitted: "
+    "none or primus",
     "node": "GPUs per node, unless the layout sets it",
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
     "link_efficiency": "share of the link rate that messages reach",
@@ -58,6 +80,7 @@ SOURCES = {
     "kernels": "as in the reference workload",
     "launches": "eager PyTorch; graphs (graph=step) have no such limit",
     "launch_ns": "tracelens calibrate",
+    "trainer": TRAINERS["none"].source,
     "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
     "link_efficiency": "roofline",
@@ -100,6 +123,7 @@ class Machine:
     kernels: KernelsName = "eager"
     launches: LaunchesName = "eager"
     launch_ns: float = 0.0
+    trainer: TrainerName = "none"
     node: int = 8
     links: LinksName = "auto"
     link_efficiency: float = 1.0
@@ -141,6 +165,21 @@ class Machine:
         """What step times are: "lower bound", of a roofline without launches, or "projected"."""
         return "lower bound" if self.matrix != "by-size" and self.launches == "none" else "projected"
 
+    @property
+    def gemm_share(self) -> float:
+        """Share of the rate that GEMMs reach."""
+        return self.matrix_efficiency * TRAINERS[self.trainer].efficiency
+
+    @property
+    def hbm_share(self) -> float:
+        """Share of the memory bandwidth that kernels reach."""
+        return self.hbm_efficiency * TRAINERS[self.trainer].efficiency
+
+    @property
+    def host_ns(self) -> float:
+        """Host time per kernel; 0: as measured with the device."""
+        return self.launch_ns or TRAINERS[self.trainer].launch_ns
+
     def matrix_rate(self, device: Device, dtype: str) -> float:
         """FLOP/s of GEMMs of any size; raises TracelensError if the device has no rate for the type."""
         short = known_dtype(dtype)
@@ -148,7 +187,7 @@ class Machine:
         rate = published or device.peak("matrix", short)
         if rate is None:
             raise TracelensError(f"{device.name} has no rate for {short} GEMMs: choose another device")
-        return rate * self.matrix_efficiency
+        return rate * self.gemm_share
 
     def rates(self, device: Device) -> LinkRates:
         """Bandwidths of messages; links are 0 if the device file does not have them."""
@@ -172,6 +211,9 @@ class Machine:
             value = getattr(self, item.name)
             default = SOURCES[item.name] if value == item.default else "given"
             source = sources.get(item.name, default)
+            if item.name == "trainer" and self.trainer != "none":
+                cost = TRAINERS[self.trainer]
+                source = f"{cost.efficiency:.0%} of rates, {cost.launch_ns:,.0f} ns per launch, {cost.source}"
             text = f"{value:g}" if isinstance(value, float) else str(value)
             if isinstance(value, bool):
                 text = "yes" if value else "no"
@@ -206,9 +248,11 @@ class Machine:
                     )
         if self.launches == "eager":
             cost, origin = launch_cost(device)
-            value = f"{self.launch_ns or cost.forward_ns:.0f} and {self.launch_ns or cost.backward_ns:.0f}"
+            value = f"{self.host_ns or cost.forward_ns:.0f} and {self.host_ns or cost.backward_ns:.0f}"
             meaning = "ns of the host per launch, forward and backward"
-            lines.append(Assumption("launch", value, meaning, "as assumed" if self.launch_ns else origin))
+            if self.host_ns:
+                origin = "as assumed" if self.launch_ns else f"fitted, of {self.trainer}"
+            lines.append(Assumption("launch", value, meaning, origin))
         return lines
 
 
@@ -239,7 +283,7 @@ class KernelRates:
     @cached_property
     def memory(self) -> float:
         """Bytes per second at most."""
-        return self.device.hbm_bytes_per_s * self.machine.hbm_efficiency
+        return self.device.hbm_bytes_per_s * self.machine.hbm_share
 
     def nanoseconds(self, load: Load) -> float:
         """Time of a pass of a part."""
@@ -260,7 +304,7 @@ class KernelRates:
                 matrices = kernel.matrices if self.grouped else 1
                 rows = max(kernel.m, 1)
                 rate = gemm_rate(self.device, rows, kernel.k, kernel.n, dtype, matrices, kernel.kind)
-            flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.matrix_efficiency
+            flops_per_s = self.flat(dtype) if rate is None else rate.per_s * self.machine.gemm_share
             kernel_ns.append(kernel.flops / flops_per_s * 1e9)
         return max(sum(kernel_ns), load.bytes / self.memory * 1e9)
 
@@ -272,7 +316,7 @@ class KernelRates:
         """Time of kernels that move this much, ns."""
         if not self.by_size or not size_bytes:
             return size_bytes / self.memory * 1e9
-        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_efficiency
+        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_share
         return size_bytes / rate * 1e9
 
 

@@ -556,9 +556,9 @@ class LaunchTime:
 
     def __init__(self, config: Config, device: Device, machine: Machine) -> None:
         cost, source = launch_cost(device)
-        self.source = "as assumed" if machine.launch_ns else source
-        self.forward_ns = machine.launch_ns or cost.forward_ns
-        self.backward_ns = machine.launch_ns or cost.backward_ns
+        self.source = "as assumed" if machine.host_ns else source
+        self.forward_ns = machine.host_ns or cost.forward_ns
+        self.backward_ns = machine.host_ns or cost.backward_ns
         # One launch for all kernels of a graph.
         self.is_free = machine.launches == "none" or config.toggles.graph != "off"
         self.has_syncs = config.toggles.sync_free < STATIC

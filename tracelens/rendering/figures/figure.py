@@ -32,7 +32,7 @@ FIGURES: Registry[Draw] = Registry(
     homes={
         "comparisons": "diff ladder",
         "gpu_time": "breakdown findings idle kernels launches ops roofline timeline",
-        "projections": "bounds bubble memory pipeline_schedule scaling search trace_bounds whatif",
+        "projections": "bounds bubble memory pipeline_schedule published scaling search trace_bounds whatif",
         "ranks": "collectives moe overlap pipeline serving",
     },
 )

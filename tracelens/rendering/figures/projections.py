@@ -256,6 +256,44 @@ def scaling_breakdown(result: Result) -> list[Figure]:
     ]
 
 
+@figure("published")
+def published_ladders(result: Result) -> list[Figure]:
+    """Table `throughput` as pairs of bars, a figure for each published one."""
+    rates = table(
+        result, "throughput", "figure", "run", "published_per_s", "projected_per_s", "error_fraction"
+    )
+    if rates is None:
+        return []
+    drawn = []
+    for number in np.unique(rates.array("figure")):
+        rows = np.flatnonzero(rates.array("figure") == number)[:_RUNS]
+        errors = rates.array("error_fraction")[rows].tolist()
+        traces = [
+            {
+                "type": "bar",
+                "name": name,
+                "marker": {"color": color},
+                "x": [plain(run, 40) for run in rates.texts("run", rows)],
+                "y": rounded(rates.array(f"{name}_per_s")[rows], 1),
+                "text": [f"{error:+.0%}" for error in errors] if name == "projected" else "",
+                "textposition": "outside",
+                "cliponaxis": False,
+            }
+            for name, color in (("published", GREY), ("projected", BLUE))
+        ]
+        drawn.append(
+            chart(
+                traces,
+                f"Figure {number}: tokens/s per GPU, published and projected",
+                380,
+                barmode="group",
+                showlegend=True,
+                yaxis=axis("tokens/s per GPU", rangemode="tozero"),
+            )
+        )
+    return drawn
+
+
 @figure("scaling")
 def scaling_throughput(result: Result) -> list[Figure]:
     """Table `scaling` as bars of tokens/s with the speedup above."""

@@ -254,6 +254,27 @@ def scaling_summary(result: Result) -> Summary | None:
     return Summary(f"{text[0].upper()}{text[1:]}.", tuple(tiles))
 
 
+def published_summary(result: Result) -> Summary | None:
+    """How many targets are met, and the largest error of tokens/s that were not fitted."""
+    met, targets, summary = result.meta["met"], result.meta["targets"], result.data["summary"]
+    rows = [
+        row
+        for row, (quantity, use) in enumerate(
+            zip(summary.texts("quantity"), summary.texts("use"), strict=True)
+        )
+        if quantity == "tokens/s per GPU" and use == "tested"
+    ]
+    tiles = [
+        Tile(f"figure_{figure}", f"Figure {figure}", summary.array("worst")[row], "fraction",
+             note="largest error of tokens/s per GPU", section="summary")
+        for row in rows
+        for figure in [summary.array("figure")[row]]
+    ]  # fmt: skip
+    return Summary(
+        f"{met} of {plural(targets, 'target')} met on numbers that nothing was fitted on.", tuple(tiles)
+    )
+
+
 def pipeline_summary(result: Result) -> Summary | None:
     """The shortest schedule, its bubble, and what it gains on the first."""
     summary = result.data["summary"]
@@ -409,6 +430,7 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
     "ladder": ladder_summary,
     "memory": memory_summary,
     "pipeline_schedule": pipeline_summary,
+    "published": published_summary,
     "scaling": scaling_summary,
     "search": search_summary,
     "trace_bounds": trace_bounds_summary,
@@ -453,6 +475,8 @@ def result_title(result: Result, model: str = "") -> str:
         case "bubble":
             share = data["bubble"].array("fraction")[0]
             return f"project bubble: {share:.2%} of the time at VPP {meta['vpp']}"
+        case "published":
+            return f"project published: {meta['met']} of {meta['targets']} targets met"
         case "bounds":
             return f"project bounds: {meta['gpus_per_node']} x {meta['device']} per node"
         case "trace_bounds":

@@ -103,6 +103,28 @@ SIZES: dict[str, dict[str, Any]] = {
     "gemma2": {
         "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 3, "vocab_size": 32768,
     },
+    "qwen3_moe": {
+        "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 3,
+        "vocab_size": 49152,
+    },
+    "olmoe": {
+        "hidden_size": 2048, "intermediate_size": 1024, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 4, "vocab_size": 50304,
+    },
+    "mixtral": {
+        "hidden_size": 3072, "intermediate_size": 6144, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "num_hidden_layers": 3, "vocab_size": 32000,
+    },
+    "hunyuan_v1_moe": {
+        "hidden_size": 2048, "intermediate_size": 3072, "num_experts": 16, "moe_topk": 2,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 3,
+        "vocab_size": 65536,
+    },
+    "qwen3": {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "num_hidden_layers": 4, "vocab_size": 49152,
+    },
     "llama": {
         "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 6,
         "vocab_size": 16384,
@@ -124,6 +146,13 @@ GPT = Run("gpt_oss", 2, 1024)
 LFM = Run("lfm2_moe", 4, 512)
 MINIMAX = Run("minimax_m2", 2, 1024)
 GEMMA = Run("gemma2", 2, 2048, "")
+QWEN3 = Run("qwen3_moe", 2, 2048)
+OLMOE = Run("olmoe", 4, 2048, log=False)
+MIXTRAL = Run("mixtral", 2, 2048)
+HUNYUAN = Run("hunyuan_v1_moe", 8, 1024)
+DENSE = Run("qwen3", 4, 1024, "", log=False)
+QWEN3_DECODES = Run("qwen3_moe", 32, 1, kind="decode")
+MIXTRAL_DECODES = Run("mixtral", 16, 1, kind="decode")
 LLAMA = Run("llama", 4, 512, "")
 LLAMA_SMALL = Run("llama", 1, 512, "", log=False, capturable=True)
 QWEN_DECODES = Run("qwen2_moe", 16, 1, kind="decode")
@@ -144,6 +173,13 @@ AFTER = {
     "minimax": MINIMAX,
     "gemma": GEMMA,
     "llama": LLAMA,
+    "qwen3": QWEN3,
+    "olmoe": OLMOE,
+    "mixtral": MIXTRAL,
+    "hunyuan": HUNYUAN,
+    "dense": DENSE,
+    "qwen3_decode": QWEN3_DECODES.but(graph=True),
+    "mixtral_decode": MIXTRAL_DECODES.but(graph=True),
     "qwen_loss": QWEN.but(loss="compiled", batch=1),
     "qwen_decode": QWEN_DECODES.but(graph=True),
     "granite_decode": GRANITE_DECODES.but(graph=True),
@@ -176,6 +212,27 @@ BEFORE_IT = {
     "dots.short": DOTS.but(sequence=512),
     "granite.double": GRANITE.but(batch=8),
     "gemma.half": GEMMA.but(batch=1),
+    "qwen3.half": QWEN3.but(batch=1),
+    "qwen3.double": QWEN3.but(batch=4),
+    "qwen3.loop": QWEN3.but(experts=EAGER),
+    "olmoe.half": OLMOE.but(batch=2),
+    "olmoe.quarter": OLMOE.but(batch=1),
+    "olmoe.double": OLMOE.but(batch=8),
+    "olmoe.recompute": OLMOE.but(recompute=True),
+    "olmoe.loop": OLMOE.but(experts=EAGER),
+    "mixtral.half": MIXTRAL.but(batch=1),
+    "mixtral.double": MIXTRAL.but(batch=4),
+    "mixtral.recompute": MIXTRAL.but(recompute=True),
+    "mixtral.fp32": MIXTRAL.but(dtype="float32"),
+    "hunyuan.half": HUNYUAN.but(batch=4),
+    "hunyuan.short": HUNYUAN.but(sequence=512),
+    "hunyuan.sleep_end": HUNYUAN.but(pause=(0.03, "end")),
+    "dense.half": DENSE.but(batch=2),
+    "dense.double": DENSE.but(batch=8),
+    "dense.recompute": DENSE.but(recompute=True),
+    "dense.loader": DENSE.but(loader_s=0.06),
+    "qwen3_decode.eager": QWEN3_DECODES,
+    "mixtral_decode.eager": MIXTRAL_DECODES,
     "qwen.item": QWEN.but(item="item"),
     "granite.item": GRANITE.but(item="item"),
     "glm.nan": GLM.but(item="nan"),

@@ -95,7 +95,13 @@ def pairs() -> list[Pair]:
 def located(text: str) -> Path | None:
     """Where a trace is; None where it is not here."""
     root, _, name = text.partition(":")
-    roots = {"samples": SAMPLES, "before": HERE / "before", "second": HERE / "second", "corpus": folder()}
+    roots = {
+        "samples": SAMPLES,
+        "before": HERE / "before",
+        "second": HERE / "second",
+        "third": HERE / "third",
+        "corpus": folder(),
+    }
     path = roots.get(root)
     return path / name if path and (path / name).exists() else None
 

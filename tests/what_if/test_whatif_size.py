@@ -81,6 +81,53 @@ def test_elementwise_kernels_grow_with_the_tokens_whatever_their_lambdas_are_cal
         assert saved(run, "batch=2") == pytest.approx(-9 * (ratio - 1), abs=0.01), name
 
 
+def changed(run: Run, scenario: str, kind: Node = Node.WORK) -> list[int]:
+    """Durations of the nodes of a kind under a scenario, ns."""
+    recording = build(run, "h100")
+    edit = Edit.of(recording.graph)
+    ((item, argument),) = parse_request(scenario).parts
+    item.change(ScenarioContext(recording, run.traces), edit, argument)
+    times: list[int] = edit.dur[recording.graph.kind == kind].tolist()
+    return times
+
+
+def test_a_model_of_another_type_moves_as_many_bytes_fewer() -> None:
+    """A GEMM, a pass over fp32 numbers, one over integers and an optimizer."""
+    run = run_of("""
+        step 0 | -------
+        op aten::mm shapes=[[4096,4096],[4096,4096]] types=["float","float"] | -
+        launch | a
+        op aten::neg shapes=[[4096,4096]] types=["float"] |  -
+        launch |  b
+        op aten::neg shapes=[[4096,4096]] types=["long int"] |   -
+        launch |   c
+        launch |    d
+        s7 sgemm |     aaaaaaaaaa
+        s7 neg |               bbbbbbbb
+        s7 neg |                       cccccccc
+        s7 multi_tensor_apply_kernel |                               dddd
+    """)
+    peaks = {name: device("h100").peak("matrix", name) or 0.0 for name in ("bf16", "fp32", "fp8")}
+    for name, others in {"bf16": [4000, 8000, 2000], "fp8": [8000, 8000, 4000]}.items():
+        gemm_ns = round(10_000 * peaks["fp32"] / peaks[name])
+        assert changed(run, f"dtype={name}") == [gemm_ns, *others]
+
+
+@pytest.mark.parametrize(("name", "ns"), [("Float", 5_000), ("Long", 10_000)])
+def test_messages_of_the_type_shrink_with_it(name: str, ns: int) -> None:
+    rank = f"""
+        step 0 | ------
+        op aten::mm shapes=[[4096,4096],[4096,4096]] types=["float","float"] | -
+        launch | b
+        op record_param_comms collective=allreduce group=0 ranks=[0,1] size=2 in=9 out=9 dtype={name} |  -
+        launch |  a
+        s7 sgemm |    b
+        s7 ncclDevKernel_AllReduce |     aaaaaaaaaa
+    """
+    assert changed(run_of(rank, rank), "dtype=bf16", Node.MEET) == [ns]
+    assert changed(run_of(rank, rank), "dtype=fp8", Node.MEET) == [10_000]
+
+
 def test_without_a_device_the_size_says_nothing() -> None:
     run = gemm(16, 16, 16)
     for scenario in ("dtype=fp8", "batch=2"):
@@ -91,14 +138,9 @@ def test_without_a_device_the_size_says_nothing() -> None:
 def exchanges(model: Model, scenario: str) -> list[int]:
     """Transfers of all dispatches and combines under a scenario, ns."""
     run = recorded(model)[0]
-    recording = build(run)
-    edit = Edit.of(recording.graph)
-    ((item, argument),) = parse_request(scenario).parts
-    item.change(ScenarioContext(recording, run.traces), edit, argument)
-    meetings = recording.graph.kind == Node.MEET
-    assert set(recording.graph.dur[meetings].tolist()) == {EXCHANGE_NS}
-    times: list[int] = edit.dur[meetings].tolist()
-    return times
+    graph = build(run).graph
+    assert set(graph.dur[graph.kind == Node.MEET].tolist()) == {EXCHANGE_NS}
+    return changed(run, scenario, Node.MEET)
 
 
 def test_each_token_once_to_a_rank() -> None:

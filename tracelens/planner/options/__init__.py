@@ -66,7 +66,7 @@ Numbers: TypeAlias = int | str | Sequence[int]
 
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Options to fields of a configuration, where they differ."""
-MEGATRON = ("layers", "gradient_accumulation", "states", "main")
+MEGATRON = ("layers", "gradient_accumulation", "states", "main", "combined")
 """Fields of `Assumptions` that are options of Megatron-core."""
 POLICIES = ("none", "attention", "full", "moe", "moe_act", "mla_up_proj")
 """What `--recompute` may name instead of layers."""

@@ -4,7 +4,7 @@
     published([6])   # one
 
 Fitted are two numbers of the framework, on the throughput of figure 5, and its reserve of memory, on the
-smallest bar. What DeepEP saves showed that all-to-alls keep what they bring back. All other numbers test them.
+smallest bar. What DeepEP saves showed that all-to-alls keep what they bring back. Other numbers test them.
 """
 
 from __future__ import annotations

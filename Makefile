@@ -21,7 +21,9 @@ REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_l
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md published.md
 BENCH ?= check --json bench_figures.json
 WORKERS := 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# A browser that does not answer in time is asked once more; no test whose assertion fails is.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+	--reruns 1 --only-rerun TimeoutException --only-rerun WebDriverException
 # What the package is built with, and what is compiled then.
 BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
 	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2)

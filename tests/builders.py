@@ -165,9 +165,12 @@ def write(path: Path, found: Iterable[Mapping[str, Any]], *, rank: int = -1, **h
 
 
 def records(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    """Rows of a table as tuples of plain values, to be compared with a literal."""
+    """Rows of a table as tuples of plain values, None for unknown ones, to be compared with a literal."""
     picked = table[list(columns)] if columns else table
-    return list(zip(*(picked[name].tolist() for name in picked.columns), strict=True))
+    plain = (
+        picked[name].astype(object).where(picked[name].notna(), None).tolist() for name in picked.columns
+    )
+    return list(zip(*plain, strict=True))
 
 
 def kernel_names(trace: Trace, column: str = "kernel_id") -> list[str]:

@@ -163,8 +163,8 @@ def json_document() -> str:
         row["path"] = f"traces/{Path(row['path']).name}"
     return page(
         "JSON",
-        "Every table in full. Rows are objects of column to value; column names carry their units, -1 and "
-        f'`""` stand for what is absent. `schema_version` is {SCHEMA_VERSION}.',
+        "Every table in full. Rows are objects of column to value; column names carry their units; an "
+        f'unknown number is null, an absent text `""`. `schema_version` is {SCHEMA_VERSION}.',
         section(
             "A report",
             code("sh", "tracelens report traces/ -o report.json"),

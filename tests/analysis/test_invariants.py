@@ -147,7 +147,7 @@ def test_idle_causes_add_up_to_the_idle_time(drawing: Drawing, unit: int) -> Non
 def test_scopes_add_up(drawing: Drawing, unit: int) -> None:
     run = run_of(drawing, unit)
     for name, table in analyze(run, "scopes").tables.items():
-        top = table[table["parent"] == -1]
+        top = table[table["parent"].isna()]
         assert top["exclusive_ns"].sum() == metrics(run)["busy"], name
         assert top["count"].sum() == len(drawing.work)
         assert table["direct_ns"].sum() == metrics(run)["busy"]

@@ -82,14 +82,16 @@ def test_the_first_screen_holds_verdict_tiles_and_the_first_finding(run: Run) ->
     assert run(size, ".verdict") > run(size, "body")
 
 
-def test_sections_are_closed_at_first_and_their_figures_not_drawn(run: Run) -> None:
+def test_sections_are_closed_at_first_and_their_figures_not_drawn(browser: Any, run: Run) -> None:
+    browser.refresh()  # another test may have opened the others
     assert run("return document.querySelectorAll('.result > details').length") == 4
     assert run("return document.querySelectorAll('.result > details[open]').length") == 0
     assert run("return document.querySelectorAll('.js-plotly-plot').length") == 0
     assert "computation 62%" in run("return document.querySelector('#timeline summary').innerText")
 
 
-def test_an_opened_section_draws_its_figures_and_no_others(run: Run) -> None:
+def test_an_opened_section_draws_its_figures_and_no_others(browser: Any, run: Run) -> None:
+    browser.refresh()  # another test may have opened the others
     run("document.querySelector('#idle summary').click()")
     assert wait_until(run, "document.querySelectorAll('#idle .js-plotly-plot .main-svg').length > 0")
     assert run("return document.querySelectorAll('#moe .js-plotly-plot').length") == 0

@@ -48,8 +48,12 @@ def numbers() -> Result:
         for kind, values in (("ties", ties), ("size", size), ("odd", odd), ("whole", whole)):
             if kind == "odd" or values is whole or unit or kind == "ties":
                 dtype = "int64" if values is whole else "float64"
-                columns.append(Column(f"{stem}_{kind}", dtype, unit))  # type: ignore[arg-type]
+                absent = -1 if kind in ("odd", "whole") else None
+                columns.append(Column(f"{stem}_{kind}", dtype, unit, absent=absent))  # type: ignore[arg-type]
                 data[f"{stem}_{kind}"] = values
+    # A loss can be -1 ns, and unknown.
+    columns.append(Column("lost_ns", "int64", "ns", absent=np.iinfo(np.int64).min))
+    data["lost_ns"] = np.array([np.iinfo(np.int64).min, -1] + [-12_345_678] * (rows - 2), np.int64)
     columns += [Column("flag", "bool"), Column("note", "str"), Column("name", "category")]
     data["flag"] = random.integers(0, 2, rows).astype(bool)
     data["note"] = ["cached input; and more", "", "a\tb; c", "; d"] * (rows // 4)
@@ -463,13 +467,25 @@ def test_a_click_on_a_header_sorts(browser: Any, pages: Path) -> None:
     assert len(shown) == 30
 
 
-def test_absent_numbers_stand_last(browser: Any, pages: Path) -> None:
+@pytest.mark.parametrize("name", ["ns_odd", "lost_ns"])
+def test_absent_numbers_stand_last(browser: Any, pages: Path, name: str) -> None:
     run = opened(browser, pages / "numbers.html", "numbers-numbers")
-    column_number = "return document.querySelector('#numbers-numbers th[data-column=ns_odd]').cellIndex"
+    column_number = f"return document.querySelector('#numbers-numbers th[data-column={name}]').cellIndex"
     for _ in range(2):
-        sort_by(run, "numbers-numbers", "ns_odd")
+        sort_by(run, "numbers-numbers", name)
         run("document.querySelector('#numbers-numbers .scroll').scrollTop = 1e9")
         becomes(lambda: column(run, "numbers-numbers", run(column_number))[-1], "–")
+
+
+def test_filters_tell_unknown_numbers_from_small_ones(browser: Any, pages: Path) -> None:
+    run = opened(browser, pages / "numbers.html", "numbers-numbers")
+    script = """
+        const view = await tracelens.table("numbers-numbers").then((grid) => grid.view);
+        const rows = (text) => view.visible({ selection: { rank: -1, step: "" }, sort: null,
+            filters: { lost_ns: text }, query: "", isOpen: () => true }).positions.length;
+        return [rows("<0"), rows(">-1e6 ns"), rows("= -"), view.raw("lost_ns", 0), view.raw("lost_ns", 1)];
+    """
+    assert run(script) == [399, 1, 1, "", -1]
 
 
 @pytest.mark.rare

@@ -197,7 +197,7 @@ def test_what_is_of_the_job_counts_as_it_is(ranked: Any) -> None:
     result = ranked({"a": detection(60, (0, 70))}, {"a": "not here"}, whole=whole)
     columns = ("detector", "saving_ns", "additional_ns", "worst_rank", "ts_ns", "evidence")
     assert records(result["findings"], *columns) == [
-        ("job", 40, 40, -1, -1, "seen"),
+        ("job", 40, 40, None, None, "seen"),
         ("a", 30, 30, 0, 0, "rank 0: seen"),
     ]
 
@@ -230,7 +230,10 @@ def test_without_a_finding_there_is_a_reason(ranked: Any) -> None:
 
 def test_a_saving_without_a_place_is_not_cut(ranked: Any) -> None:
     result = ranked({"a": detection(60), "b": detection(100, (0, 150))})
-    assert records(result["findings"], "detector", "additional_ns", "ts_ns") == [("b", 100, 0), ("a", 60, -1)]
+    assert records(result["findings"], "detector", "additional_ns", "ts_ns") == [
+        ("b", 100, 0),
+        ("a", 60, None),
+    ]
 
 
 def test_an_estimate_is_no_longer_than_the_time_it_is_about_or_the_step(ranked: Any) -> None:

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_told_once_as_a_finding_or_as_a_fact(
 )
 def test_what_the_recording_cannot_show_is_told_with_what_would(text: str, words: str) -> None:
     facts = analyze(run_of(text), "findings")["facts"]
-    assert any(words in fact for fact in facts[facts["worst_rank"] == -1]["fact"])
+    assert any(words in fact for fact in facts[facts["worst_rank"].isna()]["fact"])
 
 
 def test_the_saving_is_what_the_replay_gives(found: Any) -> None:

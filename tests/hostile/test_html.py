@@ -37,7 +37,13 @@ const ids = [...document.querySelectorAll('script[id^="payload-"]')].map(one => 
 const grids = ids.filter(id => document.getElementById(id));
 Promise.all(grids.map(id => tracelens.table(id))).then(() => done(''), (error) => done(error.stack));
 """
-DRAWN = "document.querySelectorAll('.js-plotly-plot:has(.main-svg)').length"
+# What stands in the place of each figure. They are drawn at once, as for print: where timers of a page run
+# late, one after the other takes minutes.
+FIGURES = """
+window.tracelens?.drawFigures?.(true);
+const shown = one => one.querySelector('.main-svg') ? 'drawn' : one.textContent;
+return [...document.querySelectorAll('.figure')].map(shown);
+"""
 HANDLERS = """
 const has = one => [...one.attributes].some(at => /^on/.test(at.name));
 return [...document.querySelectorAll('*')].filter(has).length;
@@ -78,7 +84,7 @@ def load(browser: Any, page: str, path: Path, plots: int) -> Any:
     if "<html" in page:
         open_sections(browser)
         assert browser.execute_async_script(ALIVE) == ""
-    becomes(lambda: browser.execute_script(f"return {DRAWN}"), plots)
+    becomes(lambda: browser.execute_script(FIGURES), ["drawn"] * plots)
     return browser.execute_script
 
 

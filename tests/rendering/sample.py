@@ -159,7 +159,7 @@ def ranking(analyzer: str, value: str, rows: int = 30, names: tuple[str, ...] = 
         Column("count", "int64", "count", "Calls."),
         Column(value, "int64", NS, "Time of all calls."),
         Column("mean_ns", "float64", NS),
-        Column("read_bytes", "int64", "bytes", "Bytes read; -1 where unknown."),
+        Column("read_bytes", "int64", "bytes", "Bytes read.", absent=-1),
         Column("achieved_flops_per_s", "float64", "flops/s"),
         Column("fraction", "float64", "fraction"),
         Column("tensor_core", "bool"),
@@ -280,8 +280,14 @@ def roofline(rows: int = 40) -> Result:
     amounts = {
         "count": (Column("count", "int64", "count"), 1 + at % 5),
         "dur_ns": (Column("dur_ns", "int64", NS), dur),
-        "efficiency": (Column("efficiency", "float64", "ratio"), np.where(known, least / dur, -1.0)),
-        "recoverable_ns": (Column("recoverable_ns", "int64", NS), np.where(known, dur - least, -1)),
+        "efficiency": (
+            Column("efficiency", "float64", "ratio", absent=-1),
+            np.where(known, least / dur, -1.0),
+        ),
+        "recoverable_ns": (
+            Column("recoverable_ns", "int64", NS, absent=-1),
+            np.where(known, dur - least, -1),
+        ),
         "flops": (Column("flops", "int64", "flops"), flops),
         "flops_per_s": (Column("flops_per_s", "float64", "flops/s"), flops / dur * 1e9),
         "bytes_per_s": (Column("bytes_per_s", "float64", "bytes/s"), moved / dur * 1e9),
@@ -400,7 +406,7 @@ def serving(ranks: int = 4, steps: int = 5) -> Result:
         Column("index", "int64", "count"),
         Column("kind", "category"),
         Column("dummy", "bool"),
-        Column("tokens", "int64", "count"),
+        Column("tokens", "int64", "count", absent=-1),
         Column("ts_ns", "int64", NS),
         Column("dur_ns", "int64", NS),
     )
@@ -450,8 +456,8 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         Column("confidence", "category"),
         Column("evidence", "str", prose=True),
         Column("remedy", "str", prose=True),
-        Column("worst_rank", "int64"),
-        Column("at_ns", "int64", NS),
+        Column("worst_rank", "int64", absent=-1),
+        Column("at_ns", "int64", NS, absent=-1),
         Column("show_command", "str", folded=True),
     )
     data = {
@@ -482,8 +488,8 @@ def moe(ranks: int = 4, layers: int = 3) -> Result:
     spread = (
         RANK,
         Column("layer", "int64"),
-        Column("tokens", "float64", "count"),
-        Column("ratio", "float64", "ratio"),
+        Column("tokens", "float64", "count", absent=-1),
+        Column("ratio", "float64", "ratio", absent=-1),
     )
     loads = {"rank": rank, "layer": layer, "tokens": np.where(ratio < 0, -1, 512 * ratio), "ratio": ratio}
     phases = ("forward_ns", "backward_ns", "recompute_ns")
@@ -565,8 +571,8 @@ def _changes(rows: int, names: tuple[str, ...]) -> Table:
         Column("delta_ns", "int64", NS),
         Column("base_rank", "int64"),
         Column("base_ts_ns", "int64", NS, "of one of them"),
-        Column("cand_rank", "int64"),
-        Column("cand_ts_ns", "int64", NS, "the same in the candidate"),
+        Column("cand_rank", "int64", absent=-1),
+        Column("cand_ts_ns", "int64", NS, "the same in the candidate", absent=-1),
     )
     data = {
         "kind": [("exchanged", "removed")[place % 2] for place in range(rows)],

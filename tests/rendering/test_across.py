@@ -87,7 +87,7 @@ def test_each_thing_is_one_row_with_its_spread() -> None:
 
 
 def test_of_rates_the_least_is_the_worst() -> None:
-    schema = Schema("T", (RANK, Column("step", "str"), Column("mfu", "float64", "efficiency")))
+    schema = Schema("T", (RANK, Column("step", "str"), Column("mfu", "float64", "efficiency", absent=-1)))
     (row,) = across(schema.from_rows([(0, "1", 0.4), (1, "1", 0.3), (2, "1", -1.0)]))
     assert (row["mfu_median"], row["mfu_min"], row["mfu_max"]) == (0.35, 0.3, 0.4)
     assert row["worst_rank"] == 1
@@ -119,7 +119,7 @@ def test_the_leading_quantity_is_one_that_is_known() -> None:
         RANK,
         Column("op", "str"),
         Column("dur_ns", "int64", "ns"),
-        Column("recoverable_ns", "int64", "ns"),
+        Column("recoverable_ns", "int64", "ns", absent=-1),
     )
     schema = Schema("T", columns, leading="recoverable_ns")
     known = across_ranks(schema.from_rows([(0, "a", 3, 1), (1, "a", 4, 2)]))
@@ -147,7 +147,7 @@ def test_there_may_be_nothing_to_compare(table: Table) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(-5, 50)), max_size=30))
 def test_figures_are_those_of_a_plain_computation(rows: list[tuple[int, int, int]]) -> None:
-    """Values below -1 make the column a signed one, in which -1 is a number."""
+    """Of a column that may not be unknown, -1 is a number."""
     schema = Schema("T", (RANK, Column("thing", "int64"), Column("delta_ns", "int64", "ns")), key=("thing",))
     unique = {(rank, thing): ns for rank, thing, ns in rows}
     table = schema.from_rows([(rank, thing, ns) for (rank, thing), ns in sorted(unique.items())])

@@ -18,7 +18,7 @@ from tracelens.table import Column, Report, Result, Schema
 CACHED = "cached input: <all> of it fits in the 50 MiB cache"
 COLUMNS = (
     Column("name", "str"),
-    Column("efficiency", "float64", "efficiency"),
+    Column("efficiency", "float64", "efficiency", absent=-1),
     Column("note", "str", prose=True),
 )
 ROWS = [("gather", 8.53, f"{CACHED}; upper bound"), ("gemm", 0.7, "measured"), ("unknown", -1.0, "")]
@@ -38,7 +38,8 @@ def test_html() -> None:
     (page,) = shown("html", report()).values()
     cells = re.findall(r"<td class=[^>]*data-v=([^ ]*)[^>]*>([^<]*)</td>", page.decode())
     reason = CACHED.replace("<", "&lt;").replace(">", "&gt;")
-    assert cells == [("8.53", f"853.0% ({reason})"), ("0.7", "70.0%"), ("-1.0", "–")]
+    assert cells == [("8.53", f"853.0% ({reason})"), ("0.7", "70.0%")]
+    assert "<td class=f data-v>–</td>" in page.decode()
 
 
 def test_markdown() -> None:
@@ -50,7 +51,7 @@ def test_markdown() -> None:
 def test_csv() -> None:
     content = shown("csv", report())["roofline.roofline.csv"].decode()
     cells = [row["efficiency"] for row in csv.DictReader(io.StringIO(content))]
-    assert cells == [f"8.53 ({CACHED})", "0.7", "-1.0"]
+    assert cells == [f"8.53 ({CACHED})", "0.7", ""]
 
 
 def test_xlsx() -> None:

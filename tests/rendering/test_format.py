@@ -28,7 +28,7 @@ from tracelens.units import Unit
         ("dur_ns", "int64", "ns", [1_500, 999_999], "time (µs)", ["1.50", "1,000.00"]),
         ("dur_ns", "int64", "ns", [1_500, 412_345_678], "time (ms)", ["0.002", "412.346"]),
         ("sum_ns", "int64", "ns", [-20_000_000_000, 5], "sum (s)", ["-20.000", "0.000"]),
-        ("read_bytes", "int64", "bytes", [-1, 3 * 2**30], "read (GiB)", [ABSENT, "3.00"]),
+        ("read_bytes", "int64", "bytes", [None, 3 * 2**30], "read (GiB)", [ABSENT, "3.00"]),
         ("bytes", "int64", "bytes", [12], "size (B)", ["12"]),
         ("achieved_flops_per_s", "float64", "flops/s", [6.39e14], "achieved (TFLOP/s)", ["639.0"]),
         ("flops", "float64", "flops", [2.5e12], "work (TFLOP)", ["2.50"]),
@@ -36,7 +36,7 @@ from tracelens.units import Unit
         ("flops_per_byte", "float64", "flops/byte", [240.04], "intensity (FLOP/B)", ["240.0"]),
         ("fraction", "float64", "fraction", [0.621, 0.0], "fraction", ["62.1%", "0.0%"]),
         ("busy_fraction", "float64", "fraction", [0.0123], "busy fraction", ["1.23%"]),
-        ("count", "int64", "count", [1_234_567, -1], "count", ["1,234,567", ABSENT]),
+        ("count", "int64", "count", [1_234_567, None], "count", ["1,234,567", ABSENT]),
         ("delta_count", "int64", "count", [5, -1], "delta count", ["5", "-1"]),
         ("balance", "int64", "count", [-2, -1], "balance", ["-2", "-1"]),
         ("ratio", "float64", "", [1.0, float("inf")], "ratio", ["1.000", "inf"]),
@@ -48,7 +48,7 @@ from tracelens.units import Unit
 def test_column(
     name: str, dtype: Dtype, unit: Unit, values: list[object], header: str, texts: list[str]
 ) -> None:
-    numbers = None if dtype == "category" else np.array(values, dtype)
+    numbers = None if dtype == "category" else np.array([v for v in values if v is not None], dtype)
     how = format_for(Column(name, dtype, unit), numbers)
     assert how.header == header
     assert how.texts(values) == texts

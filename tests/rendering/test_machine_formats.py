@@ -67,11 +67,14 @@ def test_csv_reads_back(tmp_path: Path) -> None:
             assert list(back.columns) == table.schema.names
             assert len(back) == len(table)
             for column in table.schema.columns:
-                mine = table.values(column.name)
+                mine = ["" if cell is None else cell for cell in table.cells(column.name)]
                 if column.is_text:
                     mine = [csv.safe(cell) for cell in mine]
                 if len(table):
-                    assert back[column.name].tolist() == mine, f"{name}.{column.name}"
+                    theirs = back[column.name].tolist()
+                    if "" in mine and not column.is_text:  # a column with a hole is read as texts
+                        theirs = [cell and float(cell) for cell in theirs]
+                    assert theirs == mine, f"{name}.{column.name}"
     described = json.loads(files["meta.json"])
     assert described["files"]["ops.ops.csv"]["columns"][4]["unit"] == "ns"
     assert set(described["files"]) | {"skips.csv", "meta.json"} == set(files)

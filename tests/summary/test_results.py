@@ -207,20 +207,27 @@ def test_collectives_are_compared_with_their_links() -> None:
     assert made.tiles[0].unit == "fraction"
 
 
-def scenario(name: str, ms: float) -> dict[str, Any]:
+def scenario(name: str, ms: float, tokens: float = 1) -> dict[str, Any]:
+    """A row of the table whose base is 50 ms."""
     columns = ("projected", "low", "high", "rerun_low", "rerun_high")
-    return {"scenario": name} | {f"{column}_ns": round(ms * MS) for column in columns}
+    return {"scenario": name, "gain": tokens * 50 / ms - 1} | {
+        f"{column}_ns": round(ms * MS) for column in columns
+    }
 
 
 @pytest.mark.parametrize(
     ("rows", "end"),
     [
         ([("a", 40), ("b", 42.5)], "a would bring it to 40 ms, b to 42.5 ms."),
-        ([("a", 60)], "no clear gain."),
+        ([("a", 50)], "no clear gain."),
+        ([("a", 60)], "a would bring it to 60 ms."),
+        ([("twice", 80, 2)], "twice would bring it to 80 ms for 2 times the tokens, +25% tokens/s."),
+        ([("half", 40, 0.5)], "half would bring it to 40 ms for 0.5 times the tokens, -38% tokens/s."),
+        ([("twice", 100, 2)], "no clear gain."),
         ([], "no scenario applies."),
     ],
 )
-def test_whatif_names_the_scenarios_that_save_most(rows: list[tuple[str, float]], end: str) -> None:
+def test_whatif_names_the_scenarios_that_save_most(rows: list[tuple[Any, ...]], end: str) -> None:
     meta = {"step": "ProfilerStep#1", "base_ns": 50 * MS, "recorded_ns": 50 * MS}
     made = summed_up(result("whatif", meta=meta, whatif=[scenario(*each) for each in rows]))
     assert made.verdict == f"50.0 ms a step as measured; {end}"

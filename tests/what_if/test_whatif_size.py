@@ -8,6 +8,7 @@ import pytest
 
 from tests.analysis.moe_traces import Model, recorded
 from tests.what_if.replays import assert_identity, run_of
+from tracelens.devices import device, gemm_rate
 from tracelens.errors import TracelensError
 from tracelens.trace import Run
 from tracelens.what_if import Edit, Node, ScenarioContext, parse_request, whatif
@@ -56,16 +57,28 @@ def test_a_gemm_bound_by_memory_reads_half_in_fp8() -> None:
     assert saved(gemm(16, 4096, 4096), "dtype=fp8") == pytest.approx(10 * (1 - share), abs=0.01)
 
 
-def test_twice_the_tokens_of_a_gemm_bound_by_compute() -> None:
-    """9 of the 10 columns double; 1, the time of the shortest kernel, does not."""
-    assert saved(gemm(4096, 4096, 4096), "batch=2") == -9
-    assert saved(gemm(4096, 4096, 4096), "batch=0.5") == 4.5
+@pytest.mark.parametrize("rows", [16, 512, 4096])
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_more_tokens_of_a_gemm_take_as_long_as_the_rates_of_its_sizes_say(rows: int, factor: float) -> None:
+    """9 of the 10 columns change; 1, the time of the shortest kernel, does not."""
+    rates = [gemm_rate(device("h100"), m, 4096, 4096, "bf16") for m in (rows, rows * factor)]
+    assert rates[0] is not None
+    assert rates[1] is not None
+    ratio = factor * rates[0].per_s / rates[1].per_s
+    assert saved(gemm(rows, 4096, 4096), f"batch={factor}") == pytest.approx(-9 * (ratio - 1), abs=0.05)
 
 
-def test_twice_the_tokens_of_a_gemm_bound_by_its_weight() -> None:
-    weight, rows = 2 * 4096 * 4096, 2 * 2 * 16 * 4096
-    more = (weight + 2 * rows) / (weight + rows)
-    assert saved(gemm(16, 4096, 4096), "batch=2") == pytest.approx(-9 * (more - 1), abs=0.01)
+def test_elementwise_kernels_grow_with_the_tokens_whatever_their_lambdas_are_called() -> None:
+    """Once "lambda" looked like the LAMB optimizer, whose kernels stay as they are."""
+    kernels = {"add_kernel(lambda_1)": 2.0, "multi_tensor_apply_kernel": 1.0, "lamb_stage_1": 1.0}
+    for name, ratio in kernels.items():
+        run = run_of(f"""
+            step 0 | ---
+            launch | ba
+            s7 norm |  b
+            s7 {name} |   aaaaaaaaaa
+        """)
+        assert saved(run, "batch=2") == pytest.approx(-9 * (ratio - 1), abs=0.01), name
 
 
 def test_without_a_device_the_size_says_nothing() -> None:

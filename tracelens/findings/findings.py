@@ -73,8 +73,8 @@ FINDINGS = Schema(
         Column("upper_bound", "str", doc="why the saving is an upper bound", prose=True),
         Column("fix", "str", doc="the remedy in a few words, as the headline has it", prose=True),
         Column("remedy", "str", doc="what to do about it, for the platform that the traces show", prose=True),
-        Column("worst_rank", "int64", doc="that loses most, -1 for the whole job"),
-        Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event; -1 if unknown"),
+        Column("worst_rank", "int64", doc="that loses most, missing for the whole job", absent=-1),
+        Column("ts_ns", "int64", "ns", "where it loses most, since its trace's first event", absent=-1),
         Column("detector", "category", doc="detector that measured it"),
         Column("explained_by", "category", doc="for a symptom: detector of the cause with most of its time"),
         Column("evidence_command", "str", doc="step with most of this time", folded=True),
@@ -93,7 +93,7 @@ FACTS = Schema(
         Column(
             "fact", "str", doc="what is wrong, or what the recording cannot show and what would", prose=True
         ),
-        Column("worst_rank", "int64", doc="that shows most of it, -1 for the whole job"),
+        Column("worst_rank", "int64", doc="that shows most of it, missing for the whole job", absent=-1),
         Column("detector", "category", doc="that measured it; '' for the recording"),
     ),
     kind="entries",
@@ -124,7 +124,7 @@ CANDIDATES = Schema(
 MEASUREMENTS = Schema(
     "Detector measurements",
     (
-        Column("rank", "int64", doc="-1 for the whole job"),
+        Column("rank", "int64", doc="missing for the whole job", absent=-1),
         Column("detector", "category", doc="'' for the mean step"),
         Column("measure", "category", doc="what was measured; estimate: of the saving, per step"),
         Column("value", "float64", doc="value of the measure, in `unit`"),

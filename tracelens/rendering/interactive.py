@@ -139,7 +139,7 @@ def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
                 made |= {
                     "divisor": fmt.divisor,
                     "decimals": fmt.decimals,
-                    "absent": fmt.absent,
+                    "absent": column.absent,
                     "unit": fmt.unit,
                 }
                 if column.unit in SCALES:

@@ -34,7 +34,7 @@ Kind = Literal["list", "tree", "levels", "entries"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column. Absent numbers are -1, absent strings are ''."""
+    """One column. Absent strings are ''."""
 
     name: str  # with the unit at its end (`dur_ns`)
     dtype: Dtype  # of its values
@@ -43,6 +43,9 @@ class Column:
     prose: bool = False  # sentences, which are shown whole; names are shortened in their middle
     # lines to be copied, such as commands: whole, unbroken, and where possible folded away
     folded: bool = False
+    # What stands for an unknown number in the arrays, where one can be unknown. Readers never see it: it is
+    # NA in frames, null in JSON, empty in sheets, a dash for people.
+    absent: int | None = None
     # Does not add up, such as a mean or the size of one call. A rank that lacks the row has no such number,
     # but may have 0 of its times and counts. Rates and efficiencies are intensive.
     intensive: bool = False
@@ -194,6 +197,25 @@ class Table:
         values = self.columns[name]
         return values[rows].tolist() if isinstance(values, np.ndarray) else self.texts(name, rows)
 
+    def unknown(self, name: str, rows: Rows = slice(None)) -> Bool:
+        """Which numbers of a column are not known."""
+        absent = next(column.absent for column in self.schema.columns if column.name == name)
+        values = self.array(name)[rows]
+        return np.zeros(len(values), dtype=bool) if absent is None else values == absent
+
+    def known(self, name: str) -> NDArray[Any]:
+        """The numbers of a column that are known."""
+        unknown = self.unknown(name)
+        return self.array(name)[~unknown] if unknown.any() else self.array(name)
+
+    def cells(self, name: str, rows: Rows = slice(None)) -> list[Any]:
+        """A column as readers are given it: as `values`, and None where a number is not known."""
+        values = self.values(name, rows)
+        if isinstance(self.columns[name], np.ndarray):
+            for row in np.flatnonzero(self.unknown(name, rows)).tolist():
+                values[row] = None
+        return values
+
     def take(self, rows: Rows) -> Table:
         """The table of these rows, or of those that a mask selects."""
         return Table(self.schema, {name: _taken(column, rows) for name, column in self.columns.items()})
@@ -242,7 +264,10 @@ class Table:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The table as a DataFrame with the declared dtypes; texts declared "category" are categoricals."""
+        """The table as a DataFrame with the declared dtypes; texts declared "category" are categoricals.
+
+        Numbers that can be unknown have the nullable type of theirs, Int64 or Float64, and NA.
+        """
         import pandas as pd
 
         def series(column: Column) -> pd.Series:
@@ -256,6 +281,10 @@ class Table:
                 )
             if column.dtype == "category":
                 return pd.Series(pd.Categorical(values))
+            if column.absent is not None:
+                unknown = self.unknown(column.name)
+                kind = pd.arrays.IntegerArray if column.dtype == "int64" else pd.arrays.FloatingArray
+                return pd.Series(kind(np.where(unknown, 0, values), unknown))
             return pd.Series(values, copy=False)
 
         return pd.DataFrame({column.name: series(column) for column in self.schema.columns}, copy=False)

@@ -111,15 +111,15 @@ def test_ranks_that_disagree_are_told_and_not_paired() -> None:
     (skip,) = (skip for skip in result.skips if "disagree" in skip.reason)
     assert "rank 0 allreduce Half 100 bytes; rank 1 broadcast Half 100 bytes" in skip.reason
     # What cannot be compared counts as communication, and is said to.
-    assert records(result["ranks"], "comm_ns", "sync_ns", "unmatched_ns") == [(3000, -1, 3000)] * 2
+    assert records(result["ranks"], "comm_ns", "sync_ns", "unmatched_ns") == [(3000, None, 3000)] * 2
 
 
 def test_one_rank_alone_gives_no_split() -> None:
     result = collectives([comm("    aaa", size=8)])
     assert records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns", "unmatched_ns") == [
-        (3000, 3000, -1, 3000)
+        (3000, 3000, None, 3000)
     ]
-    assert records(result["ranks"], "sync_fraction", "last_count", "caused_wait_ns") == [(-1, -1, -1)]
+    assert records(result["ranks"], "sync_fraction", "last_count", "caused_wait_ns") == [(None, None, None)]
     assert not len(result["clocks"])
     assert any("waiting needs at least two" in skip.reason for skip in result.skips)
 

@@ -263,9 +263,9 @@ def test_every_column_of_the_slowdown() -> None:
     result = overlap(SLOWED)
     # gemm alone 4 4 4, beside communication 6 6 8 4 (of the 8 half). relu alone 2 2 2, beside it 1 1 1.
     assert records(result["slowdown"], "rank", *SLOW) == [
-        (0, "(all)", "", -1, 7, 6, 27_000 / 7, 22_000 / 7, 27 / 22, 5_000),
-        (0, "gemm", "fp32[4,8] fp32[8,2]", -1, 4, 3, 6_000.0, 4_000.0, 1.5, 8_000),
-        (0, "relu", "", -1, 3, 3, 1_000.0, 2_000.0, 0.5, -3_000),
+        (0, "(all)", "", None, 7, 6, 27_000 / 7, 22_000 / 7, 27 / 22, 5_000),
+        (0, "gemm", "fp32[4,8] fp32[8,2]", None, 4, 3, 6_000.0, 4_000.0, 1.5, 8_000),
+        (0, "relu", "", None, 3, 3, 1_000.0, 2_000.0, 0.5, -3_000),
     ]
 
 
@@ -325,7 +325,7 @@ def test_kernels_of_different_size_are_not_compared() -> None:
     """
     result = analyze(changed(text, blocks), "overlap")
     assert records(result["slowdown"], "blocks", "overlapped_mean_ns", "alone_mean_ns", "extra_ns") == [
-        (-1, 1_500.0, 1_500.0, 0),
+        (None, 1_500.0, 1_500.0, 0),
         (1, 1_000.0, 1_000.0, 0),
         (2, 2_000.0, 2_000.0, 0),
     ]

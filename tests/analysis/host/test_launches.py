@@ -34,10 +34,10 @@ def test_summary_by_hand() -> None:
         s7 copy |                              dddddddddd
         s7 k    |          ==
     """))  # fmt: skip
-    assert by_metric["launched"] == (4, -1, 4 / 5)
+    assert by_metric["launched"] == (4, None, 4 / 5)
     # a 0 to 3, b 2 to 8, c 17 to 26, d 18 to 29: latencies of 3, 6, 9 and 11
-    assert by_metric["latency p50"] == (-1, 7500, -1)
-    assert by_metric["started before its launch"] == (0, -1, 0.0)
+    assert by_metric["latency p50"] == (None, 7500, None)
+    assert by_metric["started before its launch"] == (0, None, 0.0)
     # Kernels are 4, 2 and 3 columns: all under 10 us; the copy is none and the third has no call.
     assert by_metric["small kernels"] == (3, 9000, 1.0)
     assert by_metric["small kernels, time"] == (3, 9000, 1.0)
@@ -63,7 +63,7 @@ def test_idle_before_the_first_launch_in_the_trace_is_launch_bound() -> None:
         s7 k   | ==        aa
     """))  # fmt: skip
     # 2-9: nothing was launched before 7, then one call
-    assert by_metric["launch bound"] == (-1, 8000, 8 / 12)
+    assert by_metric["launch bound"] == (None, 8000, 8 / 12)
 
 
 def test_kernels_that_start_before_their_launch() -> None:
@@ -71,7 +71,7 @@ def test_kernels_that_start_before_their_launch() -> None:
         launch |    a  b
         s7 k   |  aa    bb
     """)
-    assert summary(result)["started before its launch"] == (1, -1, 0.5)
+    assert summary(result)["started before its launch"] == (1, None, 0.5)
     assert records(result["latency_histogram"], "bucket", "count")[0] == ("before its launch", 1)
 
 

@@ -222,6 +222,9 @@ def test_work_without_extent_is_counted_wherever_it_is() -> None:
 def test_each_rank_has_its_tree() -> None:
     table = analyze(draw_run("s7 gemm | ==  =", "s7 gemm | === ="), "breakdown")["breakdown"]
     steps = table[table["level"] == "step"]
-    assert records(steps, "rank", "node", "parent", "exclusive_ns") == [(0, 0, -1, 5000), (1, 0, -1, 5000)]
+    assert records(steps, "rank", "node", "parent", "exclusive_ns") == [
+        (0, 0, None, 5000),
+        (1, 0, None, 5000),
+    ]
     idle = table[table["name"] == "idle"]
     assert records(idle, "rank", "exclusive_ns") == [(0, 2000), (1, 1000)]

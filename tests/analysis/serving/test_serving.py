@@ -121,7 +121,7 @@ def test_requests_without_tokens_leave_padding_open() -> None:
         f"[Executor] _forward_step 7: {reqs} gen reqs" for reqs in ("1 ctx reqs, 0", "0 ctx reqs, 8")
     )
     result = of(rank((prefill, 10), (decode, 4)), rank((decode, 10), (decode, 4)))
-    assert row(result, "engine", "delay_ns", "padding_fraction") == ("TensorRT-LLM", 6_000, -1)
+    assert row(result, "engine", "delay_ns", "padding_fraction") == ("TensorRT-LLM", 6_000, None)
     assert any(skip.subject == "padding of 2 step(s)" for skip in result.skips)
 
 
@@ -132,8 +132,8 @@ def test_equal_ranks_have_no_mismatch_and_no_padding() -> None:
 
 def test_without_a_step_of_pure_decoding_the_delay_is_not_known() -> None:
     result = of(rank((PREFILL, 8)), rank((DECODE, 8)))
-    assert row(result, "delay_ns", "alignable_ns") == (-1, -1)
-    assert row(result, "decode_ns", "decode_source") == (-1, "")
+    assert row(result, "delay_ns", "alignable_ns") == (None, None)
+    assert row(result, "decode_ns", "decode_source") == (None, "")
 
 
 def without_pure_decoding() -> tuple[str, str]:
@@ -184,12 +184,12 @@ def test_a_rank_without_a_request_is_in_no_phase() -> None:
     result = of(rank((PREFILL, 8), (dummy, 2)), *[rank((dummy, 8), (dummy, 2))] * 2)
     assert records(result["alignment"], "kinds", "mismatch", "idle_ranks", "padding_fraction") == [
         ("2 dummy decode, 1 prefill", False, 2, 1 - 1024 / 3072),
-        ("3 dummy decode", False, 3, -1),
+        ("3 dummy decode", False, 3, None),
     ]
     # 2 x 8 us beside the prefill and 3 x 2 us, of 30 us.
     assert row(result, "padding_fraction", "dummy_fraction") == (1 - 1024 / 3072, 22 / 30)
     # Nobody decodes, eagerly or not.
-    assert row(result, "eager_fraction") == (-1,)
+    assert row(result, "eager_fraction") == (None,)
     assert records(result["ranks"], "rank", "kind", "tokens", "dummy_fraction")[:2] == [
         (0, "prefill", 1024, 0),
         (0, "decode", 0, 1),
@@ -208,7 +208,7 @@ def test_graph_padding() -> None:
     columns = ("kind", "eager", "graph", "dummy", "tbo", "requests", "graph_requests", "tokens")
     assert records(result["steps"], *columns) == [
         ("decode", False, True, False, False, 117, 128, 117),
-        ("decode", False, True, False, False, 64, -1, 64),
+        ("decode", False, True, False, False, 64, None, 64),
         ("decode", False, True, True, False, 1, 8, 1),
     ]
     assert records(result["steps"], "rank", "index", "ts_ns", "dur_ns") == [
@@ -220,8 +220,8 @@ def test_graph_padding() -> None:
 
 def test_one_rank_is_compared_with_nobody() -> None:
     result = of(rank((PREFILL, 8), (DECODE, 4)))
-    assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction") == (-1, -1, -1)
-    assert row(result, "step_ns", "mismatch_steps", "delay_ns", "tokens", "slots") == (-1,) * 5
+    assert row(result, "steps", "phase_mismatch_fraction", "padding_fraction") == (None, None, None)
+    assert row(result, "step_ns", "mismatch_steps", "delay_ns", "tokens", "slots") == (None,) * 5
     assert len(result["alignment"]) == 0
     assert "one rank" in next(skip.reason for skip in result.skips if "mismatch" in skip.subject)
 
@@ -338,7 +338,7 @@ def test_the_outer_one_of_two_labels_is_the_step() -> None:
     result = of(drawing)
     assert records(result["steps"], "kind", "tokens", "dur_ns") == [
         ("decode", 4, 10_000),
-        ("mixed", -1, 4_000),
+        ("mixed", None, 4_000),
     ]
 
 
@@ -359,9 +359,9 @@ def test_launch_calls_tell_eager_where_the_label_does_not() -> None:
 def test_padding_needs_all_tokens() -> None:
     result = of(rank(("step[MIXED bs=66]", 4)), rank(("step[DECODE bs=64]", 4)))
     assert records(result["alignment"], "kinds", "mismatch", "tokens_max", "padding_fraction") == [
-        ("1 decode, 1 mixed", True, -1, -1)
+        ("1 decode, 1 mixed", True, None, None)
     ]
-    assert row(result, "padding_fraction", "slots") == (-1, 0)
+    assert row(result, "padding_fraction", "slots") == (None, 0)
     assert any(skip.subject == "padding of 1 step(s)" for skip in result.skips)
 
 
@@ -390,7 +390,7 @@ def test_two_batch_overlap() -> None:
 
 def test_two_batch_overlap_without_labels_of_the_halves() -> None:
     result = of(rank(("prefill[bs=1 tok=9 ctx=9 tbo=1]", 4)))
-    assert records(result["overlap"], "token_imbalance", "comm_ns", "overlap_efficiency") == [(-1, 0, -1)]
+    assert records(result["overlap"], "token_imbalance", "comm_ns", "overlap_efficiency") == [(None, 0, None)]
     assert "token balance of two-batch overlap" in [skip.subject for skip in result.skips]
 
 

@@ -83,14 +83,19 @@ def test_mixed_steps_count_both_phases() -> None:
 )
 def test_accepted_drafts_are_not_in_the_label(label: str, why: str) -> None:
     result = of((label, 4), (label, 5))
-    assert row(result, "output_tokens", "output_tokens_per_s", "tpot_ns", "tpot_max_ns") == (-1, -1, -1, -1)
+    assert row(result, "output_tokens", "output_tokens_per_s", "tpot_ns", "tpot_max_ns") == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert why in reason(result, "output tokens of rank 0")
 
 
 def test_drafts_beside_the_steps_make_them_speculative() -> None:
     """SGLang's drafts come as DECODE, too: one token a request is not known then."""
     result = of(("step[DECODE bs=4]", 2), ("step[DRAFT_EXTEND bs=4]", 1), ("step[DECODE bs=4]", 2))
-    assert row(result, "steps", "output_tokens") == (1, -1)
+    assert row(result, "steps", "output_tokens") == (1, None)
     assert "accepted" in reason(result, "output tokens of rank 0")
 
 
@@ -124,7 +129,7 @@ def test_rates_of_a_recorded_run(name: str) -> None:
         decoding = [(end, requests) for end, _, requests in steps if requests]
         weighted = [(min(a, b), later_end - end) for (end, a), (later_end, b) in pairwise(decoding)]
         if not weighted:
-            assert found["tpot_ns"] == -1
+            assert found["tpot_ns"] is None
             continue
         tpot = sum(n * us for n, us in weighted) / sum(n for n, _ in weighted)
         assert found["tpot_ns"] == pytest.approx(tpot * 1e3, abs=2)

@@ -92,7 +92,7 @@ def test_one_long_wait_does_not_hide_a_rank_that_is_always_late() -> None:
 
 def test_always_last_by_little_is_how_devices_differ() -> None:
     result = drawn([[(1, 1)] * 3] * 4, 70)
-    assert worst(result) == (1, -1, SMALL)
+    assert worst(result) == (1, None, SMALL)
     assert records(result["stragglers"], "effect_ns")[0] == (3 * COLUMN,)
     assert ALIKE > 3 / (3 * 72)
 
@@ -182,7 +182,7 @@ def test_time_that_others_wait() -> None:
 
 def test_inherited_lateness_is_not_tested() -> None:
     result = analyze(ranks(ORDINARY, ORDINARY, ORDINARY, LATE["inherited"]), "stragglers")
-    assert worst(result) == (3, -1, "not tested")
+    assert worst(result) == (3, None, "not tested")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7])

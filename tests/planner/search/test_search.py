@@ -182,7 +182,7 @@ def test_layers_of_each_chunk_are_computed_again() -> None:
 def test_where_none_fits_those_that_need_least_are_shown() -> None:
     result = search(Question(MODELS["moe_2t"], 8, global_batch=8), [MI300X, H200], [Space(tp=(1,))])
     rows = result["layouts"]
-    assert set(rows["position"]) == {-1}
+    assert rows["position"].isna().all()
     assert (rows["free_bytes"] < 0).all()
     assert [skip.subject for skip in result.skips] == ["layouts on mi300x", "layouts on h200"]
     assert result.meta["best"] == {}

@@ -48,7 +48,9 @@ SLOWDOWN = Schema(
         RANK,
         Column("name", "category", doc="kernel"),
         Column("shapes", "category", doc="arguments of the op that launched it, '' where not recorded"),
-        Column("blocks", "int64", "count", "thread blocks of the kernel, -1 where not recorded"),
+        Column(
+            "blocks", "int64", "count", "thread blocks of the kernel, missing where not recorded", absent=-1
+        ),
         Column(
             "overlapped_count",
             "int64",

@@ -126,7 +126,7 @@ DOUBTS: Mapping[str, DoubtKind] = {
 DOUBT_TABLE = Schema(
     "Doubts about the recording",
     (
-        Column("rank", "int64", doc="-1 for the whole job"),
+        Column("rank", "int64", doc="missing for the whole job", absent=-1),
         Column(
             "doubt", "category", doc="; ".join(f"{name}: {kind.meaning}" for name, kind in DOUBTS.items())
         ),
@@ -137,7 +137,8 @@ DOUBT_TABLE = Schema(
             "ts_ns",
             "int64",
             "ns",
-            "start of the longest stretch, since the rank's first event; -1 if unknown",
+            "start of the longest stretch, since the rank's first event; missing if unknown",
+            absent=-1,
         ),
         Column("evidence", "str", doc="figures that raise the doubt", prose=True),
         Column("affects", "str", doc="the figures it makes unreliable, and how", prose=True),

@@ -122,7 +122,8 @@ CAUSE_TABLE = Schema(
             "int64",
             "ns",
             "part of it whose like (same op or frame, or the cause as a whole) is in no other step; 0 for "
-            "what belongs to launching and the GPU; -1 with fewer than two steps",
+            "what belongs to launching and the GPU; missing with fewer than two steps",
+            absent=-1,
         ),
     ),
     doc=f"Each gap is divided by time among its causes, which add up to the idle time. {_LISTED}.",
@@ -157,7 +158,7 @@ GAPS = Schema(
         _HOST,
         _OP,
         Column("next_work", "category", doc="GPU work after the gap"),
-        Column("stream", "int64", doc="stream of that work"),
+        Column("stream", "int64", doc="stream of that work", absent=-1),
     ),
     key=(),
     leading="dur_ns",

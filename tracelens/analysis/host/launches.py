@@ -37,9 +37,9 @@ LAUNCHES = Schema(
     (
         RANK,
         Column("metric", "str", doc="what is counted or timed"),
-        Column("count", "int64", "count", "-1 for a metric of time only"),
-        Column("dur_ns", "int64", "ns", "-1 for a metric of counts only"),
-        Column("fraction", "float64", "fraction", "-1 for a latency"),
+        Column("count", "int64", "count", "missing for a metric of time only", absent=-1),
+        Column("dur_ns", "int64", "ns", "missing for a metric of counts only", absent=-1),
+        Column("fraction", "float64", "fraction", "missing for a latency", absent=-1),
         Column("meaning", "str", doc="what the row's numbers are of"),
     ),
     key=("metric",),

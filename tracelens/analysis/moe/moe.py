@@ -62,7 +62,9 @@ LAYERS = Schema(
         Column("gemms", "float64", "count", "expert GEMMs, forward"),
         Column("blocking_count", "float64", "count", "blocking calls"),
         Column("blocked_ns", "int64", "ns", "host time in them"),
-        Column("tokens", "float64", "count", "rows that its experts compute, -1 if not recorded"),
+        Column(
+            "tokens", "float64", "count", "rows that its experts compute, missing if not recorded", absent=-1
+        ),
     ),
     doc="Means per micro-batch and layer.",
     key=("layer",),
@@ -85,7 +87,9 @@ PASS_TABLE = Schema(
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("blocking_count", "int64", "count", "blocking calls"),
         Column("blocked_ns", "int64", "ns", "host time in them"),
-        Column("tokens", "int64", "count", "rows that its experts compute, -1 if not recorded"),
+        Column(
+            "tokens", "int64", "count", "rows that its experts compute, missing if not recorded", absent=-1
+        ),
     ),
     detail=True,
     key=(),
@@ -103,10 +107,10 @@ BALANCE = Schema(
     (
         LAYER,
         Column("ranks", "str", doc="in the expert-parallel group"),
-        Column("tokens_mean", "float64", "count", "rows that a rank's experts compute per pass"),
-        Column("tokens_max", "float64", "count", "of the busiest rank, mean over passes"),
-        Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is balanced"),
-        Column("worst_rank", "int64", doc="most often the rank with the most tokens"),
+        Column("tokens_mean", "float64", "count", "rows that a rank's experts compute per pass", absent=-1),
+        Column("tokens_max", "float64", "count", "of the busiest rank, mean over passes", absent=-1),
+        Column("max_mean_ratio", "float64", "ratio", "imbalance: 100% is balanced", absent=-1),
+        Column("worst_rank", "int64", doc="most often the rank with the most tokens", absent=-1),
         Column("experts_ns", "int64", "ns", "time in the experts per step, mean of the ranks"),
         Column("cost_ns", "int64", "ns", "per step: slowest rank's experts beyond the mean, pass by pass"),
     ),

@@ -42,7 +42,7 @@ BREAKDOWN = Schema(
     (
         RANK,
         Column("node", "int64", doc="number of the row on its rank"),
-        Column("parent", "int64", doc="node one level up, -1 at the top"),
+        Column("parent", "int64", doc="node one level up, missing at the top", absent=-1),
         Column("level", "str", doc="one of " + ", ".join(LEVELS)),
         Column("name", "category", doc="of the step, category, op, shape or kernel"),
         Column("forward_op", "category", doc="for backward work: the forward op whose gradient it computes"),

@@ -38,7 +38,7 @@ def _schema(title: str, doc: str) -> Schema:
         (
             RANK,
             Column("node", "int64", doc="number of the row on its rank"),
-            Column("parent", "int64", doc="enclosing node, -1 at the top"),
+            Column("parent", "int64", doc="enclosing node, missing at the top", absent=-1),
             Column("name", "category", doc="module or scope; (outside): in none of them"),
             Column("exclusive_ns", "int64", "ns", "wall time of its GPU work: direct_ns plus all children"),
             Column("fraction", "float64", "fraction", "exclusive time / GPU busy time of the rank"),
@@ -51,10 +51,11 @@ def _schema(title: str, doc: str) -> Schema:
                 "matrix_flops",
                 "int64",
                 "flops",
-                "of GEMMs, attention and convolutions, forward and backward; 0 if there are none, -1 if "
+                "of GEMMs, attention and convolutions, forward and backward; 0 if there are none, missing if "
                 "none could be counted",
+                absent=-1,
             ),
-            Column("backward_matrix_flops", "int64", "flops", "in gradients of its forward ops"),
+            Column("backward_matrix_flops", "int64", "flops", "in gradients of its forward ops", absent=-1),
         ),
         kind="tree",
         doc=f"{doc} Backward work counts where its forward op ran; recompute counts in the scopes it "

@@ -79,7 +79,7 @@ STEPS = Schema(
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("idle_fraction", "float64", "fraction", "share of the step"),
         Column("kernels", "int64", "count", METRICS["kernel.count"]),
-        Column("launches", "int64", "count", f"{METRICS['launch.count']}; -1: none recorded"),
+        Column("launches", "int64", "count", f"{METRICS['launch.count']}; missing: none recorded", absent=-1),
         Column("blocking_calls", "int64", "count", METRICS["blocking_calls"]),
     ),
     doc="Whole steps only. A step begins at its mark, or when the GPU has finished the earlier steps. "
@@ -127,8 +127,15 @@ PACE = Schema(
         Column("step_ns", "float64", "ns", "mean of these steps"),
         Column("profiled_ns", "float64", "ns", "mean of the rank's recorded steps"),
         Column("profiler_cost", "float64", "ratio", "profiled / step - 1"),
-        Column("tokens_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
-        Column("samples_per_s", "float64", doc="of all ranks, without the profiler; -1 if unknown"),
+        Column(
+            "tokens_per_s", "float64", doc="of all ranks, without the profiler; missing if unknown", absent=-1
+        ),
+        Column(
+            "samples_per_s",
+            "float64",
+            doc="of all ranks, without the profiler; missing if unknown",
+            absent=-1,
+        ),
     ),
     doc="Measured by the recorder around the recorded steps, which the profiler slows down. Parts of "
     "fewer than five steps count only if no part is longer.",

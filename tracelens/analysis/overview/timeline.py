@@ -79,7 +79,7 @@ STRIP = Schema(
     "GPU activity by stream",
     (
         RANK,
-        Column("device", "int64", doc="GPU index on the host"),
+        Column("device", "int64", doc="GPU index on the host, missing without a GPU", absent=-1),
         Column("stream", "int64", doc="stream of the GPU"),
         Column("kind", "category", doc="kind of most of the slice's busy time"),
         Column("ts_ns", "int64", "ns", "since the rank's first GPU work"),
@@ -120,7 +120,9 @@ PROBLEMS = Schema(
             "outcome", "str", doc="dropped: left out; repaired: used after repair; problem: with the file"
         ),
         Column("count", "int64", "count", "affected events"),
-        Column("first_byte", "int64", "bytes", "of the first one, -1 if unknown", intensive=True),
+        Column(
+            "first_byte", "int64", "bytes", "of the first one, missing if unknown", intensive=True, absent=-1
+        ),
     ),
     key=("problem", "outcome"),
 )

@@ -54,19 +54,26 @@ UTILISATION = Schema(
         Column("step", "str", doc="step mark, such as ProfilerStep#2"),
         Column("dur_ns", "int64", "ns", "wall time of the step"),
         Column("modelled_fraction", "float64", "fraction", "share of its GPU time that a cost model counts"),
-        Column("flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered"),
+        Column(
+            "flops", "float64", "flops", "of GEMMs, convolutions and attention, as far as covered", absent=-1
+        ),
         Column(
             "recompute_flops",
             "float64",
             "flops",
             "part of these: forward work recomputed in the backward pass",
+            absent=-1,
         ),
-        Column("flops_per_s", "float64", "flops/s", "flops / wall time"),
-        Column("mfu", "float64", "efficiency", "model FLOPs utilization: without recompute, of peak"),
-        Column("hfu", "float64", "efficiency", "hardware FLOPs utilization: with recompute, of peak"),
+        Column("flops_per_s", "float64", "flops/s", "flops / wall time", absent=-1),
+        Column(
+            "mfu", "float64", "efficiency", "model FLOPs utilization: without recompute, of peak", absent=-1
+        ),
+        Column(
+            "hfu", "float64", "efficiency", "hardware FLOPs utilization: with recompute, of peak", absent=-1
+        ),
     ),
-    doc="Relative to the peak for the element type of most of the FLOPs; -1 if the device is unknown. "
-    "Vector work is not counted, as is usual for MFU. FLOPs are also -1 where most of the work is not "
+    doc="Relative to the peak for the element type of most of the FLOPs, if the device is known. "
+    "Vector work is not counted, as is usual for MFU. Nothing is known where most of the work is not "
     "covered.",
     leading="mfu",
     absent_is_zero=False,
@@ -81,9 +88,23 @@ ROOFLINE = Schema(
         Column("dtype", "category", doc="element type of the arithmetic, which determines the peak"),
         Column("count", "int64", "count", "calls"),
         Column("dur_ns", "int64", "ns", "GPU time of all calls; union per call"),
-        Column("roofline_ns", "int64", "ns", "roofline time of all calls; -1 without peaks of the device"),
-        Column("efficiency", "float64", "efficiency", "roofline time / measured time, against peak"),
-        Column("recoverable_ns", "int64", "ns", "measured - roofline time: what a perfect kernel would save"),
+        Column(
+            "roofline_ns",
+            "int64",
+            "ns",
+            "roofline time of all calls; missing without peaks of the device",
+            absent=-1,
+        ),
+        Column(
+            "efficiency", "float64", "efficiency", "roofline time / measured time, against peak", absent=-1
+        ),
+        Column(
+            "recoverable_ns",
+            "int64",
+            "ns",
+            "measured - roofline time: what a perfect kernel would save",
+            absent=-1,
+        ),
         Column("bound", "category", doc="limit: compute, memory, host link, gpu link"),
         Column("flops", "int64", "flops", "per call"),
         Column("read_bytes", "int64", "bytes", "per call, each tensor once"),
@@ -93,7 +114,11 @@ ROOFLINE = Schema(
         Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound"),
         Column("intensity", "float64", "flops/byte", "FLOPs per byte read or written"),
         Column(
-            "maf_efficiency", "float64", "efficiency", "against max-achievable FLOPs; -1 if none is published"
+            "maf_efficiency",
+            "float64",
+            "efficiency",
+            "against max-achievable FLOPs; missing if none is published",
+            absent=-1,
         ),
         Column("dims", "category", doc="sizes behind the FLOPs, for a GEMM M, N and K"),
         Column("note", "category", doc="notes on the figures", prose=True),

@@ -16,7 +16,8 @@ import numpy as np
 from tracelens.analysis.roofline.costing import LARGE_FLOPS, Counted, costing
 from tracelens.arrays import Float, Int, lookup
 from tracelens.costs import OpCost
-from tracelens.devices import MEASURED, Device, attention_rate, gemm_rate, memory_rate
+from tracelens.devices import MEASURED, Device, GemmKind, attention_rate, gemm_rate, memory_rate
+from tracelens.dtypes import BITS
 from tracelens.table import sums
 from tracelens.trace import Trace, Work
 
@@ -66,7 +67,9 @@ class SlowCalls(NamedTuple):
         return share
 
 
-class _Reachable(NamedTuple):
+class Reachable(NamedTuple):
+    """What a call needs at the rates of a device."""
+
     ns: float  # 0 where it is not known
     is_measured: bool
 
@@ -86,15 +89,15 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
         if cost.engine == "matrix" and cost.flops > LARGE_FLOPS:
             rate = cost.flops * calls[kind] / dur_ns[kind] * 1e9
             best[cost.dtype] = max(best.get(cost.dtype, 0.0), rate)
-    slow: list[tuple[float, int, _Reachable]] = []
+    slow: list[tuple[float, int, Reachable]] = []
     for kind in long.tolist():
         item = counted.items[kind]
         if device is None or item.cost.link or _SEVERAL_PASSES.search(item.name):
             continue
-        reachable = _reachable(item, device, best.get(item.cost.dtype, 0.0))
+        needed = reachable(item.name, item.cost, device, best.get(item.cost.dtype, 0.0))
         mean_ns = dur_ns[kind] / calls[kind]
-        if 0 < SLOW_RATIO * reachable.ns < mean_ns:
-            slow.append((float(dur_ns[kind] - reachable.ns * calls[kind]), kind, reachable))
+        if 0 < SLOW_RATIO * needed.ns < mean_ns:
+            slow.append((float(dur_ns[kind] - needed.ns * calls[kind]), kind, needed))
     slow.sort(key=lambda each: -each[0])
     kinds = np.array([kind for _, kind, _ in slow], dtype=np.int64)
     number = np.full(len(counted.items), -1, dtype=np.int64)
@@ -105,30 +108,29 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
         items=tuple(counted.items[kind] for kind in kinds.tolist()),
         calls=calls[kinds],
         dur_ns=dur_ns[kinds],
-        reachable_ns=np.array([reachable.ns for _, _, reachable in slow]),
-        is_measured=all(reachable.is_measured for _, _, reachable in slow),
+        reachable_ns=np.array([needed.ns for _, _, needed in slow]),
+        is_measured=all(needed.is_measured for _, _, needed in slow),
         rows=rows,
         kind=kind_of_row[rows],
     )
 
 
-def _reachable(item: Counted, device: Device, best: float) -> _Reachable:
-    """What a call needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
-    cost = item.cost
+def reachable(name: str, cost: OpCost, device: Device, best: float = 0.0) -> Reachable:
+    """What a call of an op needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
     moved = cost.read_bytes + cost.write_bytes
     memory = memory_rate(device, max(moved, 1))
     memory_ns, is_measured = moved / memory.per_s * 1e9, memory.source == MEASURED
     if not cost.flops:
-        return _Reachable(memory_ns, is_measured)
+        return Reachable(memory_ns, is_measured)
     if cost.engine != "matrix":
         peak = device.peak(cost.engine, cost.dtype)
-        return _Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
-    rate, rate_is_measured = _matrix_rate(item.name, cost, device)
+        return Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
+    rate, rate_is_measured = _matrix_rate(name, cost, device)
     if best:
         rate = min(rate, best) or best
     if not rate:
-        return _Reachable(0.0, False)
-    return _Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
+        return Reachable(0.0, False)
+    return Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
 
 
 def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:
@@ -138,8 +140,14 @@ def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:
     if {"M", "N", "K"} <= dims.keys():
         # Rows of each of a group's matrices; of a batch they are rows of each already.
         groups = dims.get("G", 1)
-        rows, matrices = dims["M"] / max(groups, 1), max(groups * dims.get("B", 1), 1)
-        rate = gemm_rate(device, rows, dims["K"], dims["N"], cost.dtype, matrices)
+        matrices = max(groups * dims.get("B", 1), 1)
+        rows, inner = dims["M"] / max(groups, 1), dims["K"]
+        kind: GemmKind = "output"
+        written_bits = max(BITS.get(cost.dtype, 0), 16)
+        if groups > 1 and cost.write_bytes * 8 >= groups * dims["M"] * dims["N"] * written_bits:
+            # A result of each group: the gradients of their weights, which are sums over the rows.
+            rows, inner, kind = dims["K"] / groups, dims["M"], "weight"
+        rate = gemm_rate(device, rows, inner, dims["N"], cost.dtype, matrices, kind)
     elif {"Nq", "D"} <= dims.keys():
         width, values = dims["D"], dims.get("Dv", dims["D"])
         rate = attention_rate(device, dims["Nq"], width, values, cost.dtype, "backward" in name)

@@ -38,6 +38,7 @@ Hammersley, J. R. Stat. Soc. Suppl. 8 (1946); weighted p-values: Genovese, Roede
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,20 +128,23 @@ _RECURS_ANYWHERE = (STALLED,)
 """Kinds that recur at other places in each step: a scheduler takes a core when its slice is over."""
 UNTESTED = "not tested"
 
+_NO_INTERVAL = np.iinfo(np.int64).min  # a loss of time can be negative: no smaller number is left
 _EFFECT = (
     Column("effect_ns", "int64", "ns", "time lost per step to this cause, beyond the median of the others"),
     Column(
         "effect_low_ns",
         "int64",
         "ns",
-        f"lower end of the {CONFIDENCE:.0%} confidence interval; -1 (upper end too) with one step",
+        f"lower end of the {CONFIDENCE:.0%} confidence interval; missing (upper end too) with one step",
+        absent=_NO_INTERVAL,
     ),
-    Column("effect_high_ns", "int64", "ns", "upper end of the interval"),
+    Column("effect_high_ns", "int64", "ns", "upper end of the interval", absent=_NO_INTERVAL),
     Column(
         "p_value",
         "float64",
-        doc="p-value: upper bound of the probability that any rank loses as much without a fault; -1 if "
+        doc="p-value: upper bound of the probability that any rank loses as much without a fault; missing if "
         f"it loses less than {ALIKE:.0%} of a step, or if the cause is not tested",
+        absent=-1,
     ),
     Column(
         "significance",
@@ -229,14 +233,16 @@ EQUAL = Schema(
             "float64",
             "ratio",
             "GPU time of these against the median of the other ranks, reached by three quarters of the time; "
-            "-1: no such call",
+            "missing: no such call",
+            absent=-1,
         ),
         Column("host_ops", "int64", "count", "names of ops that call no others and wait for nothing"),
         Column(
             "host_ratio",
             "float64",
             "ratio",
-            "host time of a call of these, likewise; median, by their time; -1: no such op",
+            "host time of a call of these, likewise; median, by their time; missing: no such op",
+            absent=-1,
         ),
     ),
     doc="A GPU is slow from a ratio of 1.1 on. Hosts of equal ranks differ by up to half from recording to "
@@ -254,7 +260,7 @@ class Effect(NamedTuple):
     """What one rank loses by one kind of delay, and whether chance explains it."""
 
     ns: float  # mean of a step, beyond the median of the other ranks
-    low: float  # lower end of its confidence interval; -1 as the upper end where one step shows none
+    low: float  # lower end of its confidence interval; NaN as the upper end where one step shows none
     high: float  # upper end
     p_value: float  # of the test, for any rank and kind; -1 where it is too small to matter
     verdict: str  # SIGNIFICANT, NOISE, TOO_FEW (steps to tell) or SMALL
@@ -391,7 +397,7 @@ def _by_cause(
         kind = _KIND.get(cause)
         effect = effect_of.get((rank, -1 if kind is None else kind))
         if effect is None:
-            effect = Effect(0, -1, -1, -1, UNTESTED if kind is None else SMALL)
+            effect = Effect(0, nan, nan, -1, UNTESTED if kind is None else SMALL)
         same_kind = sum(waits.get((rank, other), 0) for other, of_kind in _KIND.items() if of_kind == kind)
         share = wait / same_kind if same_kind else 1.0
         if kind is not None and effect.ns * share < ALIKE * step_ns:
@@ -399,8 +405,6 @@ def _by_cause(
         elif cause == "slow_kernels" and rank in slow:
             # Equal calls tell what few or noisy steps cannot.
             effect = effect._replace(verdict=SIGNIFICANT)
-        has_interval = effect.low != effect.high
-        low, high = (bound * share if has_interval else bound for bound in (effect.low, effect.high))
         rows.append(
             {
                 "rank": rank,
@@ -411,8 +415,12 @@ def _by_cause(
                 "evidence": f"{verdict.evidence} (before {located})" if longest else "",
                 "effect_ns": round(effect.ns * share),
                 # The interval of damaged time stamps can be wider than 64 bits hold.
-                "effect_low_ns": round(max(low, -_LONGEST_NS)),
-                "effect_high_ns": round(min(high, _LONGEST_NS)),
+                **{
+                    name: _NO_INTERVAL
+                    if isnan(end)
+                    else round(min(max(end * share, -_LONGEST_NS), _LONGEST_NS))
+                    for name, end in (("effect_low_ns", effect.low), ("effect_high_ns", effect.high))
+                },
                 "p_value": effect.p_value,
                 "significance": effect.verdict,
             }
@@ -537,7 +545,7 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
             recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
-            mean, low, high = float(effect_ns[index]), -1.0, -1.0
+            mean, low, high = float(effect_ns[index]), nan, nan
             if steps > 1:
                 freedom, variance = steps - 1, float(lost.var(ddof=1))
                 if steps == 2:

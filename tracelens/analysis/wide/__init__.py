@@ -1,7 +1,6 @@
 """Wide tables: every kernel, op call and collective in a row, with all that the analyzers know of it."""
 
 from tracelens.analysis.wide.tables import (
-    ALWAYS_KNOWN,
     COLLECTIVES,
     KERNELS,
     OPS,
@@ -12,7 +11,6 @@ from tracelens.analysis.wide.tables import (
 )
 
 __all__ = [
-    "ALWAYS_KNOWN",
     "COLLECTIVES",
     "KERNELS",
     "OPS",

@@ -1,7 +1,4 @@
-"""What the wide DataFrames of a run hold: a row per kernel, op call or collective.
-
-As in all tables of this package, absent numbers are -1 here; the frames have missing values instead.
-"""
+"""What the wide DataFrames of a run hold: a row per kernel, op call or collective."""
 
 from __future__ import annotations
 
@@ -81,12 +78,6 @@ class Matches(NamedTuple):
 AMOUNTS = ("flops", "read_bytes", "write_bytes", "link_bytes")
 
 
-ALWAYS_KNOWN = frozenset(
-    {"rank", "device", "stream", "thread", "ts_ns", "local_ts_ns", "host_ts_ns", "dur_ns"}
-    | {"exclusive_ns", "exposed_ns", "kernels", "ranks", "kernel_id"}
-)
-"""Integer columns without missing values; they are int64 and may be negative."""
-
 _STEP = Column("step", "category", doc="the step that launched it: name of its mark")
 _PROGRAM = (
     Column("stage", "category", doc=f"of the MoE layer: {', '.join(STAGES)}; '' outside MoE layers"),
@@ -94,8 +85,14 @@ _PROGRAM = (
         "layer",
         "int64",
         doc="among the MoE layers of the model, through all pipeline stages, from 0; missing outside them",
+        absent=-1,
     ),
-    Column("microbatch", "int64", doc="of the MoE layer, in the step, from 0; missing outside MoE layers"),
+    Column(
+        "microbatch",
+        "int64",
+        doc="of the MoE layer, in the step, from 0; missing outside MoE layers",
+        absent=-1,
+    ),
     Column(
         "phase",
         "category",
@@ -120,14 +117,29 @@ _FORWARD_OP = Column(
 )
 _COSTS = (
     Column("dtype", "category", doc="element type of the arithmetic, which determines the peak"),
-    Column("flops", "int64", "flops", "what it has to compute; missing where `uncounted` says why"),
-    Column("read_bytes", "int64", "bytes", "what it has to read, each tensor once"),
-    Column("write_bytes", "int64", "bytes", "what it has to write"),
-    Column("link_bytes", "int64", "bytes", "what it has to send over the link to the host or other GPUs"),
-    Column("flops_per_s", "float64", "flops/s", "achieved", intensive=True),
-    Column("bytes_per_s", "float64", "bytes/s", "achieved; on the link if that is the bound", intensive=True),
-    Column("roofline_ns", "float64", "ns", "least time on the device; missing without its peaks"),
-    Column("efficiency", "float64", "efficiency", "roofline time / measured time", intensive=True),
+    Column(
+        "flops", "int64", "flops", "what it has to compute; missing where `uncounted` says why", absent=-1
+    ),
+    Column("read_bytes", "int64", "bytes", "what it has to read, each tensor once", absent=-1),
+    Column("write_bytes", "int64", "bytes", "what it has to write", absent=-1),
+    Column(
+        "link_bytes",
+        "int64",
+        "bytes",
+        "what it has to send over the link to the host or other GPUs",
+        absent=-1,
+    ),
+    Column("flops_per_s", "float64", "flops/s", "achieved", intensive=True, absent=-1),
+    Column(
+        "bytes_per_s",
+        "float64",
+        "bytes/s",
+        "achieved; on the link if that is the bound",
+        intensive=True,
+        absent=-1,
+    ),
+    Column("roofline_ns", "float64", "ns", "least time on the device; missing without its peaks", absent=-1),
+    Column("efficiency", "float64", "efficiency", "roofline time / measured time", intensive=True, absent=-1),
     Column("bound", "category", doc="limit: compute, memory, host link, gpu link; '' if unknown"),
     Column("uncounted", "category", doc="why its FLOPs and bytes are unknown; '' otherwise"),
 )
@@ -149,7 +161,7 @@ KERNELS = Schema(
         _FORWARD_OP,
         Column("name", "category", doc="of the kernel, copy or memset"),
         _SHAPES,
-        Column("device", "int64", doc="GPU index, -1 on a host without GPU"),
+        Column("device", "int64", doc="GPU index, missing on a host without GPU", absent=-1),
         Column("stream", "int64", doc="of the GPU; the thread on a host without GPU"),
         Column("ts_ns", "int64", "ns", "start, by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns", "duration of the kernel, copy or memset"),
@@ -159,10 +171,10 @@ KERNELS = Schema(
             "ns",
             "wall time of its own: of overlapping work each nanosecond goes to one row, as in the breakdown",
         ),
-        Column("launch_ts_ns", "int64", "ns", "start of the launch call, missing if not recorded"),
+        Column("launch_ts_ns", "int64", "ns", "start of the launch call, missing if not recorded", absent=-1),
         *_COSTS,
         Column("kernel_id", "int64", doc="row in the trace's `events`"),
-        Column("op_id", "int64", doc="row of the op in the trace's `events`, missing for none"),
+        Column("op_id", "int64", doc="row of the op in the trace's `events`, missing for none", absent=-1),
         _OP_SOURCE,
     ),
     doc="In order of rank and start. FLOPs, bytes and roofline time of an op call with several kernels are "
@@ -181,7 +193,13 @@ OPS = Schema(
         _SHAPES,
         Column("thread", "int64", doc="on the host"),
         Column("host_ts_ns", "int64", "ns", "start on the host, by the clock of the rank's own trace"),
-        Column("host_dur_ns", "int64", "ns", "on the host, with the ops that it calls; unknown in graphs"),
+        Column(
+            "host_dur_ns",
+            "int64",
+            "ns",
+            "on the host, with the ops that it calls; unknown in graphs",
+            absent=-1,
+        ),
         Column("ts_ns", "int64", "ns", "first start of its GPU work, by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns", "GPU time: union of its kernels, copies and memsets"),
         Column("kernels", "int64", "count", "kernels, copies and memsets that it launched"),
@@ -203,27 +221,42 @@ COLLECTIVES = Schema(
         Column("collective", "category", doc="send/recv: a send with its receive; '' if unknown"),
         Column("role", "category", doc="what the process group is for, such as EP, else its own name"),
         Column("group", "category", doc="process group: what it is for, and its ranks"),
-        Column("group_size", "int64", "count", "ranks of the process group"),
+        Column("group_size", "int64", "count", "ranks of the process group", absent=-1),
         Column(
-            "order", "int64", "count", "position among the collectives of the group; missing if not matched"
+            "order",
+            "int64",
+            "count",
+            "position among the collectives of the group; missing if not matched",
+            absent=-1,
         ),
         Column("dtype", "category", doc="element type"),
-        Column("bytes", "int64", "bytes", "largest message of any rank; for all-gather the whole buffer"),
-        Column("sent_bytes", "int64", "bytes", "what this rank puts in"),
-        Column("received_bytes", "int64", "bytes", "what this rank gets out"),
+        Column(
+            "bytes",
+            "int64",
+            "bytes",
+            "largest message of any rank; for all-gather the whole buffer",
+            absent=-1,
+        ),
+        Column("sent_bytes", "int64", "bytes", "what this rank puts in", absent=-1),
+        Column("received_bytes", "int64", "bytes", "what this rank gets out", absent=-1),
         Column("ts_ns", "int64", "ns", "start of the kernel, by the clock of the first rank"),
         Column("local_ts_ns", "int64", "ns", "start of the kernel, by the clock of the rank's own trace"),
         Column("dur_ns", "int64", "ns", "of the kernel: waiting + moving data"),
         Column(
-            "wait_ns", "int64", "ns", "part waiting for the last rank; missing if not matched across ranks"
+            "wait_ns",
+            "int64",
+            "ns",
+            "part waiting for the last rank; missing if not matched across ranks",
+            absent=-1,
         ),
-        Column("comm_ns", "int64", "ns", "part moving data; missing if not matched across ranks"),
+        Column("comm_ns", "int64", "ns", "part moving data; missing if not matched across ranks", absent=-1),
         Column("exposed_ns", "int64", "ns", "part of dur_ns that is exposed: the GPU computes nothing then"),
         Column(
             "exposed_comm_ns",
             "int64",
             "ns",
             "part moving data and exposed; missing if not matched across ranks",
+            absent=-1,
         ),
         Column(
             "latency_ns",
@@ -231,21 +264,33 @@ COLLECTIVES = Schema(
             "ns",
             "time on the wire: shortest duration of any rank, since the last to arrive does not wait; "
             "missing if not matched",
+            absent=-1,
         ),
-        Column("start_skew_ns", "int64", "ns", "last start - first start; missing if not matched"),
-        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency", intensive=True),
+        Column("start_skew_ns", "int64", "ns", "last start - first start; missing if not matched", absent=-1),
+        Column("algbw_bytes_per_s", "float64", "bytes/s", "bytes / latency", intensive=True, absent=-1),
         Column(
             "busbw_bytes_per_s",
             "float64",
             "bytes/s",
             "algbw x share of the data that crosses links, by the conventions of nccl-tests",
             intensive=True,
+            absent=-1,
         ),
-        Column("last_rank", "int64", doc="last to arrive; missing if not matched"),
+        Column("last_rank", "int64", doc="last to arrive; missing if not matched", absent=-1),
         Column("ranks", "int64", "count", "ranks of the run that recorded it"),
-        Column("link_bytes", "int64", "bytes", "what the kernel has to send over the link to other GPUs"),
         Column(
-            "roofline_ns", "float64", "ns", "least time on the link; missing without the device's figures"
+            "link_bytes",
+            "int64",
+            "bytes",
+            "what the kernel has to send over the link to other GPUs",
+            absent=-1,
+        ),
+        Column(
+            "roofline_ns",
+            "float64",
+            "ns",
+            "least time on the link; missing without the device's figures",
+            absent=-1,
         ),
         Column("host", "category", doc="machine of the rank, '' if not recorded"),
         Column("name", "category", doc="of the kernel"),
@@ -312,14 +357,12 @@ def select(
 
 def kernel_frame(selected: RunSelection) -> pd.DataFrame:
     """Every kernel, copy and memset, as in KERNELS."""
-    return wide_frame(KERNELS.concat([kernel_rows(part) for part in selected.parts]))
+    return KERNELS.concat([kernel_rows(part) for part in selected.parts]).frame
 
 
 def op_frame(selected: RunSelection) -> pd.DataFrame:
     """Every op call that launched GPU work itself, as in OPS."""
-    return wide_frame(
-        OPS.concat([op_rows(part.trace, part.work, kernel_rows(part)) for part in selected.parts])
-    )
+    return OPS.concat([op_rows(part.trace, part.work, kernel_rows(part)) for part in selected.parts]).frame
 
 
 def collective_frame(selected: RunSelection) -> pd.DataFrame:
@@ -328,7 +371,7 @@ def collective_frame(selected: RunSelection) -> pd.DataFrame:
     result = ANALYZERS.get("collectives")(selected.run, {"aligned run": aligned}, scope=selected.scope)
     matched = matches(aligned, result.data)
     rows = [collective_rows(part.trace, part.work, kernel_rows(part), matched) for part in selected.parts]
-    return wide_frame(COLLECTIVES.concat(rows))
+    return COLLECTIVES.concat(rows).frame
 
 
 def kernel_rows(part: RankSelection) -> dict[str, Any]:
@@ -600,24 +643,3 @@ def largest(values: Int, group: Int) -> Int:
     """Position of the largest value of each group; of equal ones the last."""
     order = np.lexsort((values, group))
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
-
-
-def wide_frame(table: Table) -> pd.DataFrame:
-    """The table with missing values instead of -1.
-
-    A comparison such as `efficiency < 0.5` must not select what is unknown, and a sum or mean must not count
-    it. Integers keep their precision as pandas' Int64.
-    """
-    import pandas as pd
-
-    frame = table.frame.copy(deep=False)
-    for column in table.schema.columns:
-        if column.name in ALWAYS_KNOWN or not column.is_number:
-            continue
-        values = table.array(column.name)
-        absent = values < 0
-        if column.dtype == "int64":
-            frame[column.name] = pd.arrays.IntegerArray(np.where(absent, 1, values), absent)
-        else:
-            frame[column.name] = np.where(absent, np.nan, values)
-    return frame

@@ -101,7 +101,7 @@ ICICLE = Schema(
     "Step time by category, op and kernel",
     (
         Column("node", "int64", doc="number of the row"),
-        Column("parent", "int64", doc="node one level up, -1 at the top"),
+        Column("parent", "int64", doc="node one level up, missing at the top", absent=-1),
         Column("level", "category", doc="category, op or kernel"),
         Column("name", "category", doc="category, op or kernel"),
         Column("base_ns", "int64", "ns", "per step"),

@@ -333,7 +333,11 @@ ALL_REDUCE = Schema(
         Column("one_shot_ns", "float64", "ns", "each GPU sends its whole buffer to all others"),
         Column("two_shot_ns", "float64", "ns", "direct reduce-scatter, then direct all-gather"),
         Column(
-            "hierarchical_ns", "float64", "ns", "reduce inside nodes, between them, and gather; -1: one node"
+            "hierarchical_ns",
+            "float64",
+            "ns",
+            "reduce inside nodes, between them, and gather; missing: one node",
+            absent=-1,
         ),
         Column("fastest", "category", doc="algorithm of the shortest time"),
         Column("speedup", "float64", doc="ring / fastest", intensive=True),
@@ -359,7 +363,13 @@ CROSSOVERS = Schema(
         Column("algorithm", "category", doc="fastest for these buffers"),
         Column("sizes", "str", doc="of the buffer of each GPU"),
         Column("from_bytes", "int64", "bytes", "the smallest"),
-        Column("to_bytes", "int64", "bytes", "the size at which the next one is as fast; -1: no limit"),
+        Column(
+            "to_bytes",
+            "int64",
+            "bytes",
+            "the size at which the next one is as fast; missing: no limit",
+            absent=-1,
+        ),
     ),
 )
 ASSUMED = Schema(

@@ -75,12 +75,12 @@ RANKS = Schema(
         Column("in_flight", "int64", "count", "most micro-batch chunks in flight"),
         Column("peak_bytes", "int64", "bytes", "most bytes in use at once during a step"),
         Column("peak_phase", "category", doc="phase of the step with the peak"),
-        Column("forward_bytes", "int64", "bytes", "peak of a forward"),
-        Column("backward_bytes", "int64", "bytes", "peak of a backward"),
-        Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step"),
-        Column("between_bytes", "int64", "bytes", "held between steps"),
+        Column("forward_bytes", "int64", "bytes", "peak of a forward", absent=-1),
+        Column("backward_bytes", "int64", "bytes", "peak of a backward", absent=-1),
+        Column("optimizer_bytes", "int64", "bytes", "peak of the optimizer step", absent=-1),
+        Column("between_bytes", "int64", "bytes", "held between steps", absent=-1),
     ),
-    doc="-1: the framework's rules do not distinguish it.",
+    doc="A dash: the framework's rules do not distinguish it.",
 )
 FITS = Schema(
     "Does it fit",

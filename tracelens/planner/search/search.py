@@ -31,7 +31,13 @@ LAYOUTS = Schema(
     "Layouts",
     (
         Column("device", "category", doc="device that the layout runs on"),
-        Column("position", "int64", "count", "rank by step time among those that fit; -1: does not fit"),
+        Column(
+            "position",
+            "int64",
+            "count",
+            "rank by step time among those that fit; missing: does not fit",
+            absent=-1,
+        ),
         Column("pp", "int64", doc="pipeline stages"),
         Column("vpp", "int64", doc="model chunks per stage"),
         Column("ep", "int64", doc="ranks that share the experts"),
@@ -56,7 +62,9 @@ PARTS = Schema(
     "Where the time goes",
     (
         Column("device", "category", doc="device that the layout runs on"),
-        Column("position", "int64", "count", "of the layout, as in `layouts`; -1: does not fit"),
+        Column(
+            "position", "int64", "count", "of the layout, as in `layouts`; missing: does not fit", absent=-1
+        ),
         Column("layout", "str", doc="sizes of the layout"),
         Column("part", "category", doc="part of the slowest stage's step"),
         Column("ns", "int64", "ns", "time of the part per step"),

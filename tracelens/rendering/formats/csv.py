@@ -128,13 +128,14 @@ def clean(
     rows: Rows = slice(None),
     number: str = "{}",
 ) -> list[Any]:
-    """The cells of a column, texts made safe; each distinct text is looked at once.
+    """The cells of a column, texts made safe; each distinct text is looked at once. None is an empty cell.
 
     An efficiency that needs its reason beside it is a text, which begins with it in the format `number`.
     """
-    cells = table.values(column.name, rows)
+    cells = table.cells(column.name, rows)
     if not column.is_text:
-        plain = list(map(number.format, cells)) if column.unit == "efficiency" else []
+        is_efficiency = column.unit == "efficiency"
+        plain = ["" if cell is None else number.format(cell) for cell in cells] if is_efficiency else []
         texts = zip(cells, plain, explained(table, column, rows, plain), strict=True)
         return [cell if text == bare else safe_text(text) for cell, bare, text in texts] if plain else cells
     safe_of = {cell: safe_text(cell) for cell in set(cells)}

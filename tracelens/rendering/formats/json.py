@@ -33,7 +33,8 @@ def files(report: Report) -> Mapping[str, bytes]:
 
     Where something sums up, it has "summary": {"verdict", "tiles"}, too.
     `findings` are the rows of that analyzer's table, empty when it is not part of the report.
-    `meta.failures` names the parts that failed because of a bug. An infinite float is null.
+    `meta.failures` names the parts that failed because of a bug. An unknown number and an infinite
+    one are null.
     """
     results: dict[str, dict[str, Any]] = {
         result.analyzer: {"tables": _tables(result), "skips": _skips(result), "meta": dict(result.meta)}
@@ -105,7 +106,7 @@ def dumps(value: Any, *, indent: bool = False) -> bytes:
 def _tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     records: dict[str, list[dict[str, Any]]] = {}
     for name, table in result.exported.items():
-        columns = [table.values(column) for column in table.schema.names]
+        columns = [table.cells(column) for column in table.schema.names]
         rows = zip(*columns, strict=True)
         records[name] = [dict(zip(table.schema.names, row, strict=True)) for row in rows]
     return records

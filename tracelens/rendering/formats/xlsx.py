@@ -81,6 +81,8 @@ def files(report: Report) -> Mapping[str, bytes]:
             for row in range(rows):
                 for index, (cell_format, cells) in enumerate(columns):
                     value = cells[row]
+                    if value is None:
+                        continue
                     if isinstance(value, bool):
                         sheet.write_boolean(row + 1, index, value)
                     elif isinstance(value, str):

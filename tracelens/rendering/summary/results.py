@@ -323,7 +323,7 @@ def bubble_summary(result: Result) -> Summary | None:
 
 
 def whatif_summary(result: Result) -> Summary | None:
-    """The scenarios that shorten the step most."""
+    """The scenarios that raise the throughput most."""
     table, meta = result.data.get("whatif"), result.meta
     base_ns, recorded_ns = float(meta["base_ns"]), float(meta["recorded_ns"])
     what = (
@@ -337,12 +337,24 @@ def whatif_summary(result: Result) -> Summary | None:
     names = table.texts("scenario")
     columns = ("projected", "low", "high", "rerun_low", "rerun_high")
     projected, low, high, least, most = (table.array(f"{name}_ns").tolist() for name in columns)
-    is_clear = [not least[row] <= base_ns <= most[row] for row in range(len(names))]
-    shorter = [row for row in range(len(names)) if projected[row] < base_ns and is_clear[row]][:NAMED]
-    if shorter:
-        listed = [f"{names[row]} to {about(projected[row])}" for row in shorter]
-        listed[0] = f"{names[shorter[0]]} would bring it to {about(projected[shorter[0]])}"
+    gain = table.array("gain")
+    # The step that has the measured throughput with the tokens of the scenario.
+    even_ns = (1 + gain) * table.array("projected_ns")
+    is_clear = [not least[row] <= even_ns[row] <= most[row] for row in range(len(names))]
+    steps = [about(ns) for ns in projected]
+    effects = [f"{share:+.1%}" for share in (projected / even_ns - 1).tolist()]
+    tokens = np.round(even_ns / base_ns, 6)
+    for row in np.flatnonzero(tokens != 1).tolist():
+        effects[row] = f"for {tokens[row]:g} times the tokens, {gain[row]:+.0%} tokens/s"
+        steps[row] += f" {effects[row]}"
+    better = [row for row in range(len(names)) if gain[row] > 0 and is_clear[row]][:NAMED]
+    worse = [row for row in reversed(range(len(names))) if gain[row] < 0 and is_clear[row]]
+    if better:
+        listed = [f"{names[row]} to {steps[row]}" for row in better]
+        listed[0] = f"{names[better[0]]} would bring it to {steps[better[0]]}"
         verdict += f"; {', '.join(listed)}"
+    elif worse:
+        verdict += f"; {names[worse[0]]} would bring it to {steps[worse[0]]}"
     else:
         verdict += "; no clear gain"
     for row in range(min(len(names), NAMED)):
@@ -353,7 +365,7 @@ def whatif_summary(result: Result) -> Summary | None:
             unit="ns",
             low=low[row],
             high=high[row],
-            note=f"{projected[row] / base_ns - 1:+.1%}" if is_clear[row] else "no clear gain",
+            note=effects[row] if is_clear[row] else "no clear gain",
             section="whatif",
         )
         tiles.append(tile)

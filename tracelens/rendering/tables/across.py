@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.arrays import Bool, Float, Int, lookup, unique
-from tracelens.rendering.tables.values import UNKNOWN, stem_and_suffix, unknown
+from tracelens.rendering.tables.values import stem_and_suffix
 from tracelens.table import Column, Table, codes, depth_first
 
 _RATES = ("efficiency", "flops/s", "bytes/s")
@@ -28,7 +28,7 @@ class _Things(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """A quantity of each thing across the ranks; -1 where no rank knows it."""
+    """A quantity of each thing across the ranks; NaN where no rank knows it."""
 
     typical: Float  # of all ranks: the median, in a tree the mean
     mean: Float  # of all ranks
@@ -88,7 +88,7 @@ def leading_column(table: Table) -> Column | None:
     known = [
         column
         for column in table.schema.columns
-        if _is_quantity(column) and not unknown(column, table.array(column.name)).all()
+        if _is_quantity(column) and not table.unknown(column.name).all()
     ]
     known.sort(key=lambda column: (column.name != table.schema.leading, column.unit != "ns"))
     return known[0] if known else None
@@ -136,12 +136,13 @@ class _Comparison:
             doc = f"{statistic} of the ranks: {what}"
             column = replace(self.leading, name=self._name(statistic), doc=doc)
             columns.append((column, self._as(self.leading, values)))
-        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], UNKNOWN)
+        rank = np.where(spread.high > spread.low, self.source.array("rank")[worst], -1)
         share = (spread.high - spread.low) / np.where(spread.high > 0, spread.high, 1)
-        share = np.where(spread.low < 0, UNKNOWN, share)
+        # Of what is below 0 on some rank there is no share.
+        share = np.where(spread.low >= 0, share, -1)
         doc = f"with the {'smallest' if low_is_bad else 'largest'} value"
-        columns.append((Column("worst_rank", "int64", doc=doc), rank))
-        columns.append((Column("spread", "float64", "fraction", "(max - min) / max"), share))
+        columns.append((Column("worst_rank", "int64", doc=doc, absent=-1), rank))
+        columns.append((Column("spread", "float64", "fraction", "(max - min) / max", absent=-1), share))
 
         columns += [
             (column, _taken(self.source.columns[column.name], worst))
@@ -164,7 +165,7 @@ class _Comparison:
 
         # Things with most time in all ranks first, else in the order in which the ranks have them.
         if schema.kind == "tree":
-            _, weight = np.unique(spread.mean, return_inverse=True)
+            _, weight = np.unique(np.nan_to_num(spread.mean, nan=-1), return_inverse=True)
             order = depth_first(things.parent, weight.astype(np.int64))
         else:
             position = position_on_rank(self.source.array("rank"))
@@ -203,7 +204,7 @@ class _Comparison:
         intensive = column.intensive or column.unit in _INTENSIVE or not self.source.schema.absent_is_zero
         return _spread(
             values.astype(np.float64),
-            ~unknown(column, values),
+            ~self.source.unknown(column.name),
             self.things,
             np.zeros_like(self.things.recorded) if intensive else self.things.recorded,
             use_mean=self._typical == "mean" and not intensive,
@@ -211,6 +212,7 @@ class _Comparison:
 
     @staticmethod
     def _as(column: Column, values: Float) -> NDArray[Any]:
+        values = np.where(np.isnan(values), 0 if column.absent is None else column.absent, values)
         return np.rint(values).astype(np.int64) if column.dtype == "int64" else values
 
 
@@ -273,7 +275,7 @@ def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean
     """
     size = len(things.first)
     if not known.any():
-        nothing = np.full(size, float(UNKNOWN))
+        nothing = np.full(size, np.nan)
         return _Spread(nothing, nothing, nothing, nothing, things.first, things.first)
     rows = np.flatnonzero(known)
     rows = rows[np.lexsort((values[rows], things.of_row[rows]))]
@@ -297,7 +299,7 @@ def _spread(values: Float, known: Bool, things: _Things, ranks: Int, *, use_mean
     low_row = np.where(absent, things.first, rows[np.minimum(first, len(rows) - 1)])
     high_row = np.where(absent, things.first, rows[np.maximum(first + number - 1, 0)])
     figures = (mean if use_mean else median, mean, ranked(0 * total), ranked(total - 1))
-    typical, mean, low, high = (np.where(absent, float(UNKNOWN), figure) for figure in figures)
+    typical, mean, low, high = (np.where(absent, np.nan, figure) for figure in figures)
     return _Spread(typical, mean, low, high, low_row, high_row)
 
 

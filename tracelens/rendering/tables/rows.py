@@ -148,7 +148,7 @@ def _is_rank_by_rank(table: Table) -> bool:
 
 def _shown(table: Table, column: Column, rows: Rows) -> ShownColumn:
     fmt = column_format(table, column)
-    cells = table.values(column.name, rows)
+    cells = table.cells(column.name, rows)
     return ShownColumn(fmt, cells, explained(table, column, rows, fmt.texts(cells)))
 
 
@@ -359,13 +359,11 @@ def with_places(table: Table) -> Table:
             columns.append(column)
             continue
         columns.append(Column(places[stem], "str", doc=column.doc))
-        fmt, times = column_format(table, column), table.array(column.name).tolist()
+        fmt, times = column_format(table, column), table.cells(column.name)
         # "" where it is not known.
         data[places[stem]] = [
-            f"rank {rank} at {text} {fmt.unit}" if rank >= 0 and time >= 0 else ""
-            for rank, time, text in zip(
-                table.array(stem + _RANK).tolist(), times, fmt.texts(times), strict=True
-            )
+            "" if rank is None or text == ABSENT else f"rank {rank} at {text} {fmt.unit}"
+            for rank, text in zip(table.cells(stem + _RANK), fmt.texts(times), strict=True)
         ]
     doc = f"{table.schema.doc} {_CLOCK}".strip()
     schema = replace(table.schema, columns=tuple(columns), doc=doc)

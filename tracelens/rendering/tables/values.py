@@ -18,8 +18,8 @@ from tracelens.symbols import demangled
 from tracelens.table import Column, Rows, Table, Tile
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, amount, largest_scale, scale_of
 
-ABSENT, UNKNOWN = "–", -1
-"""What stands for a number that is not known: to people, and in the tables."""
+ABSENT = "–"
+"""What stands for a number that is not known, to people."""
 _MOST_DECIMALS = 6
 _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_byte", "flops/byte"),
@@ -47,7 +47,6 @@ EFFICIENCY_BEYOND = "beyond the peak: cached input, another device, or less work
 _WORDS = {"dur": "time", "ts": "start"}
 _SIDES = ("base", "cand", "delta")
 _STATISTICS = ("median", "mean", "min", "max")
-_SIGNED = re.compile(r"delta|change|diff|offset|skew", re.IGNORECASE)
 
 
 class _Printable(dict[int, str]):
@@ -74,7 +73,6 @@ class ColumnFormat:
     divisor: float
     unit: str
     decimals: int
-    absent: bool
 
     @property
     def header(self) -> str:
@@ -87,16 +85,15 @@ class ColumnFormat:
             return ["yes" if value else "no" for value in values]
         if not self.column.is_number:
             return [one_line(value) for value in values]
+        if None in values:
+            known = iter(self.texts([value for value in values if value is not None]))
+            return [ABSENT if value is None else next(known) for value in values]
         if self.column.unit in PERCENT:
-            cells = [f"{value:,.{self.decimals}%}" for value in values]
-        elif self.decimals == 0 and self.divisor == 1:
-            cells = [f"{value:,.0f}" if isinstance(value, float) else f"{value:,}" for value in values]
-        else:
-            divisor, spec = self.divisor, f",.{self.decimals}f"
-            cells = [format(value / divisor, spec) for value in values]
-        if self.absent:
-            return [ABSENT if value == UNKNOWN else cell for value, cell in zip(values, cells, strict=True)]
-        return cells
+            return [f"{value:,.{self.decimals}%}" for value in values]
+        if self.decimals == 0 and self.divisor == 1:
+            return [f"{value:,.0f}" if isinstance(value, float) else f"{value:,}" for value in values]
+        divisor, spec = self.divisor, f",.{self.decimals}f"
+        return [format(value / divisor, spec) for value in values]
 
 
 _SECTIONS = ("trust", "setup")
@@ -110,25 +107,23 @@ _CONTEXT = 6
 def format_for(column: Column, numbers: NDArray[Any] | None, least: float = 0.0) -> ColumnFormat:
     """Choose unit and decimals for a column from its largest magnitude, or from `least` if that is more.
 
-    -1 means absent and is shown as a dash, unless the column is signed: its name says so (delta, offset, ...)
-    or it holds a value below -1. A text column needs no `numbers`.
+    A text column needs no `numbers`; of others, those that are known.
     """
     if numbers is None or not column.is_number:
-        return ColumnFormat(column, 1, "", 0, False)
+        return ColumnFormat(column, 1, "", 0)
     ends = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
-    absent = ends[0] == UNKNOWN and not _SIGNED.search(column.name)
-    peak = max((abs(end) for end in (*ends[absent:], least) if isfinite(end)), default=0.0)
+    peak = max((abs(end) for end in (*ends, least) if isfinite(end)), default=0.0)
     if column.unit in SCALES:
         scale = scale_of(column.unit, peak)
         # Whole numbers of a unit without parts, such as bytes, are never cut.
         decimals = _enough(scale.decimals, peak / scale.size) if scale.decimals else 0
-        return ColumnFormat(column, scale.size, scale.name, decimals, absent)
+        return ColumnFormat(column, scale.size, scale.name, decimals)
     if column.unit in PERCENT:
-        return ColumnFormat(column, 1, "", _enough(1 if peak >= 0.1 else 2, 100 * peak), absent)
+        return ColumnFormat(column, 1, "", _enough(1 if peak >= 0.1 else 2, 100 * peak))
     if column.dtype == "int64":
-        return ColumnFormat(column, 1, "", 0, absent)
+        return ColumnFormat(column, 1, "", 0)
     decimals = _enough(1 if peak >= 1000 else 2 if peak >= 10 else 3, peak)
-    return ColumnFormat(column, 1, "", decimals, absent)
+    return ColumnFormat(column, 1, "", decimals)
 
 
 def _enough(decimals: int, peak: float) -> int:
@@ -138,13 +133,6 @@ def _enough(decimals: int, peak: float) -> int:
     return decimals
 
 
-def unknown(column: Column, numbers: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers of a column stand for an unknown one, as `format_for` decides it."""
-    if not len(numbers) or numbers.min() != UNKNOWN or _SIGNED.search(column.name):
-        return np.zeros(len(numbers), bool)
-    return np.asarray(numbers == UNKNOWN, bool)
-
-
 def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> list[str]:
     """Cells, and behind each efficiency beyond what the hardware allows its reason: '853.0% (cached input)'.
 
@@ -152,11 +140,11 @@ def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> lis
     """
     if column.unit != "efficiency":
         return texts
-    values = table.values(column.name, rows)
+    values = table.cells(column.name, rows)
     notes = table.texts("note", rows) if "note" in table.columns else [""] * len(values)
     reasons = [one_line(note.partition("; ")[0]) or EFFICIENCY_BEYOND for note in notes]
     return [
-        f"{text} ({reason})" if value > EXPLAIN_ABOVE else text
+        f"{text} ({reason})" if value is not None and value > EXPLAIN_ABOVE else text
         for value, reason, text in zip(values, reasons, texts, strict=True)
     ]
 
@@ -205,8 +193,8 @@ def column_format(table: Table, column: Column) -> ColumnFormat:
     if table.schema.kind == "entries" and _is_duration(column):
         # The facts of an entry stand in one line.
         compared = [other.name for other in table.schema.columns if _is_duration(other)]
-    peaks = [np.abs(table.array(name)).max(initial=0) for name in compared if name in table.columns]
-    return format_for(column, table.array(column.name), float(max(peaks, default=0)))
+    peaks = [np.abs(table.known(name)).max(initial=0) for name in compared if name in table.columns]
+    return format_for(column, table.known(column.name), float(max(peaks, default=0)))
 
 
 def _is_duration(column: Column) -> bool:

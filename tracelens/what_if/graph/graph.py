@@ -317,6 +317,7 @@ class Edit:
     delay: Int  # unexplained delay of each node, ns
     lag: Int  # of each edge, ns
     kept: Bool  # which edges are there
+    tokens: float = 1.0  # of a step / those recorded
 
     @staticmethod
     def of(graph: RunGraph) -> Edit:
@@ -325,7 +326,7 @@ class Edit:
         )
 
     def copy(self) -> Edit:
-        return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy())
+        return Edit(self.dur.copy(), self.delay.copy(), self.lag.copy(), self.kept.copy(), self.tokens)
 
     def set_dur(self, nodes: Int, ns: NDArray[np.floating[Any]]) -> None:
         """Set durations, rounded to whole ns.

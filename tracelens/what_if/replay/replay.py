@@ -46,7 +46,7 @@ REPLAYS = {
 class ScenarioOutcome(NamedTuple):
     """The result of one scenario: rows of the tables of these names."""
 
-    projected_ns: int  # of the step
+    gain: float  # of throughput
     whatif: Rows  # a single one
     assumptions: Rows  # a single one
     critical_path: Rows  # one row per category
@@ -67,7 +67,9 @@ WHATIF = Schema(
         Column("high_ns", "int64", "ns", "longest replayed step"),
         Column("rerun_low_ns", "int64", "ns", "shortest step that a run with the change should measure"),
         Column("rerun_high_ns", "int64", "ns", "longest step that a run with the change should measure"),
-        Column("gain", "float64", "ratio", "throughput gain: base / projected - 1"),
+        Column(
+            "gain", "float64", "ratio", "of tokens/s: base / projected, times tokens / those recorded, - 1"
+        ),
         Column("bottleneck", "category", doc="largest part of the new critical path"),
     ),
     doc="Replays the run's dependency graph (launches, streams, waits, collectives across ranks) with other "
@@ -284,6 +286,7 @@ class ReplayedStep:
         projection = self.projector.project(request)
         typical = projection.typical
         path, bottlenecks, parts = self._path(request.text, projection.edit, typical)
+        gain = projection.edit.tokens * self.projector.base_ns / max(projection.step_ns, 1) - 1
         row = {
             "scenario": request.text,
             "base_ns": self.projector.base_ns,
@@ -292,7 +295,7 @@ class ReplayedStep:
             "high_ns": projection.high_ns,
             "rerun_low_ns": projection.rerun_ns[0],
             "rerun_high_ns": projection.rerun_ns[1],
-            "gain": self.projector.base_ns / max(projection.step_ns, 1) - 1,
+            "gain": gain,
             "bottleneck": next(iter(parts), ""),
         }
         assumption_row = {
@@ -306,7 +309,7 @@ class ReplayedStep:
             "base_ns": self.projector.base,
             "projected_ns": typical.dur,
         }
-        return ScenarioOutcome(projection.step_ns, row, assumption_row, path, bottlenecks, ranks)
+        return ScenarioOutcome(gain, row, assumption_row, path, bottlenecks, ranks)
 
     def explained(self) -> Table:
         recorded_ns = self.projector.recorded_ns
@@ -361,7 +364,7 @@ class ReplayedStep:
 
     def tables(self, outcomes: Sequence[ScenarioOutcome]) -> dict[str, Table]:
         """All tables; scenarios best first, the measured path before the projected ones."""
-        ordered = sorted(outcomes, key=lambda outcome: outcome.projected_ns)
+        ordered = sorted(outcomes, key=lambda outcome: -outcome.gain)
         return {
             "whatif": WHATIF.from_rows(outcome.whatif for outcome in ordered),
             "assumptions": ASSUMPTIONS.from_rows(outcome.assumptions for outcome in ordered),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
-from tracelens.analysis.roofline import Counted, bounds, least_ns
+from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import MEASURED, Device, memory_rate, read_device
@@ -44,7 +44,8 @@ _SPLITS = ("all_gather", "allgather", "_allgather", "reduce_scatter", "_reduce_s
 _GEMM_DIMS = {"M", "N", "K"}
 _SUM_BITS = 16
 """Results and sums of narrower GEMMs are written in 16 bits."""
-_OPTIMIZER = re.compile(r"multi_tensor|foreach|adam|lamb|sgd|clip_grad", re.IGNORECASE)
+# Kernels of plain elementwise ops have a "lambda" in their names.
+_OPTIMIZER = re.compile(r"multi_tensor|foreach|adam|lamb(?!da)|sgd|clip_grad", re.IGNORECASE)
 _OF_PARAMETERS = re.compile(r"data|dp|embedding|optim|default", re.IGNORECASE)
 
 
@@ -53,6 +54,7 @@ class RankCosts(NamedTuple):
 
     cost: Int  # index into `costs` of each piece of work, -1 for none
     costs: Sequence[OpCost]  # of the calls
+    names: Sequence[str]  # of their ops
     backward: Bool  # which pieces of work are backward
     parameters: Bool  # which are of the size of the parameters, not of the batch
     communication: Bool  # which are communication
@@ -76,6 +78,7 @@ def costs(trace: Trace, device: Device | None) -> RankCosts:
     return RankCosts(
         cost=counted.item,
         costs=[item.cost for item in counted.items],
+        names=[item.name for item in counted.items],
         backward=work.forward >= 0,
         parameters=parameters,
         communication=work.kind == WORK_KINDS.index("comm"),
@@ -365,10 +368,10 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-def _ratio(before: OpCost, after: OpCost, device: Device) -> float:
-    """Least time of one call / that of another; 1 where one of them is unknown."""
+def _ratio(before: OpCost, after: OpCost, device: Device, unknown: float = 1.0) -> float:
+    """Least time of one call / that of another; `unknown` where one of them is."""
     least = [least_ns(cost, device) for cost in (before, after)]
-    return least[1] / least[0] if min(least) > 0 else 1.0
+    return least[1] / least[0] if min(least) > 0 else unknown
 
 
 @scenario("batch", argument="=FACTOR", usual=(), reads=(costs,), in_reports=False)
@@ -376,9 +379,9 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """FACTOR times as many tokens in each micro-batch.
 
     Assumes:
-        Work with a cost model scales with its roofline time, in which weights keep their size, other kernels
-        by FACTOR. Messages of tokens scale, latency included. Optimizer, gradient messages and host stay the
-        same.
+        GEMMs and attention scale as the device's rates for their sizes, other work with a cost model with
+        its roofline time; weights keep their size. Other kernels scale by FACTOR. Messages of tokens scale,
+        latency included. Optimizer, gradient messages and host stay the same.
     """
     factor, graph = number(argument, f"batch={argument}"), context.gpu_graph()
     modelled_ns, total_ns = 0.0, 0.0
@@ -390,9 +393,9 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
         dims = [dict(part.costs[row].dims) for row in forward]
         tokens = frozenset(sizes["M"] for sizes in dims if sizes.keys() >= _GEMM_DIMS)
         ratio, of_backward = np.full((2, len(part.costs) + 1), factor)
-        for row, cost in enumerate(part.costs):
-            ratio[row] = _ratio(cost, _of_batch(cost, factor, frozenset()), part.device)
-            of_backward[row] = _ratio(cost, _of_batch(cost, factor, tokens), part.device)
+        for row, (name, cost) in enumerate(zip(part.names, part.costs, strict=True)):
+            ratio[row] = _grown(name, cost, _of_batch(cost, factor, frozenset()), part.device, factor)
+            of_backward[row] = _grown(name, cost, _of_batch(cost, factor, tokens), part.device, factor)
         nodes = graph.nodes(rank, Node.WORK)
         work = graph.work[nodes]
         scale = np.where(part.backward[work], of_backward[part.cost[work]], ratio[part.cost[work]])
@@ -413,12 +416,23 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
         dtype=bool,
     )
     edit.set_dur(meetings[of_tokens], edit.dur[meetings[of_tokens]] * factor)
+    edit.tokens *= factor
     return (
-        f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model and scales with its "
-        f"roofline time, in which weights keep their size; other kernels scale by {factor:g}; each keeps the "
-        f"time of the shortest kernel; transfers of {int(of_tokens.sum()):,} messages of tokens scale, "
-        "latency included; the optimizer, gradient messages and the host stay the same"
+        f"{modelled_ns / max(total_ns, 1):.0%} of the GPU time has a cost model: GEMMs and attention scale "
+        "as the device's rates for their sizes, the rest with its roofline time; weights keep their size; "
+        f"other kernels scale by {factor:g}; each keeps the time of the shortest kernel; transfers of "
+        f"{int(of_tokens.sum()):,} messages of tokens scale, latency included; the optimizer, gradient "
+        "messages and the host stay the same"
     )
+
+
+def _grown(name: str, before: OpCost, after: OpCost, device: Device, unknown: float) -> float:
+    """Time of a larger call / that of the recorded one; of GEMMs at the rates for their sizes."""
+    if before.engine == "matrix":
+        needed = [reachable(name, cost, device).ns for cost in (before, after)]
+        if min(needed) > 0:
+            return needed[1] / needed[0]
+    return _ratio(before, after, device, unknown)
 
 
 def _of_batch(cost: OpCost, factor: float, tokens: frozenset[int]) -> OpCost:
@@ -433,9 +447,18 @@ def _of_batch(cost: OpCost, factor: float, tokens: frozenset[int]) -> OpCost:
         write_bytes=round(cost.write_bytes * factor),
     )
     dims = dict(cost.dims)
-    if cost.engine != "matrix" or not dims.keys() >= _GEMM_DIMS or dims.get("B", 1) > 1:
+    if cost.engine != "matrix":
         return grown
+    if not dims.keys() >= _GEMM_DIMS or dims.get("B", 1) > 1:
+        return grown._replace(dims=_times(cost, "B", factor))
     if dims["K"] in tokens and dims["M"] not in tokens:
-        return grown._replace(write_bytes=cost.write_bytes)
-    weight = min(dims["K"] * dims["N"] * BITS.get(cost.dtype, 0) // 8, cost.read_bytes)
-    return grown._replace(read_bytes=weight + round((cost.read_bytes - weight) * factor))
+        return grown._replace(write_bytes=cost.write_bytes, dims=_times(cost, "K", factor))
+    weights = dims.get("G", 1) * dims["K"] * dims["N"] * BITS.get(cost.dtype, 0) // 8
+    weights = min(weights, cost.read_bytes)
+    read = weights + round((cost.read_bytes - weights) * factor)
+    return grown._replace(read_bytes=read, dims=_times(cost, "M", factor))
+
+
+def _times(cost: OpCost, dim: str, factor: float) -> tuple[tuple[str, int], ...]:
+    """Its sizes with one of them larger."""
+    return tuple((name, max(round(size * factor), 1) if name == dim else size) for name, size in cost.dims)

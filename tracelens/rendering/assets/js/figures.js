@@ -103,7 +103,10 @@
     }
   }
 
-  const open = (index) => document.getElementById(`figure-${index}`).checkVisibility();
+  function open(index) {
+    const target = document.getElementById(`figure-${index}`);
+    return target.checkVisibility() && target.clientWidth > 0;
+  }
   const next = () => [...waiting].find(open);
   let drawing = false;
 

@@ -24,9 +24,10 @@
   // A cell of a number or bool column, without reason.
   tracelens.shown = (column, value) => {
     if (column.kind === "bool") return value ? "yes" : "no";
-    if (column.absent && value === -1) return ABSENT;
+    if (tracelens.isAbsent(column, value)) return ABSENT;
     if (column.kind === "percent") return `${fixed(value * 100, column.decimals)}%`;
     return fixed(value / column.divisor, column.decimals);
   };
-  tracelens.isAbsent = (column, value) => Boolean(column.absent) && value === -1;
+  // Columns of numbers that can be unknown say what stands for one.
+  tracelens.isAbsent = (column, value) => value === column.absent;
 })();

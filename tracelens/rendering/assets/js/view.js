@@ -34,7 +34,9 @@
     raw(name, row) {
       const { values, texts } = this.data[name];
       if (texts) return texts[values[row]];
-      return this.columns.get(name).kind === "bool" ? Boolean(values[row]) : values[row];
+      const column = this.columns.get(name);
+      if (tracelens.isAbsent(column, values[row])) return "";
+      return column.kind === "bool" ? Boolean(values[row]) : values[row];
     }
 
     // Numbers that sort like the column; texts get their place in the sorted dictionary.

@@ -57,7 +57,7 @@ SUMMARY = Schema(
         _USE,
         Column("count", "int64", "count", "published numbers"),
         Column("worst", "float64", "fraction", "largest error: relative of tokens/s per GPU, else absolute"),
-        Column("target", "float64", "fraction", "error at most; -1: none"),
+        Column("target", "float64", "fraction", "error at most; unknown: none was set", absent=-1),
         Column("met", "category", doc="yes, no, or - without a target"),
         Column("run", "str", doc="bar with the largest error"),
         Column("reason", "str", doc="why the target is missed", prose=True),

@@ -197,7 +197,7 @@ def test_one_list_of_assumptions(capfd: pytest.CaptureFixture[str]) -> None:
         ([*SMALL[2:], "--global-batch", "0"], "--global-batch"),
         ([*SMALL[2:], "--top", "0"], "--top"),
         ([*SMALL[2:], "--pp", "5"], "16 as in pp=5 cp=1 tp=1"),
-        (["--model", "tiny", "--assume", "node=8"], "--assume node is of the step time: add --search"),
+        (["--model", "tiny", "--assume", "node=8"], "--assume node=8 is of the step time: add --search"),
         (["--model", "tiny", "--pp", "1,2"], "pp must be a whole number, not '1,2'"),
     ],
 )

@@ -145,7 +145,8 @@ class Trained(OptionGroup, panel=TRAINING):
     )
     megatron: Texts = option(
         "An option of Megatron-core: layers=local (without Transformer Engine), "
-        "gradient_accumulation=separate, states=bfloat16 or main=bfloat16 (precision-aware optimizer). "
+        "gradient_accumulation=separate, states=bfloat16 or main=bfloat16 (precision-aware optimizer), "
+        "combined=kept (what all-to-alls bring back is kept to the backward, as in Primus). "
         "Repeatable.",
         metavar="NAME=VALUE",
         default=(),

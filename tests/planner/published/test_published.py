@@ -74,16 +74,21 @@ def test_the_framework_is_fitted_on_figure_5_only() -> None:
         for figure, quantity, use in rows("summary", "figure", "quantity", "use")
         if use == "fitted"
     }
-    assert fitted == {(5, "tokens/s per GPU"), (5, "memory")}
+    assert fitted == {(5, "tokens/s per GPU"), (5, "memory"), (6, "memory")}
 
 
 def test_what_is_met_and_what_is_not() -> None:
     verdicts = {
         (figure, quantity): (met, reason)
-        for figure, quantity, met, reason in rows("summary", "figure", "quantity", "met", "reason")
+        for figure, quantity, use, met, reason in rows(
+            "summary", "figure", "quantity", "use", "met", "reason"
+        )
+        if use == "tested"
     }
     met = {key for key, (verdict, _) in verdicts.items() if verdict == "yes"}
     assert met == {
+        (5, "memory"),
+        (6, "memory"),
         (6, "tokens/s per GPU"),
         (6, "tokens/s over the first run"),
         (7, "tokens/s over the first run, recomputed"),
@@ -151,6 +156,34 @@ def test_the_memory_of_the_page(figure: int) -> None:
     ):
         if (number, quantity) == (figure, "memory"):
             assert f"| {run} | {measured:.1%} | {projected:.1%} | {100 * float(str(error)):+.1f} |" in PAGE
+
+
+def test_the_experiment_of_the_page() -> None:
+    """Figures 11 and 12, AMD's numbers beside ours."""
+    shares = {
+        (figure, run): (100 * float(str(measured)), 100 * float(str(projected)))
+        for figure, run, measured, projected in rows("shares", "figure", "run", "published", "projected")
+    }
+    for ep in (8, 16, 32, 64):
+        cells = [
+            shares[11, f"EP{ep} DeepEP: {part}"]
+            for part in ("compute", "all_to_all", "p2p", "other", "bubble")
+        ]
+        line = " | ".join(f"{measured:.1f} / {projected:.1f}" for measured, projected in cells)
+        assert f"| {ep} | {line} |" in PAGE
+    for column, name in enumerate(("AMD, DeepEP, tokens/s / EP 8 (figure 12)", "projected with")):
+        line = " | ".join(f"{shares[12, f'EP{ep}'][column] / 100:.2f}" for ep in (8, 16, 32, 64))
+        assert any(text.startswith(f"| {name}") and line in text for text in PAGE.splitlines())
+
+
+def test_what_deepep_saves() -> None:
+    """8.55 points are measured: a copy of the dispatched rows in each layer is not kept."""
+    used = {
+        run: float(str(share))
+        for figure, run, quantity, share in rows("shares", "figure", "run", "quantity", "projected")
+        if (figure, quantity) == (6, "memory")
+    }
+    assert used["+ DeepEP"] - used["+ loss fusion"] == pytest.approx(-0.0855, abs=0.003)
 
 
 def test_only_known_figures() -> None:

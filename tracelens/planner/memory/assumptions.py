@@ -18,6 +18,7 @@ LayersName = Literal["transformer-engine", "local"]
 AccumulationName = Literal["fused", "separate"]
 StatesName = Literal["float32", "bfloat16"]
 AttentionName = Literal["auto", "flash", "math"]
+CombinedName = Literal["freed", "kept"]
 StageBuffersName = Literal["all", "in_flight"]
 
 STATES: dict[OptimizerName, int] = {"adamw": 2, "momentum": 1, "sgd": 0}
@@ -66,6 +67,9 @@ class Assumptions:
     # type of the optimizer states; "bfloat16" as with --use-precision-aware-optimizer
     states: StatesName = "float32"
     main: StatesName = "float32"  # type of the main parameters, likewise
+    # rows that come back from the experts by an all-to-all without fused permutation: "freed", as the ops of
+    # Megatron-core do, or "kept" to the backward, which fits the memory of Primus on MI355X
+    combined: CombinedName = "freed"
 
     @property
     def wide_gradients(self) -> bool:

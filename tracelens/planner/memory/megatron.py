@@ -37,7 +37,7 @@ class MegatronOptions:
     permute: bool = False  # --moe-permute-fusion
     router: bool = False  # --moe-router-fusion
     loss: bool = False  # --cross-entropy-loss-fusion --cross-entropy-fusion-impl te
-    shared_overlap: bool = False  # --moe-shared-expert-overlap
+    keep_combined: bool = False  # `Assumptions.combined`
     recompute: str = ""  # --recompute-modules of --recompute-granularity selective; "" for none
 
 
@@ -67,7 +67,7 @@ def options_of(config: Config, assumptions: Assumptions, recompute: str = "") ->
         permute=toggles.permute == "fused" or toggles.sync_free > 0,
         router=toggles.router == "fused" or toggles.sync_free > 0,
         loss=toggles.loss == "fused",
-        shared_overlap=toggles.overlap_shared,
+        keep_combined=assumptions.combined == "kept",
         recompute=recompute,
     )
 
@@ -308,7 +308,7 @@ def moe(t: Tape, s: RankSizes, k: MegatronOptions, x: Value) -> Value:
         t.touch(output)
         if s.P > 1:
             y = t.op([y], C * s.row, waits=True)
-        y = t.op([y], T * s.row, saves=[index])
+        y = t.op([y], T * s.row, saves=[index, y] if k.keep_combined and not k.permute else [index])
     t.touch(*alive)
     return y if shared is None else t.op([y, shared], T * s.row, gradient="same")
 

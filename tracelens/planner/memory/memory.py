@@ -104,7 +104,7 @@ RESERVE_BYTES = 4 * 2**30
 
 # The same of Primus on MI355X, with the scratch and workspaces of RCCL, HIP, Transformer Engine and Turbo:
 # fitted on the smallest bar of figure 5 in AMD's MoE training guide (tracelens project published).
-PRIMUS_RESERVE_BYTES = round(21.8 * 2**30)
+PRIMUS_RESERVE_BYTES = round(19.4 * 2**30)
 
 
 class Room(NamedTuple):

@@ -66,7 +66,7 @@ Numbers: TypeAlias = int | str | Sequence[int]
 
 FIELDS = {"gpus": "ranks", "mbs": "micro_batch"}
 """Options to fields of a configuration, where they differ."""
-MEGATRON = ("layers", "gradient_accumulation", "states", "main")
+MEGATRON = ("layers", "gradient_accumulation", "states", "main", "combined")
 """Fields of `Assumptions` that are options of Megatron-core."""
 POLICIES = ("none", "attention", "full", "moe", "moe_act", "mla_up_proj")
 """What `--recompute` may name instead of layers."""
@@ -227,13 +227,13 @@ def memory_assumptions(
         TracelensError: an unknown option of Megatron-core, or an unknown value; an assumption that does not
             matter.
     """
-    chosen_values = {text.partition("=")[0]: text for text in texts(assume)}
-    for name in chosen_values.keys() - set(_OF_MEMORY):
-        if not is_timed:
-            step_machine(chosen_values[name])
-            raise TracelensError(f"--assume {name} is of the step time: add --search")
+    of_memory = [text for text in texts(assume) if text.partition("=")[0] in _OF_MEMORY]
+    of_step = [text for text in texts(assume) if text not in of_memory]
+    if of_step and not is_timed:
+        step_machine(of_step)  # refuses what is no assumption at all
+        raise TracelensError(f"--assume {of_step[0]} is of the step time: add --search")
     defaults = {item.name: item.default for item in fields(Assumptions) if item.name in _OF_MEMORY}
-    others |= assumed_values([text for name, text in chosen_values.items() if name in defaults], defaults)
+    others |= assumed_values(of_memory, defaults)
     pairs = [text.partition("=")[::2] for text in texts(megatron)]
     if unknown := [name for name, _ in pairs if name not in MEGATRON]:
         raise TracelensError(f"--megatron takes {', '.join(MEGATRON)}, not {unknown[0]!r}")

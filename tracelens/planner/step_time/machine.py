@@ -163,7 +163,8 @@ class Machine:
     @property
     def step_times(self) -> str:
         """What step times are: "lower bound", of a roofline without launches, or "projected"."""
-        return "lower bound" if self.matrix != "by-size" and self.launches == "none" else "projected"
+        is_roofline = self.matrix != "by-size" and self.launches == "none" and self.trainer == "none"
+        return "lower bound" if is_roofline else "projected"
 
     @property
     def gemm_share(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -19,7 +18,6 @@ from tracelens.rendering.tables import compared, leading_column
 from tracelens.table import Report
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-CORPUS = Path(os.environ.get("TRACELENS_CORPUS", SAMPLES.parent.parent / "shared" / "corpus"))
 RUNS = (
     "ladder/ep4/00_baseline",
     "ladder/ep4/08_graph",
@@ -67,10 +65,8 @@ def test_every_answer_fits_one_screen(run: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", REAL)
-def test_every_answer_about_a_real_run_fits_one_screen(run: str) -> None:
-    if not (CORPUS / run).exists():
-        pytest.skip(f"no {CORPUS / run}")
-    fits(report(CORPUS / run))
+def test_every_answer_about_a_real_run_fits_one_screen(run: str, corpus: Path) -> None:
+    fits(report(corpus / run))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -136,7 +132,7 @@ def test_a_task_of_a_new_user_is_one_command(task: str, width: int) -> None:
     ("words", "found"),
     [
         (["diff", SAMPLES / "one_gpu/loop", SAMPLES / "one_gpu/grouped"], r"ms.*a step"),
-        (["project", "whatif", BASELINE, "--scenario", "no_launch_gaps"], r"ms"),
+        (["project", "whatif", BASELINE, "--scenario", "launch_free"], r"ms"),
         (
             ["project", "memory", "--model", "deepseek_v3", "--gpus", "256", "--pp", "16", "--ep", "8"],
             r"GiB",

@@ -16,6 +16,7 @@ from tracelens.rendering.tables import (
     Cut,
     ProseRow,
     ShownColumn,
+    across_ranks,
     compared,
     cut,
     details,
@@ -196,7 +197,7 @@ def _tables(result: Result) -> dict[str, Data]:
     """Every table of a result that has rows by the name that asks for it: as it is read, else as it is."""
     tables = {name: data for name, data in compared(result).items() if len(data)}
     fine = {name: data for name, data in result.exported.items() if len(data) and data.schema.detail}
-    return tables | fine
+    return tables | {name: across_ranks(data) or data for name, data in fine.items()}
 
 
 def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) -> str:
@@ -337,8 +338,8 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         if beside:
             prose.add_column(style="dim", no_wrap=True)
         prose.add_column(overflow="fold")
-        for label, text in entry.prose:
-            prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
+        for heading, text in entry.prose:
+            prose.add_row(*((heading, text) if beside else (f"{heading}: {text}",)))
         # Facts in as few lines as they need; a line breaks between facts only, if they fit.
         lines: list[str] = []
         for fact in map(str, entry.facts):
@@ -355,9 +356,9 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         screen.print()
         screen.print(block)
         margin = " " * (number_width + _GAP if number_width else 0)
-        for label, text in entry.folded:
+        for heading, text in entry.folded:
             # What a terminal wraps is copied as one line; line breaks of ours would be copied, too.
-            screen.print(Text.assemble(margin, (f"{label}  ", "dim"), text), soft_wrap=True)
+            screen.print(Text.assemble(margin, (f"{heading}  ", "dim"), text), soft_wrap=True)
 
 
 def _print_rows(screen: Console, part: Cut, leading: str = "", *, is_brief: bool = False) -> None:

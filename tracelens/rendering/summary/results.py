@@ -490,27 +490,20 @@ def _quoted(text: str, width: int = 60) -> str:
     return shorten(one_line(text), width)
 
 
-def _leading(name: str, amount: str, what: str) -> Callable[[Result], str]:
-    """An answer that names the row with most of a time, of all ranks together."""
+def _largest(amount: str, noun: str) -> Callable[[Result], str]:
+    """An answer that names the op or kernel with most of a time, of all ranks together."""
 
     def sentence(result: Result) -> str:
         table = _rows(result, result.analyzer)
         if table is None:
             return ""
-        coded = table.coded(name)
-        sums = np.bincount(coded.codes, np.maximum(table.array(amount), 0), len(coded.values))
-        most, ranks = int(np.argmax(sums)), len(np.unique(table.array("rank")))
-        if sums[most] <= 0:
-            return ""
-        share = percent(float(sums[most] / sums.sum()))
-        return (
-            (
-                f"{_quoted(coded.values[most])} takes most of {what}: {duration(float(sums[most]) / ranks)} "
-                f"({share}){' a rank' if ranks > 1 else ''}, of {plural(np.count_nonzero(sums), name)}"
-            )
-            .replace(" names", f" {result.analyzer}")
-            .replace(" name", f" {result.analyzer}")
-        )
+        coded, ranks = table.coded("name"), len(np.unique(table.array("rank")))
+        sums = np.bincount(coded.codes, table.array(amount), len(coded.values))
+        most = int(np.argmax(sums))
+        each = duration(float(sums[most]) / ranks) + (" a rank" if ranks > 1 else "")
+        share = percent(float(sums[most] / max(sums.sum(), 1)))
+        count = plural(int(np.count_nonzero(sums)), noun)
+        return f"{_quoted(coded.values[most])} takes most time of {count}: {each}, {share} of the GPU time"
 
     return sentence
 
@@ -566,7 +559,10 @@ def _roofline_answer(result: Result) -> str:
             lost = duration(float(rows.array("recoverable_ns")[row]))
             parts.append(f"Most lost in a {noun}: {name}, {lost} above its roofline ({reached} of it)")
             break
-    return "; ".join(filter(None, (*parts, facts)))
+    text = "; ".join(filter(None, (*parts, facts)))
+    if onto := result.meta.get("projected_onto"):
+        return f"Projected onto {onto}, measured on {result.meta.get('measured_on', '')}: {text}"
+    return text
 
 
 def _collectives_answer(result: Result) -> str:
@@ -657,8 +653,8 @@ def _launches_answer(result: Result) -> str:
 
 ANSWERS: dict[str, Callable[[Result], str]] = {
     "findings": _findings_answer,
-    "ops": _leading("name", "dur_ns", "the GPU time"),
-    "kernels": _leading("name", "sum_ns", "the GPU time"),
+    "ops": _largest("dur_ns", "op"),
+    "kernels": _largest("sum_ns", "kernel"),
     "idle": _idle_answer,
     "roofline": _roofline_answer,
     "launches": _launches_answer,

@@ -100,8 +100,7 @@ def console_text(report: Report, *, width: int = 100, color: bool = False, rows:
                     screen.print(one_line(data.schema.doc), style="dim")
                 _print_entries(screen, entries(part))
             else:
-                leading = leading_column(data)
-                _print_rows(screen, part, leading.name if leading else "")
+                _print_rows(screen, part, _sorted_by(data))
             if note := more(result, part):
                 screen.print(note, style="dim")
         if unlisted := details(result):
@@ -149,8 +148,7 @@ def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = F
 
 
 def answered(report: Report, sentence: str, *, width: int = 100, color: bool = False, table: str = "") -> str:
-    """What `tracelens analyze` shows of a report's only result: the answer, the table that proves it, and
-    where the rest is.
+    """The screen of `tracelens analyze`: the answer, the table that proves it, and where the rest is.
 
     At most LINES lines from WIDE columns on, in narrower terminals of 80 columns and more NARROW_LINES.
 
@@ -200,6 +198,12 @@ def _tables(result: Result) -> dict[str, Data]:
     return tables | {name: across_ranks(data) or data for name, data in fine.items()}
 
 
+def _sorted_by(data: Data) -> str:
+    """The column that a table declares to be sorted by, "" for none."""
+    leading = leading_column(data) if data.schema.leading else None
+    return leading.name if leading else ""
+
+
 def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) -> str:
     """A table with so many rows of it, without sentences but the first row's."""
     screen.print()
@@ -210,8 +214,7 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
         columns = _facts(columns, "worst_rank", "ts_ns")
     title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
     screen.print(one_line(title), style="bold")
-    leading = leading_column(data)
-    _print_rows(screen, replace(part, columns=columns), leading.name if leading else "", is_brief=True)
+    _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
     # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
     prose = [shown for shown in part.columns if shown.column.prose and shown.texts[0].strip()]
     for shown in (prose[:1] + prose[1:][-1:]) if is_entries else prose[:1]:

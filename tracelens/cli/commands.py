@@ -215,7 +215,9 @@ ROOT = CommandGroup(
     {
         "Look at a run": {
             "report": Home("report", "report", "Report where the step time goes and what to fix first"),
-            "analyze": Home("report", "analyze", "Run one analyzer and print its tables"),
+            "analyze": Home(
+                "report", "analyze", "Run one analyzer: its answer, and the table that proves it"
+            ),
             "fuse": Home("compare", "fuse", "Merge all ranks into one trace for ui.perfetto.dev"),
         },
         "Compare runs": {

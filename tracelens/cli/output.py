@@ -173,6 +173,31 @@ def write_stdout(data: bytes) -> None:
         raise TracelensError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
+def print_answer(report: Report, table: str | None = None) -> None:
+    """Print the first screen of a report's only result: its answer, the table that proves it or is named."""
+    from tracelens.errors import suggestion
+    from tracelens.rendering import rendered
+    from tracelens.rendering.formats import answered
+    from tracelens.rendering.summary import answer
+
+    result = report.results[0]
+    known = [name for name, data in result.exported.items() if len(data)]
+    if table is not None and table not in known:
+        hint = suggestion(table, known) or f"it has: {', '.join(known) or 'none with rows'}"
+        raise TracelensError(f"{result.analyzer} has no table {table!r} here; {hint}")
+
+    def text(report: Report) -> str:
+        width, color = _terminal()
+        return answered(report, answer(report.results[0]), width=width, color=color, table=table or "")
+
+    write_stdout(rendered(report, text).encode())
+
+
+def _terminal() -> tuple[int, bool]:
+    """Columns of stdout, and whether it shows colors."""
+    return shutil.get_terminal_size((120, 24)).columns, sys.stdout is not None and sys.stdout.isatty()
+
+
 def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:
     """Print a report for the terminal's width and colors, or its first result as JSON.
 
@@ -186,8 +211,7 @@ def print_report(report: Report, *, json: bool = False, full: bool = True, rows:
     from tracelens.rendering import rendered
     from tracelens.rendering.formats import brief, console_text
 
-    width = shutil.get_terminal_size((120, 24)).columns
-    color = sys.stdout is not None and sys.stdout.isatty()
+    width, color = _terminal()
     summary = None if full else report.summary
     text = partial(brief, summary=summary) if summary else partial(console_text, rows=rows)
     write_stdout(rendered(report, partial(text, width=width, color=color)).encode())

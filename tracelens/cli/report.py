@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from tracelens.cli.command import command
-from tracelens.cli.output import Full, Json, ReadLimits, Written, check_complete, print_report, progress, say
+from tracelens.cli.output import (
+    Full,
+    Json,
+    ReadLimits,
+    Written,
+    check_complete,
+    print_answer,
+    print_report,
+    progress,
+    say,
+)
 from tracelens.errors import TracelensError
 from tracelens.session import RUN, AnalyzerOptions, OptionGroup, Progress, Reporting, Traces, option
 
@@ -30,6 +40,13 @@ class OneAnalyzer(OptionGroup):
     name: str = option(
         "The analyzer (`tracelens list analyzers`).", metavar="NAME", argument=True, complete="analyzers"
     )
+
+
+class Shown(Json):
+    """How much of one analyzer is printed."""
+
+    full: bool = option("Print every table with its definition, not only the answer.", default=False)
+    table: str | None = option("Print this table below the answer.", metavar="NAME", default=None)
 
 
 @command
@@ -61,11 +78,12 @@ def report(
 
 
 @command
-def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOptions, _: ReadLimits) -> None:
-    """Run one analyzer and print its tables.
+def analyze(which: OneAnalyzer, traces: Traces, out: Shown, options: AnalyzerOptions, _: ReadLimits) -> None:
+    """Run one analyzer: its answer, and the table that proves it.
 
     Examples:
         tracelens analyze breakdown traces/
+        tracelens analyze collectives traces/ --table traffic
         tracelens analyze timeline trace.json.gz --scope linked
         tracelens analyze ops traces/ --json
         tracelens analyze roofline trace.json.gz --device mi355x
@@ -75,7 +93,10 @@ def analyze(which: OneAnalyzer, traces: Traces, out: Json, options: AnalyzerOpti
     with progress() as line, _reporting(traces, line) as reporting:
         values = _of_analyzers([which.name], options)
         result = reporting.report([which.name], step=options.step, **values)
-    print_report(result, json=out.json, rows=ROWS)
+    if out.json or out.full:
+        print_report(result, json=out.json, rows=ROWS)
+    else:
+        print_answer(result, out.table)
     check_complete(result)
 
 

@@ -16,11 +16,14 @@ from tracelens.rendering.tables import (
     Cut,
     ProseRow,
     ShownColumn,
+    across_ranks,
     compared,
     cut,
     details,
     entries,
     for_people,
+    label,
+    leading_column,
     meta_items,
     more,
     one_line,
@@ -31,7 +34,7 @@ from tracelens.rendering.tables import (
     tile_range,
     tile_value,
 )
-from tracelens.table import Report, Result, Summary, Tile
+from tracelens.table import Report, Result, Summary, Tile, shortened
 from tracelens.table import Table as Data
 from tracelens.units import PERCENT
 
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 ROWS = 15  # of each table
-LINES = 25  # of the first screen
+LINES, NARROW_LINES = 25, 40  # of the first screen
+WIDE = 120  # columns
+_REASONS, _NAMES = 2, 8  # that it lists
 _BRIEF_ROWS = 10
 _FIRST = "findings"
 """Result whose table stands on the first screen; without it that of the first result."""
@@ -95,7 +100,7 @@ def console_text(report: Report, *, width: int = 100, color: bool = False, rows:
                     screen.print(one_line(data.schema.doc), style="dim")
                 _print_entries(screen, entries(part))
             else:
-                _print_rows(screen, part)
+                _print_rows(screen, part, _sorted_by(data))
             if note := more(result, part):
                 screen.print(note, style="dim")
         if unlisted := details(result):
@@ -142,6 +147,83 @@ def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = F
     return head + table + tail
 
 
+def answered(report: Report, sentence: str, *, width: int = 100, color: bool = False, table: str = "") -> str:
+    """The screen of `tracelens analyze`: the answer, the table that proves it, and where the rest is.
+
+    At most LINES lines from WIDE columns on, in narrower terminals of 80 columns and more NARROW_LINES.
+
+    Args:
+        report: one with one result.
+        sentence: the answer.
+        width: of the terminal.
+        color: whether it shows colors.
+        table: name of the table to show instead of the first one.
+    """
+    (result,) = report.results
+    lines = LINES if width >= WIDE else NARROW_LINES
+    screen = _new_screen(width, color)
+    if incomplete := banner(report.failures):
+        screen.print(one_line(incomplete), style="bold red")
+    screen.print(sentence, style="bold")
+    head = _screen_text(screen)
+
+    tables = {name: data for name, data in compared(result).items() if len(data)}
+    shown = {name: data for name, data in _tables(result).items() if name == table} or dict(
+        [*tables.items()][:1]
+    )
+    screen = _new_screen(width, color)
+    reasons = [
+        text for subjects, reason in skipped(result) if (text := f"Not computed: {subjects}: {reason}")
+    ]
+    for text in reasons[:_REASONS] if tables or len(reasons) > 1 else ():
+        screen.print(shorten(one_line(text), width), style="yellow")
+    others = [name for name in _tables(result) if name not in shown]
+    more_tables = f"--table NAME ({shortened(others, _NAMES)}), " if others else ""
+    screen.print(f"More: {more_tables}--full for definitions and all columns, --json", style="dim")
+    tail = _screen_text(screen)
+    free_lines = lines - head.count("\n") - tail.count("\n")
+    body = ""
+    for name, data in shown.items():
+        for rows in range(free_lines, 0, -1):
+            body = _proof(result, name, data, rows, _new_screen(width, color))
+            if body.count("\n") <= free_lines:
+                break
+    return head + body + tail
+
+
+def _tables(result: Result) -> dict[str, Data]:
+    """Every table of a result that has rows by the name that asks for it: as it is read, else as it is."""
+    tables = {name: data for name, data in compared(result).items() if len(data)}
+    fine = {name: data for name, data in result.exported.items() if len(data) and data.schema.detail}
+    return tables | {name: across_ranks(data) or data for name, data in fine.items()}
+
+
+def _sorted_by(data: Data) -> str:
+    """The column that a table declares to be sorted by, "" for none."""
+    leading = leading_column(data) if data.schema.leading else None
+    return leading.name if leading else ""
+
+
+def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) -> str:
+    """A table with so many rows of it, without sentences but the first row's."""
+    screen.print()
+    part = cut(replace(data, schema=replace(data.schema, brief=False)), rows)
+    columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
+    is_entries = data.schema.kind == "entries"
+    if is_entries:
+        columns = _facts(columns, "worst_rank", "ts_ns")
+    title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
+    screen.print(one_line(title), style="bold")
+    _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
+    # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
+    prose = [shown for shown in part.columns if shown.column.prose and shown.texts[0].strip()]
+    for shown in (prose[:1] + prose[1:][-1:]) if is_entries else prose[:1]:
+        text = f"First row's {label(shown.column)}: {one_line(shown.texts[0])}"
+        screen.print(text if is_entries else shorten(text, screen.width), style="dim")
+    screen.print()
+    return _screen_text(screen)
+
+
 def _first_table(result: Result) -> Data | None:
     return next((table for table in readable(result).values() if len(table)), None)
 
@@ -160,22 +242,29 @@ def _first_rows(result: Result, rows: int, screen: Console) -> str:
     part = cut(table, rows)
     columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
     if table.schema.kind == "entries":
-
-        def first(unit: str) -> ShownColumn | None:
-            return next((shown for shown in columns if shown.column.unit == unit), None)
-
-        number = columns[0] if columns[0].column.unit == "count" else None
-        name = next((shown for shown in columns if shown.column.is_text), None)
-        if name:
-            # What follows a colon explains the name.
-            name = replace(name, texts=[text.partition(": ")[0] for text in name.texts])
-        confidence = next((shown for shown in columns if shown.column.name == "confidence"), None)
-        facts = (number, name, first("ns"), first("fraction"), confidence)
-        columns = [shown for shown in facts if shown]
+        columns = _facts(columns)
     hidden = len(table) - part.count
     screen.print(one_line(table.schema.title) + (f" ({hidden:,} more)" if hidden else ""), style="bold")
     _print_rows(screen, replace(part, columns=columns))
     return _screen_text(screen)
+
+
+def _facts(columns: list[ShownColumn], *others: str) -> list[ShownColumn]:
+    """Of entries number, name, first time and share, columns of these names, and confidence."""
+
+    def first(unit: str) -> ShownColumn | None:
+        return next((shown for shown in columns if shown.column.unit == unit), None)
+
+    def called(name: str) -> ShownColumn | None:
+        return next((shown for shown in columns if shown.column.name == name), None)
+
+    number = columns[0] if columns[0].column.unit == "count" else None
+    name = next((shown for shown in columns if shown.column.is_text), None)
+    if name:
+        # What follows a colon explains the name.
+        name = replace(name, texts=[text.partition(": ")[0] for text in name.texts])
+    facts = (number, name, first("ns"), first("fraction"), *map(called, others), called("confidence"))
+    return [shown for shown in facts if shown]
 
 
 def _new_screen(width: int, color: bool) -> Console:
@@ -252,8 +341,8 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         if beside:
             prose.add_column(style="dim", no_wrap=True)
         prose.add_column(overflow="fold")
-        for label, text in entry.prose:
-            prose.add_row(*((label, text) if beside else (f"{label}: {text}",)))
+        for heading, text in entry.prose:
+            prose.add_row(*((heading, text) if beside else (f"{heading}: {text}",)))
         # Facts in as few lines as they need; a line breaks between facts only, if they fit.
         lines: list[str] = []
         for fact in map(str, entry.facts):
@@ -270,13 +359,13 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         screen.print()
         screen.print(block)
         margin = " " * (number_width + _GAP if number_width else 0)
-        for label, text in entry.folded:
+        for heading, text in entry.folded:
             # What a terminal wraps is copied as one line; line breaks of ours would be copied, too.
-            screen.print(Text.assemble(margin, (f"{label}  ", "dim"), text), soft_wrap=True)
+            screen.print(Text.assemble(margin, (f"{heading}  ", "dim"), text), soft_wrap=True)
 
 
-def _print_rows(screen: Console, part: Cut) -> None:
-    """The rows of a table, fitted to the width."""
+def _print_rows(screen: Console, part: Cut, leading: str = "", *, is_brief: bool = False) -> None:
+    """The rows of a table, fitted to the width; of the columns the `leading` one is always there."""
     from rich.table import Table
 
     formats = [shown.format for shown in part.columns]
@@ -285,7 +374,7 @@ def _print_rows(screen: Console, part: Cut) -> None:
         columns[0] = [
             f"{'  ' * min(depth, 8)}{text}" for text, depth in zip(columns[0], part.depth, strict=True)
         ]
-    widths = _fit(formats, columns, screen.width)
+    widths = _fit(formats, columns, screen.width, leading)
     table = Table(box=None, padding=(0, _GAP, 0, 0), show_edge=False, header_style="dim")
     # Over sentences of several lines, the other cells stand beside the first one.
     upright: Literal["top", "bottom"] = (
@@ -302,15 +391,17 @@ def _print_rows(screen: Console, part: Cut) -> None:
         table.add_row(*row)
     screen.print(table)
     hidden = [fmt.header for index, fmt in enumerate(formats) if index not in widths]
-    if hidden:
+    if hidden and not is_brief:
         screen.print(f"not shown: {', '.join(hidden)}", style="dim")
 
 
-def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> dict[int, int]:
+def _fit(
+    formats: list[ColumnFormat], columns: list[list[str]], width: int, leading: str = ""
+) -> dict[int, int]:
     """Width by index of every column that fits: numbers are never cut, names give way to a minimum.
 
-    The names on the left, the first quantity and the first percentage go before the other columns, which are
-    left out from the right.
+    The leading column, the names on the left, the first quantity and the first percentage go before the other
+    columns, which are left out from the right.
     """
     from rich.cells import cell_len
 
@@ -323,7 +414,8 @@ def _fit(formats: list[ColumnFormat], columns: list[list[str]], width: int) -> d
         is_whole = fmt.column.is_number and not _wraps(fmt, cells)
         least.append(full[-1] if is_whole else max(heading, min(full[-1], name)))
     names = next((index for index, fmt in enumerate(formats) if fmt.unit), len(formats))
-    first = [index for index, fmt in enumerate(formats[:names]) if not fmt.column.is_number]
+    first = [index for index, fmt in enumerate(formats) if fmt.column.name == leading]
+    first += [index for index, fmt in enumerate(formats[:names]) if not fmt.column.is_number]
     first += [index for index, fmt in enumerate(formats) if fmt.unit][:1]
     first += [index for index, fmt in enumerate(formats) if fmt.column.unit in PERCENT][:1]
     widths: dict[int, int] = {}

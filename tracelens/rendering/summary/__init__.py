@@ -1,6 +1,6 @@
 """Summaries: the verdict and the headline numbers of a report, read from the tables of its results."""
 
-from tracelens.rendering.summary.results import result_summary, result_title
+from tracelens.rendering.summary.results import answer, result_summary, result_title
 from tracelens.rendering.summary.run import run_summary
 from tracelens.rendering.summary.wording import (
     about,
@@ -13,6 +13,7 @@ from tracelens.rendering.summary.wording import (
 
 __all__ = [
     "about",
+    "answer",
     "hardware",
     "percent",
     "result_summary",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
+from tracelens.rendering.tables import headline, one_line, shorten
 from tracelens.rendering.thresholds import (
     BOUND_TILES,
     CHANGE_SHARE,
@@ -499,3 +500,211 @@ def result_title(result: Result, model: str = "") -> str:
                 return f"project whatif: {base_ms:,.3f} ms as measured"
             return f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"
     return result.analyzer
+
+
+def answer(result: Result) -> str:
+    """The sentence that answers an analyzer's question, with its figures; the reason where there is none."""
+    summary = result_summary(result)
+    if summary is not None:
+        return one_line(str(summary.verdict))
+    first = ANSWERS.get(result.analyzer)
+    text = first(result) if first else ""
+    if not text:
+        fact = headline(result)
+        text = f"{result.title}: {fact}" if fact else f"{result.title}: nothing to tell"
+    text = one_line(text)
+    return f"{text[0].upper()}{text[1:]}" + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def _rows(result: Result, name: str) -> Table | None:
+    """A table of the result if it has rows."""
+    table = result.data.get(name)
+    return table if table is not None and len(table) else None
+
+
+def _quoted(text: str, width: int = 60) -> str:
+    return shorten(one_line(text), width)
+
+
+def _largest(amount: str, noun: str) -> Callable[[Result], str]:
+    """An answer that names the op or kernel with most of a time, of all ranks together."""
+
+    def sentence(result: Result) -> str:
+        table = _rows(result, result.analyzer)
+        if table is None:
+            return ""
+        coded, ranks = table.coded("name"), len(np.unique(table.array("rank")))
+        sums = np.bincount(coded.codes, table.array(amount), len(coded.values))
+        most = int(np.argmax(sums))
+        each = duration(float(sums[most]) / ranks) + (" a rank" if ranks > 1 else "")
+        share = percent(float(sums[most] / max(sums.sum(), 1)))
+        count = plural(int(np.count_nonzero(sums)), noun)
+        return f"{_quoted(coded.values[most])} takes most time of {count}: {each}, {share} of the GPU time"
+
+    return sentence
+
+
+def _findings_answer(result: Result) -> str:
+    table = _rows(result, "findings")
+    if table is None:
+        return ""
+    finding, fix = table.texts("finding")[0], table.texts("fix")[0]
+    gain = f"{duration(float(table.array('additional_ns')[0]))} a step"
+    rank = table.cells("worst_rank")[0]
+    where = f", most on rank {rank}" if rank is not None else ""
+    share = percent(float(table.array("fraction")[0]))
+    return f"Fix first: {_quoted(finding, 70)} ({gain}, {share}{where})" + (
+        f"; {_quoted(fix, 90)}" if fix else ""
+    )
+
+
+def _idle_answer(result: Result) -> str:
+    causes, gaps = _rows(result, "causes"), _rows(result, "gaps")
+    if causes is None:
+        return ""
+    coded, ns = causes.coded("cause"), causes.array("dur_ns")
+    sums = np.bincount(coded.codes, ns, len(coded.values))
+    most, ranks = int(np.argmax(sums)), len(np.unique(causes.array("rank")))
+    text = (
+        f"The GPU idles {duration(float(sums.sum()) / ranks)}{' a rank' if ranks > 1 else ''}, "
+        f"{percent(float(sums[most] / max(sums.sum(), 1)))} of it for {coded.values[most]}"
+    )
+    if gaps is not None:
+        row = int(np.argmax(gaps.array("dur_ns")))
+        rank, length = gaps.array("rank")[row], duration(float(gaps.array("dur_ns")[row]))
+        where = f" on rank {rank}" if ranks > 1 else ""
+        text += f"; the longest gap is {length}{where}: {gaps.texts('cause')[row]}"
+        host = gaps.texts("host")[row]
+        text += f" ({_quoted(host, 40)})" if host else ""
+    return text
+
+
+def _roofline_answer(result: Result) -> str:
+    table = _rows(result, "roofline")
+    if table is None:
+        return ""
+    facts = headline(result)
+    known = table.take(~table.unknown("efficiency"))
+    gemms = known.take(known.coded("dims").mask(lambda text: text.startswith("M=")))
+    parts = []
+    for noun, rows in (("GEMM", gemms), ("work", known)):
+        if len(rows):
+            row = int(np.argmax(rows.array("recoverable_ns")))
+            name = _quoted(f"{rows.texts('name')[row]} {rows.texts('shapes')[row]}", 64)
+            reached = percent(float(rows.array("efficiency")[row]))
+            lost = duration(float(rows.array("recoverable_ns")[row]))
+            parts.append(f"Most lost in a {noun}: {name}, {lost} above its roofline ({reached} of it)")
+            break
+    text = "; ".join(filter(None, (*parts, facts)))
+    if onto := result.meta.get("projected_onto"):
+        return f"Projected onto {onto}, measured on {result.meta.get('measured_on', '')}: {text}"
+    return text
+
+
+def _collectives_answer(result: Result) -> str:
+    table = _rows(result, "ranks")
+    if table is None:
+        return ""
+    kernel, sync = int(table.array("kernel_ns").sum()), int(table.known("sync_ns").sum())
+    spent = f"{duration(kernel / len(table))}{' a rank' if len(table) > 1 else ''}"
+    if not len(table.known("sync_ns")):
+        return f"Communication takes {spent}; one rank alone does not show how much of it is waiting"
+    return f"Communication takes {spent}, {percent(sync / max(kernel, 1))} of it waiting for late ranks"
+
+
+def _overlap_answer(result: Result) -> str:
+    table = _rows(result, "overlap")
+    if table is None:
+        return ""
+    comm, exposed = int(table.array("comm_ns").sum()), int(table.array("exposed_ns").sum())
+    ranks = len(np.unique(table.array("rank")))
+    return (
+        f"{percent(exposed / max(comm, 1))} of communication is exposed: "
+        f"{duration(exposed / ranks)} of {duration(comm / ranks)}{' a rank' if ranks > 1 else ''}"
+    )
+
+
+def _stragglers_answer(result: Result) -> str:
+    table = _rows(result, "stragglers")
+    if table is None:
+        return ""
+    significant = np.flatnonzero(table.array("significant"))
+    row = int(significant[0]) if len(significant) else 0
+    waited = duration(float(table.array("caused_wait_ns")[row]))
+    cause = table.texts("cause")[row].replace("_", " ")
+    share = percent(float(table.array("fraction")[row]))
+    late = (
+        f"rank {table.array('rank')[row]}: the others wait {waited} for it ({share} of all waiting, {cause})"
+    )
+    if len(significant):
+        return f"Significant straggler: {late}"
+    return f"No significant straggler; the worst is {late}"
+
+
+def _moe_answer(result: Result) -> str:
+    parts, experts = [headline(result)], _rows(result, "experts")
+    balance = _rows(result, "balance")
+    if balance is not None and len(known := balance.known("max_mean_ratio")):
+        row = int(np.argmax(np.where(balance.unknown("max_mean_ratio"), 0, balance.array("max_mean_ratio"))))
+        parts.append(
+            f"rank {balance.array('worst_rank')[row]} has {float(known.max()):.2f} times the mean tokens "
+            f"in layer {balance.array('layer')[row]}"
+        )
+    if experts is not None:
+        row = int(np.argmax(experts.array("tokens")))
+        rank, layer, expert = (int(experts.array(name)[row]) for name in ("rank", "layer", "expert"))
+        parts.append(
+            f"hottest expert: {expert} of rank {rank} in layer {layer}, "
+            f"{three_digits(float(experts.array('tokens')[row]))} tokens a pass"
+        )
+    return f"MoE time: {'; '.join(filter(None, parts))}" if any(parts) else ""
+
+
+def _completeness_answer(result: Result) -> str:
+    table = _rows(result, "doubts")
+    if table is None:
+        return ""
+    row = int(np.argmax(table.array("dur_ns")))
+    share = percent(float(table.array("fraction")[row]))
+    of_rank = table.cells("rank")[row]
+    where = f"rank {of_rank}" if of_rank is not None else "the job"
+    return (
+        f"{plural(len(table), 'sign')} of missing or contradictory data; most time in doubt: "
+        f"{table.texts('doubt')[row]} ({share} of {where})"
+    )
+
+
+def _launches_answer(result: Result) -> str:
+    table, fact = _rows(result, "launches"), headline(result)
+    if table is None:
+        return ""
+    medians = table.array("dur_ns")[table.coded("metric").equals("latency p50")]
+    latency = (
+        f"; a kernel starts {duration(float(np.median(medians)))} after its launch call"
+        if len(medians)
+        else ""
+    )
+    return f"{fact}{latency}"
+
+
+ANSWERS: dict[str, Callable[[Result], str]] = {
+    "findings": _findings_answer,
+    "ops": _largest("dur_ns", "op"),
+    "kernels": _largest("sum_ns", "kernel"),
+    "idle": _idle_answer,
+    "roofline": _roofline_answer,
+    "launches": _launches_answer,
+    "collectives": _collectives_answer,
+    "moe": _moe_answer,
+    "overlap": _overlap_answer,
+    "stragglers": _stragglers_answer,
+    "completeness": _completeness_answer,
+    "timeline": lambda result: f"Of the GPU's time: {headline(result)}" if result.data else "",
+    "breakdown": lambda result: f"Of a step's time: {headline(result)}" if result.data else "",
+    "steps": lambda result: f"Recorded: {headline(result)} each" if result.data else "",
+    "step_timeline": lambda result: f"Of the recorded time: {headline(result)}" if result.data else "",
+    "scopes": lambda result: f"Of the GPU's busy time: {headline(result)}" if result.data else "",
+    "input": lambda result: f"Read {headline(result)}" if result.data else "",
+    "pipeline": lambda result: f"Of the step: {headline(result)}" if result.data else "",
+}
+"""Analyzer to its answer; others answer with their headline."""

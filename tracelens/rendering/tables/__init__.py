@@ -1,6 +1,6 @@
 """Tables as people read them: values with units, rows, entries, tiles, findings."""
 
-from tracelens.rendering.tables.across import across_ranks, parent_rows
+from tracelens.rendering.tables.across import across_ranks, leading_column, parent_rows
 from tracelens.rendering.tables.cells import Grid, grid, short_names
 from tracelens.rendering.tables.rows import (
     Cut,
@@ -68,6 +68,7 @@ __all__ = [
     "grid",
     "headline",
     "label",
+    "leading_column",
     "meta_items",
     "more",
     "one_line",

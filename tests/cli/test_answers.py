@@ -1,0 +1,152 @@
+"""`tracelens analyze NAME` answers first: one sentence with figures, then the table that proves it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tracelens
+from tracelens.analysis import in_order
+from tracelens.cli import run as run_cli
+from tracelens.rendering.formats import answered
+from tracelens.rendering.summary import answer
+from tracelens.rendering.tables import compared, leading_column
+from tracelens.table import Report
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+RUNS = (
+    "ladder/ep4/00_baseline",
+    "ladder/ep4/08_graph",
+    "one_gpu/loop",
+    "one_gpu/grouped",
+    "pipeline/plain",
+    "pipeline/interleaved",
+    "serving/tbo_request",
+    "serving/delayer_off",
+    "faults/host_delay",
+    "faults/token_skew",
+    "cpu/tiny",
+)
+REAL = ("nvidia-h200-megatron/ep8", "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz")
+BASELINE = SAMPLES / RUNS[0]
+
+
+@cache
+def report(path: Path) -> Report:
+    return tracelens.report_files(path)
+
+
+def screen(whole: Report, name: str, width: int, table: str = "") -> list[str]:
+    result = whole[name]
+    alone = replace(whole, results=(result,), summary=None)
+    return answered(alone, answer(result), width=width, table=table).splitlines()
+
+
+def fits(whole: Report) -> None:
+    for analyzer in in_order():
+        result = whole[analyzer.name]
+        for width, most in ((120, 25), (80, 40)):
+            lines = screen(whole, analyzer.name, width)
+            assert len(lines) <= most, f"{analyzer.name}, {width} columns: {len(lines)} lines"
+            assert max(map(len, lines)) <= width
+        text = answer(result)
+        assert re.fullmatch(r"\S.*[.!?]", text), f"{analyzer.name}: {text}"
+        assert any(map(len, compared(result).values())) == any(char.isdigit() for char in text), text
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_answer_fits_one_screen(run: str) -> None:
+    fits(report(SAMPLES / run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", REAL)
+def test_every_answer_about_a_real_run_fits_one_screen(run: str, corpus: Path) -> None:
+    fits(report(corpus / run))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_column_that_a_table_is_sorted_by_is_shown(width: int) -> None:
+    for run in RUNS[:2]:
+        for result in report(SAMPLES / run).results:
+            table = next((table for table in compared(result).values() if len(table)), None)
+            leading = leading_column(table) if table and table.schema.kind != "entries" else None
+            if leading is None:
+                continue
+            lines = screen(report(SAMPLES / run), result.analyzer, width)
+            words = leading.name.removesuffix("_ns").replace("dur", "time").split("_")
+            assert all(any(word in line for line in lines) for word in words), leading.name
+
+
+def test_a_table_of_one_name_takes_the_place_of_the_first() -> None:
+    lines = screen(report(BASELINE), "collectives", 120, "traffic")
+    header = next(number for number, line in enumerate(lines) if line.startswith("group"))
+    assert {"from", "to"} <= set(" ".join(lines[header - 1 : header + 1]).split())
+    assert len(lines) <= 25
+
+
+def test_the_command_prints_the_answer_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["analyze", "idle", str(BASELINE)]
+    assert run_cli(words) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert short[0].startswith(answer(report(BASELINE)["idle"])[:40])
+    assert run_cli([*words, "--table", "gaps"]) == 0
+    assert "cause" in capsys.readouterr().out
+    assert run_cli([*words, "--full"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 2 * len(short)
+    assert run_cli([*words, "--table", "gap"]) == 2
+    assert "gaps" in capsys.readouterr().err
+
+
+TASKS = {
+    "the worst rank's longest gap and its cause": ("idle", "", r"longest gap is [\d.]+ ms on rank \d: \w+"),
+    "the GEMM that loses most, and how far it is from the roofline": (
+        "roofline",
+        "",
+        r"GEMM: aten::\w+ \S+\[.*\d ms above its roofline|GEMM: aten::\w+ \S+\[.*\d us above its roofline",
+    ),
+    "bytes between two ranks": ("collectives", "traffic", r"from +to"),
+    "which expert is hot": ("moe", "", r"hottest expert: \d+ of rank \d in layer \d"),
+    "where in Perfetto": ("findings", "", r"rank +\(ms\)|worst +start"),
+    "what was not recorded": ("completeness", "", r"missing or contradictory data"),
+    "the shapes of one kernel": ("findings", "candidates", r"shapes"),
+    "the share of waiting in communication": ("collectives", "", r"\d+% of it waiting for late ranks"),
+    "the remedy of finding 1": ("findings", "", r"First row's remedy: \w+"),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_of_a_new_user_is_one_command(task: str, width: int) -> None:
+    name, table, found = TASKS[task]
+    lines = screen(report(BASELINE), name, width, table)
+    assert re.search(found, " ".join(line.strip() for line in lines)), "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["diff", SAMPLES / "one_gpu/loop", SAMPLES / "one_gpu/grouped"], r"ms.*a step"),
+        (["project", "whatif", BASELINE, "--scenario", "launch_free"], r"ms"),
+        (
+            ["project", "memory", "--model", "deepseek_v3", "--gpus", "256", "--pp", "16", "--ep", "8"],
+            r"GiB",
+        ),
+    ],
+    ids=["what changed", "what launch-free would give", "memory headroom"],
+)
+def test_what_compares_or_projects_begins_with_the_answer(
+    words: list[object],
+    found: str,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run_cli(list(map(str, words))) == 0
+    assert re.search(found, "\n".join(capsys.readouterr().out.splitlines()[:8]))

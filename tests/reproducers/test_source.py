@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.reproducers.arguments import TensorArgument
+from tracelens.reproducers.arguments import TensorArgument, dense
 from tracelens.reproducers.scripts import (
     WIDTH,
     about,
     call_arguments,
     code,
     lines,
+    list_sizes,
     literal,
     mapping,
     plain,
@@ -110,20 +111,20 @@ def test_text_to_read_is_one_printable_line(text: str) -> None:
 
 def test_long_text_to_read_keeps_both_ends() -> None:
     shown = plain("a" * 200 + "b" * 200)
-    assert (len(shown), shown[:3], shown[-3:], "..." in shown) == (103, "aaa", "bbb", True)
-    assert plain("c" * 103) == "c" * 103
+    assert (len(shown), shown[:3], shown[-3:], "..." in shown) == (98, "aaa", "bbb", True)
+    assert plain("c" * 98) == "c" * 98
 
 
 @given(st.lists(st.text()))
 def test_what_a_script_is_about_is_a_list_of_lines(texts: list[str]) -> None:
     source = about(texts)
     assert ast.literal_eval(source.text) == [plain(text) for text in texts]
-    assert len(source.text.splitlines()) == len(texts) + 2
+    assert len(source.text.splitlines()) == max(len(texts), 1)
     assert source.outline == "DATA"
 
 
 def test_what_a_script_is_about_fits_its_width() -> None:
-    assert max(map(len, about(["x" * 500, "y"]).text.splitlines())) == WIDTH
+    assert max(map(len, f"ABOUT = {about(['x' * 500, 'y']).text}".splitlines())) == WIDTH
 
 
 def test_source_of_tensors() -> None:
@@ -207,6 +208,19 @@ def test_a_long_mapping_is_wrapped(values: dict[str, float], taken: int) -> None
 
 
 def test_arguments_of_a_call_stand_in_a_statement() -> None:
-    assert call_arguments([TensorArgument("float32", (2,), (1,)), 3]).text == (
-        '[\n        strided("float32", (2,), (1,)),\n        3,\n    ]'
+    lists: list[Any] = []
+    assert call_arguments([TensorArgument("float32", (2,), (1,)), 3], lists).text == (
+        '[strided("float32", (2,), (1,)), 3]'
     )
+    assert lists == []
+
+
+def test_long_lists_of_tensors_are_runs_of_shapes() -> None:
+    shapes = [(4, 8)] * 3 + [(5,)] * 3
+    tensors = [TensorArgument("float32", shape, dense(shape)) for shape in shapes]
+    tensors[3] = TensorArgument("float32", (5,), (2,))
+    lists: list[Any] = []
+    text = call_arguments([tensors, [tensor.made("positive") for tensor in tensors], 0.1], lists).text
+    assert text == '[each(strided, "float32", 0),\n            each(positive, "float32", 0), 0.1]'
+    assert lists == [(((4, 8), (), 3), ((5,), (2,), 1), ((5,), (), 2))]
+    assert ast.literal_eval(list_sizes(lists).text) == [[((4, 8), (), 3), ((5,), (2,), 1), ((5,), (), 2)]]

@@ -66,7 +66,9 @@ class SlowCalls(NamedTuple):
         return share
 
 
-class _Reachable(NamedTuple):
+class Reachable(NamedTuple):
+    """Time that a call needs at the rates that a device reaches."""
+
     ns: float  # 0 where it is not known
     is_measured: bool
 
@@ -86,12 +88,12 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
         if cost.engine == "matrix" and cost.flops > LARGE_FLOPS:
             rate = cost.flops * calls[kind] / dur_ns[kind] * 1e9
             best[cost.dtype] = max(best.get(cost.dtype, 0.0), rate)
-    slow: list[tuple[float, int, _Reachable]] = []
+    slow: list[tuple[float, int, Reachable]] = []
     for kind in long.tolist():
         item = counted.items[kind]
         if device is None or item.cost.link or _SEVERAL_PASSES.search(item.name):
             continue
-        reachable = _reachable(item, device, best.get(item.cost.dtype, 0.0))
+        reachable = reachable_time(item.name, item.cost, device, best.get(item.cost.dtype, 0.0))
         mean_ns = dur_ns[kind] / calls[kind]
         if 0 < SLOW_RATIO * reachable.ns < mean_ns:
             slow.append((float(dur_ns[kind] - reachable.ns * calls[kind]), kind, reachable))
@@ -112,23 +114,22 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
     )
 
 
-def _reachable(item: Counted, device: Device, best: float) -> _Reachable:
+def reachable_time(name: str, cost: OpCost, device: Device, best: float = 0.0) -> Reachable:
     """What a call needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
-    cost = item.cost
     moved = cost.read_bytes + cost.write_bytes
     memory = memory_rate(device, max(moved, 1))
     memory_ns, is_measured = moved / memory.per_s * 1e9, memory.source == MEASURED
     if not cost.flops:
-        return _Reachable(memory_ns, is_measured)
+        return Reachable(memory_ns, is_measured)
     if cost.engine != "matrix":
         peak = device.peak(cost.engine, cost.dtype)
-        return _Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
-    rate, rate_is_measured = _matrix_rate(item.name, cost, device)
+        return Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
+    rate, rate_is_measured = _matrix_rate(name, cost, device)
     if best:
         rate = min(rate, best) or best
     if not rate:
-        return _Reachable(0.0, False)
-    return _Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
+        return Reachable(0.0, False)
+    return Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
 
 
 def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:

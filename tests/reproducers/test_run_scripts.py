@@ -108,8 +108,8 @@ PATCHES = {
     ),
     "an integer": (
         script_of("aten::add", "i64 64", "i64 64", 1).text,
-        "torch.Tensor, lambda t: (t.double() if t.is_floating_point() else t)",
-        "torch.Tensor, lambda t: (t + (torch.arange(64) == 63))",
+        "torch.Tensor, lambda t: t.double() if t.is_floating_point() else t",
+        "torch.Tensor, lambda t: t + (torch.arange(64) == 63)",
     ),
     "another reference": (
         script_of("aten::_grouped_mm", "bf16 48 32", "bf16 4 32 16 @ 512 1 32", "i32 4", None, None).text,

@@ -21,7 +21,7 @@ from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.collectives import CollectiveMessage, collectives
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
-from tracelens.reproducers.verify.worker import RUNNER
+from tracelens.reproducers.verify import RUNNER
 from tracelens.table import Skip
 from tracelens.trace import make_run, union
 

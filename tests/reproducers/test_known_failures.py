@@ -17,8 +17,7 @@ from tests.reproducers.calls import MI300X, Called, called, case_of, described, 
 from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify import verify
-from tracelens.reproducers.verify.worker import RUNNER
+from tracelens.reproducers.verify import RUNNER, verify
 
 torch = pytest.importorskip("torch")
 

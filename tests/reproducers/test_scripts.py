@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tracelens.reproducers import replay, scripts
 from tracelens.reproducers.arguments import Unreplayable
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import WIDTH, least_us, script
-from tracelens.reproducers.verify.runner import sets_of
+from tracelens.reproducers.verify import RUNNER
 from tracelens.version import __version__
 
 LINES, MEDIAN = 60, 45
@@ -284,7 +285,7 @@ def test_complex_numbers_have_complex_references() -> None:
 )
 def test_sets_of_arguments_exceed_the_caches(size: int, copies: int) -> None:
     # 512 MiB, and two sets more; only one where a set has more than 8 GiB.
-    assert sets_of(size) == copies
+    assert runpy.run_path(str(RUNNER))["sets_of"](size) == copies
 
 
 # -- lists of tensors, libraries, refusals -------------------------------------------------------------

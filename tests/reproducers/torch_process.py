@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tracelens.reproducers.verify.worker import RUNNER
+from tracelens.reproducers.verify import RUNNER
 
 SERVER = """
 import json, os, runpy, sys, traceback

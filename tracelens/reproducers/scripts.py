@@ -127,7 +127,7 @@ _PUTTING = frozenset({"index_put", "_unsafe_index_put", "_index_put_impl"})
 _WRITING = _PUTTING | {"scatter", "index_copy"}
 
 
-class Attention(NamedTuple):
+class AttentionArguments(NamedTuple):
     """Where an attention op and its backward op have their arguments."""
 
     forward: str  # name
@@ -145,22 +145,22 @@ class Attention(NamedTuple):
 
 
 _ATTENTION = (
-    Attention("_cudnn_attention_forward", "_cudnn_attention_backward",
+    AttentionArguments("_cudnn_attention_forward", "_cudnn_attention_backward",
               (1, 2, 3, 8, 9, 10, 11, 12, True, 13, 14, False), {4: 0, 5: 1, 6: 6, 7: 7},
               scale=(12, 15), causal=(10, 14), dropout=(9, 13), bias=(3, 8)),
-    Attention("_flash_attention_forward", "_flash_attention_backward",
+    AttentionArguments("_flash_attention_forward", "_flash_attention_backward",
               (1, 2, 3, 6, 7, 8, 9, 10, 11, False), {4: 0, 5: 1, 12: 2, 13: 3},
               scale=(10, 14), causal=(8, 11), dropout=(7, 10), heads_first=False),
-    Attention("_efficient_attention_forward", "_efficient_attention_backward",
+    AttentionArguments("_efficient_attention_forward", "_efficient_attention_backward",
               (1, 2, 3, 4, 6, 7, 8, 9, 11, 14, True), {5: 0, 10: 1, 12: 2, 13: 3},
               scale=(11, 16), causal=(9, 14), dropout=(8, 11), bias=(3, 4), heads_first=False),
-    Attention(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward",
+    AttentionArguments(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward",
               (1, 2, 3, 10, 11, False), {4: 0, 5: 1, 6: 2, 7: 3, 8: 4, 9: 5, 12: 6, 13: 7},
               scale=(6, 14), causal=(4, 11), dropout=(3, 10)),
-    Attention(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward",
+    AttentionArguments(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward",
               (1, 2, 3, 4, True, 9, 11), {5: 0, 6: 1, 7: 2, 8: 3},
               scale=(7, 12), causal=(6, 11), dropout=(5, 9), bias=(3, 4)),
-    Attention(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward",
+    AttentionArguments(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward",
               (1, 2, 3, 8, True, 13, 14, False), {4: 0, 5: 1, 6: 6, 7: 7, 9: 2, 10: 3, 11: 4, 12: 5},
               scale=(8, 15), causal=(6, 14), dropout=(5, 13), bias=(3, 8)),
 )  # fmt: skip
@@ -192,7 +192,7 @@ _KEYWORDS = {
 """How many arguments have a position, and the names of those behind, which have none."""
 
 
-def _attention(attention: Attention, backward: int, arguments: Sequence[Argument]) -> Kit:
+def _attention(attention: AttentionArguments, backward: int, arguments: Sequence[Argument]) -> Kit:
     """The kit of an attention op with these arguments."""
     name = attention.backward if backward else attention.forward
     base = _ALONE._replace(direct=_direct(name, "default", arguments, of_any=True))
@@ -456,7 +456,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
             "in_place": op.endswith("_")
             or not op_kit.direct
             or op_kit.direct.endswith(f"out=args[{len(filled) - 1}])"),
-            "long": len(op) + len(", ".join(case.devices)) > 64,
+            "long": len(op) > 36,
         },
         about=about(comments),
         op=op,

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import random
+import runpy
 import signal
 import statistics
 import sys
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run one script, or serve until the other side closes the socket."""
     if not arguments[0].isdecimal():
         sys.argv = [*arguments]
-        replay(importlib.import_module("torch"), arguments[0], arguments[1:])
+        replay(importlib.import_module(TORCH), arguments[0], arguments[1:])
         return
     descriptor, library, gpu = arguments
     os.set_inheritable(int(descriptor), False)
@@ -212,6 +213,7 @@ def restore(torch: Any, before: dict[str, Any]) -> None:
 # ====================
 # Measuring: what a script itself leaves out, to be short.
 
+TORCH = "torch"
 CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
 LARGE = 8 << 30  # bytes of a set that is alone
 WARM_UP = 4  # calls before those that count
@@ -221,18 +223,17 @@ PAUSE = 100_000_000  # cycles in which calls queue up, so that the time of the h
 def replay(torch: Any, path: str, arguments: Sequence[str]) -> None:
     """Run one script, or measure what it defines and print the result; raises SystemExit with its status."""
     with open(path, encoding="utf-8") as file:
-        source = compile(file.read(), path, "exec", dont_inherit=True)
-    space: dict[str, Any] = {"__file__": path, "__name__": "__main__"}
-    if not {"arguments", "call"} <= set(source.co_names):
-        exec(source, space)  # it has its own options
+        source = file.read()
+    if "\ndef arguments(" not in source or "\ndef call(" not in source:
+        runpy.run_path(path, run_name="__main__")  # it has its own options
         return
     options = parsed(arguments)
     sys.argv = [path]
     gpus = torch.cuda.device_count()
     options.device = options.device or ("cuda" if gpus else "cpu")
-    if options.device == "cuda" and not gpus and "RANKS" not in source.co_names:
+    if options.device == "cuda" and not gpus and "RANKS =" not in source and ", RANKS, " not in source:
         raise SystemExit("--device cuda: torch sees no GPU")
-    space = defined(source, options)
+    space = defined(path, options)
     if "RANKS" in space:
         start_ranks(torch, space, path, options)
     else:
@@ -240,15 +241,15 @@ def replay(torch: Any, path: str, arguments: Sequence[str]) -> None:
         finished(measured(torch, space, options), options)
 
 
-def defined(source: Any, options: argparse.Namespace) -> dict[str, Any]:
+def defined(path: str, options: argparse.Namespace) -> dict[str, Any]:
     """What a script defines, for a device and messages of a size."""
-    cuda = importlib.import_module("torch").cuda
+    cuda = importlib.import_module(TORCH).cuda
     available, cuda.is_available = cuda.is_available, lambda: options.device == "cuda"
-    space: dict[str, Any] = {"__name__": "replayed"}
     try:
-        exec(source, space)
+        script = runpy.run_path(path, run_name="replayed")
     finally:
         cuda.is_available = available
+    space: dict[str, Any] = script["call"].__globals__  # what its functions look up
     if "RANKS" in space:
         share = min(1, (options.max_bytes or space["BYTES"]) / space["BYTES"])
         count = space["COUNT"]
@@ -285,7 +286,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def leaves(torch: Any, values: Any) -> list[Any]:
     """All tensors among results; numbers as tensors."""
-    flat = importlib.import_module("torch.utils._pytree").tree_leaves(values)
+    flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves(values)
     return [torch.as_tensor(leaf) for leaf in flat if leaf is not None]
 
 
@@ -347,7 +348,7 @@ def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> 
     check = verdict(torch, space, call)
     gpu = space["ON"] == "cuda"
     first = space["arguments"]()
-    flat = importlib.import_module("torch.utils._pytree").tree_leaves(first)
+    flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves(first)
     size = sum(leaf.nbytes for leaf in flat if isinstance(leaf, torch.Tensor))
     sets = [first, *(space["arguments"]() for _ in range(sets_of(size) - 1 if gpu else 0))]
     run = torch.compile(call) if options.compile else call
@@ -388,7 +389,7 @@ def start_ranks(torch: Any, space: dict[str, Any], path: str, options: argparse.
         ended(2, f"would start {ranks} processes on this CPU; allow them with --ranks {ranks}")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
     logging.disable()  # torch logs each process that it ends
-    processes = importlib.import_module("torch.multiprocessing")
+    processes = importlib.import_module(f"{TORCH}.multiprocessing")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (path, f"file://{folder}/all", options)
         try:
@@ -412,9 +413,8 @@ def rank_main(rank: int, path: str, store: str, options: argparse.Namespace) -> 
     A rank that comes early waits for the others inside its kernel: the time of a call is that of the rank
     that waits least, here and in the trace.
     """
-    torch, dist = map(importlib.import_module, ("torch", "torch.distributed"))
-    with open(path, encoding="utf-8") as file:
-        space = defined(compile(file.read(), path, "exec", dont_inherit=True), options)
+    torch, dist = map(importlib.import_module, (TORCH, f"{TORCH}.distributed"))
+    space = defined(path, options)
     gpu, ranks = options.device == "cuda", space["RANKS"]
     if gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
@@ -467,7 +467,7 @@ def rank_us(
     torch: Any, space: dict[str, Any], rank: int, given: tuple[Any, Any], options: argparse.Namespace
 ) -> list[float]:
     """Time of each call on this rank; before each call the ranks synchronize."""
-    dist, gpu = importlib.import_module("torch.distributed"), options.device == "cuda"
+    dist, gpu = importlib.import_module(f"{TORCH}.distributed"), options.device == "cuda"
     late_us, cycles, (send, out) = space["START_US"][rank] if options.skew else 0, 0.0, given
     before = send.clone() if send is out else None  # what a call in place overwrites
 

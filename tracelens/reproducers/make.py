@@ -55,9 +55,6 @@ at the target.
 python {file}
 tracelens replay verify . -o before.json
 
-# what another version gains
-tracelens replay compare before.json after.json
-
 # NVIDIA
 ncu --set full --launch-skip 2 --launch-count 5 python {file}
 

@@ -392,3 +392,21 @@ def test_the_library_writes_the_same(run, small: str, tmp_path: Path) -> None:
     replay(tracelens.load(small), tmp_path / "library")
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "library" / path.name).read_bytes()
+
+
+def test_candidates_are_handed_over_with_their_targets(run, tmp_path: Path) -> None:
+    assert run(GROUPED, "--candidates", "3", "-o", "out").code == 0
+    listed = json.loads((tmp_path / "out" / "candidates.json").read_text())
+    rows = listed["candidates"]
+    assert [row["file"] for row in rows] == [entry.file for entry in read(tmp_path / "out")]
+    assert len(rows) == 3
+    gains = [row["gain_ns"] for row in rows]
+    assert gains == sorted(gains, reverse=True)
+    for row in rows:
+        assert 0 < row["roofline_ns"] <= row["target_ns"] <= row["traced_ns"]
+        assert row["gain_ns"] == pytest.approx(row["total_ns"] - row["calls"] * row["target_ns"])
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert all(row["file"] in readme for row in rows)
+    # The folder is one of ours, and may be written again.
+    assert run(GROUPED, "--candidates", "1", "-o", "out").code == 0
+    assert len(read(tmp_path / "out")) == 1

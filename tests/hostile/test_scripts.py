@@ -33,7 +33,7 @@ from tracelens.table import Result
 from tracelens.trace import Run
 
 COUNTS = {"ops": effort(325, 650), "collectives": effort(125, 250), "sequences": effort(50, 100)}
-FIRST = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n# Written by tracelens "
+FIRST = b"# -*- coding: utf-8 -*-\n# Written by tracelens "
 PRINTABLE = bytes(range(32, 127)) + b"\n"
 Replay = Callable[[Run, Path], Result]
 

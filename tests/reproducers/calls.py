@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import pytest
 
 from tests.builders import events, read
 from tracelens.reproducers.arguments import dense
@@ -125,13 +122,10 @@ def script_of(op: str, *given: Any, max_elements: int | None = None, **options: 
     return script(case_of(called(op, *given, **options)), max_elements)
 
 
-def space_of(text: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
-    """What a script defines before it runs anything; needs torch."""
-    monkeypatch.setattr(sys, "argv", ["script.py", "--device", "cpu", *options])
-    before, mark, _ = text.partition("torch.manual_seed(0)\n")
-    assert mark
+def space_of(text: str) -> dict[str, Any]:
+    """What a script defines; needs torch."""
     space: dict[str, Any] = {"__name__": "script"}
-    exec(compile(before, "script.py", "exec"), space)
+    exec(compile(text, "script.py", "exec"), space)
     return space
 
 

@@ -21,6 +21,7 @@ from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.collectives import CollectiveMessage, collectives
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import COLLECTIVE_KINDS, NAMES
+from tracelens.reproducers.verify import RUNNER
 from tracelens.table import Skip
 from tracelens.trace import make_run, union
 
@@ -223,7 +224,7 @@ def test_one_rank_is_enough_where_all_do_the_same() -> None:
     assert script.processes == 8
     assert constant(script, "COUNT") == 10
     assert "Recorded only on rank 0 of 8: the traced time may include waiting" in script.text
-    assert '"note": "traced_us may include waiting"' in script.text
+    assert constant(script, "NOTE") == "traced_us may include waiting"
     assert constant(script, "START_US") == []
 
 
@@ -325,7 +326,7 @@ def test_every_kind_is_recorded_under_some_name() -> None:
 @pytest.mark.parametrize("name", [*EACH_KIND, "all_to_allv"])
 def test_scripts_are_short(name: str) -> None:
     lines = script_of(name, 8, "BFloat16").text.splitlines()
-    assert len(lines) < 134
+    assert len(lines) <= 60
     assert max(map(len, lines)) <= 110
 
 
@@ -472,7 +473,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(script_of("all_to_allv", 2, "Half").text, encoding="utf-8")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    options = [str(file), "--device", "cpu", "--iters", "1", "--json"]
+    options = [str(RUNNER), str(file), "--device", "cpu", "--iters", "1", "--json"]
     ran = subprocess.run([*launcher, *options], capture_output=True, text=True, check=True, timeout=120)
     (line,) = ran.stdout.splitlines()
     assert json.loads(line)["check"] == "ok"

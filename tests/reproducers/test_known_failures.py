@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.reproducers.calls import Called, called, case_of, described, script_of, space_of
+from tests.reproducers.calls import MI300X, Called, called, case_of, described, script_of, space_of
 from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify import verify
+from tracelens.reproducers.verify import RUNNER, verify
 
 torch = pytest.importorskip("torch")
 
@@ -139,15 +139,17 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
 @pytest.mark.parametrize("name", CALLS)
 def test_it_runs_and_is_right(name: str, verdicts: dict[str, tuple[str, str, str]]) -> None:
     status, check, note = verdicts[name]
-    assert (status, check) == ("ran", "ok"), note
+    # A CPU has no histograms of integers, so that what is expected runs instead.
+    assert (status, check) == ("ran", "none" if name == "one-hot counts" else "ok"), note
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_its_tensors_are_the_traced_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_tensors_are_the_traced_ones(name: str) -> None:
     recorded = call_of(name).recorded
-    made = [described(one) for one in space_of(text_of(name), monkeypatch)["arguments"]()]
+    made = [described(one) for one in space_of(text_of(name))["arguments"]()]
     columns = [recorded[key] for key in ("Input type", "Input Dims", "Input Strides")]
-    for one, kind, shape, stride in zip(made, *columns, strict=True):
+    assert not any(columns[1][len(made) :])  # what keeps its default is left out
+    for one, kind, shape, stride in zip(made, *columns, strict=False):
         if kind == "TensorList":
             dtype = "bfloat16" if name in KERNELS else "float32"
             assert one == [(dtype, tuple(n), tuple(m)) for n, m in zip(shape, stride, strict=True)]
@@ -165,9 +167,9 @@ TORCH = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_its_numbers_are_the_traced_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = space_of(text_of(name), monkeypatch)["arguments"]()
-    for one, recorded in zip(made, CALLS[name][1:], strict=True):
+def test_its_numbers_are_the_traced_ones(name: str) -> None:
+    made = space_of(text_of(name))["arguments"]()
+    for one, recorded in zip(made, CALLS[name][1:], strict=False):
         if isinstance(recorded, int | float):
             assert repr(one) == repr(recorded)
         elif isinstance(recorded, tuple | list) and not any(isinstance(item, str) for item in recorded):
@@ -201,40 +203,51 @@ def test_its_numbers_are_the_traced_ones(name: str, monkeypatch: pytest.MonkeyPa
         ("bmm transposed", "default"),
     ],
 )
-def test_the_very_overload_is_called(name: str, overload: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = space_of(text_of(name), monkeypatch)
-    found, _ = space["resolve"](space["arguments"]())
-    assert found._overloadname == overload
+def test_the_very_overload_is_called(name: str, overload: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Overloads(TorchDispatchMode):
+        """The overloads that are called."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func._overloadname)
+            return func(*args, **(kwargs or {}))
+
+    called: list[str] = []
+    space = space_of(text_of(name))
+    given = space["arguments"]()
+    with Overloads():
+        space["call"](given)
+    assert called[0] == overload
 
 
-def test_arguments_are_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = space_of(text_of("_foreach_add_ of a list"), monkeypatch)
+def test_arguments_are_new_each_time() -> None:
+    space = space_of(text_of("_foreach_add_ of a list"))
     first, second = space["arguments"](), space["arguments"]()
     assert first[0][0].data_ptr() != second[0][0].data_ptr()
     assert not torch.equal(first[0][0], second[0][0])
 
 
-def test_what_is_written_to_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = space_of(text_of("_foreach_add_ of a number"), monkeypatch)
+def test_what_is_written_to_is_a_result() -> None:
+    space = space_of(text_of("_foreach_add_ of a number"))
     given = space["arguments"]()
-    space["OVERLOAD"], space["SCHEMA"] = space["resolve"](given)
     before = [one.clone() for one in given[0]]
     results = space["call"](given)
     assert [one.data_ptr() for one in results] == [one.data_ptr() for one in given[0]]
     assert all(torch.equal(one, old + 1) for one, old in zip(results, before, strict=True))
 
 
-def test_overlapping_windows_share_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = space_of(text_of("bmm with windows that overlap"), monkeypatch)["arguments"]()
+def test_overlapping_windows_share_their_elements() -> None:
+    first, _ = space_of(text_of("bmm with windows that overlap"))["arguments"]()
     assert torch.equal(first[0, 1, :12], first[0, 0, 4:])
     assert first.untyped_storage().nbytes() == 2 * (1 + 3 * 32 + 7 * 4 + 15)
 
 
-def test_indices_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_are_in_range() -> None:
     for name, place, below in (("embedding", 1, 100), ("gather", 2, 16), ("nll_loss", 1, 100)):
-        index = space_of(text_of(name), monkeypatch)["arguments"]()[place]
+        index = space_of(text_of(name))["arguments"]()[place]
         assert 0 <= int(index.min()) <= int(index.max()) < below
-    for row in space_of(text_of("scatter_"), monkeypatch)["arguments"]()[2].tolist():
+    for row in space_of(text_of("scatter_"))["arguments"]()[2].tolist():
         assert len(set(row)) == 4
         assert set(row) <= set(range(16))
 
@@ -247,13 +260,13 @@ def test_indices_are_in_range(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16 16 48 @ 1 16", "bf16 48 32"),
     ],
 )
-def test_ends_of_groups_end_at_the_last_row(first: str, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_groups_end_at_the_last_row(first: str, second: str) -> None:
     text = script_of("aten::_grouped_mm", first, second, "i32 4", None, None).text
-    assert space_of(text, monkeypatch)["arguments"]()[2].tolist() == [12, 24, 36, 48]
+    assert space_of(text)["arguments"]()[2].tolist() == [12, 24, 36, 48]
 
 
-def test_a_number_is_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = space_of(text_of("mul by a double"), monkeypatch)["arguments"]()[1]
+def test_a_number_is_on_the_host() -> None:
+    number = space_of(text_of("mul by a double"))["arguments"]()[1]
     assert (number.device.type, number.dtype, number.item()) == ("cpu", torch.float64, 2.0)
 
 
@@ -262,7 +275,9 @@ def test_one_process_of_its_own_does_the_same(tmp_path: Path) -> None:
     path = tmp_path / "mm.py"
     path.write_text(text_of("mm with gaps between rows"))
     options = ["--device", "cpu", "--iters", "3"]
-    command = [sys.executable, str(path), *options, "--json"]
+    alone = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+    assert alone.stdout.startswith(f"aten::mm is right; traced: 10.0 us on {MI300X}\n")
+    command = [sys.executable, str(RUNNER), str(path), *options, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["check"], result["device"], result["torch"]) == ("ok", "cpu", torch.__version__)

@@ -16,7 +16,7 @@ from tracelens.trace import make_run
 
 rendering = import_module("tracelens.reproducers.scripts")  # the package exports its function
 
-HEAD = "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
+HEAD = "# -*- coding: utf-8 -*-\n"
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_template_that_takes_text_in_another_way_is_refused(text: str, why: st
     [
         "",
         "#!/usr/bin/env python3\n",
-        "# -*- coding: utf-8 -*-\n",
-        "#!/usr/bin/env python3\n# -*- coding: utf-7 -*-\n",
+        "#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n",
+        "# -*- coding: utf-7 -*-\n",
     ],
 )
-def test_a_template_without_the_fixed_first_lines_is_refused(head: str, template: Any) -> None:
-    with pytest.raises(Unreplayable, match="first lines"):
+def test_a_template_without_the_fixed_first_line_is_refused(head: str, template: Any) -> None:
+    with pytest.raises(Unreplayable, match="first line"):
         template(f"{head}x = {{{{ text }}}}\n", text="plain")
 
 

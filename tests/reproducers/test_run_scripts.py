@@ -53,7 +53,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Row]:
 @pytest.mark.parametrize("name", CATALOG)
 def test_it_runs_and_is_right(name: str, rows: Mapping[str, Row]) -> None:
     row = rows[name]
-    assert (row.status, row.check) == ("ran", "none" if name in RANDOM else "ok"), row.note
+    checked = name in NATIVE and name not in RANDOM  # a stand-in is the reference itself
+    assert (row.status, row.check) == ("ran", "ok" if checked else "none"), row.note
     assert row.note.startswith("stand-in for ") == (name not in NATIVE)
 
 
@@ -85,18 +86,18 @@ def test_it_can_be_compiled(op: str, tmp_path: Path) -> None:
 PATCHES = {
     "no tolerance": (
         script_of("aten::mm", "bf16 64 128", "bf16 128 64").text,
-        "RTOL = 0.0234375",
-        "RTOL = 0",
+        ", 0.0234375  #",
+        ", 0  #",
     ),
     "another result": (
         script_of("aten::mm", "fp32 64 128", "fp32 128 64").text,
-        "    return [leaf for leaf in tree_leaves([OVERLOAD(**named), written]) if leaf is not None]",
-        "    return [OVERLOAD(**named) * (1.01 if args[0].dtype == torch.float32 else 1)]",
+        "    return tree_leaves(torch.ops.aten.mm.default(*args))",
+        "    return [torch.mm(*args) * (1.01 if args[0].dtype == torch.float32 else 1)]",
     ),
     "one element": (
         script_of("aten::add", "fp32 64 128", "fp32 64 128", 1).text,
-        "    return [leaf for leaf in tree_leaves([OVERLOAD(**named), written]) if leaf is not None]",
-        "    out = OVERLOAD(**named)\n"
+        "    return tree_leaves(torch.ops.aten.add.Tensor(*args[:2], alpha=args[2]))",
+        "    out = torch.add(*args[:2])\n"
         "    out.view(-1)[77] += 0.1 * (out.dtype == torch.float32)\n"
         "    return [out]",
     ),
@@ -107,8 +108,8 @@ PATCHES = {
     ),
     "an integer": (
         script_of("aten::add", "i64 64", "i64 64", 1).text,
-        "torch.Tensor, lambda t: (t.double() if t.is_floating_point() else t)",
-        "torch.Tensor, lambda t: (t + (torch.arange(64) == 63))",
+        "torch.Tensor, lambda t: t.double() if t.is_floating_point() else t",
+        "torch.Tensor, lambda t: t + (torch.arange(64) == 63)",
     ),
     "another reference": (
         script_of("aten::_grouped_mm", "bf16 48 32", "bf16 4 32 16 @ 512 1 32", "i32 4", None, None).text,
@@ -147,8 +148,8 @@ def test_a_wrong_result_is_exit_status_1(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu(tmp_path: Path) -> None:
     done = run(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text, tmp_path, "--device", "cuda")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "invalid choice: 'cuda'" in done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "torch sees no GPU" in done.stderr.splitlines()[-1]
 
 
 def test_one_call_at_least_is_timed(tmp_path: Path) -> None:
@@ -171,13 +172,14 @@ def test_what_torch_refuses_is_told_in_its_words(given: list[str], said: str, tm
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if "attention" in name])
-def test_attention_is_that_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_that_of_the_formula(name: str) -> None:
     """The reference against softmax(Q K^T * scale + mask) V in double precision, and its gradients."""
     call = CATALOG[name]
-    space = space_of(script(case_of(call)).text, monkeypatch)
+    space = space_of(script(case_of(call)).text)
     torch.manual_seed(0)
     given = space["arguments"]()
-    by = space["named"](given)
+    schema = getattr(torch.ops.aten, CATALOG[name].op.removeprefix("aten::")).default._schema
+    by = {argument.name: value for argument, value in zip(schema.arguments, given, strict=False)}
     ins = [by[one].double().requires_grad_() for one in ("query", "key", "value")]
     heads_first = "scaled_dot" in name or "cudnn" in name
     q, k, v = ins if heads_first else (one.transpose(1, 2) for one in ins)
@@ -194,24 +196,24 @@ def test_attention_is_that_of_the_formula(name: str, monkeypatch: pytest.MonkeyP
     wanted = [out if heads_first else out.transpose(1, 2)]
     if "backward" in name:
         wanted = list(torch.autograd.grad(wanted[0], ins, given[0].double()))
-    for got, want in zip(space["reference"](given), wanted, strict=True):
+    for got, want in zip(space["expected"](given), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-def test_a_convolution_is_that_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = space_of(script(case_of(CATALOG["cudnn_convolution"])).text, monkeypatch)
+def test_a_convolution_is_that_of_the_formula() -> None:
+    space = space_of(script(case_of(CATALOG["cudnn_convolution"])).text)
     given = space["arguments"]()
-    (got,) = space["reference"](given)
+    (got,) = space["expected"](given)
     patches = torch.nn.functional.unfold(given[0].double(), 3, padding=1, stride=2)
     want = (given[1].double().flatten(1) @ patches).unflatten(-1, got.shape[2:])
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-def test_grouped_products_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_products_are_those_of_a_loop() -> None:
     for name in ("_grouped_mm (rows)", "_grouped_mm (columns)", "_grouped_mm (inner)"):
-        space = space_of(script(case_of(CATALOG[name])).text, monkeypatch)
+        space = space_of(script(case_of(CATALOG[name])).text)
         given = space["arguments"]()
-        (got,) = space["reference"](given)
+        (got,) = space["expected"](given)
         a, b = (one.double() for one in given[:2])
         found = []
         for group in range(4):
@@ -227,12 +229,12 @@ def test_grouped_products_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(got.reshape(want.shape), want, rtol=1e-9, atol=1e-9)
 
 
-def test_a_scaled_product_is_that_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaled_product_is_that_of_the_formula() -> None:
     for name in ("_scaled_mm (one scale)", "_scaled_mm (a scale a row)"):
-        space = space_of(script(case_of(CATALOG[name])).text, monkeypatch)
+        space = space_of(script(case_of(CATALOG[name])).text)
         given = space["arguments"]()
         a, b, rows, columns = (one.double() for one in given[:4])
-        torch.testing.assert_close(space["reference"](given)[0], a @ b * rows * columns, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(space["expected"](given)[0], a @ b * rows * columns, rtol=1e-9, atol=1e-9)
 
 
 def test_scaled_sizes_run_too(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_rows_that_meet_are_added_with_as_many_roundings(tmp_path: Path) -> None
     assert written == "none"
 
 
-def test_out_of_the_box_it_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    space = space_of(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text, monkeypatch)
+def test_out_of_the_box_it_takes_the_cpu() -> None:
+    space = space_of(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text)
     assert described(space["arguments"]()) == [("float32", (4, 4), (4, 1))] * 2
-    assert (space["ON"], space["GPU"]) == ("cpu", False)
+    assert space["ON"] == "cpu"

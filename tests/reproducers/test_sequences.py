@@ -56,7 +56,8 @@ def script_of(*calls: PassLine, traced_us: float | None = 10.0) -> str:
     makers = {one.maker for line in calls for one in line.arguments or [] if isinstance(one, TensorArgument)}
     leaves_out = any(line.arguments is None for line in calls)
     return render(
-        "sequence.py.j2", {"library": False, "leaves_out": leaves_out, "kinds": frozenset(makers)},
+        "sequence.py.j2",
+        {"library": False, "leaves_out": leaves_out, "floats": False, "kinds": frozenset(makers)},
         about=about(["drawn"]), name="moe_layer_forward", traced_us=traced_us, span_us=20.0,
         traced_on="MI300X", libraries=[], calls=source_of(calls, 4),
     )  # fmt: skip

@@ -612,8 +612,8 @@ def test_generated_scripts_run_and_are_right(tmp_path: Path) -> None:
         ("aten::mm", "ran", "ok"),
         ("aten::add", "ran", "ok"),
     ]
-    # The same script with a result that is not that of the op.
-    broken = [one._replace(text=one.text.replace("def check(", "def unused(", 1)) for one in scripts]
+    # The same script without what it is about.
+    broken = [one._replace(text=one.text.replace("def call(", "def unused(", 1)) for one in scripts]
     assert {status for (status,) in rows(checked(tmp_path, *broken, device="cpu", iters=1), "status")} == {
         "failed"
     }

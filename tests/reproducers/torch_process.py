@@ -1,4 +1,4 @@
-"""Runs scripts as `python SCRIPT` does, each in a copy of one process that has imported torch."""
+"""Runs scripts as `replay verify` does, each in a copy of one process that has imported torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from tracelens.reproducers.verify import RUNNER
 
 SERVER = """
 import json, os, runpy, sys, traceback
@@ -48,9 +50,9 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def run_script(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """What came of a script, run in its folder."""
-    server, arguments = _server(), [str(path), *options]
+def run_script(path: Path, *options: str, alone: bool = False) -> subprocess.CompletedProcess[str]:
+    """What came of a script in its folder: measured with these options, or `alone` as `python SCRIPT`."""
+    server, arguments = _server(), [*([] if alone else [str(RUNNER)]), str(path), *options]
     assert server.stdin is not None
     assert server.stdout is not None
     with TemporaryDirectory() as folder:

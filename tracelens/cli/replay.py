@@ -35,6 +35,7 @@ def write(request: ReplayRequest, reading: Graphs, out: Json, _: ReadLimits) -> 
         tracelens replay trace.json.gz -o replay/
         tracelens replay trace.json.gz --op aten::mm --shape 4096,2048 -o replay/
         tracelens replay traces/ --op 'all_to_all*' -o replay/
+        tracelens replay trace.json.gz --candidates 10 -o for_kernel_writers/
         tracelens replay verify replay/
     """
     from tracelens.analysis.common import choose_device
@@ -97,8 +98,8 @@ def verify(scripts: Verification, out: VerifyDelivery) -> int:
     Exit code: 0 if all results are correct, 1 if a script is wrong or fails, 2 for bad input.
 
     Runs only unmodified scripts, isolated (python -I) from the current directory, PYTHONPATH and user
-    site-packages: point --python to an environment with torch. Run edited scripts, and those that need
-    --import, directly.
+    site-packages: point --python to an environment with torch. Run edited scripts, and those of ops that a
+    module registers (`python FILE MODULE`), directly.
 
     Examples:
         tracelens replay verify replay/

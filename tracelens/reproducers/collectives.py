@@ -218,26 +218,25 @@ def _script(
 
     if isinstance(cut.elements, int):
         elements = SourceText(literal(cut.elements))
-    else:  # each row of the matrix begins a line
+    else:
         indent = " " * len("COUNT = [")
-        wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
-        rows = [line for row in cut.elements for line in wrap.wrap(f"{literal(list(row))},")]
-        elements = SourceText("\n".join(rows).strip().removesuffix(",").join("[]"))
+        wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=indent)
+        elements = SourceText("\n".join(wrap.wrap(literal([list(row) for row in cut.elements]))).strip())
     text = render(
         "collective.py.j2",
         {
             "kind": kind,
             "matrix": not isinstance(cut.elements, int),
             "by_rank": uncut and bool(kept),
-            "starts_known": bool(kept),
             "other_on_cpu": bool(on_cpu),
+            "noted": bool(note),
             "paired": cut.kind == SEND_RECV,
             "bytewise": bytewise,
             "inexact": kind.reduces and cut.ranks > _largest_exact(cut.dtype),
         },
         about=about(comments),
         note=note,
-        note_on_cpu="; ".join(filter(None, (note, on_cpu))),
+        note_on_cpu=on_cpu,
         name=cut.name,
         ranks=cut.ranks,
         dtype=cut.dtype,

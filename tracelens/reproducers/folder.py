@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -18,6 +18,8 @@ from tracelens.table import Skip
 from tracelens.version import __version__
 
 LIST = "replay.json"
+CANDIDATES, README = "candidates.json", "README.md"
+"""What stands beside the scripts of a hand-over."""
 Kind = Literal["op", "collective", "sequence"]
 
 
@@ -61,10 +63,16 @@ class Entry(Struct, frozen=True):
 
 class _List(Struct):
     scripts: list[Entry]
+    beside: list[Literal["candidates.json", "README.md"]] = []
 
 
-def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> list[Entry]:
-    """Write scripts, numbered in their order, and the list of them.
+def write(
+    folder: Path,
+    scripts: Sequence[Script],
+    skips: Sequence[Skip],
+    beside: Callable[[list[Entry]], Mapping[str, bytes]] | None = None,
+) -> list[Entry]:
+    """Write scripts, numbered in their order, the list of them, and the files of a hand-over `beside` them.
 
     Raises:
         TracelensError: the directory cannot be written, or holds files that are no replay.
@@ -84,13 +92,15 @@ def write(folder: Path, scripts: Sequence[Script], skips: Sequence[Skip]) -> lis
         )
         for number, script in enumerate(scripts, start=1)
     ]
-    listed = {
+    listed: dict[str, object] = {
         "tracelens": __version__,
         "scripts": [asdict(entry) for entry in entries],
         "skips": [{"subject": skip.subject, "reason": skip.reason} for skip in skips],
     }
     contents = {entry.file: script.text.encode() for entry, script in zip(entries, scripts, strict=True)}
-    contents[LIST] = orjson.dumps(listed, option=orjson.OPT_INDENT_2)
+    more = beside(entries) if beside else {}
+    listed["beside"] = sorted(more)
+    contents |= {**more, LIST: orjson.dumps(listed, option=orjson.OPT_INDENT_2)}
     write_folder(folder, contents, FOLDER)
     return entries
 
@@ -111,7 +121,7 @@ def read(folder: Path) -> list[Entry]:
     Raises:
         TracelensError: it is no directory of scripts, or one of an older version.
     """
-    entries = _listed(folder)
+    entries = _listed(folder).scripts
     if not all(entry.sha256 for entry in entries):
         raise TracelensError(
             f"{folder / LIST}: written by an older tracelens, without script hashes; regenerate: "
@@ -120,15 +130,20 @@ def read(folder: Path) -> list[Entry]:
     return entries
 
 
-def _listed(folder: Path) -> list[Entry]:
-    """The scripts of a directory; those that an older version wrote have no hash."""
+def _listed(folder: Path) -> _List:
+    """The files of a directory; scripts that an older version wrote have no hash."""
     path = folder / LIST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_List).scripts
+        return msgspec.json.decode(path.read_bytes(), type=_List)
     except OSError:
         raise TracelensError(f"{folder}: no {LIST}; make one with tracelens replay TRACE -o DIR") from None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise TracelensError(f"{path}: not a script list that tracelens wrote") from None
 
 
-FOLDER = FolderKind(LIST, "script of a replay", lambda folder: [entry.file for entry in _listed(folder)])
+def _files(folder: Path) -> list[str]:
+    listed = _listed(folder)
+    return [*(entry.file for entry in listed.scripts), *listed.beside]
+
+
+FOLDER = FolderKind(LIST, "script of a replay", _files)

@@ -29,7 +29,7 @@ from tracelens.reproducers.arguments import (
 from tracelens.reproducers.call_source import PassLine, flows, source
 from tracelens.reproducers.calls import Call, callable_op, cases
 from tracelens.reproducers.folder import Script
-from tracelens.reproducers.scripts import about, in_graph, plain, render
+from tracelens.reproducers.scripts import about, in_graph, makers, plain, render
 from tracelens.table import Skip, codes, sums
 from tracelens.trace import WORK_KINDS, Trace, is_step
 
@@ -191,7 +191,8 @@ def _script(
         {
             "library": bool(libraries),
             "leaves_out": calls.calls < len(calls.lines),
-            "kinds": frozenset(tensor.maker for tensor in calls.tensors),
+            "floats": False,
+            "kinds": makers(calls.tensors),
         },
         about=about(comments),
         name=name,

@@ -8,8 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import orjson
+
 from tracelens.analysis.common import own_device
-from tracelens.analysis.roofline import least_ns
+from tracelens.analysis.roofline import least_ns, reachable_time
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.reproducers.arguments import Unreplayable
@@ -23,15 +26,44 @@ from tracelens.reproducers.calls import (
     unreplayed,
 )
 from tracelens.reproducers.collectives import collectives
-from tracelens.reproducers.folder import Script, write
+from tracelens.reproducers.folder import CANDIDATES, README, Entry, Script, write
 from tracelens.reproducers.layers import sequences
 from tracelens.reproducers.scripts import UNFAITHFUL, script
 from tracelens.table import Column, Result, Schema, Skip, result
 from tracelens.trace import Run, describe
+from tracelens.version import __version__
 
 Order = Literal["time", "recoverable"]
 TOP = 20
 _NO_ROOFLINE = "no roofline for any of these calls: see uncovered ops in `tracelens analyze roofline`"
+
+_HAND_OVER = """# Kernels worth writing
+
+Calls with the most time above what {device} reaches for work of their kind and size. A script needs only
+torch: it makes the traced inputs, checks the result against double precision, and times the call. Put your
+kernel into its `call()` and run it again.
+
+| script | calls | traced us | target us | roofline us | gain ms |
+|---|---:|---:|---:|---:|---:|
+{table}
+
+`candidates.json` has the same with kernels, FLOPs and bytes. "gain" is what all calls of the trace would save
+at the target.
+
+```sh
+# check and time one; then all of them, with cold and warm caches
+python {file}
+tracelens replay verify . -o before.json
+
+# NVIDIA
+ncu --set full --launch-skip 2 --launch-count 5 python {file}
+
+# AMD
+rocprofv3 --kernel-trace --stats -- python {file}
+rocprof-compute profile -n candidate -- python {file}
+rocprof-compute analyze -p workloads/candidate/*
+```
+"""
 
 SCRIPTS = Schema(
     "Scripts",
@@ -65,6 +97,7 @@ def replay(
     device: Device | None = None,
     max_elements: int | None = None,
     first_ranks: int | None = None,
+    hand_over: bool = False,
     progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Write scripts for calls and collectives of a run.
@@ -78,6 +111,8 @@ def replay(
         device: whose roofline counts, instead of that of the trace's own.
         max_elements: scale sizes down until no tensor has more elements.
         first_ranks: cut collectives down to so many ranks of their group.
+        hand_over: add what whoever writes kernels needs: candidates.json with roofline and target times, and
+            a README with the commands of profilers. Needs `order="recoverable"`.
         progress: called with a line of text before each part.
 
     Returns:
@@ -94,6 +129,7 @@ def replay(
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
     calls = [case for case in calls if fits(case, selection)]
     candidates: list[tuple[float, OpCase | Script]] = []  # us that each is worth
+    peaks = device or own_device(run.traces[0])
     if order == "time":
         candidates = [(case.total_ns / 1e3, case) for case in calls]
         if not selection.ops_only:
@@ -105,11 +141,12 @@ def replay(
                 if fnmatchcase(reproducer.subject, selection.op or "*")
             ]
     else:  # time above the roofline; calls without one are left out
-        peaks = device or own_device(run.traces[0])
         if peaks is None:
             raise TracelensError("no roofline: the trace names no known device; pass --device")
         for case in calls:
             least = least_ns(case.cost, peaks) if case.cost is not None else 0
+            if hand_over and case.cost is not None:
+                least = max(least, reachable_time(case.call.op, case.cost, peaks).ns)
             if least > 0:
                 candidates.append(((case.total_ns - least * len(case.times)) / 1e3, case))
     if not candidates:
@@ -119,11 +156,13 @@ def replay(
     candidates.sort(key=lambda candidate: -candidate[0])
     candidates.reverse()  # the last is taken first
     scripts: list[Script] = []
+    taken: list[OpCase] = []
     refused: dict[tuple[str, str], list[OpCase]] = {}
     while candidates and len(scripts) != top:
         _, origin = candidates.pop()
         try:
             scripts.append(script(origin, max_elements) if isinstance(origin, OpCase) else origin)
+            taken += [origin] if isinstance(origin, OpCase) else []
         except Unreplayable as error:
             assert isinstance(origin, OpCase)
             refused.setdefault((origin.call.op, str(error)), []).append(origin)
@@ -139,7 +178,61 @@ def replay(
         skips = refusals + [
             skip for skip in skips if selection.op and fnmatchcase(skip.subject, f"*{selection.op}*")
         ]
-    return _written(run, folder, scripts, skips, not_written=len(candidates))
+    beside = None
+    if hand_over and peaks is not None:
+        known = peaks
+        gpu_ns = sum(int(trace.work.dur.sum()) for trace in run.traces)
+
+        def beside(entries: list[Entry]) -> dict[str, bytes]:
+            return handed_over(taken, entries, known, gpu_ns)
+
+    return _written(run, folder, scripts, skips, len(candidates), beside)
+
+
+def handed_over(
+    calls: Sequence[OpCase], entries: Sequence[Entry], device: Device, gpu_ns: int
+) -> dict[str, bytes]:
+    """The files beside the scripts of these calls, by name.
+
+    The target of a call is what the device reaches for work of its kind and size, as measured on it or on one
+    of which it is a known multiple; where that is not known, the roofline.
+    """
+    rows: list[dict[str, object]] = []
+    for case, entry in zip(calls, entries, strict=True):
+        assert case.cost is not None
+        roofline_ns = least_ns(case.cost, device)
+        reachable_ns = reachable_time(case.call.op, case.cost, device).ns or roofline_ns
+        traced_ns, total_ns = float(np.median(case.times)), case.total_ns
+        target_ns = min(max(reachable_ns, roofline_ns), traced_ns)
+        rows.append(
+            {
+                "file": entry.file,
+                "op": entry.subject,
+                "shapes": entry.shapes,
+                "kernels": list(case.kernels),
+                "calls": entry.count,
+                "traced_ns": traced_ns,
+                "roofline_ns": roofline_ns,
+                "target_ns": target_ns,
+                "total_ns": total_ns,
+                "gain_ns": max(total_ns - target_ns * entry.count, 0.0),
+                "fraction": total_ns / max(gpu_ns, 1),
+                "flops": case.cost.flops,
+                "read_bytes": case.cost.read_bytes,
+                "write_bytes": case.cost.write_bytes,
+            }
+        )
+    listed = {"device": device.name, "tracelens": __version__, "candidates": rows}
+    table = "\n".join(
+        f"| `{entry.file}` | {entry.count:,} | "
+        + " | ".join(
+            f"{float(str(row[key])) / 1e3:,.1f}" for key in ("traced_ns", "target_ns", "roofline_ns")
+        )
+        + f" | {float(str(row['gain_ns'])) / 1e6:,.2f} |"
+        for entry, row in zip(entries, rows, strict=True)
+    )
+    readme = _HAND_OVER.format(device=device.name, table=table, file=entries[0].file if entries else "FILE")
+    return {CANDIDATES: orjson.dumps(listed, option=orjson.OPT_INDENT_2), README: readme.encode()}
 
 
 def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) -> Result:
@@ -174,9 +267,14 @@ def _why_nothing(run: Run, selection: ReplaySelection) -> str:
 
 
 def _written(
-    run: Run, folder: Path, scripts: Sequence[Script], skips: Sequence[Skip], not_written: int
+    run: Run,
+    folder: Path,
+    scripts: Sequence[Script],
+    skips: Sequence[Skip],
+    not_written: int,
+    beside: Callable[[list[Entry]], dict[str, bytes]] | None = None,
 ) -> Result:
-    entries = write(folder, scripts, skips)
+    entries = write(folder, scripts, skips, beside)
     gpu_ns = max(sum(int(trace.work.dur.sum()) for trace in run.traces), 1)
     total = [round(reproducer.total_us * 1e3) for reproducer in scripts]
     columns = {

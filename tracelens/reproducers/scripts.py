@@ -10,6 +10,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import groupby, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +23,13 @@ from tracelens.costs import OpCost
 from tracelens.devices import devices, match
 from tracelens.dtypes import element_bytes, epsilon, torch_dtype
 from tracelens.reproducers.arguments import (
+    NUMBERS,
     OP,
     Argument,
     TensorArgument,
     Unreplayable,
     complete,
+    dense,
     fill,
     read_arguments,
     scaled,
@@ -49,78 +52,214 @@ _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
 _OF_WIDTH = {"1": "uint8", "2": "bfloat16", "4": "float32", "8": "int64", "16": "complex128"}
 _NAME = 80  # characters of a file's name that are the op's
 _LAUNCH_NS = 100  # calls with a least time below this are nothing but the start of a kernel
-_RECENT = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
-_CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
-_LARGE = 8 << 30  # bytes of a set that is alone
+_RECENT = ("mi300x", "mi355x", "h100", "h200", "b200")
 
 
 class Kit(NamedTuple):
     """What a script for an op is made of besides the common parts."""
 
     template: str = ""  # under templates/reference/, "" for none
-    # whether it has `reference(given)`; without it the op in double precision is the reference
+    # whether that has `expected(args)`; without it the op in double precision is what is expected
     reference: bool = True
-    stand_in: bool = False  # whether it has `stand_in(given)`, for devices without a kernel of the op
-    prepare: bool = False  # whether it has `prepare(given)`, which completes the arguments
+    named: bool = False  # whether that has a use for `named(args)`, the arguments by name
+    prepare: bool = False  # whether that has `prepared(args)`, which completes the arguments
     slack: int = 3  # how many roundings of the least precise input type a result may be off
     compared: int = -1  # how many results are compared with the reference; -1: all
     unchecked: str = ""  # why none is
-    functional: bool = False  # whether the op has but one way to be called, and returns all that it makes
+    functional: bool = False  # whether the op returns all that it makes
+    overload: str = ""  # the one that is called (in `kit` its source), "" where the script has to find it
+    direct: str = ""  # source of its call, "" where arguments are called by their names
+    written: str = "args[0]"  # source of what it writes to, unless it is functional
     data: Mapping[str, Any] = {}  # what the template is given
 
 
 _SDPA = "_scaled_dot_product_"
-_CONVOLUTION = Kit("convolution", stand_in=True, functional=True)
-_BATCH_NORM = Kit("batch_norm", stand_in=True, compared=1, functional=True, data={"backward": False})
-_BATCH_NORM_BACKWARD = Kit("batch_norm", stand_in=True, functional=True, data={"backward": True})
-_SCALED_GROUPED = Kit("grouped", stand_in=True, functional=True, data={"ends_at": 4, "scaled": True})
+_ALONE = Kit(functional=True, overload="default")
+_CONVOLUTION = _ALONE._replace(template="convolution", named=True)
+_BATCH_NORM = _CONVOLUTION._replace(template="batch_norm", compared=1, data={"backward": False})
+_BATCH_NORM_BACKWARD = _CONVOLUTION._replace(template="batch_norm", data={"backward": True})
+_SCALED_GROUPED = _ALONE._replace(template="grouped", data={"ends_at": 4, "scaled": True})
 _FIRST = Kit(compared=1)
 _RANDOM = Kit(compared=0, unchecked="its results are random")
 _ADDING = frozenset({"index_add", "scatter_add"})
+_MOST_ARGUMENTS = {
+    1: "silu sigmoid tanh relu neg exp log sqrt rsqrt sin cos abs erf reciprocal zero bitwise_not "
+    "logical_not isnan nonzero log1p expm1 ceil floor sign _foreach_sqrt _foreach_zero "
+    "_foreach_neg _foreach_reciprocal _foreach_abs _foreach_exp",
+    2: "mm bmm dot mv silu_backward gelu sigmoid_backward tanh_backward clone cat stack tril triu "
+    "logical_and logical_or flip repeat leaky_relu maximum minimum",
+    3: "linear native_dropout _softmax _log_softmax gelu_backward threshold_backward copy "
+    "index_select masked_scatter cumsum argmax argmin constant_pad_nd roll hardtanh bincount "
+    "split_with_sizes_copy _chunk_cat _foreach_copy",
+    4: "_fused_rms_norm histc _softmax_backward_data _log_softmax_backward_data gather scatter_add "
+    "index_put _unsafe_index_put addcmul addcdiv",
+    5: "addmm baddbmm addmv embedding embedding_dense_backward native_layer_norm index_add "
+    "nll_loss_forward _index_put_impl topk _grouped_mm",
+    6: "_fused_rms_norm_backward max_pool2d_with_indices slice_backward",
+    7: "avg_pool2d nll_loss_backward",
+    8: "native_layer_norm_backward native_group_norm native_batch_norm "
+    "max_pool2d_with_indices_backward _scaled_mm",
+    9: "convolution _scaled_grouped_mm",
+    10: "native_group_norm_backward native_batch_norm_backward",
+    11: "convolution_backward",
+}
+_ONE_OVERLOAD = {name: count for count, names in _MOST_ARGUMENTS.items() for name in names.split()}
+"""Ops of ATen whose calls with up to so many arguments are those of one overload, the default."""
+_TAKING_NONE = frozenset({
+    "_grouped_mm", "_scaled_grouped_mm", "_scaled_mm", "convolution", "convolution_backward",
+    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
+    "nll_loss_forward", "nll_loss_backward",
+})  # fmt: skip
+"""Those of them where None stands for a tensor that is not there."""
+_TOLD_BY = {
+    **dict.fromkeys(
+        ("add", "sub", "mul", "div", "rsub", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fill",
+         "bitwise_and", "bitwise_or", "bitwise_xor", "_foreach_add", "_foreach_sub", "_foreach_mul",
+         "_foreach_div"), 1,
+    ),
+    **dict.fromkeys(["lerp", "masked_fill", "_foreach_lerp"], 2),
+    **dict.fromkeys(["_foreach_addcmul", "_foreach_addcdiv"], 3),
+}  # fmt: skip
+"""Position of the argument whose kind is the name of the overload, by op."""
+_OPTIMIZERS = ("_fused_adam", "_fused_adamw")
 _PUTTING = frozenset({"index_put", "_unsafe_index_put", "_index_put_impl"})
 """These add where their fourth argument says so, and else write."""
 _WRITING = _PUTTING | {"scatter", "index_copy"}
 
 
-def _attention(
-    forward: str, backward: str, dropout: tuple[int, int], heads_first: bool, bias: str = "attn_bias",
-    causal: str = 'by["is_causal"]',
-) -> dict[str, Kit]:  # fmt: skip
-    """Kits of a forward op and its backward op; `dropout` is the place of its probability in both."""
-    data = {"heads_first": heads_first, "bias": bias, "causal": causal, "forward": forward}
-    base = Kit("attention", stand_in=True, functional=True)
-    forward_data = {**data, "backward": False, "dropout": dropout[0]}
-    backward_data = {**data, "backward": True, "dropout": dropout[1]}
-    return {
-        forward: base._replace(compared=1, data=forward_data),
-        backward: base._replace(prepare=True, slack=12, compared=3, data=backward_data),
-    }
+class AttentionArguments(NamedTuple):
+    """Where an attention op and its backward op have their arguments."""
+
+    forward: str  # name
+    backward: str  # name
+    # arguments of the forward op that the backward op has, by their position there, or what they are instead
+    taken: tuple[int | bool, ...]
+    saved: Mapping[
+        int, int
+    ]  # position among the arguments of the backward op to that among forward's results
+    scale: tuple[int, int]  # positions of the scale, with which keywords begin, in both ops
+    causal: tuple[int, int]
+    dropout: tuple[int, int]
+    bias: tuple[int, int] = (-1, -1)  # -1: has none
+    heads_first: bool = True
+
+
+_ATTENTION = (
+    AttentionArguments("_cudnn_attention_forward", "_cudnn_attention_backward",
+              (1, 2, 3, 8, 9, 10, 11, 12, True, 13, 14, False), {4: 0, 5: 1, 6: 6, 7: 7},
+              scale=(12, 15), causal=(10, 14), dropout=(9, 13), bias=(3, 8)),
+    AttentionArguments("_flash_attention_forward", "_flash_attention_backward",
+              (1, 2, 3, 6, 7, 8, 9, 10, 11, False), {4: 0, 5: 1, 12: 2, 13: 3},
+              scale=(10, 14), causal=(8, 11), dropout=(7, 10), heads_first=False),
+    AttentionArguments("_efficient_attention_forward", "_efficient_attention_backward",
+              (1, 2, 3, 4, 6, 7, 8, 9, 11, 14, True), {5: 0, 10: 1, 12: 2, 13: 3},
+              scale=(11, 16), causal=(9, 14), dropout=(8, 11), bias=(3, 4), heads_first=False),
+    AttentionArguments(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward",
+              (1, 2, 3, 10, 11, False), {4: 0, 5: 1, 6: 2, 7: 3, 8: 4, 9: 5, 12: 6, 13: 7},
+              scale=(6, 14), causal=(4, 11), dropout=(3, 10)),
+    AttentionArguments(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward",
+              (1, 2, 3, 4, True, 9, 11), {5: 0, 6: 1, 7: 2, 8: 3},
+              scale=(7, 12), causal=(6, 11), dropout=(5, 9), bias=(3, 4)),
+    AttentionArguments(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward",
+              (1, 2, 3, 8, True, 13, 14, False), {4: 0, 5: 1, 6: 6, 7: 7, 9: 2, 10: 3, 11: 4, 12: 5},
+              scale=(8, 15), causal=(6, 14), dropout=(5, 13), bias=(3, 8)),
+)  # fmt: skip
+_ATTENTION_OPS = {
+    name: (attention, backward)
+    for attention in _ATTENTION
+    for backward, name in enumerate((attention.forward, attention.backward))
+}
+_WINDOWS = ("window_size_left", "window_size_right")
+_KEYWORDS = {
+    **dict.fromkeys(("add", "sub", "_foreach_add", "_foreach_sub"), (2, "alpha")),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), (3, "beta", "alpha")),
+    **dict.fromkeys(("addcmul", "addcdiv"), (3, "value")),
+    "gelu": (1, "approximate"), "gelu_backward": (2, "approximate"), "clone": (1, "memory_format"),
+    "gather": (3, "sparse_grad"), "sort": (1, "stable", "dim", "descending"),
+    "index_add": (4, "alpha"), "cumsum": (2, "dtype"),
+    "sum": (3, "dtype"), "mean": (3, "dtype"),
+    **dict.fromkeys(_OPTIMIZERS, (
+        6, "lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad", "maximize", "grad_scale", "found_inf",
+    )),
+    **{name: (attention.scale[backward], "scale") for name, (attention, backward) in _ATTENTION_OPS.items()},
+    "_flash_attention_forward": (10, "scale", *_WINDOWS, "seqused_k", "alibi_slopes"),
+    "_flash_attention_backward": (14, "scale", *_WINDOWS),
+    "_efficient_attention_forward": (11, "scale", "seqlen_k", "window_size"),
+    "_efficient_attention_backward": (
+        16, "scale", "num_splits_key", "window_size", "shared_storage_dqdkdv",
+    ),
+}  # fmt: skip
+"""How many arguments have a position, and the names of those behind, which have none."""
+
+
+def _attention(attention: AttentionArguments, backward: int, arguments: Sequence[Argument]) -> Kit:
+    """The kit of an attention op with these arguments."""
+    name = attention.backward if backward else attention.forward
+    base = _ALONE._replace(direct=_direct(name, "default", arguments, of_any=True))
+    unchecked = ""
+    if attention.dropout[backward] < len(arguments) and arguments[attention.dropout[backward]]:
+        unchecked = "its results are random"
+    if any(isinstance(argument, TensorArgument) and argument.maker == "ends" for argument in arguments):
+        unchecked = "no reference for packed sequences"
+    known = [argument is not None for argument in arguments]
+
+    def at(index: int, instead: str, form: str = "args[{}]") -> str:
+        return form.format(index) if 0 <= index < len(known) and known[index] else instead
+
+    by_shift: dict[int, list[int]] = {}
+    for place, index in attention.saved.items():
+        by_shift.setdefault(place - index, []).append(place)
+    spans = [(shift, min(places), max(places) + 1) for shift, places in by_shift.items()]
+    scale = attention.scale[backward]
+    mask = (
+        "args[{}] == 1"
+        if "_efficient_attention_" in f"{name}_" and not name.startswith(_SDPA)
+        else "args[{}]"
+    )
+    words = [
+        at(index, "None") if index is not True and index is not False else str(index)
+        for index in attention.taken
+    ]
+    words += [f"scale=args[{scale}]"] if at(scale, "") else []
+    return base._replace(
+        template="attention",
+        prepare=bool(backward),
+        slack=12 if backward else 3,
+        compared=0 if unchecked else 3 if backward else 1,
+        unchecked=unchecked,
+        data={
+            "forward": attention.forward,
+            "taken": f"\n{' ' * 12}".join(textwrap.wrap(", ".join(words), WIDTH - 13)),
+            "saved": ", ".join(f"saved[{begin - shift}:{end - shift}]" for shift, begin, end in spans),
+            "places": ", ".join(f"args[{begin}:{end}]" for _, begin, end in spans),
+            "first": backward,
+            "bias": at(attention.bias[backward], "None", "args[{}].double()"),
+            "causal": at(attention.causal[backward], "False", mask),
+            "scale": at(scale, "None"),
+            "heads_first": attention.heads_first,
+        },
+    )
 
 
 _KITS: dict[str, Kit] = {
-    **_attention("_cudnn_attention_forward", "_cudnn_attention_backward", (9, 13), True),
-    **_attention("_flash_attention_forward", "_flash_attention_backward", (7, 10), False),
-    **_attention(
-        "_efficient_attention_forward", "_efficient_attention_backward", (8, 11), False, "bias",
-        'by["custom_mask_type"] == 1',
-    ),
-    **_attention(f"{_SDPA}flash_attention", f"{_SDPA}flash_attention_backward", (3, 10), True),
-    **_attention(f"{_SDPA}efficient_attention", f"{_SDPA}efficient_attention_backward", (5, 9), True),
-    **_attention(f"{_SDPA}cudnn_attention", f"{_SDPA}cudnn_attention_backward", (5, 13), True),
     **dict.fromkeys(
         ("miopen_convolution", "miopen_depthwise_convolution", "miopen_convolution_transpose",
          "cudnn_convolution", "cudnn_convolution_transpose", "mkldnn_convolution"), _CONVOLUTION,
     ),
     **dict.fromkeys(("miopen_batch_norm", "cudnn_batch_norm"), _BATCH_NORM),
     **dict.fromkeys(("miopen_batch_norm_backward", "cudnn_batch_norm_backward"), _BATCH_NORM_BACKWARD),
-    "native_batch_norm_backward": Kit("single", stand_in=True, functional=True),
-    "histc": Kit("single", stand_in=True),
-    "max_pool2d_with_indices_backward": Kit("max_pool_backward", reference=False, prepare=True),
-    "_grouped_mm": Kit("grouped", functional=True, data={"ends_at": 2, "scaled": False}),
+    "native_batch_norm_backward": _ALONE._replace(template="single"),
+    "histc": _ALONE._replace(template="single"),
+    "max_pool2d_with_indices_backward": _ALONE._replace(
+        template="max_pool_backward", reference=False, prepare=True
+    ),
+    "_grouped_mm": _ALONE._replace(template="grouped", data={"ends_at": 2, "scaled": False}),
     "_scaled_grouped_mm": _SCALED_GROUPED,
-    "_scaled_mm": Kit("scaled_mm", functional=True),
-    **dict.fromkeys(("_fused_adam", "_fused_adamw"), Kit("fused_optimizer")),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), Kit("softmax_backward")),
+    "_scaled_mm": _ALONE._replace(template="scaled_mm"),
+    **dict.fromkeys(_OPTIMIZERS, Kit("fused_optimizer", written="args[:5]")),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "_log_softmax_backward_data"), _ALONE._replace(template="softmax_backward")
+    ),
     **dict.fromkeys(("sort", "topk", "max", "min", "median", "kthvalue", "mode", "cummax", "cummin"), _FIRST),
     **dict.fromkeys(
         ("native_dropout", "_fused_dropout", "bernoulli", "normal", "uniform", "exponential",
@@ -176,7 +315,7 @@ COLLECTIVE_KINDS = {
         "dist.gather(send, None if rank else list(out.chunk(RANKS)), 0)",
         "COUNT",
         "0 if rank else RANKS * COUNT",
-        f"{_GATHERED}[: len(out)]",
+        _GATHERED,
         rooted=True,
     ),
     "scatter": CollectiveKind(
@@ -240,10 +379,10 @@ Choice = bool | Kit | CollectiveKind | frozenset[str]
 UNFAITHFUL = "its script was not written: "
 """How the reason begins where a script would be more than its template and data."""
 
-FIRST_LINES = b"#!/usr/bin/env python3\n# -*- coding: utf-8 -*-\n"
-"""Of each script. Python looks for a declared encoding (PEP 263) in these lines only."""
-MAKERS = frozenset({"strided", "number", "positive", "mask", "indices", "distinct", "ends", "Like"})
-"""Functions of templates that data may call: they make inputs of given sizes."""
+FIRST_LINE = b"# -*- coding: utf-8 -*-\n"
+"""Of each script. Python looks for a declared encoding (PEP 263) in the second line only without one here."""
+MAKERS = frozenset({"strided", "positive", "mask", "indices", "distinct", "ends", "each", "Like"})
+"""Functions of templates that data may call or name: they make inputs of given sizes."""
 SIZES = ("n", "m", "k")
 """Names of the sizes that differ from round to round of a loop."""
 _ALLOWED = re.compile(
@@ -275,11 +414,17 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     cost = case.cost if unscaled else None
     filled = fill(op, arguments)
     inputs = tensors(filled)
-    # Sets of arguments that take turns: together they are beyond any cache.
-    size = sum(tensor.numel * element_bytes(tensor.dtype) for tensor in inputs)
-    copies = 1 if size > _LARGE else min(16, 2 + _CACHES // max(size, 1))
     # Tolerated error: some roundings of the coarsest input type, 0 where there are only integers.
-    op_kit = kit(op, filled)
+    trimmed = filled[: len(filled) - len([*takewhile(lambda argument: argument is None, reversed(filled))])]
+    op_kit = kit(op, trimmed)
+    if op_kit.direct:  # arguments behind the last one keep their defaults
+        filled = trimmed
+    else:
+        op_kit = kit(op, filled)
+    if op_kit.template == "attention" and op_kit.prepare:  # what the forward op leaves is not made
+        saved = _ATTENTION_OPS[op.removeprefix("aten::")][0].saved
+        filled = [None if index in saved else argument for index, argument in enumerate(filled)]
+        inputs = tensors(filled)
     eps = max((epsilon(tensor.dtype) for tensor in inputs), default=0.0)
     rtol = max(op_kit.slack * eps, _SUMS) if eps else 0.0
     median_us = round(float(np.median(case.times)) / 1e3, 3)
@@ -293,13 +438,25 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
         *([] if unscaled else ["Sizes are scaled down from those above."]),
     ]
+    lists: list[ListRuns] = []
+    source = call_arguments(filled, lists)
     text = render(
         "op.py.j2",
         {
             "kit": op_kit,
             "library": not op.startswith("aten::"),
-            "kinds": frozenset(tensor.maker for tensor in inputs),
+            "kinds": makers(inputs) | ({"each"} if lists else set()),
             "complex": any(tensor.dtype.startswith("complex") for tensor in inputs),
+            "floats": all(
+                tensor.dtype.startswith(("float", "bfloat", "complex")) and element_bytes(tensor.dtype) > 1
+                for tensor in inputs
+                if tensor.maker in ("strided", "positive", "distinct")
+            ),
+            "lists": bool(lists),
+            "in_place": op.endswith("_")
+            or not op_kit.direct
+            or op_kit.direct.endswith(f"out=args[{len(filled) - 1}])"),
+            "long": len(op) > 36,
         },
         about=about(comments),
         op=op,
@@ -308,8 +465,8 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         flops=cost.flops if cost else 0,
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
         least_us=SourceText(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
-        arguments=call_arguments(filled),
-        copies=copies,
+        arguments=source,
+        tensor_lists=list_sizes(lists),
         rtol=rtol,
     )
     return Script(
@@ -322,6 +479,11 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         traced_us=median_us if unscaled else 0.0,
         total_us=case.total_ns / 1e3,
     )
+
+
+def makers(inputs: Sequence[TensorArgument]) -> frozenset[str]:
+    """The functions of a script that make these."""
+    return frozenset(tensor.maker for tensor in inputs) & MAKERS
 
 
 def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
@@ -349,29 +511,101 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
 def kit(op: str, arguments: Sequence[Argument]) -> Kit:
     """What a script for this op with these arguments needs."""
     name = op.removeprefix("aten::").removesuffix("_")
+    if name in _ATTENTION_OPS and op.startswith("aten::"):
+        return _attention(*_ATTENTION_OPS[name], arguments)
     op_kit = _KITS.get(name, Kit())
+    if op.startswith("aten::"):
+        overload = op_kit.overload or _overload(name, arguments)
+        of_any = name in _TAKING_NONE
+        direct = "" if op_kit.named or op_kit.prepare else _direct(op[6:], overload, arguments, of_any)
+        # An op in place returns what it writes to, unless that is a list.
+        functional = op_kit.functional or bool(
+            overload and not op[6:].startswith(("_foreach", "_fused_adam"))
+        )
+        functional &= not (op.endswith("_") and not direct)
+        qualified = f"torch.ops.aten.{op[6:]}.{overload}" if overload else ""
+        op_kit = op_kit._replace(overload=qualified, direct=direct, functional=functional)
     if (repeats := _repeats(arguments)) > 1:
         if name in _ADDING or (name in _PUTTING and len(arguments) > 3 and arguments[3] is True):
             # Each addition to an element rounds, up or down.
             return op_kit._replace(slack=math.ceil(op_kit.slack * math.sqrt(repeats)))
         if name in _WRITING:
-            return Kit(compared=0, unchecked="the last write to an element wins, in any order")
+            return op_kit._replace(compared=0, unchecked="the last write to an element wins, in any order")
     if op_kit.template == "scaled_mm":
         # Unless each scale is one for all, or lies beside its rows, columns or blocks.
         scales = [scale for scale in arguments[2:4] if isinstance(scale, TensorArgument)]
         if not all(len(scale.shape) == 2 or scale.numel == 1 for scale in scales):
-            return Kit(compared=0, unchecked="its scales are swizzled")
-    if op_kit.template == "attention":  # without a reference where it is not plain attention
-        dropout_index = op_kit.data["dropout"]
-        if dropout_index < len(arguments) and arguments[dropout_index]:
-            return op_kit._replace(compared=0, unchecked="its results are random")
-        if any(isinstance(argument, TensorArgument) and argument.maker == "ends" for argument in arguments):
-            return op_kit._replace(stand_in=False, compared=0, unchecked="no reference for packed sequences")
-    if op_kit is _SCALED_GROUPED:  # unless groups are rows of the first operand, times a matrix each
-        operands = [argument for argument in arguments[:2] if isinstance(argument, TensorArgument)]
-        if [len(operand.shape) for operand in operands] != [2, 3]:
-            return Kit(compared=0, unchecked="no reference for scaled groups of columns")
+            return _ALONE._replace(compared=0, unchecked="its scales are swizzled")
+    dims = tuple(len(operand.shape) for operand in arguments[:2] if isinstance(operand, TensorArgument))
+    if op_kit.template == "grouped":
+        op_kit = op_kit._replace(data={**op_kit.data, "dims": dims})
+    if name == "_scaled_grouped_mm" and dims != (2, 3):  # not rows of the first operand times a matrix each
+        return _ALONE._replace(compared=0, unchecked="no reference for scaled groups of columns")
     return op_kit
+
+
+def _overload(base: str, arguments: Sequence[Argument]) -> str:
+    """The overload of an op of ATen that takes such arguments; "" where the script has to find it."""
+    kinds = [
+        "".join(sorted({_KINDS.get(type(item), "") for item in argument})) + "List"
+        if isinstance(argument, list)
+        else _KINDS.get(type(argument), "")
+        for argument in arguments
+    ]
+    count = len(arguments)
+    told_by = _TOLD_BY.get(base, count)
+    most = _ONE_OVERLOAD.get(base, 0)
+    if most and count == most + 1 and kinds[-1] == "Tensor":
+        return "out"
+    if base in ("sort", "arange", "pow", "scatter", "floor_divide", "clamp"):
+        return _BY_KINDS.get((base, *kinds), "")
+    if count <= most or (base in _OPTIMIZERS and kinds[6:7] == ["Scalar"]):
+        return "default"
+    if told_by < count <= told_by + 1 + (base in _KEYWORDS):
+        return "List" if kinds[told_by] == "TensorList" else kinds[told_by]
+    if base in ("sum", "mean") and kinds[1:2] == ["ScalarList"] and 2 < count <= 4:
+        return "dim_IntList" if base == "sum" else "dim"
+    if base in ("max", "min", "all", "any") and count != 2:
+        return "default" if count == 1 else "dim" if kinds[1] == "Scalar" else ""
+    if base == "where" and kinds == ["Tensor"] * 3:
+        return "self"
+    return "Tensor" if base == "index" and kinds[1:] == ["TensorList"] else ""
+
+
+_BY_KINDS = {
+    ("sort", "Tensor", "Scalar", "Scalar"): "default",
+    ("sort", "Tensor", "Scalar", "Scalar", "Scalar"): "stable",
+    ("arange", "Scalar", "Scalar", "Scalar", "Tensor"): "start_out",
+    ("pow", "Tensor", "Scalar"): "Tensor_Scalar",
+    ("scatter", "Tensor", "Scalar", "Tensor", "Tensor"): "src",
+    ("scatter", "Tensor", "Scalar", "Tensor", "Scalar"): "value",
+    ("floor_divide", "Tensor", "Tensor"): "default",
+    ("clamp", "Tensor", "Scalar"): "default",
+    ("clamp", "Tensor", "Scalar", "Scalar"): "default",
+    ("clamp", "Tensor", "", "Scalar"): "default",
+}
+"""Overloads of ops by the kinds of their arguments; of an op that works in place where that has the same."""
+_KINDS = {TensorArgument: "Tensor", bool: "Scalar", int: "Scalar", float: "Scalar"}
+
+
+def _direct(name: str, overload: str, arguments: Sequence[Argument], of_any: bool = False) -> str:
+    """Source of a call with arguments in their order; "" where some are not known, unless None is fine."""
+    positional, *keywords = _KEYWORDS.get(name.removesuffix("_"), (len(arguments),))
+    if overload.endswith("out"):
+        positional, keywords = min(positional, len(arguments) - 1), [*keywords, "out"]
+    assert isinstance(positional, int)
+    if not overload or (None in arguments and not of_any) or len(arguments) > positional + len(keywords):
+        return ""
+    words = ["*args" if len(arguments) <= positional else f"*args[:{positional}]"]
+    words += [
+        f"{key}=args[{index}]"
+        for index, key in enumerate(keywords, positional)
+        if index < len(arguments) and arguments[index] is not None
+    ]
+    head, inner = f"torch.ops.aten.{name}.{overload}(", ", ".join(words)
+    if len(head) + len(inner) > WIDTH - len("    return tree_leaves())"):
+        inner = "\n".join(["", *(f"{2 * _INDENT}{line}" for line in textwrap.wrap(inner, WIDTH - 10))])
+    return f"{head}{inner})"
 
 
 def _repeats(arguments: Sequence[Argument]) -> int:
@@ -384,7 +618,7 @@ def _repeats(arguments: Sequence[Argument]) -> int:
 # Python source of what comes from a trace: literals, and calls of the functions that make inputs.
 
 
-def plain(text: str, most: int = WIDTH - len(f'{_INDENT}"",')) -> str:
+def plain(text: str, most: int = WIDTH - len('ABOUT = ["",')) -> str:
     """Text of a trace for people to read: one line of printable ASCII, shortened in its middle."""
     clean = _UNPRINTABLE.sub("?", text)
     return clean if len(clean) <= most else f"{clean[: most - 33]}...{clean[-30:]}"
@@ -392,8 +626,8 @@ def plain(text: str, most: int = WIDTH - len(f'{_INDENT}"",')) -> str:
 
 def about(texts: Sequence[str]) -> SourceText:
     """What a script says about itself: a list with one text a line."""
-    items = "".join(f"{_INDENT}{literal(plain(text))},\n" for text in texts)
-    return SourceText(f"[\n{items}]")
+    items = f",\n{' ' * len('ABOUT = [')}".join(literal(plain(text)) for text in texts)
+    return SourceText(f"[{items}]")
 
 
 def in_graph(sources: Iterable[str]) -> list[str]:
@@ -437,11 +671,15 @@ def repeated(values: Sequence[int]) -> str:
     return literal(list(values))
 
 
-def code(argument: Argument) -> str:
-    """Source of an argument."""
+ListRuns = tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
+"""A list of tensors: shape, strides unless these are dense, and how many in a row."""
+
+
+def code(argument: Argument, lists: list[ListRuns] | None = None) -> str:
+    """Source of an argument; what `each` makes of long lists of tensors is added to `lists`, if given."""
     if isinstance(argument, TensorArgument):
         if argument.maker == "number":
-            return f"number({literal(argument.dtype)})"
+            return f"torch.tensor(2, dtype=torch.{argument.dtype})"  # a Python number, to the profiler
         if argument.maker == "ends":
             return f"ends({literal(argument.dtype)}, {repeated(argument.maker_args[0])})"
         maker_args = (argument.dtype, argument.shape, argument.stride, *argument.maker_args)
@@ -450,21 +688,46 @@ def code(argument: Argument) -> str:
         items = [code(element) for element in argument]
         if len(items) > 1 and len(set(items)) == 1 and isinstance(argument[0], TensorArgument):
             return f"[{items[0]} for _ in range({len(items)})]"
-        return f"[{', '.join(items)}]"
+        made_by = {tensor[:2] for tensor in map(_maker, argument)}
+        if lists is None or len(items) <= _FEW or len(made_by) != 1 or (None,) in made_by:
+            return f"[{', '.join(items)}]"
+        runs = tuple(
+            (*sizes, len([*group])) for sizes, group in groupby(_maker(item)[2:] for item in argument)
+        )
+        if runs not in lists:
+            lists.append(runs)
+        maker, dtype = made_by.pop()
+        return f"each({maker}, {literal(dtype)}, {lists.index(runs)})"
     return literal(argument)
 
 
-def call_arguments(arguments: Sequence[Argument]) -> SourceText:
-    """Source of the list of arguments of a call, in a statement with an indent of one."""
-    items = "".join(f"{2 * _INDENT}{line}\n" for line in lines([code(argument) for argument in arguments], 8))
-    return SourceText(f"[\n{items}{_INDENT}]")
+def _maker(item: Argument) -> tuple[Any, ...]:
+    """What makes a tensor of a list, its type, shape, and strides unless dense; of others nothing."""
+    if not isinstance(item, TensorArgument) or item.maker not in ("strided", "positive"):
+        return (None,)
+    return item.maker, item.dtype, item.shape, () if item.stride == dense(item.shape) else item.stride
+
+
+def list_sizes(lists: Sequence[ListRuns]) -> SourceText:
+    """Source of what `each` makes tensors of."""
+    wrap = textwrap.TextWrapper(WIDTH, initial_indent=_INDENT, subsequent_indent=f"{_INDENT} ")
+    rows = [line for runs in lists for line in wrap.wrap(f"{literal(list(runs))},")]
+    return SourceText("[\n" + "\n".join(rows) + "\n]")
+
+
+def call_arguments(arguments: Sequence[Argument], lists: list[ListRuns]) -> SourceText:
+    """Source of the list of arguments of a call, behind a return."""
+    indent = len(_INDENT + "return [")
+    wrapped = lines([code(argument, lists) for argument in arguments], indent)
+    joined = f"\n{' ' * indent}".join(wrapped)
+    return SourceText(f"[{joined.removesuffix(',')}]")
 
 
 def lines(items: Sequence[str], indent: int) -> list[str]:
     """Items of a list as lines, each with a comma behind it: tensors one a line if there are only a few."""
     wrapped_lines: list[str] = []
     for item in items:
-        packed = len(items) > _FEW or "(" not in item + wrapped_lines[-1] if wrapped_lines else False
+        packed = bool(wrapped_lines) and (len(items) > _FEW or "(" not in item)
         if packed and len(wrapped_lines[-1]) + len(item) + 2 <= WIDTH - indent:
             wrapped_lines[-1] += f" {item},"
         else:
@@ -555,8 +818,8 @@ def is_outline(text: str) -> bool:
 
 def difference(script: bytes, outline: str) -> str:
     """How a script differs from its outline in more than data; "" if it does not."""
-    if not script.startswith(FIRST_LINES) or script.translate(None, _PRINTABLE):
-        return "unexpected first lines or characters"
+    if not script.startswith(FIRST_LINE) or script.translate(None, _PRINTABLE):
+        return "an unexpected first line or characters"
     try:
         tree, comments = ast.parse(script), _comments(script)
         expected_tree, expected_comments = _parsed(outline)
@@ -605,6 +868,12 @@ def _is_data(node: object) -> bool:
             func=ast.Name(id="float"), args=[ast.Constant(value="inf" | "-inf" | "nan")], keywords=[]
         ):
             return True
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="torch"), attr="tensor"),
+            args=[ast.Constant(value=int())],
+            keywords=[ast.keyword(arg="dtype", value=ast.Attribute(value=ast.Name(id="torch"), attr=dtype))],
+        ):
+            return dtype in NUMBERS
         case ast.Call(func=ast.Name(id=name), args=elements, keywords=[]):
             return name in MAKERS and all(map(_is_data, elements))
         case ast.BinOp(left=ast.List() as elements, op=ast.Mult(), right=ast.Constant(value=int())):
@@ -622,5 +891,5 @@ def _is_data(node: object) -> bool:
         ):
             return _is_data(element)
         case ast.Name(id=name):
-            return name in SIZES
+            return name in SIZES or name in MAKERS
     return False

@@ -114,6 +114,14 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         default=20,
         min=0,
     )
+    candidates: int | None = option(
+        "Hand over: the N calls with the most time above the roofline, with target times and a README.",
+        SCRIPTS,
+        doc="hand over so many calls with the most time above the roofline, with target times and a README.",
+        metavar="N",
+        default=None,
+        min=1,
+    )
     by: Literal["time", "recoverable"] = option(
         "Rank calls by GPU time, or by time above the roofline.", default="time"
     )
@@ -181,7 +189,9 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
             **self.values("op", "module", "at_ns"),
         )
         options = self.values("top", "max_elements", "first_ranks", "progress")
-        return replay(run, Path(self.folder), selection, order=self.by, device=peaks, **options)
+        if self.candidates is not None:
+            options |= {"top": self.candidates, "order": "recoverable", "hand_over": True}
+        return replay(run, Path(self.folder), selection, **{"order": self.by, "device": peaks, **options})
 
 
 fuse = function_of("fuse", FuseRequest)

@@ -10,7 +10,7 @@ from tracelens.analysis.roofline.costing import (
     repeats,
     with_surroundings,
 )
-from tracelens.analysis.roofline.slow import SLOW_RATIO, SlowCalls, reachable, slow_calls
+from tracelens.analysis.roofline.slow import SLOW_RATIO, SlowCalls, reachable_time, slow_calls
 
 __all__ = [
     "BOUNDS",
@@ -26,7 +26,7 @@ __all__ = [
     "gemm_rate",
     "least_ns",
     "matrix_flops",
-    "reachable",
+    "reachable_time",
     "repeats",
     "slow_calls",
     "with_surroundings",

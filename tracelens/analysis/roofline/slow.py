@@ -94,7 +94,7 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
         item = counted.items[kind]
         if device is None or item.cost.link or _SEVERAL_PASSES.search(item.name):
             continue
-        needed = reachable(item.name, item.cost, device, best.get(item.cost.dtype, 0.0))
+        needed = reachable_time(item.name, item.cost, device, best.get(item.cost.dtype, 0.0))
         mean_ns = dur_ns[kind] / calls[kind]
         if 0 < SLOW_RATIO * needed.ns < mean_ns:
             slow.append((float(dur_ns[kind] - needed.ns * calls[kind]), kind, needed))
@@ -115,7 +115,7 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
     )
 
 
-def reachable(name: str, cost: OpCost, device: Device, best: float = 0.0) -> Reachable:
+def reachable_time(name: str, cost: OpCost, device: Device, best: float = 0.0) -> Reachable:
     """What a call of an op needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
     moved = cost.read_bytes + cost.write_bytes
     memory = memory_rate(device, max(moved, 1))

@@ -1,5 +1,6 @@
 """Verify: run the scripts of a folder and compare their times with the trace."""
 
 from tracelens.reproducers.verify.verify import TABLES, failed, verify
+from tracelens.reproducers.verify.worker import RUNNER
 
-__all__ = ["TABLES", "failed", "verify"]
+__all__ = ["RUNNER", "TABLES", "failed", "verify"]

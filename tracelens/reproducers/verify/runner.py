@@ -1,24 +1,38 @@
 """Runs scripts one after the other in one process: torch is imported once, the GPU is started once.
 
-Executed as a file, by whatever interpreter has torch: `python -I runner.py FD LIBRARY GPU`. FD is a socket to
-the one who asks, beyond the reach of what scripts print: it takes {"path", "arguments"} and answers with
-{"code", "reason", "spent"}; spent: this process is no longer as it was, and the next script needs a new one.
-It needs only the standard library of Python 3.10, and nothing of tracelens.
+Executed as a file, by whatever interpreter has torch, in one of two ways:
+
+    python -I runner.py FD LIBRARY GPU        serves
+    python -I runner.py SCRIPT [OPTION...]    runs one script, such as one with several ranks
+
+FD is a socket to the one who asks, beyond the reach of what scripts print: it takes {"path", "arguments"} and
+answers with {"code", "reason", "spent"}; spent: this process is no longer as it was, and the next script
+needs a new one.
+
+A script that defines `arguments` and `call` is imported, and checked and timed here: with cold and with warm
+caches, with a profile, as JSON. Any other runs as it would by itself, and prints its own result. This file
+needs only the standard library of Python 3.10, and nothing of tracelens.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import json
+import logging
 import os
 import random
 import runpy
 import signal
+import statistics
 import sys
+import tempfile
 import threading
+import time
+import timeit
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import reduce
 from multiprocessing.connection import Connection
@@ -79,7 +93,11 @@ def one_line(error: BaseException) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the other side closes the socket."""
+    """Run one script, or serve until the other side closes the socket."""
+    if not arguments[0].isdecimal():
+        sys.argv = [*arguments]
+        replay(importlib.import_module(TORCH), arguments[0], arguments[1:])
+        return
     descriptor, library, gpu = arguments
     os.set_inheritable(int(descriptor), False)
     with Connection(int(descriptor)) as client, suppress(EOFError, OSError):
@@ -115,7 +133,7 @@ def run(torch: Any, path: str, arguments: Sequence[str]) -> dict[str, Any]:
     kept = (sys.argv, sys.path[:], dict(os.environ), os.getcwd(), sys.stdout, sys.stderr)
     sys.argv = [path, *arguments]
     with Ending() as ending:
-        runpy.run_path(path, run_name="__main__")
+        replay(torch, path, arguments)
     sys.argv, sys.path[:], environment, directory, sys.stdout, sys.stderr = kept
     os.environ.clear()
     os.environ.update(environment)
@@ -190,6 +208,296 @@ def restore(torch: Any, before: dict[str, Any]) -> None:
         if now[name] != before[name]:
             owner, _, flag = name.rpartition(".")
             setattr(reduce(getattr, owner.split("."), torch), flag, before[name])
+
+
+# ====================
+# Measuring: what a script itself leaves out, to be short.
+
+TORCH = "torch"
+CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
+LARGE = 8 << 30  # bytes of a set that is alone
+WARM_UP = 4  # calls before those that count
+PAUSE = 100_000_000  # cycles in which calls queue up, so that the time of the host is not measured
+
+
+def replay(torch: Any, path: str, arguments: Sequence[str]) -> None:
+    """Run one script, or measure what it defines and print the result; raises SystemExit with its status."""
+    with open(path, encoding="utf-8") as file:
+        source = file.read()
+    if "\ndef arguments(" not in source or "\ndef call(" not in source:
+        runpy.run_path(path, run_name="__main__")  # it has its own options
+        return
+    options = parsed(arguments)
+    sys.argv = [path]
+    gpus = torch.cuda.device_count()
+    options.device = options.device or ("cuda" if gpus else "cpu")
+    if options.device == "cuda" and not gpus and "RANKS =" not in source and ", RANKS, " not in source:
+        raise SystemExit("--device cuda: torch sees no GPU")
+    space = defined(path, options)
+    if "RANKS" in space:
+        start_ranks(torch, space, path, options)
+    else:
+        torch.manual_seed(0)
+        finished(measured(torch, space, options), options)
+
+
+def defined(path: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What a script defines, for a device and messages of a size."""
+    cuda = importlib.import_module(TORCH).cuda
+    available, cuda.is_available = cuda.is_available, lambda: options.device == "cuda"
+    try:
+        script = runpy.run_path(path, run_name="replayed")
+    finally:
+        cuda.is_available = available
+    space: dict[str, Any] = script["call"].__globals__  # what its functions look up
+    if "RANKS" in space:
+        share = min(1, (options.max_bytes or space["BYTES"]) / space["BYTES"])
+        count = space["COUNT"]
+        matrix = isinstance(count, list)
+        space["SHARE"] = share
+        space["COUNT"] = (
+            [[int(number * share) for number in row] for row in count]
+            if matrix
+            else max(1, int(count * share))
+        )
+    return space
+
+
+def finished(result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Print a result and end with its status."""
+    lines = [json.dumps(result)] if options.json else [f"{key:26}{result[key]}" for key in result]
+    sys.stdout.write("\n".join([*lines, ""]))
+    raise SystemExit(int(str(result["check"]).startswith("wrong")))
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a measurement."""
+    cli = argparse.ArgumentParser()
+    cli.add_argument("--device", choices=["cuda", "cpu"], help="where (a GPU, if there is one)")
+    cli.add_argument("--iters", type=lambda number: max(int(number), 1), default=50, help="timed calls (50)")
+    cli.add_argument("--profile", metavar="FILE", help="write a profiler trace of the calls")
+    cli.add_argument("--compile", action="store_true", help="time the torch.compile version")
+    cli.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    cli.add_argument("--max-bytes", type=int, help="scale messages of a collective down to N bytes")
+    cli.add_argument("--ranks", type=int, default=8, help="start up to N processes on a CPU (8)")
+    cli.add_argument("--skew", action="store_true", help="start each rank as late as in the trace")
+    return cli.parse_args(arguments)
+
+
+def leaves(torch: Any, values: Any) -> list[Any]:
+    """All tensors among results; numbers as tensors."""
+    flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves(values)
+    return [torch.as_tensor(leaf) for leaf in flat if leaf is not None]
+
+
+def verdict(torch: Any, space: dict[str, Any], call: Callable[[Any], Any]) -> str:
+    """Compare a call with what is expected: "ok", or what is wrong."""
+    given = space["arguments"]()
+    if "expected" not in space:
+        call(given)
+        return f"none: {space['UNCHECKED']}"
+    if call is space["expected"]:
+        return "none: this device has no kernel of the op"
+    want, got = leaves(torch, space["expected"](given)), leaves(torch, call(given))
+    rtol = space["RTOL"]
+    try:
+        for result, reference in zip(got, want, strict=False):
+            rms = reference.to(torch.cdouble).abs().square().mean().sqrt().nan_to_num(0, 0).item()
+            torch.testing.assert_close(
+                result.to(reference), reference, rtol=rtol, atol=rtol * rms, equal_nan=True
+            )
+    except AssertionError as error:
+        return "wrong: " + " ".join(str(error).split())
+    return "ok"
+
+
+def sets_of(size: int) -> int:
+    """How many sets of arguments of so many bytes take turns: together they are beyond any cache."""
+    return 1 if size > LARGE else min(16, 2 + CACHES // max(size, 1))
+
+
+def elapsed_us(
+    torch: Any, run: Callable[[Any], Any], sets: Sequence[Any], iters: int, gpu: bool
+) -> list[float]:
+    """Sorted times of a call; each call takes the next set of arguments."""
+    if not gpu:
+        return sorted(1e6 * timeit.timeit(lambda: run(sets[0]), number=1) for _ in range(iters))
+    torch.cuda._sleep(PAUSE)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(iters + WARM_UP)]
+    for index, event in enumerate(events):
+        event.record()
+        run(sets[index % len(sets)])
+    torch.cuda.synchronize()
+    pairs = zip(events[WARM_UP - 1 :], events[WARM_UP:], strict=False)
+    return sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs)
+
+
+def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The result of an op's script: with cold and warm caches, and the time of its kernels."""
+    call, op = space["call"], space["OP"]
+    try:
+        call(space["arguments"]())
+    except (RuntimeError, NotImplementedError):  # no such kernel on this device
+        try:
+            space["expected"](space["arguments"]())
+        except (RuntimeError, NotImplementedError, KeyError):
+            call = None
+        if call is None:
+            raise
+        call, op = space["expected"], f"stand-in for {op}"
+    check = verdict(torch, space, call)
+    gpu = space["ON"] == "cuda"
+    first = space["arguments"]()
+    flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves(first)
+    size = sum(leaf.nbytes for leaf in flat if isinstance(leaf, torch.Tensor))
+    sets = [first, *(space["arguments"]() for _ in range(sets_of(size) - 1 if gpu else 0))]
+    run = torch.compile(call) if options.compile else call
+    times, warm = (elapsed_us(torch, run, some, options.iters, gpu) for some in (sets, sets[:1]))
+    with torch.profiler.profile() as profile:
+        elapsed_us(torch, run, sets, options.iters, gpu)
+    if options.profile:
+        profile.export_chrome_trace(options.profile)
+    kernels = [ev for ev in profile.events() if ev.device_type.name == "CUDA" and "spin" not in ev.name]
+    kernel_us = sum(ev.device_time_total for ev in kernels) / (options.iters + WARM_UP)
+    device = torch.cuda.get_device_name() if gpu else "cpu"
+    median_us, traced_us = times[len(times) // 2], space["TRACED_US"]
+    us = kernel_us or median_us
+    return {
+        "op": op, "check": check, "device": device, "torch": torch.__version__,
+        "traced_on": space["TRACED_ON"], "median_us": median_us, "p10_us": times[len(times) // 10],
+        "p90_us": times[len(times) * 9 // 10], "warm_us": warm[len(warm) // 2], "kernel_us": kernel_us,
+        "traced_us": traced_us, "ratio": us / traced_us if traced_us else None,
+        "flop_per_s": 1e6 * space["FLOPS"] / us, "byte_per_s": 1e6 * space["BYTES"] / us,
+        "of_roofline": sum(least / us for name, least in space["LEAST_US"].items() if name in device),
+    }  # fmt: skip
+
+
+def start_ranks(torch: Any, space: dict[str, Any], path: str, options: argparse.Namespace) -> None:
+    """Run a collective on its ranks, in processes of their own unless torchrun has started them."""
+    ranks, gpu, world = space["RANKS"], options.device == "cuda", int(os.environ.get("WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if world not in (1, ranks):
+        ended(2, f"needs {ranks} ranks: torchrun --nproc-per-node {ranks}, or plain python")
+    if gpu and gpus < int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))):
+        ended(2, f"needs {ranks} GPUs, found {gpus}; --device cpu needs none")
+    if options.skew and not space["START_US"]:
+        ended(2, "start times unknown: the trace does not cover every rank")
+    if world > 1:
+        rank_main(int(os.environ["RANK"]), path, "env://", options)
+        return
+    if not gpu and ranks > options.ranks:
+        ended(2, f"would start {ranks} processes on this CPU; allow them with --ranks {ranks}")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
+    logging.disable()  # torch logs each process that it ends
+    processes = importlib.import_module(f"{TORCH}.multiprocessing")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (path, f"file://{folder}/all", options)
+        try:
+            processes.start_processes(rank_main, arguments, ranks, start_method="spawn" if gpu else "fork")
+        except (processes.ProcessExitedException, processes.ProcessRaisedException) as error:
+            wrong = getattr(error, "exit_code", 2) == 1  # rank 0 has printed it
+            last = str(error).splitlines()[-1]
+            ended(1 if wrong else 2, "" if wrong else f"{last} (try --max-bytes)")
+
+
+def ended(status: int, words: str) -> None:
+    """End with a status and last words."""
+    if words:
+        sys.stderr.write(f"{words}\n")
+    raise SystemExit(status)
+
+
+def rank_main(rank: int, path: str, store: str, options: argparse.Namespace) -> None:
+    """Run, check and time a collective on one rank; rank 0 prints the result.
+
+    A rank that comes early waits for the others inside its kernel: the time of a call is that of the rank
+    that waits least, here and in the trace.
+    """
+    torch, dist = map(importlib.import_module, (TORCH, f"{TORCH}.distributed"))
+    space = defined(path, options)
+    gpu, ranks = options.device == "cuda", space["RANKS"]
+    if gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    dist.init_process_group("nccl" if gpu else "gloo", init_method=store, rank=rank, world_size=ranks)
+    send, out = space["arguments"](rank)
+    space["call"](rank, send, out)
+    outcome = (
+        rank_verdict(torch, space, rank, out),
+        rank_us(torch, space, rank, (send, out), options),
+        max(send.nbytes, out.nbytes),
+    )
+    outcomes: list[Any] = [None] * ranks
+    dist.all_gather_object(outcomes, outcome)
+    if options.profile:
+        with torch.profiler.profile() as profile:
+            rank_us(torch, space, rank, (send, out), options)
+        profile.export_chrome_trace(f"{options.profile}.rank{rank}.json" if rank else options.profile)
+    dist.destroy_process_group()
+    verdicts, times, sizes = zip(*outcomes, strict=True)
+    check, least = max(verdicts, key=lambda said: said != "ok"), sorted(map(min, zip(*times, strict=True)))
+    us, traced_us, rate = statistics.median(least), space["TRACED_US"], 1e6 * max(sizes)
+    note = "; ".join(filter(None, (space.get("NOTE"), None if gpu else space.get("NOTE_ON_CPU"))))
+    result = {
+        "op": space["NAME"], "check": check, "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "torch": torch.__version__, "ranks": ranks, "bytes": max(sizes), "skew": options.skew, "note": note,
+        "median_us": us, "p10_us": least[len(least) // 10], "p90_us": least[len(least) * 9 // 10],
+        "max_us": statistics.median(map(max, zip(*times, strict=True))),
+        "rank_us": [*map(statistics.median, times)],
+        "traced_us": traced_us, "traced_rank_us": space["TRACED_RANK_US"], "traced_on": space["TRACED_ON"],
+        "ratio": us / traced_us if traced_us and space["SHARE"] == 1 else None,
+        "algbw_bytes_per_s": rate / us, "busbw_bytes_per_s": rate / us * space["FACTOR"],
+        "traced_busbw_bytes_per_s": traced_us and 1e6 * space["BYTES"] / traced_us * space["FACTOR"],
+    }  # fmt: skip
+    if rank == 0:
+        finished(result, options)
+
+
+def rank_verdict(torch: Any, space: dict[str, Any], rank: int, out: Any) -> str:
+    """Compare the output of a rank with what all ranks sent: "ok", or the error."""
+    if "expected" not in space:
+        return f"none: {space['UNCHECKED']}"
+    want = space["expected"](rank)
+    if want is None:  # it receives nothing
+        return "ok"
+    wrong = (out.view(torch.uint8) != want.view(torch.uint8)).count_nonzero().item()
+    return f"wrong: {wrong} of {out.nbytes} bytes on rank {rank}" if wrong else "ok"
+
+
+def rank_us(
+    torch: Any, space: dict[str, Any], rank: int, given: tuple[Any, Any], options: argparse.Namespace
+) -> list[float]:
+    """Time of each call on this rank; before each call the ranks synchronize."""
+    dist, gpu = importlib.import_module(f"{TORCH}.distributed"), options.device == "cuda"
+    late_us, cycles, (send, out) = space["START_US"][rank] if options.skew else 0, 0.0, given
+    before = send.clone() if send is out else None  # what a call in place overwrites
+
+    def mark() -> Any:
+        if not gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    if gpu and late_us:
+        start, _, end = mark(), torch.cuda._sleep(20_000_000), mark()
+        end.synchronize()
+        cycles = 20_000 / start.elapsed_time(end)  # in a us
+    marks = []
+    for _ in range(options.iters + WARM_UP):
+        if before is not None:
+            send.copy_(before)
+        if gpu:
+            torch.cuda._sleep(2_000_000)  # the host runs ahead, so that its time is not measured
+        dist.all_reduce(torch.zeros(1, device=options.device))
+        if gpu:
+            torch.cuda._sleep(int(late_us * cycles))
+        else:
+            time.sleep(late_us / 1e6)
+        marks.append((mark(), space["call"](rank, send, out), mark()))
+    if gpu:
+        torch.cuda.synchronize()
+    pairs = [(begin, end) for begin, _, end in marks[WARM_UP:]]
+    return [1e3 * begin.elapsed_time(end) if gpu else 1e6 * (end - begin) for begin, end in pairs]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
-from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable
+from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable_time
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import MEASURED, Device, memory_rate, read_device
@@ -456,7 +456,7 @@ def batch(context: ScenarioContext, edit: Edit, argument: str) -> str:
 def _grown(name: str, before: OpCost, after: OpCost, device: Device, unknown: float) -> float:
     """Time of a larger call / that of the recorded one; of GEMMs at the rates for their sizes."""
     if before.engine == "matrix":
-        needed = [reachable(name, cost, device).ns for cost in (before, after)]
+        needed = [reachable_time(name, cost, device).ns for cost in (before, after)]
         if min(needed) > 0:
             return needed[1] / needed[0]
     return _ratio(before, after, device, unknown)

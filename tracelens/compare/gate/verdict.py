@@ -181,7 +181,7 @@ def result(verdict: Verdict) -> Result:
         "gate",
         "Verdict",
         tables,
-        doc=f"{_sentence_case(headline(verdict))}. {knowledge(verdict)}".strip(),
+        doc=knowledge(verdict),
         skips=verdict.skips,
         meta={
             "verdict": verdict.verdict,

@@ -345,7 +345,7 @@ def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:
     assert list(value["tables"]) == ["summary", "notes", "scripts"]
     assert [(row["status"], row["check"]) for row in value["tables"]["scripts"]] == [("ran", "ok")] * 2
     path = tmp_path / "out" / "02_aten_mm.py"
-    path.write_text(path.read_text().replace("lambda t: (", "lambda t: 2 * ("))
+    path.write_text(path.read_text().replace("lambda t: t.double()", "lambda t: 2 * t.double()"))
     outcome = run("verify", "out", "--device", "cpu", "--iters", "1", "-o", "v.json")
     assert (outcome.code, outcome.out) == (1, "")
     (value,) = json.loads((tmp_path / "v.json").read_text())["results"].values()

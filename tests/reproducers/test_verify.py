@@ -176,6 +176,7 @@ def test_times_of_other_devices_are_not_compared(tmp_path: Path, torch: Path) ->
         on_gpu(traced_on="", median_us=500.0),
         source({"median_us": 500.0}),
         on_gpu(traced_us=None, median_us=500.0),
+        on_gpu(op="stand-in for aten::_fused", median_us=500.0, traced_on=MI300X),
         on_gpu(op="stand-in for aten::_fused", median_us=500.0),
         on_gpu(ratio=None, median_us=500.0, note="an eighth of the sizes"),  # knows that it is another one
     )
@@ -186,9 +187,10 @@ def test_times_of_other_devices_are_not_compared(tmp_path: Path, torch: Path) ->
         ("ran", ""),
         ("ran", "no traced time to compare"),
         ("ran", "stand-in for aten::_fused: no such kernel on this device"),
+        ("failed", "stand-in for aten::_fused: no such kernel on this device"),
         ("ran", "no traced time to compare; an eighth of the sizes"),
     ]
-    assert [ratio for (ratio,) in rows(result, "ratio")] == [10.0, 10.0, 10.0, None, None, 10.0, None]
+    assert [ratio for (ratio,) in rows(result, "ratio")] == [10.0, 10.0, 10.0, None, None, 10.0, 10.0, None]
 
 
 def test_strict_wants_a_time_that_matches(tmp_path: Path, torch: Path) -> None:

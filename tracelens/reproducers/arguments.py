@@ -32,7 +32,7 @@ _FLOAT = re.compile(r"-?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]
 _LIST = "TensorList"
 _VALUES = ("Scalar", "ScalarList", "GenericList", "", "None")
 INDICES_UNKNOWN = "the profiler does not record index tensor lists (Tensor?[])"
-EVEN_GROUPS = "group sizes live on the GPU and are not in the trace: even sizes assumed"
+GROUP_SIZES = "group sizes live on the GPU and are not in the trace: each row is in a random group"
 # Sizes up to this are not scaled: heads, experts, kernels and groups, which have to fit each other.
 SMALL = 64
 # The sizes of an image depend on each other through strides and padding; its batch does not.
@@ -193,7 +193,11 @@ def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
             if not {len(first), len(second)} <= {2, 3}:
                 raise Unreplayable("a grouped GEMM takes tensors of two or three dimensions")
             rows = second[-1] if len(first) == 3 else first[-2 if len(second) == 3 else -1]
-            _set(filled, ends, "ends", _even(rows, _tensor_at(filled, ends).numel))
+            groups = _tensor_at(filled, ends).numel
+            if name in _IN_STEPS:
+                _set(filled, ends, "ends", _even(rows, groups))
+            else:
+                _set(filled, ends, "routed", rows, groups)
     return filled
 
 
@@ -330,6 +334,8 @@ def _divided(arguments: list[Argument]) -> None:
 
 
 _GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
+_IN_STEPS = {"_scaled_grouped_mm"}
+"""Those whose groups have sizes that their blocks of scales divide: even ones are taken."""
 _RULES: dict[str, Rule] = {
     "_flash_attention_forward": _packed(3, 4),
     "_flash_attention_backward": _packed(6, 7, backward=True),

@@ -14,7 +14,7 @@ from tracelens.analysis.roofline import OpCalls, direction
 from tracelens.arrays import Int, unique
 from tracelens.dtypes import torch_dtype
 from tracelens.reproducers.arguments import (
-    EVEN_GROUPS,
+    GROUP_SIZES,
     RECORDED,
     Argument,
     TensorArgument,
@@ -180,8 +180,8 @@ def _script(
         )
     if words:
         comments.append(f"Left out (below): {'; '.join(words)}")
-    if any(tensor.maker == "ends" for tensor in calls.tensors):
-        comments.append(f"{EVEN_GROUPS[0].upper()}{EVEN_GROUPS[1:]}")
+    if any(tensor.maker == "routed" for tensor in calls.tensors):
+        comments.append(f"{GROUP_SIZES[0].upper()}{GROUP_SIZES[1:]}")
     if not unscaled:
         comments.append("Sizes are scaled down; the times above are for the traced sizes")
     libraries = sorted({op.partition("::")[0] for op in calls.ops} - {"aten"})

@@ -371,17 +371,19 @@ def judged(entry: Entry, ran: Ran, tolerance: float) -> ScriptRow:
 def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tuple[str, list[str]]:
     """The status that its times give a row, and why a time differs, as far as the numbers tell."""
     name, traced_on = str(report.get("op", "")), report.get("traced_on")
+    traced = traced_on if isinstance(traced_on, list) else str(traced_on or "").split(", ")
+    names = [str(part) for part in traced if part]
+    # Drivers of one vendor write the name of a GPU in several ways.
+    known = match(row.device)
+    is_same = any(row.device == name or (known and known is match(name)) for name in names)
     if name.startswith(STAND_IN):
-        return "ran", [f"{name}: no such kernel on this device"]
+        # The kernel ran there when it was traced: then the call is not what it was.
+        return "failed" if is_same else "ran", [f"{name}: no such kernel on this device"]
     if row.device == "cpu":
         return "ran", []
     if not row.compared:
         return "ran", ["no traced time to compare"]
-    names = traced_on if isinstance(traced_on, list) else str(traced_on or "").split(", ")
-    names = [str(part) for part in names if part]
-    # Drivers of one vendor write the name of a GPU in several ways.
-    known = match(row.device)
-    if names and not any(row.device == name or (known and known is match(name)) for name in names):
+    if names and not is_same:
         return "other device", [f"traced on {', '.join(names)}"]
     deviation_us = tolerance * row.traced_us
     if abs(row.replayed_us - row.traced_us) <= deviation_us:

@@ -10,6 +10,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import tracelens
@@ -47,7 +48,8 @@ def section(name: str, result: Result) -> str:
         mine = signals[signals["detector"] == row.detector]
         estimate = mine[mine["measure"] == "estimate"]
         worst = estimate.loc[estimate["value"].idxmax(), "rank"]
-        shown = mine[(mine["rank"] == worst) & (mine["measure"] != "estimate")]
+        of_worst = mine["rank"].isna() if worst is pd.NA else mine["rank"] == worst
+        shown = mine[of_worst & (mine["measure"] != "estimate")]
         measured = "; ".join(f"{one.measure}: {figure(one.value, one.unit)}" for one in shown.itertuples())
         found = "yes" if row.verdict == "finding" else ""
         saved = " | ".join(figure(ns, "ns") for ns in (row.estimate_ns, row.saving_ns))

@@ -456,3 +456,42 @@ def test_an_op_is_counted_by_those_that_it_called(device_file: str) -> None:
     assert records(result["roofline"], "name", "dims", "flops", "dtype") == [
         ("vllm::moe_forward", "E=8 rows=512 H=128 inner=128", 2 * 512 * 128 * (256 + 128), "bf16")
     ]
+
+
+def test_waiting_is_no_time_that_a_kernel_could_save() -> None:
+    """The first rank comes 6 columns early: of its 16 it waits 6, so both could save as much."""
+    record = (
+        "op record_param_comms collective=allreduce group=0 ranks=[0,1] size=2 in=4000 out=4000 dtype=Float"
+    )
+    texts = [
+        f"""
+            {record} | -
+            launch   | a
+            s7 ncclDevKernel_AllReduce |  {early * "a"}aaaaaaaaaa
+        """
+        for early in (6, 0)
+    ]
+    texts[1] = texts[1].replace("s7 ncclDevKernel_AllReduce |  ", "s7 ncclDevKernel_AllReduce |        ")
+    table = analyze(draw_run(*map(aligned, texts)), "roofline", device="h100")["roofline"]
+    assert table["dur_ns"].tolist() == [16_000, 10_000]
+    assert table["waiting_ns"].tolist() == [6_000, 0]
+    assert table["recoverable_ns"].nunique() == table["efficiency"].nunique() == 1
+    assert table["recoverable_ns"][0] == 10_000 - table["roofline_ns"][0]
+
+
+def test_uneven_all_to_alls_of_a_size_class_are_one_row() -> None:
+    """Messages of 40 and 60 kB are both between 32 and 64 KiB, one of 4 kB is not."""
+    text = ""
+    for at, letter, size in ((0, "a", 10_000), (2, "b", 15_000), (4, "c", 1_000)):
+        sizes = f"group=0 ranks=[0,1] size=2 in={size} out={size} dtype=Float"
+        text += f"""
+            op record_param_comms collective=all_to_allv {sizes} | {" " * at}-
+            launch | {" " * at}{letter}
+            s7 ncclDevKernel_SendRecv | {" " * at} {letter}
+        """
+    rows = roofline(text, device="h100")["roofline"]
+    assert sorted(zip(rows["count"], rows["read_bytes"], strict=True)) == [(1, 4_000), (2, 50_000)]
+    assert rows.sort_values("read_bytes")["shapes"].tolist() == [
+        "fp32 2 KiB to 4 KiB, 2 ranks",
+        "fp32 32 KiB to 64 KiB, 2 ranks",
+    ]

@@ -6,21 +6,30 @@ multiplies matrices, as in a replayed graph, their sum says nothing, and the uti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
+from tracelens.analysis.comm import AlignedRun
 from tracelens.analysis.common import choose_device, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
-from tracelens.analysis.roofline.costing import MOSTLY_UNCOUNTED, NO_MODEL, REPEATED, Costing, costing
+from tracelens.analysis.roofline.costing import (
+    MOSTLY_UNCOUNTED,
+    NO_MODEL,
+    REPEATED,
+    Costing,
+    Counted,
+    costing,
+)
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device, match
 from tracelens.guard import Failure
 from tracelens.table import RANK, Coded, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import OPAQUE, WORK_KINDS, Scope, Trace, Work, gpu_work, launched_in, steps_of
+from tracelens.units import size_text
 
 COVERAGE = Schema(
     "GPU time covered by cost models",
@@ -79,6 +88,8 @@ UTILISATION = Schema(
     absent_is_zero=False,
 )
 
+_BYTES = ("read_bytes", "write_bytes", "link_bytes")
+
 ROOFLINE = Schema(
     "Distance from the roofline, by op and arguments",
     (
@@ -96,13 +107,18 @@ ROOFLINE = Schema(
             absent=-1,
         ),
         Column(
-            "efficiency", "float64", "efficiency", "roofline time / measured time, against peak", absent=-1
+            "efficiency",
+            "float64",
+            "efficiency",
+            "roofline time / measured time without waiting, against peak",
+            absent=-1,
         ),
+        Column("waiting_ns", "int64", "ns", "of collectives: until the last rank came; part of `dur_ns`"),
         Column(
             "recoverable_ns",
             "int64",
             "ns",
-            "measured - roofline time: what a perfect kernel would save",
+            "what a perfect kernel would save: measured - waiting - roofline time",
             absent=-1,
         ),
         Column("bound", "category", doc="limit: compute, memory, host link, gpu link"),
@@ -124,13 +140,17 @@ ROOFLINE = Schema(
         Column("note", "category", doc="notes on the figures", prose=True),
     ),
     doc="Roofline time: the longer of FLOPs at peak and bytes at full bandwidth. Largest recoverable time "
-    "first.",
-    key=("name", "shapes", "dtype", "flops", "read_bytes", "write_bytes", "link_bytes"),
+    "first. All-to-alls of uneven sizes are one row per group and class of sizes, with the mean bytes of all "
+    "ranks.",
+    key=("name", "shapes", "dtype", "flops", *_BYTES),
     leading="recoverable_ns",
     descending=True,
 )
 
 _TABLES = {"roofline": ROOFLINE, "utilisation": UTILISATION, "coverage": COVERAGE, "uncovered": UNCOVERED}
+
+
+_NONE: Int = np.empty(0, dtype=np.int64)
 
 
 class RankRoofline(NamedTuple):
@@ -142,6 +162,7 @@ class RankRoofline(NamedTuple):
     ran_on: Device | None  # the device that it ran on, where that is known
     names: tuple[str, ...]  # of its devices, as the trace has them
     projected: bool  # whether peaks are another device's than the one that it ran on
+    messages: tuple[Int, Int] = (_NONE, _NONE)  # starts of collectives' kernels, and their rows of ROOFLINE
 
 
 STATUSES = ("cost model", "cost model, arguments of a repeat", "reason given", "no cost model")
@@ -174,8 +195,9 @@ def of_rank(
     costs = costing(trace, work)
     limits = bounds(costs.items, peaks)
     used = utilisation(trace, work, costs, limits.peak)
+    distant, row_of_kind = distances(rank, work, costs, limits, peaks, projected)
     rows = {
-        "roofline": distances(rank, work, costs, limits, peaks, projected),
+        "roofline": distant,
         "utilisation": used.rows,
         "coverage": coverage(rank, work, costs),
         "uncovered": uncovered(trace, work, costs),
@@ -191,7 +213,10 @@ def of_rank(
             reason = f"no peaks known for {', '.join(named)}; pass --device or --device-file"
         skips.insert(0, Skip(f"rank {rank}: roofline time and efficiency", reason))
     skips += [Skip("FLOPs and bytes", reason) for reason in costs.reasons if isinstance(reason, Failure)]
-    return RankRoofline(rows, skips, peaks, ran_on, names, projected)
+    linked = np.array([entry.cost.link == "gpu" for entry in costs.items], dtype=bool)
+    kernels = np.flatnonzero(lookup(linked, costs.item, False))
+    found = RankRoofline(rows, skips, peaks, ran_on, names, projected)
+    return found._replace(messages=(work.start[kernels], row_of_kind[costs.item[kernels]]))
 
 
 def coverage(rank: int, work: Work, costs: Costing) -> dict[str, Any]:
@@ -306,31 +331,38 @@ def _share(rate: Float, peak: float) -> Float:
 
 def distances(
     rank: int, work: Work, counted: Costing, limits: Bounds, device: Device | None, projected: bool
-) -> dict[str, Any]:
-    """Rows of ROOFLINE for one rank, largest recoverable time first.
+) -> tuple[dict[str, Any], Int]:
+    """Rows of ROOFLINE for one rank, largest recoverable time first, and the row of each kind of call, or -1.
 
     `limits` are what the device allows, by kind of call; the device is None where it is not known, and
-    `projected` where the work ran on another one.
+    `projected` where the work ran on another one. What ranks waited for each other is not known of one.
     """
     count, dur = counted.by_kind(work)
     # Kinds whose calls all lie outside of the scope or step have no row.
     kept = np.flatnonzero(count)
-    count, dur = count[kept], dur[kept]
-    least = limits.roofline[kept] * count
-    known = limits.roofline[kept] >= 0
+    group, items = by_size([counted.items[kind] for kind in kept.tolist()], count[kept])
+    size = len(items)
+    first = np.unique(group, return_index=True)[1]
+    known = limits.roofline[kept][first] >= 0
+    least = np.bincount(group, weights=limits.roofline[kept] * count[kept], minlength=size)
+    maf = np.bincount(group, weights=limits.maf[kept] * count[kept], minlength=size)
+    bound = limits.bound[kept][first]
+    count, dur = sums(group, count[kept], size), sums(group, dur[kept], size)
     time = np.maximum(dur, 1)
     efficiency = np.where(known, least / time, -1.0)
     recoverable = np.where(known, np.maximum(dur - np.rint(least).astype(np.int64), 0), -1)
-    maf = limits.maf[kept]
-    maf_efficiency = np.where(maf >= 0, maf * count / time, -1.0)
+    maf_efficiency = np.where(limits.maf[kept][first] >= 0, maf / time, -1.0)
     order = np.lexsort((-dur, -recoverable))
-    kept, time = kept[order], time[order]
-    items = [counted.items[kind] for kind in kept.tolist()]
-    bound = [BOUNDS[code] for code in limits.bound[kept].tolist()]
+    place = np.empty(size, dtype=np.int64)
+    place[order] = np.arange(size)
+    row_of_kind = np.full(len(counted.items), -1, dtype=np.int64)
+    row_of_kind[kept] = place[group]
+    items = [items[row] for row in order.tolist()]
+    bounded_by = [BOUNDS[code] for code in bound[order].tolist()]
+    time, efficiency, maf_efficiency = time[order], efficiency[order], maf_efficiency[order]
     notes = []
-    efficiency, maf_efficiency = efficiency[order], maf_efficiency[order]
     for entry, limit, *reached in zip(
-        items, bound, efficiency.tolist(), maf_efficiency.tolist(), strict=True
+        items, bounded_by, efficiency.tolist(), maf_efficiency.tolist(), strict=True
     ):
         why = explain(entry, limit, device, projected, *reached) if device else ""
         notes.append("; ".join(filter(None, (why, entry.note))))
@@ -342,12 +374,12 @@ def distances(
     flops, read, write, link = map(amounts, ("flops", "read_bytes", "write_bytes", "link_bytes"))
     linked = np.array([entry.cost.link != "" for entry in items], dtype=bool)
     rate = count[order] / time * 1e9
-    return {
+    rows = {
         "name": [entry.name for entry in items],
         "shapes": [entry.shapes for entry in items],
         "dtype": [entry.cost.dtype for entry in items],
         "dims": [" ".join(f"{key}={value}" for key, value in entry.cost.dims) for entry in items],
-        "bound": bound,
+        "bound": bounded_by,
         "note": notes,
         "flops": flops,
         "read_bytes": read,
@@ -356,13 +388,90 @@ def distances(
         "flops_per_s": flops * rate,
         "bytes_per_s": np.where(linked, link, read + write) * rate,
         "intensity": flops / np.maximum(read + write, 1),
-        "rank": np.full(len(kept), rank),
+        "rank": np.full(size, rank),
         "count": count[order],
         "dur_ns": dur[order],
+        "waiting_ns": np.zeros(size, dtype=np.int64),
         "roofline_ns": np.where(known, np.rint(least), -1).astype(np.int64)[order],
         "efficiency": efficiency,
         "maf_efficiency": maf_efficiency,
         "recoverable_ns": recoverable[order],
+    }
+    return rows, row_of_kind
+
+
+_UNEVEN = ("all_to_allv", "alltoallv")
+"""What collectives are called of which each call has other sizes."""
+
+
+def by_size(items: Sequence[Counted], count: Int) -> tuple[Int, list[Counted]]:
+    """The row of each kind of call, and what stands in it.
+
+    Each kind is one, but for all-to-alls of uneven sizes: those of a group with sizes between the same powers
+    of two are one, with the mean of their bytes.
+    """
+    members: dict[tuple[object, ...], list[int]] = {}
+    for kind, item in enumerate(items):
+        key: tuple[object, ...] = (kind,)
+        if item.name.startswith(_UNEVEN):
+            key = (item.name, item.cost.dtype, item.cost.dims, _largest(item).bit_length())
+        members.setdefault(key, []).append(kind)
+    group, rows = np.empty(len(items), dtype=np.int64), []
+    for row, kinds in enumerate(members.values()):
+        group[kinds] = row
+        one = items[kinds[0]]
+        if one.name.startswith(_UNEVEN):
+            costs = [items[kind].cost for kind in kinds]
+            moved = [(cost.read_bytes, cost.write_bytes, cost.link_bytes) for cost in costs]
+            read, write, link = np.rint(np.average(moved, axis=0, weights=count[kinds])).astype(int).tolist()
+            high, ranks = 1 << _largest(one).bit_length(), one.shapes.rpartition(", ")[2]
+            one = one._replace(
+                shapes=f"{one.cost.dtype} {size_text(high >> 1)} to {size_text(high)}, {ranks}",
+                cost=one.cost._replace(read_bytes=read, write_bytes=write, link_bytes=link),
+            )
+        rows.append(one)
+    return group, rows
+
+
+def _largest(item: Counted) -> int:
+    return max(item.cost.read_bytes, item.cost.write_bytes)
+
+
+def share_mean_bytes(ranks: Sequence[dict[str, Any]]) -> None:
+    """Give rows of uneven all-to-alls, the same on all ranks, the mean bytes of the calls of all."""
+    places: dict[tuple[str, ...], list[tuple[dict[str, Any], int]]] = {}
+    for rows in ranks:
+        for place, name in enumerate(rows["name"]):
+            if name.startswith(_UNEVEN):
+                key = (name, rows["shapes"][place], rows["dtype"][place])
+                places.setdefault(key, []).append((rows, place))
+    for same in places.values():
+        calls = [rows["count"][place] for rows, place in same]
+        for column in _BYTES:
+            mean = np.average([rows[column][place] for rows, place in same], weights=calls)
+            for rows, place in same:
+                rows[column][place] = round(float(mean))
+
+
+def without_waiting(rank: RankRoofline, waited: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """Rows of ROOFLINE of a rank less what its collectives waited, ns by rank and start of their kernels."""
+    rows, (starts, row) = rank.rows["roofline"], rank.messages
+    number = int(rows["rank"][0]) if len(rows["rank"]) else 0
+    found = np.array([waited.get((number, start), 0) for start in starts.tolist()], dtype=np.int64)
+    waiting = np.minimum(sums(row, found, len(rows["name"])), rows["dur_ns"])
+    if not waiting.any():
+        return rows
+    known, moving = rows["recoverable_ns"] >= 0, rows["dur_ns"] - waiting
+    changed = dict(rows)
+    changed["waiting_ns"] = waiting
+    least = np.minimum(rows["roofline_ns"], moving)
+    changed["recoverable_ns"] = np.where(known, moving - least, -1)
+    of_moving = np.minimum(rows["efficiency"] * rows["dur_ns"] / np.maximum(moving, 1), 1.0)
+    changed["efficiency"] = np.where(known & (waiting > 0), of_moving, rows["efficiency"])
+    order = np.lexsort((-rows["dur_ns"], -changed["recoverable_ns"]))
+    return {
+        name: values[order] if isinstance(values, np.ndarray) else [values[each] for each in order.tolist()]
+        for name, values in changed.items()
     }
 
 
@@ -371,10 +480,11 @@ def distances(
     title="Roofline",
     order=45,
     part=of_rank,
+    shared=("aligned run",),
     slow=True,
     tables={**_TABLES, "roofs": ROOFS},
 )
-def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
+def roofline(ranks: Sequence[RankRoofline], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """How far is each op from what the hardware allows?
 
     FLOPs and bytes come from the recorded arguments; the bound is the device that the trace names.
@@ -384,12 +494,14 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
         names the limit, `note` the reason for a figure that looks wrong. Read `coverage` before MFU.
 
     Limits:
+        Waiting is known where a collective is recorded on several ranks; else it is in `recoverable_ns`.
         Peaks are data-sheet figures. Bytes count each tensor once, as if no cache missed or helped. What has
         no cost model or no recorded shapes is in `uncovered`.
 
     Args:
         ranks: from `of_rank`, whose options are: `scope`; `device`, to take the peaks of this device instead
             (as in `tracelens list devices`); `device_file`, to take them from this TOML file.
+        aligned: the communication of the run, which tells what collectives waited.
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
@@ -402,7 +514,9 @@ def roofline(ranks: Sequence[RankRoofline], *, scope: Scope = "all") -> Result:
     Raises:
         TracelensError: no such device, or the file is no device file.
     """
-    parts = [rank.rows for rank in ranks if rank.rows]
+    waited = {(number, start): ns for number, _, start, ns in aligned.waits()}
+    parts = [{**rank.rows, "roofline": without_waiting(rank, waited)} for rank in ranks if rank.rows]
+    share_mean_bytes([rows["roofline"] for rows in parts])
     tables = {name: schema.concat([rows[name] for rows in parts]) for name, schema in _TABLES.items()}
     peaks = {rank.peaks.name: rank.peaks for rank in ranks if rank.peaks is not None}
     ran_on = {rank.ran_on.name: rank.ran_on for rank in ranks if rank.ran_on is not None}

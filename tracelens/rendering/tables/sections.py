@@ -19,6 +19,9 @@ from tracelens.rendering.thresholds import DIVIDING_NAMES, PART_LEAST_SHARE
 from tracelens.table import Report, Result, Table
 from tracelens.units import duration, scale_of, size_text, three_digit_decimals
 
+OUTSIDE = ("(before the first step)", "(after the last step)")
+"""What tables by step call the stretches that are none."""
+
 _WIDTH = 32
 _PARTS = 3
 
@@ -143,10 +146,10 @@ def _special(result: Result) -> str:
             if worst_bytes := result.meta.get("worst_bytes"):
                 return f"{size_text(worst_bytes)} on the fullest GPU"
         case "roofline":
-            table = _part(result, "utilisation", "mfu", "flops", "dur_ns")
+            table = _part(result, "utilisation", "step", "mfu", "flops", "dur_ns")
             if table is not None:
-                # Stretches without FLOPs are outside of the steps.
-                known = table.take((table.array("mfu") >= 0) & (table.array("flops") > 0))
+                inside = np.array([step not in OUTSIDE for step in table.texts("step")], dtype=bool)
+                known = table.take(inside & (table.array("mfu") >= 0) & (table.array("flops") > 0))
                 dur = known.array("dur_ns")
                 if dur.sum() > 0:
                     parts.append(f"MFU {(known.array('mfu') * dur).sum() / dur.sum():.1%}")

@@ -61,14 +61,15 @@ def only(*ranks: str, **options: Any) -> Script:
 
 def constant(script: Script, name: str) -> Any:
     """What a constant of a script is."""
-    found: dict[str, Any] = {}
-    for line in re.findall(r"^[A-Z_, ]+ = .*(?:\n  +\[.*)*", script.text, re.MULTILINE):
-        names, _, values = line.partition(" = ")
-        if name in names.split(", ") and "torch" not in values:
-            value = ast.literal_eval("[" + values.partition("  #")[0] + "]")
-            found[name] = value[names.split(", ").index(name)]
-            break
-    return found[name]
+    for line in ast.parse(script.text).body:
+        if isinstance(line, ast.Assign):
+            target, values = line.targets[0], line.value
+            targets = target.elts if isinstance(target, ast.Tuple) else [target]
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            if name in names:
+                one = values.elts[names.index(name)] if isinstance(target, ast.Tuple) else values  # type: ignore[attr-defined]
+                return ast.literal_eval(one)
+    raise KeyError(name)
 
 
 def test_same_collectives_are_one_script_with_the_shortest_duration_over_ranks() -> None:

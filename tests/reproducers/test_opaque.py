@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -154,9 +153,8 @@ def test_its_script_calls_it(tmp_path: Path) -> None:
     """))  # fmt: skip
     (tmp_path / "rotations.py").write_text(MODULE.format(name="rotating"))
     (tmp_path / "script.py").write_text(script(cases(trace, trace.work)[0]).text)
-    options = ["--device", "cpu", "--iters", "1", "--import", "rotations", "--json"]
     ran = subprocess.run(
-        [sys.executable, "script.py", *options],
+        [sys.executable, "script.py", "rotations"],
         check=False,
         cwd=tmp_path,
         env={"PYTHONPATH": "."},
@@ -164,8 +162,7 @@ def test_its_script_calls_it(tmp_path: Path) -> None:
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    result = json.loads(ran.stdout.splitlines()[-1])
-    assert (result["op"], result["check"], result["traced_us"]) == ("rotating::rotate", "ok", 2.0)
+    assert ran.stdout.startswith("rotating::rotate is right; traced: 2.0 us on ")
 
 
 # -- why there is none ----------------------------------------------------------------------------------

@@ -198,14 +198,25 @@ def with_op(name: str, options: str, work: str = "s7 k") -> Trace:
 # -- loops -----------------------------------------------------------------------------------------------
 
 
+class Torch:
+    """What of torch stands in calls: numbers that are tensors, and their types."""
+
+    def __getattr__(self, name: str) -> str:
+        return f"torch.{name}"
+
+    def tensor(self, value: float, dtype: str) -> str:
+        return f"torch.tensor({value}, dtype={dtype})"
+
+
 def unrolled(lines: Sequence[str]) -> list[tuple[str, list[Any]]]:
     """The calls that a generator yields, as (op, arguments as text)."""
 
     def maker(name: str) -> Any:
         return lambda *values: f"{name}{values}"
 
-    makers = ("Like", "strided", "indices", "mask", "distinct", "ends", "number")
+    makers = ("Like", "strided", "indices", "mask", "distinct", "ends", "routed")
     names: dict[str, Any] = {name: maker(name) for name in makers}
+    names["torch"] = Torch()
     names["left_out"] = lambda us, what: None
     text = "\n".join(["def calls():", *lines, "    yield from ()"])
     exec(text, names)

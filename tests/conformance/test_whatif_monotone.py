@@ -56,7 +56,9 @@ def test_less_gpu_work_is_no_longer_step(replay: ReplayedStep) -> None:
 @of_each_kind
 def test_the_scenario_is_monotone(replay: ReplayedStep) -> None:
     try:
-        steps = [replay.scenario(parse_request(f"scale:*={factor:g}")).projected_ns for factor in FACTORS]
+        steps = [
+            replay.scenario(parse_request(f"scale:*={factor:g}")).whatif["projected_ns"] for factor in FACTORS
+        ]
     except NotApplicable as reason:
         pytest.skip(str(reason))
     assert steps[0] == replay.projector.base_ns
@@ -110,7 +112,7 @@ def test_without_host_time_the_gpu_alone_is_left(replay: ReplayedStep) -> None:
         _busy(graph.start[inside][lane == number], dur[lane == number]) for number in set(lane.tolist())
     )
     waits = int(((graph.kind == Node.WAITED) & (window.step_of == window.number)).sum())
-    bound = replay.scenario(parse_request("launch_free")).projected_ns
+    bound = replay.scenario(parse_request("launch_free")).whatif["projected_ns"]
     assert busiest * 0.99 <= bound
     assert bound <= int(dur.sum()) + int(inside.sum()) * KERNEL_NS + waits * WAIT_NS
 

@@ -23,6 +23,9 @@ _GROUP_RANKS = Column("group", "category", doc="process group: what it is for, a
 _ORDER = Column("order", "int64", "count", "position among the collectives of the group")
 _GROUP_SIZE = Column("group_size", "int64", "count", "ranks in the process group")
 _DESCRIPTION = Column("description", "category", doc="the program's name for the group")
+_BUSBW = Column(
+    "busbw_bytes_per_s", "float64", "bytes/s", "algbw x share of the data that crosses links", absent=-1
+)
 COLLECTIVES = Schema(
     "Collectives across ranks",
     (
@@ -48,13 +51,7 @@ COLLECTIVES = Schema(
             "send, or to receive since its first sender arrived",
             absent=-1,
         ),
-        Column(
-            "busbw_bytes_per_s",
-            "float64",
-            "bytes/s",
-            "algbw x share of the data that crosses links",
-            absent=-1,
-        ),
+        _BUSBW,
         Column("last_rank", "int64", doc="last to arrive"),
         Column("step", "category", doc="step in which the lowest rank launched it"),
         Column("dtype", "category", doc="element type"),
@@ -127,13 +124,7 @@ SUMMARY = Schema(
         Column("start_skew_median_ns", "float64", "ns", "median of last start - first start"),
         Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
         Column("algbw_bytes_per_s", "float64", "bytes/s", "total bytes / total latency", absent=-1),
-        Column(
-            "busbw_bytes_per_s",
-            "float64",
-            "bytes/s",
-            "algbw x share of the data that crosses links",
-            absent=-1,
-        ),
+        _BUSBW,
         _GROUP_SIZE,
         _DESCRIPTION,
     ),

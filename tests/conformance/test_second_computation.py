@@ -24,7 +24,7 @@ def test_timeline_from_the_file_itself(small: Case) -> None:
 def step_of(nodes: pd.DataFrame) -> pd.Series:
     """Name of the step that each node of a breakdown lies in; index and `parent` are node numbers."""
     top = nodes.index.to_numpy().copy()
-    parent = nodes["parent"].to_numpy()
+    parent = nodes["parent"].fillna(-1).to_numpy(int)
     while (parent[top] >= 0).any():
         top = np.where(parent[top] >= 0, parent[top], top)
     return nodes["name"].astype(str).iloc[top].set_axis(nodes.index)

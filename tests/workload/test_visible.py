@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch", reason="the workload needs torch")
@@ -157,7 +158,7 @@ def found_again(scopes: Result) -> Iterator[str]:
         mine = table[table["rank"].eq(rank)].set_index("node")
         for _, row in mine.iterrows():
             name = str(row["name"])
-            if row["parent"] >= 0 and mine.loc[row["parent"], "name"].endswith(".B") and name[-2:] != ".B":
+            if pd.notna(row["parent"]) and mine.loc[row["parent"], "name"].endswith(".B") and name[-2:] != ".B":
                 assert row["forward_ns"] > 0 == row["backward_ns"]
                 yield name.partition(".")[0]
 

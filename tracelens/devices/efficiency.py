@@ -1,9 +1,11 @@
-"""Achieved rates of a device by size: measured on it, else modeled on a device that was measured.
+"""Achieved rates of a device by size: measured on it, else modeled.
 
     gemm_rate(device("h200"), 4096, 2048, 2816, "bf16")      # Rate(6.6e14, "measured")
-    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modeled on h200")
+    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modeled (CDNA tiles), ...")
+    gemm_rate(device("a100"), 4096, 2048, 2816, "bf16")      # Rate(..., "modeled on h200")
 
-The model assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
+GEMMs of AMD GPUs are modeled by macro tiles (`tiles`), all else on a device that was measured. That model
+assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
 rows reaches on u' units of a measured device: output tiles fill the units equally often (wave quantization).
 The ceiling is the published max-achievable rate where there is one, else the data-sheet peak.
 """
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
 from tracelens.devices.spec import Device, GemmKind, LaunchCost
+from tracelens.devices.tiles import Gemm, gemm_ns
 
 MEASURED, PEAK = "measured", "data-sheet peak"
 
@@ -45,6 +48,12 @@ def gemm_rate(
     rate = _measured_gemm(device, m, k, n, dtype, matrices, kind)
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
+    if device.tiles is not None:
+        gemm = Gemm(m, k, n, matrices) if kind == "output" else Gemm(k, m, n, matrices, width=k)
+        tiled_ns = gemm_ns(device, gemm, dtype)
+        if tiled_ns is not None:
+            ceiling = device.max_achievable(dtype) or peak
+            return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.tiles.source)
     reference = bundled(REFERENCE)
     # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
     if kind == "output" and matrices == 1 and device.units and reference.units:

@@ -85,6 +85,25 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True)
+class TileModel:
+    """Numbers of an architecture from which `tiles.gemm_ns` tells the time of GEMMs."""
+
+    matrix_share: float  # of the peak, under the load of large GEMMs: clock and issue
+    load_bytes_per_s: float  # of operands into one compute unit, from caches
+    hbm_share: float  # of the memory bandwidth that GEMMs reach
+    start_ns: float  # launch to first loads, last stores to end; again where parts are added up
+    tile_ns: float  # between two tiles on a compute unit
+    fill_depth: float  # inner size that takes as long as to fill and drain the loop of a tile
+    narrow: float  # bytes count as many times where rows are of odd length
+    tested: str = ""  # on what, with which errors
+
+    @property
+    def source(self) -> str:
+        """Where rates by this model are from."""
+        return f"modeled (CDNA tiles), {self.tested}" if self.tested else "modeled (CDNA tiles)"
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchCost:
     """Host time per kernel, ns; 0 is not measured."""
 
@@ -207,6 +226,8 @@ class Device:
     sources: Mapping[str, str] = field(hash=False)
     # what `tracelens calibrate` measured on it, by size
     measured: Measured = field(default_factory=Measured, hash=False)
+    # how GEMMs that were not measured are modeled; None: on a device that was measured
+    tiles: TileModel | None = None
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

@@ -32,7 +32,7 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DEPTH = 32
 """The inner size is padded to a multiple of this, the depth of two matrix instructions."""
 CACHE_SHARE = 0.5
-"""Of the last-level cache, what one operand can stay in while the other passes through."""
+"""Of the last-level cache, what an operand can stay in while the other passes through."""
 WORD_BYTES = 4
 """Rows that are no multiple of this long cannot be loaded and stored with wide instructions."""
 SUM_BYTES = 4
@@ -74,9 +74,10 @@ def gemm_ns(device: Device, gemm: Gemm, dtype: str) -> float | None:
     multiply = 2 * _ROWS * _COLUMNS * depth / unit_flops
     load = (_ROWS + _COLUMNS) * depth * bits / 8 / model.load_bytes_per_s
 
-    first, second = (gemm.matrices * k * edge * bits / 8 for edge in (m, n))
+    first, second = k * m * bits / 8, k * n * bits / 8
     if _is_narrow(gemm.width or gemm.k, bits):
         first *= model.narrow
+    read = gemm.matrices * _read(device, first, second, ceil(m * n / (EDGES[-1] ** 2 * device.units)))
     # The parts of a result are as wide as BF16 at least.
     written_bits = max(bits, 16)
     written = gemm.matrices * m * n * written_bits / 8
@@ -84,20 +85,22 @@ def gemm_ns(device: Device, gemm: Gemm, dtype: str) -> float | None:
     if _is_narrow(n, written_bits):
         written *= model.narrow
 
-    times = np.maximum(waves * np.maximum(multiply, load), _read(device, first, second) / hbm) * 1e9
+    times = np.maximum(waves * np.maximum(multiply, load), read / hbm) * 1e9
     times += model.start_ns + (waves - 1) * model.tile_ns + written / hbm * 1e9
     # Adding up waits for the parts, as another kernel would.
     times += np.where(_SPLIT > 1, model.start_ns + summed / hbm * 1e9, 0.0)
     return float(times.min())
 
 
-def _read(device: Device, first: float, second: float) -> float:
-    """Bytes from HBM: of two operands, one passes for each part of the other that stays in the cache."""
+def _read(device: Device, first: float, second: float, bands: int) -> float:
+    """Bytes of two operands from HBM.
+
+    The tiles of a wave walk along the inner size together: they are a band of the output, which reads its own
+    strips of one operand once, and all of the other, which may still be in the cache from the band before.
+    """
     kept = device.cache_bytes * CACHE_SHARE
-    if not kept:
-        return first + second
-    passes = (ceil(second / kept), ceil(first / kept))
-    return min(first * max(passes[0], 1) + second, second * max(passes[1], 1) + first)
+    of_first, of_second = (bands if operand > kept else 1 for operand in (first, second))
+    return min(first + second * of_second, first * of_first + second)
 
 
 def _is_narrow(elements: float, bits: int) -> bool:

@@ -40,7 +40,7 @@ class TrainerCost(NamedTuple):
 TRAINERS: dict[TrainerName, TrainerCost] = {
     "none": TrainerCost(1.0, 0.0, "kernels at their rates, launches as in the reference workload"),
     "primus": TrainerCost(
-        0.67,
+        0.83,
         69_000,
         "fitted by least squares on figure 5 of AMD's MoE training guide, and on nothing else "
         "(tracelens project published)",

@@ -8,6 +8,7 @@ from tracelens.devices.efficiency import (
     gemm_rate,
     launch_cost,
     memory_rate,
+    typical_memory_rate,
 )
 from tracelens.devices.files import SECONDARY, device_toml, read_device
 from tracelens.devices.spec import (
@@ -40,4 +41,5 @@ __all__ = [
     "match",
     "memory_rate",
     "read_device",
+    "typical_memory_rate",
 ]

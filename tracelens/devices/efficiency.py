@@ -48,12 +48,12 @@ def gemm_rate(
     rate = _measured_gemm(device, m, k, n, dtype, matrices, kind)
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
-    if device.tiles is not None:
+    if device.modeled is not None:
         gemm = Gemm(m, k, n, matrices) if kind == "output" else Gemm(k, m, n, matrices, width=k)
         tiled_ns = gemm_ns(device, gemm, dtype)
         if tiled_ns is not None:
             ceiling = device.max_achievable(dtype) or peak
-            return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.tiles.source)
+            return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.modeled.source)
     reference = bundled(REFERENCE)
     # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
     if kind == "output" and matrices == 1 and device.units and reference.units:
@@ -100,6 +100,15 @@ def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Ra
     if rate is None:
         return Rate(device.hbm_bytes_per_s, PEAK)
     return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modeled(reference))
+
+
+def typical_memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Rate:
+    """Bytes per second that kernels of a framework reach: `memory_rate`, less their share in traces of it."""
+    best = memory_rate(device, size_bytes, pattern)
+    if device.modeled is None or best.source == MEASURED:
+        return best
+    share = device.modeled.memory_share
+    return Rate(best.per_s * share, f"{share:.0%} of {best.source}, as in traces of AMD GPUs")
 
 
 def launch_cost(device: Device) -> tuple[LaunchCost, str]:

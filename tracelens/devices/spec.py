@@ -85,8 +85,8 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class TileModel:
-    """Numbers of an architecture from which `tiles.gemm_ns` tells the time of GEMMs."""
+class Modeled:
+    """Numbers of an architecture from which rates that were not measured are modeled; GEMMs by `tiles`."""
 
     matrix_share: float  # of the peak, under the load of large GEMMs: clock and issue
     load_bytes_per_s: float  # of operands into one compute unit, from caches
@@ -95,11 +95,12 @@ class TileModel:
     tile_ns: float  # between two tiles on a compute unit
     fill_depth: float  # inner size that takes as long as to fill and drain the loop of a tile
     narrow: float  # bytes count as many times where rows are of odd length
-    tested: str = ""  # on what, with which errors
+    memory_share: float  # of the bandwidth by size of a measured GPU that kernels of frameworks reach
+    tested: str = ""  # GEMMs: on what, with which errors
 
     @property
     def source(self) -> str:
-        """Where rates by this model are from."""
+        """Where rates of GEMMs are from."""
         return f"modeled (CDNA tiles), {self.tested}" if self.tested else "modeled (CDNA tiles)"
 
 
@@ -226,8 +227,8 @@ class Device:
     sources: Mapping[str, str] = field(hash=False)
     # what `tracelens calibrate` measured on it, by size
     measured: Measured = field(default_factory=Measured, hash=False)
-    # how GEMMs that were not measured are modeled; None: on a device that was measured
-    tiles: TileModel | None = None
+    # how rates that were not measured are modeled; None: as on a device that was measured
+    modeled: Modeled | None = None
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

@@ -12,7 +12,7 @@ Few tiles with a long inner size are split along it; the parts are then added up
 fastest counts, as a tuned library chooses it. GEMMs of a group or batch share the waves.
 
 The idea is that of analytic selection as in AMD's Origami; the numbers of an architecture are in the device
-file, `[tiles]`, and come from recorded GEMMs (`TileModel`).
+file, `[modeled]`, and come from recorded GEMMs (`Modeled`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Gemm(NamedTuple):
 
 
 def gemm_ns(device: Device, gemm: Gemm, dtype: str) -> float | None:
-    """Time of a GEMM; None where the device has no tile model, or no matrix rate for the type."""
-    model, peak = device.tiles, device.peak("matrix", dtype)
+    """Time of a GEMM; None where the device file has no `[modeled]`, or no matrix rate for the type."""
+    model, peak = device.modeled, device.peak("matrix", dtype)
     if model is None or peak is None or not device.units:
         return None
     bits = BITS.get(dtype, 16)

@@ -1,9 +1,9 @@
 """Time of GEMMs on CDNA GPUs, from macro tiles and compute units.
 
-    gemm_ns(device("mi300x"), Gemm(m=8192, k=2880, n=5120), "bf16")     # 400,000 ns; measured: 382,000
+    gemm_ns(device("mi300x"), Gemm(m=8192, k=2880, n=5120), "bf16")     # 424,000 ns; measured: 382,000
 
-A kernel cuts the output into macro tiles. A workgroup computes one: it walks along the inner size, loads a strip
-of both operands and multiplies. With one workgroup on each compute unit, tiles are computed in waves:
+A kernel cuts the output into macro tiles. A workgroup computes one: it walks along the inner size, loads a
+strip of both operands and multiplies. With one workgroup on each compute unit, tiles are computed in waves:
 
     start + max(waves x tile, reads / HBM) + writes / HBM + (waves - 1) x change of tiles
     tile  = (depth + fill) x max(FLOPs / rate of a unit, bytes of the strips / load rate of a unit)

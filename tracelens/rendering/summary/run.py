@@ -200,8 +200,8 @@ class RunFigures:
         """A column of the steps, summed over ranks."""
         return float(self._steps.array(column).sum())
 
-    def mfu(self) -> RankSpread | None:
-        """Model FLOPs utilization, where it is known."""
+    def utilisation(self, name: str) -> RankSpread | None:
+        """Utilization of the peak FLOPs (`mfu`) or of the memory's bandwidth (`mbu`), where it is known."""
         table = None if self.cpu_only else self.table("roofline", "utilisation")
         if table is None:
             return None
@@ -212,10 +212,13 @@ class RunFigures:
         }
         keys = zip(table.array("rank").tolist(), table.texts("step"), strict=True)
         # Without FLOPs nothing was multiplied that a cost model knows.
-        known = (table.array("mfu") >= 0) & (table.array("flops") > 0)
-        rows = np.flatnonzero(np.array([key in step for key in keys], dtype=bool) & known)
+        known = (table.array(name) >= 0) & ((table.array("flops") > 0) | (name == "mbu"))
+        is_measured = np.array([key in step for key in keys], dtype=bool)
+        if name == "mbu" and not known[is_measured].all():
+            return None  # that of some steps would stand for others of another kind
+        rows = np.flatnonzero(is_measured & known)
         dur = table.array("dur_ns").astype(np.float64)
-        used, whole = by_rank(table, table.array("mfu") * dur, rows), by_rank(table, dur, rows)
+        used, whole = by_rank(table, table.array(name) * dur, rows), by_rank(table, dur, rows)
         return RankSpread.of({rank: used[rank] / max(whole[rank], 1) for rank in whole})
 
     def idle_causes(self) -> dict[str, float]:
@@ -374,7 +377,7 @@ def _on_ranks(count: int) -> str:
 def _measured(figures: RunFigures) -> str:
     """The step, the tokens and the utilization, with and without the profiler as far as known."""
     meta, times, pace = figures.report_meta, figures.times, figures.pace
-    mfu = figures.mfu()
+    mfu = figures.utilisation("mfu")
     utilisation = f"MFU {percent(mfu.mean)}" if mfu else ""
     tokens = f"{three_digits(pace.tokens_per_s)} tokens/s" if pace.tokens_per_s else ""
 
@@ -563,10 +566,13 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
         yield Tile("tokens_per_s", "Tokens/s", value, "", note=note, section=told_in)
 
     if section("roofline") and not figures.cpu_only:
-        mfu = figures.mfu()
+        mfu = figures.utilisation("mfu")
         reason = figures.reason("roofline", "MFU") or figures.reason("roofline", "efficiency")
         reason = short_reason(reason or "no GEMM or attention with a cost model")
         yield _share_tile("mfu", "MFU", mfu, "model FLOPs / peak" if mfu else reason, "roofline")
+        # As in decoding, which reads all weights for a few tokens: memory is nearer its limit.
+        if (mbu := figures.utilisation("mbu")) and mbu.mean > (mfu.mean if mfu else 0):
+            yield _share_tile("mbu", "MBU", mbu, "bytes that ops need / memory bandwidth", "roofline")
 
     communicates, ranks = bool(figures.total_ns("comm_ns")), len(figures.ranks)
     if communicates:

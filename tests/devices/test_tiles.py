@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.devices.test_bundled import DEVICES
-from tracelens.devices import Device, device, gemm_rate
-from tracelens.devices.tiles import Gemm, gemm_ns
+from tracelens.devices import Device, GemmSizes, device, gemm_ns, gemm_rate
 from tracelens.dtypes import BITS
 
 AMD = [item for item in DEVICES if item.vendor == "AMD"]
@@ -25,7 +24,7 @@ sizes = st.integers(1, 2000).map(lambda size: 4 * size)
 
 
 def time_ns(item: Device, m: float, k: float, n: float, matrices: int = 1, dtype: str = "bf16") -> float:
-    needed = gemm_ns(item, Gemm(m, k, n, matrices), dtype)
+    needed = gemm_ns(item, GemmSizes(m, k, n, matrices), dtype)
     assert needed is not None
     return needed
 
@@ -48,7 +47,7 @@ def test_more_of_any_size_takes_no_less(
 def test_neither_peak_nor_bandwidth_is_exceeded(
     item: Device, m: int, k: int, n: int, matrices: int, dtype: str
 ) -> None:
-    peak, gemm = item.peak("matrix", dtype), Gemm(m, k, n, matrices)
+    peak, gemm = item.peak("matrix", dtype), GemmSizes(m, k, n, matrices)
     if peak is None:
         assert gemm_ns(item, gemm, dtype) is None
         return
@@ -100,7 +99,7 @@ def test_rows_of_odd_length_are_slower() -> None:
 
 
 def test_a_device_without_the_numbers_has_no_model() -> None:
-    gemm = Gemm(4096, 4096, 4096)
+    gemm = GemmSizes(4096, 4096, 4096)
     assert gemm_ns(replace(MI300X, modeled=None), gemm, "bf16") is None
     assert gemm_ns(device("h200"), gemm, "bf16") is None
     assert gemm_ns(MI300X, gemm, "fp4") is None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
 from tracelens.devices.spec import Device, GemmKind, LaunchCost
-from tracelens.devices.tiles import Gemm, gemm_ns
 
 MEASURED, PEAK = "measured", "data-sheet peak"
 
@@ -49,7 +48,9 @@ def gemm_rate(
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
     if device.modeled is not None:
-        gemm = Gemm(m, k, n, matrices) if kind == "output" else Gemm(k, m, n, matrices, width=k)
+        from tracelens.devices.tiles import GemmSizes, gemm_ns  # few runs are of such a device
+
+        gemm = GemmSizes(m, k, n, matrices) if kind == "output" else GemmSizes(k, m, n, matrices, width=k)
         tiled_ns = gemm_ns(device, gemm, dtype)
         if tiled_ns is not None:
             ceiling = device.max_achievable(dtype) or peak

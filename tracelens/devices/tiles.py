@@ -1,6 +1,6 @@
 """Time of GEMMs on CDNA GPUs, from macro tiles and compute units.
 
-    gemm_ns(device("mi300x"), Gemm(m=8192, k=2880, n=5120), "bf16")     # 424,000 ns; measured: 382,000
+    gemm_ns(device("mi300x"), GemmSizes(m=8192, k=2880, n=5120), "bf16")     # 424,000 ns; measured: 382,000
 
 A kernel cuts the output into macro tiles. A workgroup computes one: it walks along the inner size, loads a
 strip of both operands and multiplies. With one workgroup on each compute unit, tiles are computed in waves:
@@ -42,7 +42,7 @@ _ROWS, _COLUMNS = (edge.ravel() for edge in np.meshgrid(np.array(EDGES, float), 
 _SPLIT = np.array(SPLITS, dtype=float)[:, None]
 
 
-class Gemm(NamedTuple):
+class GemmSizes(NamedTuple):
     """Sizes of a GEMM, or of each of a group's: (m, k) times (k, n)."""
 
     m: float
@@ -56,7 +56,7 @@ class Gemm(NamedTuple):
         return 2.0 * self.matrices * self.m * self.k * self.n
 
 
-def gemm_ns(device: Device, gemm: Gemm, dtype: str) -> float | None:
+def gemm_ns(device: Device, gemm: GemmSizes, dtype: str) -> float | None:
     """Time of a GEMM; None where the device file has no `[modeled]`, or no matrix rate for the type."""
     model, peak = device.modeled, device.peak("matrix", dtype)
     if model is None or peak is None or not device.units:

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from tracelens.recording.recorder import Recorder
     from tracelens.recording.scopes import region, scoped, span
     from tracelens.recording.sidecar import plain
-    from tracelens.recording.start import record
-    from tracelens.recording.window import LEFT_OUT, PACE_STEPS, WARMUP, RecordingWindow
+    from tracelens.recording.window import LEFT_OUT, PACE_STEPS, WARMUP, RecordingWindow, record
 
 __all__ = [
     "LEFT_OUT",
@@ -70,7 +69,7 @@ __getattr__, __dir__ = lazy(
         "PACE_STEPS": "recording.window",
         "WARMUP": "recording.window",
         "plain": "recording.sidecar",
-        "record": "recording.start",
+        "record": "recording.window",
         "region": "recording.scopes",
         "scoped": "recording.scopes",
         "span": "recording.scopes",

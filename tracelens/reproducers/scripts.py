@@ -727,7 +727,7 @@ def list_sizes(lists: Sequence[ListRuns]) -> SourceText:
     indent = " " * len("LISTS = [")
     wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
     rows = [line for runs in lists for line in wrap.wrap(f"{literal(list(runs))},")]
-    return SourceText(f"[{'\n'.join(rows).strip().removesuffix(',')}]")
+    return SourceText("[" + "\n".join(rows).strip().removesuffix(",") + "]")
 
 
 def call_arguments(arguments: Sequence[Argument], lists: list[ListRuns]) -> SourceText:

@@ -37,7 +37,7 @@ from tracelens.reproducers.arguments import (
     tensors,
 )
 from tracelens.table import Skip, codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Run, Trace, Union, Work, exclusive, matching, wildcards
+from tracelens.trace import WORK_KINDS, Run, Trace, Union, Work, describe, exclusive, matching, wildcards
 
 OP_SCRIPT, COLLECTIVE = "scripts of ops", "scripts of collectives"
 """What stands for GPU work that is not opaque."""
@@ -226,6 +226,33 @@ def account(trace: Trace, work: Work, noted: NotedCalls | None = None) -> Accoun
         unaccounted &= ~mask
     name = lookup(events.name, np.where(call >= 0, call, work.op), -1)
     return Account(ns, kind, list(code_of), name, events.names)
+
+
+def kernel_factors(run: Run, ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """By which factor the time of kernels changes, by name, where calls take other times.
+
+    Args:
+        run: whose calls.
+        ratios: of new time to old one, by op and shapes (`describe`).
+    """
+    old: dict[str, float] = {}
+    new: dict[str, float] = {}
+    for trace in run.traces:
+        work, ops, table = trace.work, trace.once(OpCalls), trace.tables["ops"]
+        call = callable_op(trace, work)
+        shapes, dtypes = (table.columns[name] for name in ("shapes", "dtypes"))
+        row = ops.row[call]
+        name_code = np.where(call >= 0, trace.arrays.name[call], -1)
+        same_call, keys = codes(name_code, *(text.codes[row].astype(np.int64) for text in (shapes, dtypes)))
+        ratio = np.ones(len(keys[0]))
+        for index, (op, shape, dtype) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
+            described = describe(shapes.values[shape], dtypes.values[dtype])
+            ratio[index] = ratios.get((trace.arrays.names[op], described), 1.0) if op >= 0 else 1.0
+        for code in np.unique(work.name).tolist():
+            of_name, name = work.name == code, work.names[code]
+            old[name] = old.get(name, 0.0) + float(work.dur[of_name].sum())
+            new[name] = new.get(name, 0.0) + float((work.dur * ratio[same_call])[of_name].sum())
+    return {name: new[name] / old[name] for name in old if old[name] and new[name] != old[name]}
 
 
 def unreplayed(trace: Trace, work: Work, noted: NotedCalls | None = None) -> list[Skip]:

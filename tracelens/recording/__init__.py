@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from tracelens.recording.recorder import Recorder
     from tracelens.recording.scopes import region, scoped, span
     from tracelens.recording.sidecar import plain
-    from tracelens.recording.window import LEFT_OUT, PACE_STEPS, WARMUP, RecordingWindow, record
+    from tracelens.recording.start import record
+    from tracelens.recording.window import LEFT_OUT, PACE_STEPS, WARMUP, RecordingWindow
 
 __all__ = [
     "LEFT_OUT",
@@ -69,7 +70,7 @@ __getattr__, __dir__ = lazy(
         "PACE_STEPS": "recording.window",
         "WARMUP": "recording.window",
         "plain": "recording.sidecar",
-        "record": "recording.window",
+        "record": "recording.start",
         "region": "recording.scopes",
         "scoped": "recording.scopes",
         "span": "recording.scopes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tracelens
 from tests.recording.traces import read, scopes
-from tracelens.planner.config import override, preset
 from tracelens.recording import RecordingWindow, values
-from tracelens.recording.values import Values
-from tracelens.workload.parallel import Groups
-from tracelens.workload.routing_log import RoutingLog
-from tracelens.workload.train import Trainer
 
 WINDOW = {"wait": 1, "warmup": 1, "steps": 1}
 
@@ -35,41 +29,13 @@ def content(path: Path) -> dict[str, Any]:
 
 def noted(path: Path, work: Callable[[], Any], *, indices: bool = True) -> list[dict[str, Any]]:
     """The calls of some work."""
-    kept = Values(indices=indices)
+    kept = values.Values(indices=indices)
     kept.open()
     work()
     kept.close()
     kept.write(path, 0)
     found: list[dict[str, Any]] = content(path)["calls"] if path.exists() else []
     return found
-
-
-def test_group_sizes_of_the_workload_are_those_of_its_routers(tmp_path: Path) -> None:
-    config = override(preset("tiny"), ["experts=grouped"])
-    trainer = Trainer(config, Groups(config.layout), torch.device("cpu"))
-    log = RoutingLog(trainer.model, config, trainer.groups)
-    experts = config.model.experts_count
-    expected: Counter[tuple[int, ...]] = Counter()
-    with tracelens.record(tmp_path, **WINDOW) as r:
-        for step in range(3):
-            with log:
-                trainer.step()
-            for choices in log.choices.values():
-                sizes = [tuple(chosen.flatten().bincount(minlength=experts).tolist()) for chosen in choices]
-                expected.update(sizes if step == 0 else [])
-                choices.clear()
-            r.step()
-    document = content(tmp_path / "rank0.values.json.zst")
-    assert (document["schema"], document["step"], document["cut"]) == (values.SCHEMA, 0, "")
-    found: Counter[tuple[int, ...]] = Counter()
-    for call in document["calls"]:
-        if call["op"] == "aten::_grouped_mm":
-            found[tuple(call["arguments"][2]["sizes"])] += call["count"]
-    assert expected
-    assert found.keys() == expected.keys()
-    # Two products forward, four backward.
-    assert found == Counter({sizes: 6 * count for sizes, count in expected.items()})
-    assert r.notes == []
 
 
 def test_the_trace_is_the_same_with_and_without(tmp_path: Path) -> None:

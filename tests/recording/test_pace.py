@@ -20,11 +20,11 @@ import tracelens
 from tests.recording.traces import read
 from tests.workload.ranks import run_ranks
 from tracelens.errors import TracelensError
+from tracelens.filenames import VALUES
 from tracelens.recording import LEFT_OUT, RecordingWindow
 from tracelens.recording import pace as pace_module
 from tracelens.recording.pace import PaceTimer
 from tracelens.recording.scopes import recording
-from tracelens.filenames import VALUES
 from tracelens.recording.window import RecordingWarning
 from tracelens.trace import PacePart
 

@@ -25,6 +25,8 @@ RANK_FILE = re.compile(r"rank(\d+)\.json(?:\.(?:gz|zst))?")
 """The trace of a rank."""
 PACE_FILE = re.compile(r"rank\d+\.pace\.json")
 """What it writes for the other ranks, of which run.json says nothing."""
+VALUES = ".values.json.zst"
+"""Ending, behind that of a rank's name, of what the profiler leaves out of its calls."""
 
 
 def named_like_a_trace(file: str) -> bool:
@@ -33,7 +35,8 @@ def named_like_a_trace(file: str) -> bool:
     A leading dot is for what other systems leave beside files (._rank0.json).
     """
     name = os.path.basename(file).lower()
-    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".") and not PACE_FILE.fullmatch(name)
+    beside = name.endswith(VALUES) or PACE_FILE.fullmatch(name)
+    return name.endswith(TRACE_SUFFIXES) and not name.startswith(".") and not beside
 
 
 def traces_among(files: Iterable[str]) -> list[str]:

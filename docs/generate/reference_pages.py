@@ -210,6 +210,13 @@ RESULTS = (
         "replay_verify", "Verified replay", "tracelens replay verify scripts/", verify.verify, verify.TABLES
     ),
     ResultPage(
+        "replay_compare",
+        "Compared replays",
+        "tracelens replay compare before.json after.json",
+        verify.compare,
+        verify.COMPARED,
+    ),
+    ResultPage(
         "memory",
         "Memory per GPU",
         "tracelens project memory --model moe_1t --gpus 768",

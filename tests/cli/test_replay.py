@@ -334,6 +334,79 @@ def test_another_interpreter_that_is_none(run, small: str) -> None:
     assert "no script matches 'nothing'" in outcome.err
 
 
+def verified(path: Path, rows: list[dict[str, Any]], factor: float = 1.0, **more: Any) -> str:
+    """JSON of a verification in which each of these scripts takes so many times its traced time."""
+    scripts = [
+        {
+            **{name: row[name] for name in ("file", "subject", "shapes", "count")},
+            "status": "match", "replayed_ns": row["traced_ns"] * factor, "roofline": 0.5 / factor,
+            **more,
+        }
+        for row in rows
+    ]  # fmt: skip
+    path.write_text(json.dumps({"tables": {"scripts": scripts}, "meta": {"device": "H200"}}))
+    return str(path)
+
+
+def test_compare_says_what_ops_and_the_step_gain(run, tmp_path: Path) -> None:
+    rows = run(GROUPED, "-o", "out", "--op", "aten::_grouped_mm", "--top", "0", "--json").table
+    assert rows
+    total_ns = sum(row["count"] * row["traced_ns"] for row in rows)
+    before, after = verified(tmp_path / "a.json", rows), verified(tmp_path / "b.json", rows, 0.5)
+    outcome = run("compare", before, after, "--trace", GROUPED, "--json")
+    assert outcome.code == 0, outcome.err
+    value = json.loads(outcome.out)
+    assert list(value["tables"]) == ["step", "ops"]
+    ops = value["tables"]["ops"]
+    assert {(row["ratio"], row["before_roofline"], row["after_roofline"]) for row in ops} == {(0.5, 0.5, 1.0)}
+    assert sum(row["gain_ns"] for row in ops) == pytest.approx(total_ns / 2)
+    assert [row["gain_ns"] for row in ops] == sorted((row["gain_ns"] for row in ops), reverse=True)
+    (step,) = value["tables"]["step"]
+    assert step["scenario"] == "AFTER"
+    # All kernels of these calls, and no others, become twice as fast.
+    kernels = {kernel for row in read(Path("out")) for kernel in kernels_of(Path("out") / row.file)}
+    scenario = "+".join(f"scale:{kernel}=0.5" for kernel in sorted(kernels))
+    expected = tracelens.whatif(tracelens.load(GROUPED), [scenario]).data["whatif"]
+    assert step["projected_ns"] == pytest.approx(expected.array("projected_ns")[0], rel=1e-3)
+    assert step["projected_ns"] < step["base_ns"]
+    # Without a change the step stays what it is.
+    outcome = run("compare", before, before, "--trace", GROUPED, "--json")
+    (step,) = json.loads(outcome.out)["tables"]["step"]
+    assert step["projected_ns"] == pytest.approx(step["base_ns"], rel=1e-3)
+
+
+def kernels_of(script: Path) -> list[str]:
+    """Names of the kernels of a script, each as a pattern."""
+    (line,) = (line for line in script.read_text().splitlines() if '"Kernels: ' in line)
+    return [line.partition('"Kernels: ')[2].partition("...")[0].partition('"')[0] + "*"]
+
+
+def test_compare_ends_with_1_if_the_new_kernel_is_wrong(run, tmp_path: Path, small: str) -> None:
+    rows = run(small, "-o", "out", "--json").table
+    before = verified(tmp_path / "a.json", rows)
+    outcome = run("compare", before, verified(tmp_path / "b.json", rows, 0.1, status="wrong"), "-o", "c.html")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "wrote c.html" in outcome.err
+    assert run("compare", verified(tmp_path / "c.json", rows, status="failed"), before).code == 0
+    printed = run("compare", before, verified(tmp_path / "d.json", rows, 2.0))
+    assert printed.code == 0
+    assert "calls take 2.00x" in printed.out.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"tables": {"scripts": []}}', '{"tables": 3}', '{"results": {"x": {}}}', "[" * 100_000,
+     '{"tables": {"scripts": [{"file": "a", "subject": "b", "shapes": "", "status": "ran", "count": -1, '
+     '"replayed_ns": 1e400, "roofline": null}]}}'],
+)  # fmt: skip
+def test_compare_refuses_other_files_in_a_line(run, tmp_path: Path, small: str, content: str) -> None:
+    before = verified(tmp_path / "a.json", run(small, "-o", "out", "--json").table)
+    (tmp_path / "b.json").write_text(content)
+    outcome = run("compare", before, "b.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+
+
 @pytest.mark.rare
 @pytest.mark.torch
 def test_with_torch_all_is_verified(run, small: str, tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def test_captures_before_the_window_are_recorded_in_one_trace_beside_it(tmp_path
     (event,) = (event for event in read(captured(tmp_path))["traceEvents"] if event["name"] == "aten::cos")
     assert event["args"]["Input Dims"] == [[3]]
     assert ops(r.path) == ["aten::exp"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["capture_traces", "rank0.json.gz", "run.json"]
+    there = sorted(path.name for path in tmp_path.iterdir() if path.name != "rank0.values.json.zst")
+    assert there == ["capture_traces", "rank0.json.gz", "run.json"]
     assert len(tracelens.load(tmp_path).traces) == 1
 
 

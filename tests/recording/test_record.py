@@ -119,7 +119,7 @@ def test_run_json(tmp_path: Path) -> None:
         "window": {"wait": 1, "warmup": 1, "steps": 2, "recorded": [2, 3]},
         "options": {
             "shapes": True, "stack": True, "memory": True, "scopes": [], "max_bytes": 10**9, "scrub": False,
-            "ranks": "all", "pace_steps": 0,
+            "ranks": "all", "pace_steps": 0, "values": True,
         },
         "pace": None,
         "captures": 0,

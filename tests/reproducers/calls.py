@@ -92,7 +92,13 @@ def trace_of(*calls: Called, rank: int = -1, device: str = MI300X, more: Sequenc
         device: name of the GPU, "" for none.
         more: raw events beside those.
     """
-    found: list[dict[str, Any]] = list(more)
+    header = {"deviceProperties": [{"id": 0, "name": device}]} if device else {}
+    return read([*more, *raw(*calls)], rank=rank, **header)
+
+
+def raw(*calls: Called) -> list[dict[str, Any]]:
+    """The events of these calls."""
+    found: list[dict[str, Any]] = []
     at = 0.0
     for number, call in enumerate(calls, start=1):
         op, launch, *work = events("op f corr=- | ---\nlaunch      |  a\ns7 k        |   a")
@@ -106,8 +112,7 @@ def trace_of(*calls: Called, rank: int = -1, device: str = MI300X, more: Sequenc
             scope = {"cat": "user_annotation", "name": call.scope, "args": {}, "ts": at, "dur": 3}
             found.append({**op, **scope})
         at += 2 + call.us
-    header = {"deviceProperties": [{"id": 0, "name": device}]} if device else {}
-    return read(found, rank=rank, **header)
+    return found
 
 
 def case_of(call: Called, device: str = MI300X) -> OpCase:

@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workload needs torch")
 
 import torch.distributed as dist  # noqa: E402
+import zstandard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -409,3 +411,32 @@ def test_a_recorded_step_is_one_launch(tmp_path: Path) -> None:
     replayed = table["op_source"].isin(["capture", "twin"])
     assert table.loc[replayed, "dur_ns"].sum() > 0.99 * sum(event["dur"] * 1e3 for event in by_graph)
     assert "experts" in set(table.loc[replayed, "stage"])
+
+
+def test_group_sizes_of_the_workload_are_those_of_its_routers(tmp_path: Path) -> None:
+    config = override(preset("tiny"), ["experts=grouped"])
+    trainer = Trainer(config, Groups(config.layout), torch.device("cpu"))
+    log = RoutingLog(trainer.model, config, trainer.groups)
+    experts = config.model.experts_count
+    expected: Counter[tuple[int, ...]] = Counter()
+    with tracelens.record(tmp_path, wait=1, warmup=1, steps=1) as r:
+        for step in range(3):
+            with log:
+                trainer.step()
+            for choices in log.choices.values():
+                sizes = [tuple(chosen.flatten().bincount(minlength=experts).tolist()) for chosen in choices]
+                expected.update(sizes if step == 0 else [])
+                choices.clear()
+            r.step()
+    packed = (tmp_path / "rank0.values.json.zst").read_bytes()
+    document = json.loads(zstandard.decompress(packed, max_output_size=1 << 26))
+    assert (document["step"], document["cut"]) == (0, "")
+    found: Counter[tuple[int, ...]] = Counter()
+    for call in document["calls"]:
+        if call["op"] == "aten::_grouped_mm":
+            found[tuple(call["arguments"][2]["sizes"])] += call["count"]
+    assert expected
+    assert found.keys() == expected.keys()
+    # Two products forward, four backward.
+    assert found == Counter({sizes: 6 * count for sizes, count in expected.items()})
+    assert r.notes == []

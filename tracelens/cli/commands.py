@@ -178,6 +178,11 @@ REPLAY = CommandGroup(
             "verify": Home(
                 "replay", "verify", "Run the scripts of a directory and compare their times with the trace"
             ),
+            "compare": Home(
+                "replay",
+                "compare",
+                "What each op gains from one verification to another, and with --trace what the step gains",
+            ),
         }
     },
     default="write",

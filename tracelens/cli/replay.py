@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Literal
 
@@ -121,3 +122,56 @@ def verify(scripts: Verification, out: VerifyDelivery) -> int:
         )
     out.deliver(result, inputs=[scripts.folder])
     return int(failed(result, strict=scripts.strict))
+
+
+class Verifications(OptionGroup, panel=RUN):
+    """Two results, and the run whose step they change."""
+
+    before: str = option("JSON of `tracelens replay verify`.", metavar="BEFORE", argument=True)
+    after: str = option("The same of the same scripts, with other kernels.", metavar="AFTER", argument=True)
+    trace: str | None = option(
+        "The traces that the scripts are from; says what their step gains.", metavar="PATH", default=None
+    )
+
+
+@command
+def compare(results: Verifications, reading: Graphs, out: Delivery, _: ReadLimits) -> int:
+    """What each op gains from one verification to another, and with --trace what the step gains.
+
+    Exit code: 0, 1 if a script is wrong or fails in AFTER only, 2 for bad input.
+
+    The step is that of `tracelens project whatif`, with each kernel as much faster as its calls became.
+
+    Examples:
+        tracelens replay verify replay/ -o before.json
+        tracelens replay compare before.json after.json
+        tracelens replay compare before.json after.json --trace traces/ -o gain.html
+    """
+    from tracelens.reproducers import kernel_factors
+    from tracelens.reproducers.verify import compare as compared
+    from tracelens.what_if import whatif
+
+    traces = TraceFiles([results.trace] if results.trace else [])
+    out.check([results.before, results.after], traces)
+    result = compared(Path(results.before), Path(results.after))
+    ops = result.data["ops"]
+    keys = zip(ops.texts("subject"), ops.texts("shapes"), strict=True)
+    ratios = dict(zip(keys, ops.array("ratio").tolist(), strict=True))
+    if results.trace:
+        with progress() as line:
+            run = loaded(traces, None, replace(reading, progress=line))
+            factors = kernel_factors(run, ratios)
+            # A "+" would end the name.
+            scale = "+".join(
+                f"scale:{escape(name).replace('+', '?')}={max(factor, 1e-9):.9f}"
+                for name, factor in factors.items()
+            )
+            projected = whatif(run, [scale or "identity"], progress=line)
+        step = projected.data["whatif"]
+        renamed = step.schema.table(
+            {name: step.values(name) for name in step.schema.names} | {"scenario": ["AFTER"] * len(step)}
+        )
+        tables, skips = {"step": renamed, **result.data}, (*result.skips, *projected.skips)
+        result = replace(result, data=tables, skips=skips)
+    out.deliver(result, inputs=[results.before, results.after, *traces.paths])
+    return int(bool(result.meta["broken"]))

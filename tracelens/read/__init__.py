@@ -9,7 +9,7 @@ from tracelens.lazy import lazy
 if TYPE_CHECKING:
     from tracelens.read.files import MAGIC, TraceFiles, is_url, local_path, same_bytes
     from tracelens.read.parser import BESIDE, PARSERS, GraphSources, SideTraces, parse, sources_of_sides
-    from tracelens.read.source import open_source
+    from tracelens.read.source import open_source, values_beside
 
 __all__ = [
     "BESIDE",
@@ -24,6 +24,7 @@ __all__ = [
     "parse",
     "same_bytes",
     "sources_of_sides",
+    "values_beside",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -41,5 +42,6 @@ __getattr__, __dir__ = lazy(
         "open_source": "read.source",
         "parse": "read.parser",
         "sources_of_sides": "read.parser",
+        "values_beside": "read.source",
     },
 )

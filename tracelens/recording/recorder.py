@@ -16,13 +16,14 @@ import torch.autograd.profiler as _autograd_profiler
 from torch.profiler import ProfilerAction, _KinetoProfile, profile, record_function
 
 from tracelens.errors import TracelensError
-from tracelens.filenames import CAPTURES, RANK_FILE
+from tracelens.filenames import CAPTURES, RANK_FILE, VALUES
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
 from tracelens.recording.pace import PaceTimer, wait_for_gpus
 from tracelens.recording.pack import pack, scrub
 from tracelens.recording.scopes import Hooks, choose, recording
 from tracelens.recording.sidecar import JobRank, RecordOptions, content, find_job_rank, metadata
+from tracelens.recording.values import Values
 from tracelens.recording.window import RecordingWarning, RecordingWindow
 
 
@@ -45,6 +46,8 @@ class Recorder:
         self._profiler: Any = None
         self._hooks = contextlib.ExitStack()
         self._captures: Captures | None = None
+        self._values: Values | None = None
+        self._values_step = window.values_step(options.pace_steps)
         self._modules: dict[str, Any] = {}
 
     @property
@@ -107,6 +110,8 @@ class Recorder:
         if self._state == "closed":
             return
         self._finished += 1
+        if self._values is not None:
+            self._values.close()
         # Before the profiler, which starts where a part ends.
         completed = self._pace.step(self._finished, tokens=tokens, samples=samples)
         if self._profiler is not None:
@@ -122,6 +127,10 @@ class Recorder:
         elif completed and self._finished > self.window.end:
             self._beside()
             self._tell()
+        if self._values is not None and self._finished == self._values_step + 1 > self.window.end:
+            self._write_values()
+            self._tell()
+        self._open_values()
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         return scopes.span(name)
@@ -140,6 +149,8 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._values is not None:
+            self._values.close()
         if self._state == "running":
             self._stop()
             self._pace.abandon()  # the part before the window: no trace goes with it
@@ -183,9 +194,29 @@ class Recorder:
             hooks,
         )
         self._hooks.callback(self._captures.remove)
+        self._values = Values(indices=not options.scrub) if options.values else None
+        self._open_values()
+
+    def _open_values(self) -> None:
+        """Note what the step that begins calls, if it is the one for that."""
+        if self._values is not None and self._finished == self._values_step:
+            self._values.open()
+
+    def _write_values(self) -> None:
+        """Write what the profiler leaves out, beside the trace."""
+        path = self.folder / f"rank{self.job_rank.rank}{VALUES}"
+        try:
+            if self._values is None:
+                path.unlink(missing_ok=True)
+            else:
+                self._values.write(path, self._values_step)
+        except OSError as error:
+            self._note_once(f"{path} was not written: {error.strerror}")
 
     def _capture_profiler(self) -> Any:
         self._pace.abandon()  # steps with a profiler in them are none without
+        if self._values is not None:  # the capture is a trace as well, and shows modes
+            self._values.close("part of the step, from its first captured graph on")
         return _KinetoProfile(**software.profiler_options(self.options.stack))
 
     def _stop(self) -> None:
@@ -228,6 +259,7 @@ class Recorder:
                     metadata=self._metadata(),
                 )
                 self.path = self.folder / name
+                self._write_values()
                 if self._captures is not None:
                     self._captures.pack(
                         self.folder / CAPTURES / name,

@@ -13,8 +13,8 @@ One JSON object, written by rank 0; `schema` grows with every change that a read
     host            name of rank 0's host, null if scrubbed; every trace names its own under `tracelens`
     window          wait, warmup, steps as asked for; recorded: numbers of the steps in rank 0's trace, or in
                     that of the others if it does not record; empty if its trace could not be written
-    options         shapes, stack, memory, max_bytes, scrub, ranks, pace_steps, scopes (names of modules that
-                    got one)
+    options         shapes, stack, memory, max_bytes, scrub, ranks, pace_steps, values, scopes (names of
+                    modules that got one)
     pace            steps of rank 0 that were timed without the profiler, null with pace_steps=0: recording (a
                     key that stands in the trace as well), and `before` and `after` the window, each left out
                     where no step was timed:
@@ -77,6 +77,7 @@ class RecordOptions:
     max_bytes: int | None = None
     scrub: bool = False
     pace_steps: int = 0
+    values: bool = False
 
     @property
     def host(self) -> str | None:
@@ -258,6 +259,7 @@ def content(
             "scrub": options.scrub,
             "ranks": options.ranks,
             "pace_steps": options.pace_steps,
+            "values": options.values,
         },
         "pace": pace,
         "files": None if recording is None else {rank: f"rank{rank}.json.gz" for rank in recording},

@@ -32,6 +32,7 @@ def record(
     memory: bool = False,
     max_bytes: int | None = MAX_BYTES,
     scrub: bool = False,
+    values: bool = True,
 ) -> Recorder:
     """Record some steps of a training loop: `with` around the loop, and `step()` after each of its steps.
 
@@ -61,7 +62,11 @@ def record(
         memory: record allocations too. Threads other than the loop's and autograd's are then left out.
         max_bytes: most bytes of a rank's file; a larger trace loses Python frames and allocations, then steps
             from the last on, and the recorder notes it. None for no bound.
-        scrub: shorten paths and leave out the host's name, for traces that are passed on.
+        scrub: shorten paths and leave out the host's name, for traces that are passed on; of `values` the
+            indices.
+        values: note in one step outside the window what the profiler leaves out, in
+            `rank<N>.values.json.zst` (see `tracelens.recording.values`): sizes of groups, how often rows are
+            hit, tensors in lists, texts. That step waits for the device at each such call.
 
     Returns:
         the recorder, for a `with`, which reads the rank: start torch.distributed before it.
@@ -94,5 +99,6 @@ def record(
         max_bytes=max_bytes,
         scrub=scrub,
         pace_steps=pace_steps,
+        values=values,
     )
     return Recorder(Path(folder), window, options)

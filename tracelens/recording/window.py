@@ -89,6 +89,11 @@ class RecordingWindow:
         }
         return {name: steps for name, steps in parts.items() if steps}
 
+    def values_step(self, most: int) -> int:
+        """The step whose values are noted: the last of `wait` that is not timed, else the one after `end`."""
+        step = self.timed(most).get("before", range(self.wait, self.wait)).start - 1
+        return step if step >= 0 else self.end
+
 
 def whole_number(name: str, value: object, least: int) -> None:
     """Raise TracelensError for what is no whole number of at least so much."""

@@ -7,8 +7,18 @@ A script is one Python file that needs nothing but torch: no model, no weights, 
 is evaluated on the way: names of ops must be registered with torch, everything else is checked numbers.
 """
 
-from tracelens.reproducers.calls import ReplaySelection, sizes, time_of
+from tracelens.reproducers.calls import ReplaySelection, kernel_factors, sizes, time_of
 from tracelens.reproducers.folder import LIST, check
 from tracelens.reproducers.make import TABLES, replay, replay_layers
 
-__all__ = ["LIST", "TABLES", "ReplaySelection", "check", "replay", "replay_layers", "sizes", "time_of"]
+__all__ = [
+    "LIST",
+    "TABLES",
+    "ReplaySelection",
+    "check",
+    "kernel_factors",
+    "replay",
+    "replay_layers",
+    "sizes",
+    "time_of",
+]

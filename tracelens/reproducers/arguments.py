@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any
+from math import isfinite, prod
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from tracelens.arrays import Int
 from tracelens.dtypes import element_bytes, torch_dtype
@@ -27,6 +29,7 @@ RECORDED = ("shapes", "dtypes", "strides", "values")
 NO_SHAPES = "argument shapes missing; record with record_shapes=True"
 LONG_LIST = "a list of more than 30 tensors: the profiler records no shapes for it"
 _LARGEST = 1 << 40  # elements of a tensor at most
+_LONGEST = 1 << 14  # tensors of a list at most
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _FLOAT = re.compile(r"-?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,3})?|-?inf|nan")
 _LIST = "TensorList"
@@ -47,6 +50,133 @@ class Unreplayable(TracelensError):
     """No script can be made of this call; the message says why, without a name or a full stop."""
 
 
+_Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
+_Text = Annotated[str, Meta(pattern=r"\A\w{0,32}\Z")]
+_Value = bool | int | float | _Text | None
+
+
+class NotedArgument(Struct, frozen=True):
+    """What the recorder noted of an argument: a tensor if it has a dtype, a list of them, or a value."""
+
+    shape: Annotated[tuple[_Number, ...], Meta(max_length=32)] = ()
+    dtype: _Text = ""
+    stride: Annotated[tuple[_Number, ...], Meta(max_length=32)] | None = None
+    sizes: tuple[_Number, ...] = ()  # of the groups whose ends it holds
+    hits: Annotated[
+        tuple[tuple[_Number, _Number], ...], Meta(max_length=256)
+    ] = ()  # of an index; such indices
+    sorted: bool = False  # whether the indices never fall
+    count: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # of such tensors in a row of a list
+    tensors: Annotated[tuple[NotedArgument, ...], Meta(max_length=1 << 16)] = ()
+    value: _Value | tuple[_Value, ...] = None
+
+    @property
+    def work(self) -> int:
+        """What calls of the same shapes are ordered by: elements of a list, the largest group, most hits."""
+        elements = sum(prod(tensor.shape) * tensor.count for tensor in self.tensors)
+        return elements + max(self.sizes, default=0) + max((times for times, _ in self.hits), default=0)
+
+    @property
+    def listed(self) -> list[TensorArgument | None]:
+        """The tensors of a list; raises as `read_arguments`."""
+        if sum(run.count for run in self.tensors) > _LONGEST:
+            raise Unreplayable(f"a list of over {_LONGEST:,} tensors")
+        return [tensor for run in self.tensors for tensor in [run.made if run.dtype else None] * run.count]
+
+    @property
+    def made(self) -> TensorArgument:
+        """The tensor; raises as `read_arguments`."""
+        if not torch_dtype(self.dtype):
+            raise Unreplayable(f"element type {self.dtype!r} is not supported for tensors")
+        tensor = _tensor_argument(torch_dtype(self.dtype), list(self.shape), list(self.stride or ()))
+        return replace(tensor, noted=self)
+
+
+class NotedCall(Struct, frozen=True):
+    """Calls of equal arguments in the step that the recorder noted."""
+
+    op: Annotated[str, Meta(max_length=200)]
+    count: Annotated[int, Meta(ge=1, le=1 << 40)]
+    arguments: Annotated[tuple[NotedArgument | None, ...], Meta(max_length=64)]
+
+
+class NotedFile(Struct):
+    """A file that `tracelens.recording.values` describes."""
+
+    schema: Literal["tracelens.values/1"]
+    calls: list[NotedCall]
+    cut: str = ""
+
+
+class NotedCalls:
+    """What is known of the calls of a run beyond its traces, by op and shapes."""
+
+    def __init__(self) -> None:
+        self.cuts: list[str] = []  # what files lack, in their words
+        self._calls: dict[object, list[NotedCall]] = {}
+
+    def read(self, content: bytes) -> None:
+        """Add those of a file; raises TracelensError for one that the recorder did not write."""
+        try:
+            file = msgspec.json.decode(content, type=NotedFile)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise TracelensError("not a file of values that tracelens wrote") from None
+        self.cuts += [file.cut[:200]] if file.cut else []
+        for call in file.calls:
+            shapes = [
+                (argument.shape, argument.dtype) if argument and argument.dtype else None
+                for argument in call.arguments
+            ]
+            self._calls.setdefault(_noted_key(call.op, shapes), []).append(call)
+
+    def of(self, op: str, shapes: str, dtypes: str) -> NotedCall | None:
+        """The call that stands for those of a trace: of several the middle one by what they work on."""
+        if not self._calls:
+            return None
+        types, dims = decoded(dtypes) or [], decoded(shapes) or []
+        tensor_shapes: list[tuple[tuple[int, ...], str] | None] = []
+        for index, name in enumerate(types):
+            dim = _element(dims, index)
+            is_tensor = name not in (_LIST, *_VALUES) and all(isinstance(size, int) for size in dim)
+            tensor_shapes.append((tuple(dim), torch_dtype(str(name))) if is_tensor else None)
+        calls = [
+            call
+            for call in self._calls.get(_noted_key(op, tensor_shapes), [])
+            if len(call.arguments) <= len(types)
+            and all(
+                not _element(dims, index) or _lists_agree(_element(dims, index), argument)
+                for index, argument in enumerate(call.arguments)
+                if types[index] == _LIST
+            )
+        ]
+        calls.sort(key=lambda call: sum(argument.work for argument in call.arguments if argument))
+        middle = sum(call.count for call in calls) / 2
+        for call in calls:
+            middle -= call.count
+            if middle <= 0:
+                return call
+        return None
+
+
+def _noted_key(op: str, tensor_shapes: Sequence[tuple[tuple[int, ...], str] | None]) -> object:
+    """What tells calls of an op apart: shapes and types of tensors; a number may look like a tensor.
+
+    Kernels belong to ops below those that the recorder sees, which have the same arguments.
+    """
+    op = op.removesuffix("_").replace("_index_put_impl", "index_put")
+    shapes = [
+        (index, tensor)
+        for index, tensor in enumerate(tensor_shapes)
+        if tensor is not None and (tensor[0] or tensor[1] not in NUMBERS)
+    ]
+    return op, tuple(shapes)
+
+
+def _lists_agree(dims: Any, noted: NotedArgument | None) -> bool:
+    shapes = [run.shape for run in noted.tensors for _ in range(min(run.count, 64))] if noted else []
+    return [tuple(dim) if isinstance(dim, list) else dim for dim in dims] == shapes
+
+
 @dataclass(frozen=True)
 class TensorArgument:
     """A tensor argument."""
@@ -56,6 +186,7 @@ class TensorArgument:
     stride: tuple[int, ...]  # in elements
     maker: str = "strided"  # the function of a script that makes it, see templates/inputs.py.j2
     maker_args: tuple[Any, ...] = ()  # what that function is given beyond type, shape and strides
+    noted: NotedArgument | None = None  # what the recorder noted of it
 
     @property
     def numel(self) -> int:
@@ -69,8 +200,10 @@ Argument = TensorArgument | list[Any] | bool | int | float | str | None
 """One argument of a call. None is what was not recorded, or None; text is never the trace's."""
 
 
-def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists: str) -> list[Argument]:
-    """The arguments of a call, from the texts of the ops table.
+def read_arguments(
+    shapes: str, dtypes: str, strides: str, values: str, of_lists: str, noted: NotedCall | None = None
+) -> list[Argument]:
+    """The arguments of a call, from the texts of the ops table and what the recorder noted.
 
     Raises:
         Unreplayable: something is missing, or is nothing that a call can take.
@@ -82,7 +215,15 @@ def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists
     arguments: list[Argument] = []
     for index, name in enumerate(types):
         dim, step = _element(dims, index), _element(steps, index)
-        if name == _LIST:
+        known = noted.arguments[index] if noted and index < len(noted.arguments) else None
+        if known and known.tensors and (name == _LIST or name in _VALUES):
+            listed = known.listed
+            if (
+                name == _LIST and not dim
+            ):  # alike ones side by side are short in a script; order costs no time
+                listed.sort(key=lambda tensor: tensor.shape if tensor else ())
+            arguments.append(listed)
+        elif name == _LIST:
             if not isinstance(dim, list) or not all(isinstance(sizes, list) for sizes in dim):
                 raise Unreplayable("a tensor list without a list of shapes")
             if not dim and index == 0:  # what an op works on is never empty
@@ -93,7 +234,8 @@ def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists
         elif name in _VALUES:
             text = str(_element(texts, index)).strip()
             if text in ("", "None"):
-                arguments.append(None)
+                value = known.value if known else None
+                arguments.append([*value] if isinstance(value, tuple) else value)
             elif text.startswith("[") and text.endswith("]"):
                 words = [word.strip() for word in text[1:-1].split(",") if word.strip()]
                 arguments.append([_number(word, index) for word in words])
@@ -103,7 +245,7 @@ def read_arguments(shapes: str, dtypes: str, strides: str, values: str, of_lists
             dtype = torch_dtype(str(name))
             if not dtype:
                 raise Unreplayable(f"element type {str(name)[:40]!r} is not supported for tensors")
-            arguments.append(_tensor_argument(dtype, dim, step))
+            arguments.append(replace(_tensor_argument(dtype, dim, step), noted=known))
     if not tensors(arguments):
         raise Unreplayable(LONG_LIST if _LIST in types else "no tensor among its recorded arguments")
     return arguments
@@ -129,8 +271,7 @@ def _tensor_argument(dtype: str, dim: Any, step: Any) -> TensorArgument:
     stride = _sizes(step) if step else dense(shape)
     if len(stride) != len(shape):
         raise Unreplayable("a tensor with a different number of strides and dimensions")
-    extent = 1 + sum((size - 1) * pitch for size, pitch in zip(shape, stride, strict=True))
-    if max(prod(shape), extent) > _LARGEST:
+    if max(prod(shape), _extent(shape, stride)) > _LARGEST:
         raise Unreplayable("a tensor larger than any memory: the recorded sizes are wrong")
     return TensorArgument(dtype, shape, stride)
 
@@ -180,7 +321,9 @@ def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
             and argument.dtype in NUMBERS
             and not argument.shape
         ):
-            filled[position] = argument.made("number")
+            value = argument.noted.value if argument.noted else None
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+            filled[position] = argument.made("number", *([value] if is_number else []))
     name = op.removeprefix("aten::")
     if name != op:
         name = name if name.startswith("__") else name.removesuffix("_")  # the mark of the in-place variant
@@ -198,7 +341,32 @@ def fill(op: str, arguments: Sequence[Argument]) -> list[Argument]:
                 _set(filled, ends, "ends", _even(rows, groups))
             else:
                 _set(filled, ends, "routed", rows, groups)
-    return filled
+    return [
+        [_as_noted(item) for item in argument] if isinstance(argument, list) else _as_noted(argument)
+        for argument in filled
+    ]
+
+
+def _as_noted(argument: Argument) -> Argument:
+    """A tensor with groups and indices as the recorder noted them, where they fit what the call needs."""
+    if not isinstance(argument, TensorArgument) or argument.noted is None:
+        return argument
+    noted, tensor, given = argument.noted, replace(argument, noted=None), argument.maker_args
+    if tensor.maker in ("routed", "ends") and noted.sizes:
+        rows, groups = given if tensor.maker == "routed" else (sum(given[0]), len(given[0]))
+        if len(noted.sizes) == groups and sum(noted.sizes) <= rows:
+            return tensor.made("ends", list(noted.sizes))
+    if noted.hits and (tensor.maker == "indices" or (tensor.maker == "distinct" and len(tensor.shape) == 1)):
+        count = _extent(tensor.shape, tensor.stride) if tensor.numel else 0
+        hit = sum(rows for _, rows in noted.hits)
+        if sum(times * rows for times, rows in noted.hits) == count and hit <= given[0]:
+            return tensor.made("hits", given[0], [*noted.hits], noted.sorted)
+    return tensor
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last one of a tensor."""
+    return 1 + sum((size - 1) * pitch for size, pitch in zip(shape, stride, strict=True))
 
 
 def _tensor_at(arguments: Sequence[Argument], position: int) -> TensorArgument:
@@ -274,19 +442,23 @@ def _positive(*positions: int) -> Rule:
 def _index_put(arguments: list[Argument]) -> None:
     """One index tensor over the first dimension, which is what the shapes of values and target leave."""
     target, values = _tensor_at(arguments, 0), _tensor_at(arguments, 2)
-    if not target.shape or not values.shape or values.shape[1:] != target.shape[1:]:
-        raise Unreplayable(INDICES_UNKNOWN)
-    index = TensorArgument("int64", values.shape[:1], (1,), "indices", (target.shape[0],))
-    arguments[1] = [index]
+    if arguments[1] is None:
+        if not target.shape or not values.shape or values.shape[1:] != target.shape[1:]:
+            raise Unreplayable(INDICES_UNKNOWN)
+        arguments[1] = [TensorArgument("int64", values.shape[:1], (1,))]
+    _index(arguments)
 
 
 def _index(arguments: list[Argument]) -> None:
-    """An index tensor over the first dimension, see `complete`."""
+    """Index tensors, each over a dimension, see `complete`; what None stands for is not indexed."""
     index_tensors = arguments[1] if len(arguments) > 1 else None
     if not isinstance(index_tensors, list) or not index_tensors:
         raise Unreplayable(INDICES_UNKNOWN)
+    if any(tensor is not None and not tensor.dtype.startswith("int") for tensor in index_tensors):
+        raise Unreplayable("masks as indices are not recorded")
+    shape = _tensor_at(arguments, 0).shape
     arguments[1] = [
-        tensor.made("indices", _size_at(_tensor_at(arguments, 0).shape, 0)) for tensor in index_tensors
+        tensor and tensor.made("indices", _size_at(shape, dim)) for dim, tensor in enumerate(index_tensors)
     ]
 
 
@@ -329,7 +501,7 @@ def _optimizer(arguments: list[Argument]) -> None:
 
 def _divided(arguments: list[Argument]) -> None:
     """Texts are not recorded; a quotient in integers is rounded down."""
-    if len(arguments) > 2 and _tensor_at(arguments, 0).dtype.startswith("int"):
+    if len(arguments) > 2 and arguments[2] is None and _tensor_at(arguments, 0).dtype.startswith("int"):
         arguments[2] = "floor"
 
 
@@ -392,7 +564,9 @@ def complete(op: str, arguments: Sequence[Argument], kernel: str, blocks: int) -
     """The arguments with the index tensor over the first dimension, where the kernel tells its length."""
     completed = list(arguments)
     target = completed[0] if completed else None
-    if op not in INDEXED or len(completed) < 2 or not isinstance(target, TensorArgument) or not target.shape:
+    if op not in INDEXED or len(completed) < 2 or completed[1] is not None:
+        return completed
+    if not isinstance(target, TensorArgument) or not target.shape:
         return completed
     rows = 0
     if match := _ROWS.search(kernel):

@@ -27,6 +27,8 @@ from tracelens.reproducers.arguments import (
     NO_SHAPES,
     OP,
     RECORDED,
+    NotedCall,
+    NotedCalls,
     Unreplayable,
     complete,
     fill,
@@ -35,7 +37,7 @@ from tracelens.reproducers.arguments import (
     tensors,
 )
 from tracelens.table import Skip, codes, nearest, sums
-from tracelens.trace import WORK_KINDS, Run, Trace, Union, Work, exclusive, matching, wildcards
+from tracelens.trace import WORK_KINDS, Run, Trace, Union, Work, describe, exclusive, matching, wildcards
 
 OP_SCRIPT, COLLECTIVE = "scripts of ops", "scripts of collectives"
 """What stands for GPU work that is not opaque."""
@@ -66,8 +68,8 @@ _HOW = {
     NO_ARGUMENTS: NO_SHAPES,
     UNREGISTERED: "autograd Functions and compiled regions have no callable name; wrap the launching "
     "code in torch.library.custom_op (torch.library.triton_op for Triton)",
-    LONG_LIST: "a profiler limit; pass fewer tensors per call: an optimizer with smaller parameter groups or "
-    "foreach=False and fused=False",
+    LONG_LIST: "a profiler limit; `tracelens.record` notes them beside the trace; or pass fewer tensors per "
+    "call: an optimizer with smaller parameter groups or foreach=False and fused=False",
 }
 
 
@@ -115,6 +117,7 @@ class OpCase(NamedTuple):
     at_ns: int  # where the longest call is, since the first event of its trace
     # where the op and its arguments are recorded, see trace.tables.EVENT_SOURCES
     sources: tuple[str, ...] = ("trace",)
+    noted: NotedCall | None = None  # what the recorder noted of such a call
 
     @property
     def total_ns(self) -> int:
@@ -171,7 +174,7 @@ def callable_op(trace: Trace, work: Work) -> Int:
     return np.where(hidden | (ops.row[op] < 0), -1, op)
 
 
-def account(trace: Trace, work: Work) -> Account:
+def account(trace: Trace, work: Work, noted: NotedCalls | None = None) -> Account:
     """What stands for each piece of this GPU work; all times add up to the time of the work's calls."""
     events = trace.arrays
     call = callable_op(trace, work)
@@ -194,9 +197,10 @@ def account(trace: Trace, work: Work) -> Account:
         shapes, dtypes, strides, values = (
             text.values[code] for text, code in zip(texts, recorded, strict=True)
         )
+        op = events.names[op_code]
+        known = noted.of(op, shapes, dtypes) if noted else None
         try:
-            arguments = read_arguments(shapes, dtypes, strides, values, of_lists="float32")
-            op = events.names[op_code]
+            arguments = read_arguments(shapes, dtypes, strides, values, of_lists="float32", noted=known)
             fill(op, complete(op, arguments, events.names[kernel], blocks))
         except Unreplayable as error:
             kind_of_call[index] = code_of.setdefault(str(error), len(code_of))
@@ -224,9 +228,36 @@ def account(trace: Trace, work: Work) -> Account:
     return Account(ns, kind, list(code_of), name, events.names)
 
 
-def unreplayed(trace: Trace, work: Work) -> list[Skip]:
+def kernel_factors(run: Run, ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """By which factor the time of kernels changes, by name, where calls take other times.
+
+    Args:
+        run: whose calls.
+        ratios: of new time to old one, by op and shapes (`describe`).
+    """
+    old: dict[str, float] = {}
+    new: dict[str, float] = {}
+    for trace in run.traces:
+        work, ops, table = trace.work, trace.once(OpCalls), trace.tables["ops"]
+        call = callable_op(trace, work)
+        shapes, dtypes = (table.columns[name] for name in ("shapes", "dtypes"))
+        row = ops.row[call]
+        name_code = np.where(call >= 0, trace.arrays.name[call], -1)
+        same_call, keys = codes(name_code, *(text.codes[row].astype(np.int64) for text in (shapes, dtypes)))
+        ratio = np.ones(len(keys[0]))
+        for index, (op, shape, dtype) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
+            described = describe(shapes.values[shape], dtypes.values[dtype])
+            ratio[index] = ratios.get((trace.arrays.names[op], described), 1.0) if op >= 0 else 1.0
+        for code in np.unique(work.name).tolist():
+            of_name, name = work.name == code, work.names[code]
+            old[name] = old.get(name, 0.0) + float(work.dur[of_name].sum())
+            new[name] = new.get(name, 0.0) + float((work.dur * ratio[same_call])[of_name].sum())
+    return {name: new[name] / old[name] for name in old if old[name] and new[name] != old[name]}
+
+
+def unreplayed(trace: Trace, work: Work, noted: NotedCalls | None = None) -> list[Skip]:
     """GPU work that neither scripts of ops nor of collectives stand for, one Skip a reason, largest first."""
-    accounted = account(trace, work)
+    accounted = account(trace, work, noted)
     total_ns = max(int(accounted.ns.sum()), 1)
     times = sums(accounted.kind, accounted.ns, len(accounted.kinds))
     skips = []
@@ -384,7 +415,7 @@ def fits(case: OpCase, selection: ReplaySelection) -> bool:
     if not selection.shapes:
         return True
     try:
-        arguments = read_arguments(*case.call.recorded, of_lists="float32")
+        arguments = read_arguments(*case.call.recorded, of_lists="float32", noted=case.noted)
     except Unreplayable:
         return False
     return set(selection.shapes) <= {tensor.shape for tensor in tensors(arguments)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from tracelens.analysis.common import own_device
 from tracelens.analysis.roofline import least_ns, reachable_time
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.reproducers.arguments import Unreplayable
+from tracelens.reproducers.arguments import NotedCalls, Unreplayable
 from tracelens.reproducers.calls import (
     OpCase,
     ReplaySelection,
@@ -98,6 +98,7 @@ def replay(
     max_elements: int | None = None,
     first_ranks: int | None = None,
     hand_over: bool = False,
+    values: Mapping[str, bytes] | None = None,
     progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Write scripts for calls and collectives of a run.
@@ -113,6 +114,7 @@ def replay(
         first_ranks: cut collectives down to so many ranks of their group.
         hand_over: add what whoever writes kernels needs: candidates.json with roofline and target times, and
             a README with the commands of profilers. Needs `order="recoverable"`.
+        values: contents of the files that the recorder wrote beside the traces, by name.
         progress: called with a line of text before each part.
 
     Returns:
@@ -123,10 +125,19 @@ def replay(
         TracelensError: nothing in the trace is what was asked for, or the folder cannot be written.
     """
     selection = selection or ReplaySelection()
-    skips: list[Skip] = []
+    noted, skips, noted_skips = NotedCalls(), list[Skip](), list[Skip]()
+    for name, content in (values or {}).items():
+        try:
+            noted.read(content)
+        except TracelensError as error:
+            noted_skips.append(Skip(name, str(error)))
+    noted_skips += [Skip("values beside the trace", f"left out when recorded: {cut}") for cut in noted.cuts]
     progress("finding calls")
     works = [selected_work(trace, selection) for trace in run.traces]
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
+    calls = [
+        case._replace(noted=noted.of(case.call.op, case.call.shapes, case.call.dtypes)) for case in calls
+    ]
     calls = [case for case in calls if fits(case, selection)]
     candidates: list[tuple[float, OpCase | Script]] = []  # us that each is worth
     peaks = device or own_device(run.traces[0])
@@ -173,11 +184,12 @@ def replay(
         refusals.append(Skip(f"{op} {shapes}".strip() + more, reason))
     if selection.selects_all:
         skips += [skip for skip in refusals if skip.reason.startswith(UNFAITHFUL)]
-        skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
+        skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work, noted)]
     else:
         skips = refusals + [
             skip for skip in skips if selection.op and fnmatchcase(skip.subject, f"*{selection.op}*")
         ]
+    skips += noted_skips
     beside = None
     if hand_over and peaks is not None:
         known = peaks

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 # Least tolerated error of a result: sums are added in another order, and single precision may run as TF32.
 _SUMS = 1e-3
 _BY_GRID = "Index tensors are not recorded; their length follows from the kernel grid."
+_NOTED = "Lists, groups, indices and texts are those of such a call in a step beside the recording."
 _LIST_TYPE = "Element types in tensor lists are not recorded; they follow from the kernel."
 # Kernels that only move elements are compiled for a width.
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
@@ -359,6 +360,7 @@ NAMES = {
 
 WIDTH = 110
 _FEW = 5
+_RUNS = 64  # kinds of tensors in a list, written side by side; the profiler's own lists have up to 30
 _INDENT = "    "
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
@@ -382,7 +384,9 @@ UNFAITHFUL = "its script was not written: "
 
 FIRST_LINE = b"# -*- coding: utf-8 -*-\n"
 """Of each script. Python looks for a declared encoding (PEP 263) in the second line only without one here."""
-MAKERS = frozenset({"strided", "positive", "mask", "indices", "distinct", "ends", "routed", "each", "Like"})
+MAKERS = frozenset(
+    {"strided", "positive", "mask", "indices", "distinct", "hits", "ends", "routed", "each", "Like"}
+)
 """Functions of templates that data may call or name: they make inputs of given sizes."""
 SIZES = ("n", "m", "k")
 """Names of the sizes that differ from round to round of a loop."""
@@ -408,7 +412,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     if not of_lists:
         width = next((match[1] for name in case.kernels if (match := _OPAQUE.search(name))), "4")
         of_lists = _OF_WIDTH.get(width, "float32")
-    recorded = read_arguments(*case.call.recorded, of_lists=of_lists)
+    recorded = read_arguments(*case.call.recorded, of_lists=of_lists, noted=case.noted)
     traced = complete(op, recorded, case.call.kernel, case.call.blocks)
     arguments = traced if max_elements is None else scaled(op, traced, max_elements)
     unscaled = arguments == traced
@@ -435,8 +439,8 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         f"{timed((case.times / 1e3).tolist(), case.devices)}, rank {', '.join(map(str, case.ranks))}",
         f"Kernels: {', '.join(case.kernels)}",
         *in_graph(case.sources),
-        *([_BY_GRID] if case.call.blocks >= 0 else []),
-        *([_LIST_TYPE] if "TensorList" in case.call.dtypes else []),
+        *([_NOTED] if case.noted else [_BY_GRID] if case.call.blocks >= 0 else []),
+        *([_LIST_TYPE] if "TensorList" in case.call.dtypes and not case.noted else []),
         *([] if unscaled else ["Sizes are scaled down from those above."]),
     ]
     lists: list[ListRuns] = []
@@ -611,8 +615,10 @@ def _direct(name: str, overload: str, arguments: Sequence[Argument], of_any: boo
 
 def _repeats(arguments: Sequence[Argument]) -> int:
     """How often the indices that a script makes meet the same element, at most."""
-    made = [tensor for tensor in tensors(arguments) if tensor.maker == "indices"]
-    return max((-(-tensor.numel // max(tensor.maker_args[0], 1)) for tensor in made), default=1)
+    made = tensors(arguments)
+    even = [-(-tensor.numel // max(tensor.maker_args[0], 1)) for tensor in made if tensor.maker == "indices"]
+    hits = [times for tensor in made if tensor.maker == "hits" for times, _ in tensor.maker_args[1]]
+    return max((*even, *hits), default=1)
 
 
 # ====================
@@ -680,7 +686,8 @@ def code(argument: Argument, lists: list[ListRuns] | None = None) -> str:
     """Source of an argument; what `each` makes of long lists of tensors is added to `lists`, if given."""
     if isinstance(argument, TensorArgument):
         if argument.maker == "number":
-            return f"torch.tensor(2, dtype=torch.{argument.dtype})"  # a Python number, to the profiler
+            number = literal(argument.maker_args[0] if argument.maker_args else 2)
+            return f"torch.tensor({number}, dtype=torch.{argument.dtype})"  # a Python number, to the profiler
         if argument.maker == "ends":
             return f"ends({literal(argument.dtype)}, {repeated(argument.maker_args[0])})"
         if argument.maker == "routed":
@@ -693,10 +700,14 @@ def code(argument: Argument, lists: list[ListRuns] | None = None) -> str:
             return f"[{items[0]} for _ in range({len(items)})]"
         made_by = {tensor[:2] for tensor in map(_maker, argument)}
         if lists is None or len(items) <= _FEW or len(made_by) != 1 or (None,) in made_by:
+            if len(items) > _RUNS and isinstance(argument[0], TensorArgument):
+                raise Unreplayable(f"a list of {len(items):,} tensors of several types")
             return f"[{', '.join(items)}]"
         runs = tuple(
             (*sizes, len([*group])) for sizes, group in groupby(_maker(item)[2:] for item in argument)
         )
+        if len(runs) > _RUNS:
+            raise Unreplayable(f"a list with {len(runs):,} different tensors in a row")
         if runs not in lists:
             lists.append(runs)
         maker, dtype = made_by.pop()
@@ -713,9 +724,10 @@ def _maker(item: Argument) -> tuple[Any, ...]:
 
 def list_sizes(lists: Sequence[ListRuns]) -> SourceText:
     """Source of what `each` makes tensors of."""
-    wrap = textwrap.TextWrapper(WIDTH, initial_indent=_INDENT, subsequent_indent=f"{_INDENT} ")
+    indent = " " * len("LISTS = [")
+    wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
     rows = [line for runs in lists for line in wrap.wrap(f"{literal(list(runs))},")]
-    return SourceText("[\n" + "\n".join(rows) + "\n]")
+    return SourceText("[" + "\n".join(rows).strip().removesuffix(",") + "]")
 
 
 def call_arguments(arguments: Sequence[Argument], lists: list[ListRuns]) -> SourceText:
@@ -873,7 +885,7 @@ def _is_data(node: object) -> bool:
             return True
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="torch"), attr="tensor"),
-            args=[ast.Constant(value=int())],
+            args=[ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant())],
             keywords=[ast.keyword(arg="dtype", value=ast.Attribute(value=ast.Name(id="torch"), attr=dtype))],
         ):
             return dtype in NUMBERS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import TracelensError
-from tracelens.read import TraceFiles
+from tracelens.read import TraceFiles, values_beside
 from tracelens.session.comparison import diff
 from tracelens.session.reading import PATHS, STEP, Graphs, Partial, Rooflines, Source, loaded
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
@@ -267,6 +267,7 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         options = self.values("top", "max_elements", "first_ranks", "progress")
         if self.candidates is not None:
             options |= {"top": self.candidates, "order": "recoverable", "hand_over": True}
+        options |= {"values": dict(filter(None, (values_beside(trace.meta.path) for trace in run.traces)))}
         return replay(run, Path(self.folder), selection, **{"order": self.by, "device": peaks, **options})
 
 

@@ -494,6 +494,15 @@ def result_title(result: Result, model: str = "") -> str:
         case "replay_verify":
             counts = ", ".join(f"{count} {status}" for status, count in meta["statuses"].items())
             return f"replay verify: {counts}"
+        case "replay_compare":
+            before_ns, after_ns, step = meta["before_ns"], meta["after_ns"], data.get("step")
+            ratio = f"{after_ns / before_ns:.2f}x" if before_ns else "no times"
+            title = f"replay compare: calls take {ratio}, {duration(before_ns)} -> {duration(after_ns)}"
+            if step is not None and len(step):
+                base_ns, projected_ns = (float(step.array(f"{name}_ns")[0]) for name in ("base", "projected"))
+                title += f"; step {duration(base_ns)} -> {duration(projected_ns)}"
+            broken = meta["broken"]
+            return title + (f"; broken: {', '.join(broken)}" if broken else "")
         case "whatif":
             base_ms, recorded_ms = meta["base_ns"] / 1e6, meta["recorded_ns"] / 1e6
             if base_ms == recorded_ms:

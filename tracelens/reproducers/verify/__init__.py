@@ -1,6 +1,6 @@
 """Verify: run the scripts of a folder and compare their times with the trace."""
 
-from tracelens.reproducers.verify.verify import TABLES, failed, verify
+from tracelens.reproducers.verify.verify import COMPARED, TABLES, compare, failed, verify
 from tracelens.reproducers.verify.worker import RUNNER
 
-__all__ = ["RUNNER", "TABLES", "failed", "verify"]
+__all__ = ["COMPARED", "RUNNER", "TABLES", "compare", "failed", "verify"]

@@ -7,12 +7,15 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from tracelens.devices import match
 from tracelens.errors import TracelensError
@@ -29,7 +32,7 @@ from tracelens.reproducers.verify.worker import (
     private_copy,
     run_together,
 )
-from tracelens.table import Column, Result, Schema
+from tracelens.table import Column, Result, Schema, Skip, result
 
 TIMEOUT_S = 180.0  # for one script
 RANKS = 8  # processes that a collective starts at most where it runs on the CPU
@@ -117,6 +120,25 @@ NOTES = Schema(
     doc="Errors, and likely reasons where a time differs from the trace.",
 )
 TABLES = {"summary": SUMMARY, "notes": NOTES, "scripts": SCRIPTS}
+
+OPS = Schema(
+    "Ops",
+    (
+        Column("file", "str", doc="the script"),
+        Column("subject", "str", doc="op, collective, or the sequence"),
+        Column("shapes", "str", doc="of its arguments"),
+        Column("count", "int64", "count", "traced calls that the script represents"),
+        Column("before_ns", "float64", "ns", "replayed time of a call in BEFORE"),
+        Column("after_ns", "float64", "ns", "replayed time of a call in AFTER"),
+        Column("ratio", "float64", "ratio", "after / before"),
+        Column("gain_ns", "float64", "ns", "before - after, of all traced calls"),
+        Column("before_roofline", "float64", "efficiency", "roofline time / replayed, BEFORE", absent=-1),
+        Column("after_roofline", "float64", "efficiency", "roofline time / replayed, AFTER", absent=-1),
+        Column("status", "str", doc="in AFTER, as `tracelens replay verify` says"),
+    ),
+    doc="Largest gain first.",
+)
+COMPARED = {"ops": OPS}
 
 _TIMES = {
     "traced_ns": "traced_us", "replayed_ns": "replayed_us", "elapsed_ns": "elapsed_us", "p10_ns": "low_us",
@@ -236,6 +258,102 @@ def verify(
                 entry, lambda path: run_together([interpreter, ISOLATED, str(path), *arguments], timeout_s)
             )
     return _verify_result([rows[entry] for entry in entries], machine, tolerance)
+
+
+_Time = Annotated[float, Meta(ge=0, le=1e18)] | None
+
+
+class VerifiedScript(Struct, frozen=True):
+    """A row of the table `scripts` in the JSON of a verification."""
+
+    file: str
+    subject: str
+    shapes: str
+    status: str
+    count: Annotated[int, Meta(ge=0, le=1 << 53)]
+    replayed_ns: _Time
+    roofline: _Time
+
+
+class VerifiedTables(Struct):
+    """Its tables."""
+
+    scripts: list[VerifiedScript]
+
+
+class Verified(Struct):
+    """The JSON of a verification, or of the report that holds it."""
+
+    tables: VerifiedTables | None = None
+    meta: dict[str, Any] = {}
+    results: dict[str, Verified] = {}
+
+
+def compare(before: Path, after: Path) -> Result:
+    """What each op gains from one verification of the same scripts to another.
+
+    Args:
+        before: JSON of `tracelens replay verify`.
+        after: likewise, with other kernels.
+
+    Returns:
+        table `ops`; skips: what only one of them has a time of. Meta: `broken`, files whose result is wrong
+        or missing in `after` alone, `before_ns` and `after_ns` of all calls.
+
+    Raises:
+        TracelensError: a file is no such JSON, or they have no script in common.
+    """
+    sides, devices = [], []
+    for path in (before, after):
+        try:
+            document = msgspec.json.decode(path.read_bytes(), type=Verified)
+        except OSError as error:
+            raise TracelensError(f"{path}: cannot be read ({error.strerror})") from None
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            document = Verified()
+        document = document.results.get("replay_verify", document)
+        if document.tables is None:
+            raise TracelensError(f"{path}: not the JSON of tracelens replay verify (--json, or -o FILE.json)")
+        devices.append(str(document.meta.get("device")))
+        sides.append({(row.file, row.subject, row.shapes): row for row in document.tables.scripts})
+    common = [(row, sides[1][key]) for key, row in sides[0].items() if key in sides[1]]
+    if not common:
+        raise TracelensError(f"{before} and {after} have no script in common: verify one directory twice")
+    timed = [
+        (old, new) for old, new in common if old.replayed_ns and new.replayed_ns and new.status not in BROKEN
+    ]
+    timed.sort(key=lambda pair: -pair[0].count * ((pair[0].replayed_ns or 0) - (pair[1].replayed_ns or 0)))
+    count = np.array([old.count for old, _ in timed], dtype=np.int64)
+    times = [np.array([side.replayed_ns for side in part], dtype=float) for part in zip(*timed, strict=True)]
+    before_ns, after_ns = times or [np.zeros(0), np.zeros(0)]
+    columns: dict[str, Any] = {
+        name: [getattr(old, name) for old, _ in timed] for name in ("file", "subject", "shapes")
+    }
+    columns |= {"count": count, "before_ns": before_ns, "after_ns": after_ns, "ratio": after_ns / before_ns}
+    columns |= {
+        "gain_ns": count * (before_ns - after_ns),
+        "before_roofline": [-1.0 if old.roofline is None else old.roofline for old, _ in timed],
+        "after_roofline": [-1.0 if new.roofline is None else new.roofline for _, new in timed],
+        "status": [new.status for _, new in timed],
+    }
+    broken = [new.file for old, new in common if new.status in BROKEN and old.status not in BROKEN]
+    skips = [
+        Skip(new.file, f"no times to compare: {old.status} before, {new.status} after")
+        for old, new in common
+        if (old, new) not in timed
+    ]
+    if others := len(sides[0].keys() ^ sides[1].keys()):
+        skips.append(Skip(f"{others} scripts", "only one of the two results has them"))
+    if devices[0] != devices[1]:
+        skips.append(Skip("devices", f"{devices[0]} before, {devices[1]} after: not the same machine"))
+    meta = {"broken": broken, "before_ns": float(count @ before_ns), "after_ns": float(count @ after_ns)}
+    return replace(
+        result({"ops": OPS.table(columns)}, skips, **meta),
+        analyzer="replay_compare",
+        title="Replay",
+        doc="What the ops of the scripts gain.",
+        command="tracelens replay compare BEFORE AFTER",
+    )
 
 
 def failed(result: Result, *, strict: bool = False) -> bool:

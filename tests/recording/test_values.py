@@ -1,0 +1,166 @@
+"""What the profiler leaves out, against what the program really did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="recording needs torch")
+
+import torch
+import zstandard
+from torch.utils.flop_counter import FlopCounterMode
+
+import tracelens
+from tests.recording.traces import read, scopes
+from tracelens.recording import RecordingWindow, values
+
+WINDOW = {"wait": 1, "warmup": 1, "steps": 1}
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(zstandard.decompress(path.read_bytes(), max_output_size=1 << 26))
+    return found
+
+
+def noted(path: Path, work: Callable[[], Any], *, indices: bool = True) -> list[dict[str, Any]]:
+    """The calls of some work."""
+    kept = values.Values(indices=indices)
+    kept.open()
+    work()
+    kept.close()
+    kept.write(path, 0)
+    found: list[dict[str, Any]] = content(path)["calls"] if path.exists() else []
+    return found
+
+
+def test_the_trace_is_the_same_with_and_without(tmp_path: Path) -> None:
+    index = torch.tensor([3, 1, 1])
+
+    def ops(with_values: bool) -> list[str]:
+        with tracelens.record(tmp_path / str(with_values), values=with_values, **WINDOW) as r:
+            for _ in range(4):
+                torch.ones(4).index_select(0, index)
+                r.step()
+        assert r.path is not None
+        assert (r.path.parent / "rank0.values.json.zst").exists() is with_values
+        return [scope.name for scope in scopes(read(r.path), "cpu_op")]
+
+    assert ops(True) == ops(False)
+
+
+@pytest.mark.parametrize(
+    ("window", "most", "step"),
+    [((5, 2, 3), 20, 1), ((22, 2, 3), 20, 1), ((5, 2, 3), 0, 4), ((0, 2, 1), 20, 3)],
+)
+def test_the_step_is_neither_timed_nor_profiled(window: tuple[int, int, int], most: int, step: int) -> None:
+    recorded = RecordingWindow(*window)
+    assert recorded.values_step(most) == step
+    assert recorded.phase(step) in ("wait", "done")
+    assert not any(step in steps for steps in recorded.timed(most).values())
+
+
+def test_behind_the_window_where_there_is_no_step_before(tmp_path: Path) -> None:
+    with tracelens.record(tmp_path, wait=0, warmup=0, steps=1) as r:
+        for number in range(3):
+            torch.ones(9).index_select(0, torch.arange(number + 1))
+            assert (tmp_path / "rank0.values.json.zst").exists() is (number == 2)
+            r.step()
+            if number == 1:
+                assert content(tmp_path / "rank0.values.json.zst")["step"] == 1
+    (call,) = content(tmp_path / "rank0.values.json.zst")["calls"]
+    assert call["arguments"][2]["hits"] == [[1, 2]]
+
+
+def test_hits_order_lists_texts_and_scrubbing(tmp_path: Path) -> None:
+    index = torch.tensor([0, 0, 0, 2, 5, 5])
+
+    def work() -> None:
+        torch.ones(8, 2).index_select(0, index)
+        torch.ones(8).index_add(0, index.flip(0)[:, None].expand(6, 1)[:, 0], torch.ones(6))
+        torch._foreach_add([torch.ones(n % 3 + 1) for n in range(45)], 1.5)
+        torch.nn.functional.gelu(torch.ones(3), approximate="tanh")
+        torch.split_with_sizes_copy(torch.ones(40), [1] * 40)
+        torch.ones(3) * 7
+        torch.ones(3) + torch.ones(3)  # of which a trace has all
+
+    calls = {call["op"]: call["arguments"] for call in noted(tmp_path / "a", work)}
+    assert list(calls) == [
+        "aten::index_select", "aten::index_add", "aten::_foreach_add", "aten::gelu",
+        "aten::split_with_sizes_copy", "aten::mul",
+    ]  # fmt: skip
+    assert calls["aten::index_select"][2] == {
+        "shape": [6], "dtype": "int64", "hits": [[1, 1], [2, 1], [3, 1]], "sorted": True,
+    }  # fmt: skip
+    assert calls["aten::index_add"][2]["sorted"] is False
+    runs = calls["aten::_foreach_add"][0]["tensors"]
+    assert [(run["shape"], run["count"]) for run in runs] == [([1], 1), ([2], 1), ([3], 1)] * 15
+    assert calls["aten::_foreach_add"][1] == {"value": 1.5}
+    assert calls["aten::gelu"][1] == {"value": "tanh"}
+    assert calls["aten::split_with_sizes_copy"][1] == {"value": [1] * 40}
+    assert calls["aten::mul"][1] == {"value": 7}
+    scrubbed = json.dumps(noted(tmp_path / "b", work, indices=False))
+    assert "hits" not in scrubbed
+    assert "sorted" not in scrubbed
+
+
+def test_misaligned_tensors_are_told(tmp_path: Path) -> None:
+    (call,) = noted(tmp_path / "a", torch.ones(9)[1:].exp)
+    assert call["arguments"][0]["align"] == 4
+
+
+def test_many_hits_keep_their_sums(tmp_path: Path) -> None:
+    index = torch.arange(1, 301).repeat_interleave(torch.arange(1, 301))
+    (call,) = noted(tmp_path / "a", lambda: torch.ones(400).index_select(0, index))
+    hits = call["arguments"][2]["hits"]
+    assert len(hits) <= values._MOST_HITS
+    assert sum(times * rows for times, rows in hits) == len(index)
+    assert sum(rows for _, rows in hits) == 300
+
+
+def test_what_does_not_fit_is_cut_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MAX_BYTES", 400)
+
+    def work() -> None:
+        for count in range(1, 200):
+            torch.ones(500).index_select(0, torch.arange(count))
+
+    assert noted(tmp_path / "a", work)
+    assert (tmp_path / "a").stat().st_size <= 400
+    assert "kinds of calls, to stay under 400 bytes" in content(tmp_path / "a")["cut"]
+
+
+def test_modes_of_the_program_are_left_as_they_are(tmp_path: Path) -> None:
+    with tracelens.record(tmp_path / "around", **WINDOW) as r, FlopCounterMode(display=False) as counter:
+        for _ in range(4):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+            r.step()
+    assert counter.get_total_flops() == 4 * 2 * 4**3
+    with tracelens.record(tmp_path / "inside", wait=2, warmup=1, steps=1, pace_steps=0) as r:
+        for _ in range(5):
+            with FlopCounterMode(display=False):
+                torch.ones(4).index_select(0, torch.arange(2))
+                r.step()
+    assert r.notes == []
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_compiled_functions_stay_compiled(tmp_path: Path) -> None:
+    compilations = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def work(x: Any) -> Any:
+        return x.index_select(0, torch.arange(2)) * 2
+
+    work(torch.ones(4))
+    calls = noted(tmp_path / "a", lambda: work(torch.ones(4)))
+    assert "aten::index_select" in {call["op"] for call in calls}
+    assert len(compilations) == 1

@@ -1,0 +1,178 @@
+"""Scripts with what the recorder noted beside the trace, which nobody has to trust."""
+
+from __future__ import annotations
+
+import json
+import random
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+import tracelens
+from tests.builders import write
+from tests.reproducers.calls import Called, called, raw, trace_of
+from tracelens.filenames import VALUES, traces_among
+from tracelens.reproducers import replay
+from tracelens.table import Result
+from tracelens.trace import make_run
+
+GROUPED = called("aten::_grouped_mm", "bf16 8 4", "bf16 3 4 2", "i32 3", None, None)
+ADAM = called("aten::_fused_adamw_", *[[]] * 6, 0.1, 0.9, 0.99, 0.0, 1e-8, False, False, None, None)
+SELECT = called("aten::index_select", "fp32 9 2", 0, "i64 6")
+PUT = called("aten::index_put_", "fp32 4 5", None, "fp32 7", True)
+GELU = called("aten::gelu", "fp32 4", None)
+SCALED = called("aten::mul", "fp32 4", "fp64")
+CALLS = (GROUPED, ADAM, SELECT, PUT, GELU, SCALED)
+
+
+def tensor(*shape: int, dtype: str = "float32", **more: Any) -> dict[str, Any]:
+    return {"shape": shape, "dtype": dtype, **more}
+
+
+def noted(op: str, *arguments: Any, count: int = 1) -> dict[str, Any]:
+    return {"op": op, "count": count, "arguments": arguments}
+
+
+PARAMETERS = {"tensors": [tensor(4, 4, count=1), tensor(4, count=1)] * 40}
+HITS = {"hits": [[1, 1], [5, 1]], "sorted": False}
+FILE: dict[str, Any] = {
+    "schema": "tracelens.values/1",
+    "step": 1,
+    "cut": "",
+    "calls": [
+        noted(
+            "aten::_grouped_mm", tensor(8, 4, dtype="bfloat16"), tensor(3, 4, 2, dtype="bfloat16"),
+            tensor(3, dtype="int32", sizes=[7, 0, 1]), None, None,
+        ),
+        noted(
+            "aten::_fused_adamw_", *[PARAMETERS] * 4, None, {"tensors": [tensor(count=80)]},
+            *({"value": value} for value in (0.1, 0.9, 0.99, 0.0, 1e-8, False, False)), None, None,
+        ),
+        noted("aten::index_select", tensor(9, 2), {"value": 0}, tensor(6, dtype="int64", **HITS)),
+        noted(
+            "aten::index_put_", tensor(4, 5),
+            {"tensors": [tensor(7, dtype="int64", hits=[[7, 1]]), tensor(7, dtype="int64")]},
+            tensor(7), {"value": True},
+        ),
+        noted("aten::gelu", tensor(4), {"value": "tanh"}),
+        noted("aten::mul", tensor(4), {"value": -0.25}),
+    ],
+}  # fmt: skip
+
+
+def replayed(folder: Path, content: bytes | None, *calls: Called) -> tuple[Result, dict[str, str]]:
+    """The result, and the scripts by op."""
+    values = None if content is None else {"rank0.values.json.zst": content}
+    found = replay(make_run([trace_of(*calls or CALLS)]), folder, top=None, values=values)
+    scripts = found.data["scripts"]
+    texts = [(folder / file).read_text() for file in scripts.texts("file")]
+    return found, dict(zip(scripts.texts("subject"), texts, strict=True))
+
+
+def test_scripts_have_what_was_noted(tmp_path: Path) -> None:
+    found, scripts = replayed(tmp_path / "a", json.dumps(FILE).encode())
+    assert not found.skips
+    assert len(scripts) == len(CALLS)
+    assert 'ends("int32", [7, 0, 1])' in scripts["aten::_grouped_mm"]
+    # In the order of shapes: a script stays short.
+    assert "LISTS = [[((4,), (), 40), ((4, 4), (), 40)]]" in scripts["aten::_fused_adamw_"]
+    assert 'hits("int64", (6,), (1,), 9, [(1, 1), (5, 1)], False)' in scripts["aten::index_select"]
+    put = scripts["aten::index_put_"]
+    assert 'hits("int64", (7,), (1,), 4, [(7, 1)], False), indices("int64", (7,), (1,), 5)' in put
+    assert '"tanh"' in scripts["aten::gelu"]
+    assert "torch.tensor(-0.25, dtype=torch.float64)" in scripts["aten::mul"]
+    assert max(len(text.splitlines()) for text in scripts.values()) <= 60
+
+
+def test_without_a_file_all_stays_as_it_was(tmp_path: Path) -> None:
+    found, scripts = replayed(tmp_path / "a", None)
+    assert "routed(" in scripts["aten::_grouped_mm"]
+    assert "hits(" not in "".join(scripts.values())
+    assert "aten::_fused_adamw_" not in scripts
+    assert any("list" in skip.subject for skip in found.skips)
+    empty = json.dumps({"schema": FILE["schema"], "calls": []}).encode()
+    assert scripts == replayed(tmp_path / "b", empty)[1]
+
+
+def test_of_several_calls_of_the_same_shapes_the_middle_one_counts(tmp_path: Path) -> None:
+    base = FILE["calls"][0]
+    calls = []
+    for sizes, count in ([2, 3, 3], 2), ([0, 0, 8], 1), ([6, 1, 1], 2):
+        arguments = [*base["arguments"]]
+        arguments[2] = arguments[2] | {"sizes": sizes}
+        calls.append(noted(base["op"], *arguments, count=count))
+    _, scripts = replayed(tmp_path / "a", json.dumps(FILE | {"calls": calls}).encode(), GROUPED)
+    assert "[6, 1, 1]" in scripts["aten::_grouped_mm"]
+
+
+@pytest.mark.parametrize(
+    "third", [{"sizes": [7, 0, 2]}, {"sizes": [4, 4]}, {"hits": [[1, 3]]}, {"shape": [4], "sizes": [8]}, {}]
+)
+def test_what_does_not_fit_the_call_is_not_used(tmp_path: Path, third: dict[str, Any]) -> None:
+    arguments = [*FILE["calls"][0]["arguments"]]
+    arguments[2] = tensor(3, dtype="int32") | third
+    content = json.dumps(FILE | {"calls": [noted("aten::_grouped_mm", *arguments)]}).encode()
+    _, scripts = replayed(tmp_path / "a", content, GROUPED)
+    assert "routed(" in scripts["aten::_grouped_mm"]
+
+
+STRANGE = (
+    None, True, -1, 0, 1 << 62, 1e308, "x" * 99, "__import__('os').system('id')", '"]\nimport os #', "tanh",
+    [], [[]], [-1], [1 << 61], [[1 << 40, 1 << 40]], {}, {"value": "x\ny"}, {"tensors": [{"dtype": "x"}]},
+    {"shape": [1 << 39, 1 << 39], "dtype": "int64"}, {"tensors": [{"count": 1 << 16, "dtype": "int8"}] * 3},
+    {"shape": [2], "stride": [1, 1], "dtype": "int64"}, {"value": [1, "a", None]}, {"value": float("inf")},
+)  # fmt: skip
+
+
+def broken(seed: int) -> bytes:
+    """A file of which something is not as the recorder writes it."""
+    draw = random.Random(seed)
+    document = json.loads(json.dumps(FILE))
+    for _ in range(draw.randint(1, 4)):
+        place: Any = document
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else range(len(place))
+            key = draw.choice(keys)
+            if not isinstance(place[key], dict | list) or draw.random() < 0.2:
+                place[key] = deepcopy(draw.choice(STRANGE))
+                break
+            place = place[key]
+    content = json.dumps(document).encode()
+    cut = draw.random()
+    if cut < 0.1:
+        return content[: draw.randrange(len(content))]
+    return content if cut < 0.9 else draw.randbytes(99) + b"[" * 10_000
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 200, 50)])
+def test_hostile_files_give_scripts_of_the_template_or_a_skip(tmp_path: Path, seeds: range) -> None:
+    for seed in seeds:
+        found, scripts = replayed(tmp_path / "a", broken(seed))
+        assert {"aten::_grouped_mm", "aten::index_select"} <= scripts.keys() | {
+            skip.subject.split()[0] for skip in found.skips
+        }
+        assert all("import os" not in text and "system" not in text for text in scripts.values())
+        for text in scripts.values():
+            compile(text, "script", "exec")
+        told = [skip for skip in found.skips if skip.subject == "rank0.values.json.zst"]
+        assert len(told) <= 1
+        assert all(skip.reason == "not a file of values that tracelens wrote" for skip in told)
+
+
+def test_the_file_beside_the_trace_is_found_and_is_no_trace(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", raw(*CALLS), rank=0)
+    beside = tmp_path / f"rank0{VALUES}"
+    beside.write_bytes(zstandard.compress(json.dumps(FILE | {"cut": "3 lists"}).encode()))
+    assert traces_among(map(str, tmp_path.iterdir())) == [str(tmp_path / "rank0.json")]
+    assert len(tracelens.load(tmp_path).traces) == 1
+    found = tracelens.replay(tmp_path, tmp_path / "out")
+    assert [skip.reason for skip in found.skips] == ["left out when recorded: 3 lists"]
+    assert "[7, 0, 1]" in next((tmp_path / "out").glob("*grouped*")).read_text()
+    for damaged in (b"", b"\x28\xb5\x2f\xfd junk", zstandard.compress(b"\0" * (100 << 20))):
+        beside.write_bytes(damaged)
+        found = tracelens.replay(tmp_path, tmp_path / "out")
+        assert [skip.subject for skip in found.skips if skip.subject.endswith(VALUES)] == [str(beside)]
+        assert "routed(" in next((tmp_path / "out").glob("*grouped*")).read_text()

@@ -1,0 +1,240 @@
+"""What a profiler leaves out of a call, from one step outside the window: `rank<N>.values.json.zst`.
+
+Statistics and sizes only, never what activations or weights are. One JSON object:
+
+    schema      "tracelens.values/1"
+    step        number of the step, counted from 0
+    cut         what was left out, in words; "" for nothing
+    calls       calls of which a trace lacks something, those of equal arguments as one:
+        op          name
+        count       such calls in the step
+        arguments   one an argument of the op's schema; null where nothing is said, else one of
+            shape, dtype, stride    a tensor; no stride where it is contiguous
+              align                 bytes that divide its address, where these are fewer than ALIGNED
+              sizes                 of the groups whose ends it holds
+              hits                  pairs: how often an index occurs, how many of them do; left out by scrub
+              sorted                whether these indices never fall
+            tensors                 a list: such tensors, each with `count`, how many in a row are alike;
+                                    without a dtype where there is none (of Tensor?[])
+            value                   number, text, or list of numbers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+import zstandard
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from tracelens.outputs import whole_file
+
+SCHEMA = "tracelens.values/1"
+MAX_BYTES = 2 << 20
+"""Most bytes of a rank's file."""
+ALIGNED = 16
+"""Bytes that vectorized loads want; what the allocator gives out is aligned to 512."""
+_LIST = 30  # numbers or tensors of a list that the profiler records
+_MOST_NUMBERS = 1 << 12  # numbers in a list, groups of a GEMM
+_MOST_INDICES = 1 << 22  # to sort more would take too long, and too much memory
+_MOST_HITS = 64  # pairs
+_MOST_TEXT = 64 << 20  # bytes of all calls as they are kept meanwhile
+_GROUPED = re.compile(r"group|attention")  # a vector of whole numbers says where groups end
+_INDEXED = re.compile(r"index|gather|scatter|embedding|nll_loss|take|put|bincount")
+_TEXT = re.compile(r"\w{1,32}")  # of rounding_mode, approximate and the like; no names of people or paths
+_EXCHANGE = re.compile(r"all_?to_?all")
+_INTEGERS = (torch.int64, torch.int32)
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError)
+
+
+class Values:
+    """Notes the arguments of calls while it is open, on this thread and autograd's."""
+
+    def __init__(self, *, indices: bool) -> None:
+        self.cut: dict[str, int] = {}  # what is left out, and how many times
+        self._indices = indices
+        self._calls: dict[bytes, int] = {}  # as text, with how many there are
+        self._size = 0
+        self._noting = False
+        self._mode: TorchDispatchMode | None = None
+
+    def open(self) -> None:
+        """Begin; not inside another mode, which the program may leave before this one ends."""
+        self._noting = _get_current_dispatch_mode() is None
+        if self._noting:
+            self._mode = _CallMode(self)
+            self._mode.__enter__()
+        else:
+            self._leave_out("step, whose begin lies inside a TorchDispatchMode")
+
+    def close(self, cut: str = "") -> None:
+        """End, where it is too early for the reason `cut`.
+
+        A mode stays, and notes nothing, while the program is in one of its own or this is another thread.
+        """
+        if self._noting and cut:
+            self._leave_out(cut)
+        self._noting = False
+        if self._mode is not None and _get_current_dispatch_mode() is self._mode:
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)
+
+    def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note a call, unless a trace has all of it. What fails is counted and ends no training."""
+        if not self._noting:
+            return
+        try:
+            arguments, tells = self._arguments(op, args, kwargs)
+            if not tells:
+                return
+            text = json.dumps({"op": op._schema.name, "arguments": arguments}).encode()
+            if text not in self._calls:
+                if self._size + len(text) > _MOST_TEXT:
+                    self._leave_out("calls beyond what is kept")
+                    return
+                self._size += len(text)
+            self._calls[text] = self._calls.get(text, 0) + 1
+        except _FAILURES as error:
+            self._leave_out(f"calls that could not be read ({type(error).__name__})")
+
+    def write(self, path: Path, step: int) -> None:
+        """Write the file; without calls none.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        calls = sorted(self._calls.items(), key=lambda call: -call[1])
+        if not calls and not self.cut:
+            path.unlink(missing_ok=True)
+            return
+        while True:
+            texts = [text[:-1] + b', "count": %d}' % count for text, count in calls]
+            cut = "; ".join(f"{count:,} {what}" for what, count in self.cut.items())
+            head = {"schema": SCHEMA, "step": step, "cut": cut}
+            document = json.dumps(head).encode()[:-1] + b', "calls": [' + b",\n".join(texts) + b"]}\n"
+            packed = zstandard.compress(document)
+            if len(packed) <= MAX_BYTES:
+                break
+            kept = len(calls) * 2 // 3
+            self._leave_out(f"kinds of calls, to stay under {MAX_BYTES:,} bytes", len(calls) - kept)
+            calls = calls[:kept]
+        with whole_file(path) as file:
+            file.write(packed)
+
+    def _leave_out(self, what: str, count: int = 1) -> None:
+        self.cut[what] = self.cut.get(what, 0) + count
+
+    def _arguments(
+        self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any] | None], bool]:
+        """The arguments in the order of the schema, and whether they tell what a trace lacks."""
+        name, schema = op._schema.name, op._schema.arguments
+        arguments: list[dict[str, Any] | None] = []
+        tells = bool(_EXCHANGE.search(name))
+        for index, declared in enumerate(schema):
+            value = args[index] if index < len(args) else kwargs.get(declared.name, declared.default_value)
+            argument: dict[str, Any] | None = None
+            if isinstance(value, Tensor):
+                argument = self._tensor(value, name, reads=not _is_written(declared))
+                tells |= not argument.keys() <= {"shape", "dtype", "stride"}
+            elif isinstance(value, bool | int | float) or (isinstance(value, str) and _TEXT.fullmatch(value)):
+                argument = {"value": value}
+                tells |= isinstance(value, str) or "Tensor" in str(declared.type)
+            elif isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+                tensors = [
+                    self._tensor(item, name, reads=not _is_written(declared))
+                    if isinstance(item, Tensor)
+                    else {"shape": []}
+                    for item in value
+                ]
+                runs = [(tensor, len([*alike])) for tensor, alike in groupby(tensors)]
+                argument = {"tensors": [{**tensor, "count": count} for tensor, count in runs]}
+                tells |= len(value) > _LIST or name.startswith("aten::")
+            elif isinstance(value, list | tuple) and all(isinstance(n, bool | int | float) for n in value):
+                tells |= len(value) > _LIST
+                if len(value) <= _MOST_NUMBERS:
+                    argument = {"value": list(value)}
+                else:
+                    self._leave_out(f"lists of over {_MOST_NUMBERS:,} numbers")
+            arguments.append(argument)
+        return arguments, tells
+
+    def _tensor(self, tensor: Tensor, op: str, *, reads: bool) -> dict[str, Any]:
+        """What is said of a tensor."""
+        noted: dict[str, Any] = {
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+        if not tensor.is_contiguous():
+            noted["stride"] = list(tensor.stride())
+        if type(tensor) not in (Tensor, Parameter) or tensor.device.type == "meta":
+            return noted
+        if tensor.dim() and (address := tensor.data_ptr() % ALIGNED):
+            noted["align"] = address & -address
+        if not (reads and tensor.dtype in _INTEGERS and tensor.dim() and tensor.numel()):
+            return noted
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return noted  # nothing can be read while a graph is captured
+        if _GROUPED.search(op):
+            if tensor.dim() == 1 and len(tensor) <= _MOST_NUMBERS:
+                ends = tensor.tolist()
+                noted["sizes"] = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+        elif _INDEXED.search(op) and self._indices:
+            # What is expanded repeats the same indices; it is made by expansion again.
+            own = tensor[tuple(slice(None) if stride else 0 for stride in tensor.stride())].reshape(-1)
+            if len(own) <= _MOST_INDICES:
+                noted |= {"hits": _hits(own), "sorted": not bool((own[1:] < own[:-1]).any())}
+            else:
+                self._leave_out(f"index tensors of over {_MOST_INDICES:,} elements")
+        return noted
+
+
+class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where it is not installed
+    """Shows each call below autograd to its owner, and changes nothing."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self._values = values
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What torch.compile compiled runs compiled."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, Parameter) for kind in types):
+            return NotImplemented  # DTensor and the like call ops on plain tensors, which come here again
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func.namespace != "profiler":
+            self._values.note(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_written(declared: Any) -> bool:
+    return declared.alias_info is not None and bool(declared.alias_info.is_write)
+
+
+def _hits(indices: Tensor) -> list[list[int]]:
+    """How often an index occurs, and how many indices do; close numbers as one where there are many."""
+    counts = indices.unique(return_counts=True)[1]
+    times, rows = (part.tolist() for part in counts.unique(return_counts=True))
+    pairs = list(zip(times, rows, strict=True))
+    width = -(-len(pairs) * 2 // _MOST_HITS) if len(pairs) > _MOST_HITS else 1
+    if width == 1:
+        return [list(pair) for pair in pairs]
+    hits: list[list[int]] = []
+    for first in range(0, len(pairs), width):
+        group = pairs[first : first + width]
+        number = sum(rows for _, rows in group)
+        least, more = divmod(sum(times * rows for times, rows in group), number)
+        hits += [[least, number - more], *([[least + 1, more]] if more else [])]
+    return hits

@@ -92,7 +92,7 @@ def test_analyze_json_follows_the_contract(run) -> None:
     assert value["inputs"] == [str(SAMPLE)]
     assert value["meta"]["scope"] == "linked"
     row = value["tables"]["timeline"][0]
-    assert list(row) == ["rank", "metric", "dur_ns", "fraction"]
+    assert list(row) == ["rank", "metric", "dur_ns", "fraction_of_total"]
     assert isinstance(row["dur_ns"], int)
 
 

@@ -27,8 +27,8 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*EXAMPLE, "--json"]) == 0
     value = json.loads(capfd.readouterr().out)
     assert value["analyzer"] == "bubble"
-    assert [round(row["fraction"], 4) for row in value["tables"]["bubble"]] == [0.4839, 0.9375]
-    assert value["meta"]["microbatches"] == 16
+    assert [round(row["bubble_ratio"], 4) for row in value["tables"]["bubble"]] == [0.4839, 0.9375]
+    assert value["meta"]["micro_batches"] == 16
 
 
 def test_every_format_is_written(written: Callable[..., Path]) -> None:

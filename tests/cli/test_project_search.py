@@ -144,7 +144,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
     assert err == f"{path}: not counted: 1 multi-token prediction layers (mtp_num_layers)\n"
     value = json.loads(out)
     assert (value["meta"]["global_batch"], value["meta"]["seq"]) == (32, 1024)
-    assert {row["micro_batch"] for row in value["tables"]["layouts"]} == {2}
+    assert {row["micro_batch_size"] for row in value["tables"]["layouts"]} == {2}
     assert {row["pp"] for row in value["tables"]["layouts"]} == {1, 2}
 
 

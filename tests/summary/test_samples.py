@@ -87,5 +87,5 @@ def test_waiting_is_that_of_the_picture(report: Report) -> None:
         pytest.skip("one rank")
     shares = report["step_timeline"]["shares"].pivot(index="rank", columns="state", values="dur_ns").fillna(0)
     assert tile.value == pytest.approx((shares["waiting"] / shares.sum(axis=1)).mean())
-    exposed = report["timeline"]["timeline"].pivot(index="rank", columns="metric", values="fraction")
+    exposed = report["timeline"]["timeline"].pivot(index="rank", columns="metric", values="fraction_of_total")
     assert tile.value <= exposed["exposed_comm"].mean()

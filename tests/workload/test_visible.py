@@ -158,7 +158,11 @@ def found_again(scopes: Result) -> Iterator[str]:
         mine = table[table["rank"].eq(rank)].set_index("node")
         for _, row in mine.iterrows():
             name = str(row["name"])
-            if pd.notna(row["parent"]) and mine.loc[row["parent"], "name"].endswith(".B") and name[-2:] != ".B":
+            if (
+                pd.notna(row["parent"])
+                and mine.loc[row["parent"], "name"].endswith(".B")
+                and name[-2:] != ".B"
+            ):
                 assert row["forward_ns"] > 0 == row["backward_ns"]
                 yield name.partition(".")[0]
 

@@ -27,12 +27,12 @@ SHARED = ("", "before", "after")
 
 
 def times(result: Result) -> Counter[Key]:
-    """(rank, microbatch, layer, phase, stage) to ns."""
+    """(rank, micro_batch, layer, phase, stage) to ns."""
     times: Counter[Key] = Counter()
     for row in result["passes"].to_dict("records"):
         for stage in STAGES:
             if ns := row[f"{stage.replace(' ', '_')}_ns"]:
-                times[row["rank"], row["microbatch"], row["layer"], str(row["phase"]), stage] += ns
+                times[row["rank"], row["micro_batch"], row["layer"], str(row["phase"]), stage] += ns
     return times
 
 
@@ -107,8 +107,8 @@ def test_micro_batches_in_any_order(order: str, messages: bool, recompute: Any) 
     if recompute and "B" in order:
         phases.add("recompute")
     passes = result["passes"]
-    for rank, microbatch, layer, phase in product((0, 1), range(order.count("F")), range(3), phases):
-        of_pass = passes["rank"].eq(rank) & passes["microbatch"].eq(microbatch) & passes["layer"].eq(layer)
+    for rank, micro_batch, layer, phase in product((0, 1), range(order.count("F")), range(3), phases):
+        of_pass = passes["rank"].eq(rank) & passes["micro_batch"].eq(micro_batch) & passes["layer"].eq(layer)
         assert len(passes[of_pass & passes["phase"].eq(phase)]) == 1
     assert set(passes["phase"]) == phases
 

@@ -85,7 +85,7 @@ def test_the_waterfall_adds_up_rung_by_rung(result: Result) -> None:
         assert int(rows["delta_ns"].sum()) == traced[rung] - traced[rung - 1]
     for _, rows in result["total"].groupby("level", observed=True):
         assert int(rows["delta_ns"].sum()) == traced[2] - traced[0] == result.meta["delta_ns"]
-        assert rows["share"].sum() == pytest.approx(1)
+        assert rows["fraction_of_difference"].sum() == pytest.approx(1)
 
 
 def test_each_part_by_hand(result: Result) -> None:

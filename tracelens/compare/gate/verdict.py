@@ -68,7 +68,7 @@ FIGURES = Schema(
         Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
         Column("low", "float64", doc="lower end of the interval"),
         Column("high", "float64", doc="upper end of the interval"),
-        Column("tail_fraction", "float64", "fraction", "probability of each tail of the interval"),
+        Column("tail_probability", "float64", "fraction", "probability of each tail of the interval"),
         Column("noise", "str", doc="source of the noise estimate: none if nothing varies; several runs of "
                                    "a side; a stored baseline's history; the steps within a run (noise "
                                    "between runs is assumed); prior (all noise is assumed)"),
@@ -172,7 +172,7 @@ def result(verdict: Verdict) -> Result:
             "estimate": outcome.interval.estimate,
             "low": outcome.interval.low,
             "high": outcome.interval.high,
-            "tail_fraction": outcome.tail,
+            "tail_probability": outcome.tail,
             "noise": outcome.source,
         }
         for outcome in verdict.outcomes

@@ -81,7 +81,12 @@ TOTAL = Schema(
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category", doc="of the part"),
         Column("delta_ns", "int64", "ns", "of all rungs together"),
-        Column("share", "float64", "ratio", "share of the difference between last rung and baseline"),
+        Column(
+            "fraction_of_difference",
+            "float64",
+            "ratio",
+            "share of the difference between last rung and baseline",
+        ),
         Column("top_rung", "str", doc="rung with the largest change"),
         Column("top_delta_ns", "int64", "ns", "change by that rung"),
     ),

@@ -285,7 +285,7 @@ def pipeline_summary(result: Result) -> Summary | None:
     # The rest of the step is known of measured runs only.
     times, what = (step, "a step") if step[best] >= 0 else (span, "for all micro-batches")
     verdict = f"{names[best]} takes {duration(float(times[best]))} {what}"
-    verdict += f" ({result.meta['stages']} stages, {result.meta['microbatches']} micro-batches)"
+    verdict += f" ({result.meta['stages']} stages, {result.meta['micro_batches']} micro-batches)"
     verdict += f"; the bubble is {percent(bubble[best])} of it"
     if best:
         verdict += f"; {percent(1 - float(times[best]) / float(times[0]))} less than {names[0]}"
@@ -300,10 +300,10 @@ def pipeline_summary(result: Result) -> Summary | None:
 def bubble_summary(result: Result) -> Summary | None:
     """The idle share of the pipeline, and what more chunks would make of it."""
     meta, by_chunks = result.meta, result.data["by_vpp"]
-    whole, ideal = result.data["bubble"].array("fraction").tolist()[:2]
-    sizes = f"{meta['pp']} stages, {meta['microbatches']} micro-batches, VPP {meta['vpp']}"
+    whole, ideal = result.data["bubble"].array("bubble_ratio").tolist()[:2]
+    sizes = f"{meta['pp']} stages, {meta['micro_batches']} micro-batches, VPP {meta['vpp']}"
     verdict = f"The pipeline idles {whole:.2%} of the time ({sizes})"
-    chunks, shares = by_chunks.array("vpp").tolist(), by_chunks.array("whole_fraction").tolist()
+    chunks, shares = by_chunks.array("vpp").tolist(), by_chunks.array("bubble_fraction").tolist()
     if more := [row for row, count in enumerate(chunks) if count == 2 * meta["vpp"]]:
         verdict += f"; VPP {chunks[more[0]]} would make it {shares[more[0]]:.2%}"
     tiles = (
@@ -317,7 +317,12 @@ def bubble_summary(result: Result) -> Summary | None:
             section="bubble",
         ),
         Tile(
-            "microbatches", "Micro-batches", meta["microbatches"], "count", note="per step", section="bubble"
+            "micro_batches",
+            "Micro-batches",
+            meta["micro_batches"],
+            "count",
+            note="per step",
+            section="bubble",
         ),
     )
     return Summary(f"{verdict}.", tiles)
@@ -471,10 +476,10 @@ def result_title(result: Result, model: str = "") -> str:
             # The shortest schedule, and the simulation error on a measured run.
             spans = data["summary"].array("makespan_ns")
             best = f"{data['summary'].texts('schedule')[int(spans.argmin())]} {spans.min() / 1e6:,.3f} ms"
-            title = f"project pipeline (PP {meta['stages']}, GA {meta['microbatches']}): {best}"
+            title = f"project pipeline (PP {meta['stages']}, GA {meta['micro_batches']}): {best}"
             return title + (f" (simulation: {meta['simulation']})" if "simulation" in meta else "")
         case "bubble":
-            share = data["bubble"].array("fraction")[0]
+            share = data["bubble"].array("bubble_ratio")[0]
             return f"project bubble: {share:.2%} of the time at VPP {meta['vpp']}"
         case "published":
             return f"project published: {meta['met']} of {meta['targets']} targets met"
@@ -490,7 +495,7 @@ def result_title(result: Result, model: str = "") -> str:
             name, ranks = table.texts("collective")[0], table.texts("group")[0]
             return f"{title}: {name} of {ranks} at {share:.0%} of its links, {excess} above them"
         case "replay":
-            return f"replay: {len(data['scripts'])} scripts, {meta['fraction']:.1%} of GPU time"
+            return f"replay: {len(data['scripts'])} scripts, {meta['fraction_of_gpu_time']:.1%} of GPU time"
         case "replay_verify":
             counts = ", ".join(f"{count} {status}" for status, count in meta["statuses"].items())
             return f"replay verify: {counts}"
@@ -552,7 +557,7 @@ def _findings_answer(result: Result) -> str:
     gain = f"{duration(float(table.array('additional_ns')[0]))} a step"
     rank = table.cells("worst_rank")[0]
     where = f", most on rank {rank}" if rank is not None else ""
-    share = percent(float(table.array("fraction")[0]))
+    share = percent(float(table.array("fraction_of_step")[0]))
     return f"Fix first: {_quoted(finding, 70)} ({gain}, {share}{where})" + (
         f"; {_quoted(fix, 90)}" if fix else ""
     )
@@ -605,9 +610,9 @@ def _collectives_answer(result: Result) -> str:
     table = _rows(result, "ranks")
     if table is None:
         return ""
-    kernel, sync = int(table.array("kernel_ns").sum()), int(table.known("sync_ns").sum())
+    kernel, sync = int(table.array("kernel_ns").sum()), int(table.known("wait_ns").sum())
     spent = f"{duration(kernel / len(table))}{' a rank' if len(table) > 1 else ''}"
-    if not len(table.known("sync_ns")):
+    if not len(table.known("wait_ns")):
         return f"Communication takes {spent}; one rank alone does not show how much of it is waiting"
     return f"Communication takes {spent}, {percent(sync / max(kernel, 1))} of it waiting for late ranks"
 
@@ -630,9 +635,9 @@ def _stragglers_answer(result: Result) -> str:
         return ""
     significant = np.flatnonzero(table.array("significant"))
     row = int(significant[0]) if len(significant) else 0
-    waited = duration(float(table.array("caused_wait_ns")[row]))
+    waited = duration(float(table.array("others_wait_ns")[row]))
     cause = table.texts("cause")[row].replace("_", " ")
-    share = percent(float(table.array("fraction")[row]))
+    share = percent(float(table.array("fraction_of_all_wait")[row]))
     late = (
         f"rank {table.array('rank')[row]}: the others wait {waited} for it ({share} of all waiting, {cause})"
     )
@@ -665,7 +670,7 @@ def _completeness_answer(result: Result) -> str:
     if table is None:
         return ""
     row = int(np.argmax(table.array("dur_ns")))
-    share = percent(float(table.array("fraction")[row]))
+    share = percent(float(table.array("fraction_of_recorded_time")[row]))
     of_rank = table.cells("rank")[row]
     where = f"rank {of_rank}" if of_rank is not None else "the job"
     return (

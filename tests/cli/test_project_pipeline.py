@@ -33,7 +33,7 @@ def test_given_times_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     # Backwards take twice as long: (8 x 2 + 3) x 3 ms.
-    assert out.startswith("tracelens project pipeline (PP 4, GA 8): interleaved 57.000 ms\n")
+    assert out.startswith("tracelens project pipeline\ninterleaved takes 57.0 ms")
     for text in ("interleaved", "Stages", "Partition", "Only in JSON, CSV and XLSX: Passes"):
         assert text in out
 

@@ -55,7 +55,7 @@ def test_layers_and_passes(case: Case) -> None:
         EAGER: (4, 1, 1, 2, 64),
         GROUPED: (4, 1, 1, 2, 64),
     }[case.name]
-    meta = [result.meta[name] for name in ("layers", "experts", "chosen")]
+    meta = [result.meta[name] for name in ("layers", "experts", "top_k")]
     assert meta == [layers, experts, CHOSEN]
     passes = result["passes"]
     keys = ["rank", "step", "phase", "micro_batch", "layer"]

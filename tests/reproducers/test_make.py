@@ -50,7 +50,7 @@ def test_scripts_come_in_order_of_time(tmp_path: Path) -> None:
     assert numbers(found, "count") == [1, 2, 1]
     assert numbers(found, "traced_ns") == [120_000, 41_000, 1000]
     assert numbers(found, "total_ns") == [120_000, 82_000, 1000]
-    assert numbers(found, "fraction") == pytest.approx([120 / 203, 82 / 203, 1 / 203])
+    assert numbers(found, "fraction_of_gpu_time") == pytest.approx([120 / 203, 82 / 203, 1 / 203])
     assert found.meta["fraction_of_gpu_time"] == pytest.approx(1)
     assert (found.analyzer, found.meta["not_written"], found.skips) == ("replay", 0, ())
 

@@ -124,7 +124,7 @@ def test_a_ladder_names_what_gains_and_what_loses() -> None:
 
 
 def test_an_untimed_ladder_has_the_recorded_steps() -> None:
-    meta = {"base_ns": 60 * MS, "last_ns": 30 * MS, "speedup": -1.0}
+    meta = {"base_ns": 60 * MS, "last_ns": 30 * MS, "speedup": None}
     made = summed_up(
         result("ladder", meta=meta, rungs=[rung("baseline", 0, 0, ""), rung("fast", 0, -1.0, "")])
     )

@@ -67,7 +67,7 @@ def test_each_kernel_is_in_its_stage(model: Model) -> None:
     result = agrees(model)
     assert result.meta["layers"] == 2
     assert result.meta["experts"] == 8
-    assert result.meta["chosen"] == (-1 if model.fused_router else 2)
+    assert result.meta["top_k"] == (None if model.fused_router else 2)
     named = "scopes or modules" if model.naming != "none" else "order of ops"
     assert result.meta["found_by"] == named
     assert set(result["layers"]["gemms"]) == {2.0 * (8 // model.ranks if model.loop else 1)}

@@ -157,7 +157,7 @@ def test_two_choices_of_groups_and_of_experts() -> None:
     recorder.backward(0, recorder.forward(0))
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (8, 3)
+    assert (result.meta["experts"], result.meta["top_k"]) == (8, 3)
 
 
 def test_a_capacity_chooses_tokens_and_not_experts() -> None:
@@ -172,7 +172,7 @@ def test_a_capacity_chooses_tokens_and_not_experts() -> None:
     recorder.backward(0, recorder.forward(0))
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (8, 2)
+    assert (result.meta["experts"], result.meta["top_k"]) == (8, 2)
 
 
 def test_fused_ops_of_serving_have_other_arguments() -> None:
@@ -196,7 +196,7 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert layers_of(result) == [(0, 0), (0, 1)]
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (16, -1)
+    assert (result.meta["experts"], result.meta["top_k"]) == (16, None)
 
 
 def test_all_experts_in_one_batch_of_products() -> None:

@@ -375,8 +375,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         skips,
         scope=scope,
         layers=max(layer_pass.layer for layer_pass in all_passes) + 1,
-        experts=max(layer_pass.experts for layer_pass in all_passes),
-        chosen=max(layer_pass.top_k for layer_pass in all_passes),
+        # -1 where the trace does not say
+        experts=max((count for layer_pass in all_passes if (count := layer_pass.experts) >= 0), default=None),
+        top_k=max((count for layer_pass in all_passes if (count := layer_pass.top_k) >= 0), default=None),
         found_by="scopes or modules" if all(rank.framed for rank in with_layers) else "order of ops",
         sync_free_stage=min(sync_free_stages),
     )

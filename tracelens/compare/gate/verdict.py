@@ -105,7 +105,7 @@ _COMMENT_WIDTH = 100
 
 def report(verdict: Verdict, **meta: Any) -> Report:
     """The verdict as a report of one result, for any renderer."""
-    return Report((result(verdict),), f"tracelens gate: {headline(verdict)}", meta, summary(verdict))
+    return Report((result(verdict),), "tracelens gate", meta, summary(verdict))
 
 
 def summary(verdict: Verdict) -> Summary:

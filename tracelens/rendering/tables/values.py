@@ -46,7 +46,7 @@ _BARE: Mapping[Unit, str] = {
 _LIST_WIDTH = 160
 EFFICIENCY_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
 _WORDS = {"dur": "time", "ts": "start", "gpu": "GPU"}
-_SIDES = ("base", "cand", "delta")
+_SIDES = ("base", "cand", "delta", "projected")
 _STATISTICS = ("median", "mean", "min", "max")
 
 
@@ -254,6 +254,8 @@ def rounded(column: Column, low: float, high: float) -> str:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

@@ -75,7 +75,7 @@ def test_the_heading_says_how_well_a_run_is_given_back(capfd: pytest.CaptureFixt
     for more, offset in ((["--step", "3"], "-1.2%"), (["--vpp", "2"], "-9.6%")):
         assert run_cli([*PIPELINE, "--from", PLAIN, *more]) == 0
         head, *_ = capfd.readouterr().out.splitlines()
-        assert head.endswith(f"ms (simulation: {offset} off the recorded phase)")
+        assert head.endswith(f"pipeline (simulation: {offset} off the recorded phase)")
 
 
 def test_ranks_may_be_missing_where_asked(capfd: pytest.CaptureFixture[str]) -> None:

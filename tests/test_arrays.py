@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup, ranges, unique
+from tracelens.arrays import lookup, ranges, typical_step, unique
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -40,3 +40,19 @@ def test_ranges_stand_one_behind_the_other():
 @pytest.mark.parametrize("values", [[], [3, 1, 3, -1], [[2, 1], [1, 2]]])
 def test_distinct_values(values):
     assert unique(np.array(values, dtype=np.int64)).tolist() == sorted({*np.ravel(values)})
+
+
+@pytest.mark.parametrize(
+    ("durations", "ranks", "step"),
+    [
+        ([5], 1, 0),
+        ([9, 5], 1, 1),
+        ([9, 5], 2, 1),
+        ([1, 6, 4, 5], 1, 3),
+        ([1, 6, 4, 5, 4], 1, 2),
+        ([90, 5], 1, 0),  # a recording that ended early
+        ([100, 40, 60, 3], 1, 1),
+    ],
+)
+def test_the_step_that_stands_for_a_run(durations, ranks, step):
+    assert typical_step(durations, ranks) == step

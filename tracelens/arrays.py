@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median_low
+from statistics import median_high, median_low
 from typing import Any, TypeVar
 
 import numpy as np
@@ -78,10 +78,19 @@ def steady_steps(count: int, ranks: int) -> range:
     return range(1 if count > 2 or ranks > 1 < count else 0, count)
 
 
+STUB = 0.1  # of the median step
+
+
 def typical_step(durations: Sequence[float], ranks: int) -> int:
     """Position of the step that stands for a run: of median duration, of two in the middle the shorter.
 
-    `durations` are those of all steps in order, means or sums of the ranks.
+    A recording that ends early leaves a stub of its last step, which stands for nothing.
+
+    Args:
+        durations: of all steps in order, means or sums of the ranks.
+        ranks: how many.
     """
     steady = steady_steps(len(durations), ranks)
-    return durations.index(median_low(durations[step] for step in steady), steady.start)
+    least = STUB * median_high(durations[step] for step in steady)
+    whole = [durations[step] for step in steady if durations[step] >= least]
+    return durations.index(median_low(whole), steady.start)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -140,6 +141,7 @@ return boxes.length && [
   Math.max(...boxes.map((box) => box.right)) + scrollX, Math.max(...boxes.map((box) => box.bottom)) + scrollY,
 ];
 """
+LOADED = "return typeof tracelens !== 'undefined' && document.readyState === 'complete'"
 LOOK = repr((SCALE, MARGIN, QUALITY, HEIGHT, STYLE, PREPARE, REPAINTED, BOX))
 """What all pictures depend on, beside their reports."""
 
@@ -250,6 +252,11 @@ def _shots(driver: Any, picture: Picture, page: Path) -> Iterator[bytes]:
     size = {"width": picture.width, "height": HEIGHT, "deviceScaleFactor": SCALE, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.get(page.as_uri())
+    # A busy machine may still show the blank page before it.
+    for _ in range(ATTEMPTS * WAIT_S):
+        if driver.execute_script(LOADED):
+            break
+        time.sleep(1 / ATTEMPTS)
     if error := driver.execute_async_script(
         PREPARE.replace("STYLE", STYLE).replace("STEPS", picture.prepare)
     ):

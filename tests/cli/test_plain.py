@@ -40,6 +40,9 @@ def homes(group: CommandGroup = ROOT, words: tuple[str, ...] = ()) -> Iterator[t
 HOMES = dict(homes())
 
 
+HELP = ["-h", "--help"]
+
+
 @cache
 def of_typer(path: tuple[str, ...]) -> Any:
     """The command that typer makes."""
@@ -52,7 +55,8 @@ def of_typer(path: tuple[str, ...]) -> Any:
 def read_by_typer(path: tuple[str, ...], command: Command, words: Sequence[str]) -> dict[str, Any] | None:
     """The values that typer reads; None for a line that it refuses."""
     try:
-        with of_typer(path).make_context(path[-1], list(words)) as context:
+        # A command keeps the names of its help option from the first context that asks.
+        with of_typer(path).make_context(path[-1], list(words), help_option_names=HELP) as context:
             values = dict(context.params)
     except (TyperException, typer.Exit):
         return None
@@ -135,6 +139,6 @@ def test_the_page_of_a_group_says_of_a_command_what_its_own_says(path: tuple[str
 
 
 def test_the_first_page_has_the_options_that_typer_has() -> None:
-    context = typer.Context(command_line(), help_option_names=["-h", "--help"])
+    context = typer.Context(command_line(), help_option_names=HELP)
     params = command_line().get_params(context)
     assert [(", ".join(sorted(param.opts, key=len)), param.help) for param in params] == list(ROOT.options)

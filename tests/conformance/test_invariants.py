@@ -37,9 +37,8 @@ def assert_fits(table: pd.DataFrame, schema: Schema) -> None:
     assert list(table.columns) == schema.names
     for column in schema.columns:
         values, where = table[column.name], f"{schema.title}: {column.name}"
-        assert str(values.dtype) == (column.dtype if column.absent is None else column.dtype.capitalize()), (
-            where
-        )
+        dtype = column.dtype if column.absent is None else column.dtype.capitalize()
+        assert str(values.dtype) == dtype, where
         known = values.dropna()
         assert len(known) == len(values) or column.absent is not None, where
         if column.dtype == "float64":

@@ -20,10 +20,11 @@ from tracelens.devices import (
     gemm_rate,
     launch_cost,
     memory_rate,
+    typical_memory_rate,
 )
 from tracelens.devices.efficiency import MEASURED, REFERENCE
 
-H200, MI300X, MI355X = device("h200"), device("mi300x"), device("mi355x")
+H200, MI300X, MI355X, B200 = (device(name) for name in ("h200", "mi300x", "mi355x", "b200"))
 
 
 def test_a_measured_device_has_its_own_rates() -> None:
@@ -36,20 +37,39 @@ def test_a_measured_device_has_its_own_rates() -> None:
 
 
 def test_another_device_reaches_the_share_at_as_many_tiles_per_unit() -> None:
-    # 256 compute units: 256 rows fill them as 132 rows fill those of H200.
-    equal = gemm_rate(H200, 4096 * H200.units / MI355X.units, 2048, 2048, "bf16")
-    rate = gemm_rate(MI355X, 4096, 2048, 2048, "bf16")
+    # 148 multiprocessors: 148 rows fill them as 132 rows fill those of H200.
+    equal = gemm_rate(H200, 4096 * H200.units / B200.units, 2048, 2048, "bf16")
+    rate = gemm_rate(B200, 4096, 2048, 2048, "bf16")
     assert equal
     assert rate
-    assert rate.per_s / 2516.6e12 == pytest.approx(equal.per_s / 989.4e12)
+    assert rate.per_s / 2250e12 == pytest.approx(equal.per_s / 989.4e12)
     assert rate.source == f"modeled on {REFERENCE}"
 
 
 def test_a_published_rate_is_the_ceiling() -> None:
-    rate = gemm_rate(MI300X, 16384, 8192, 8192, "bf16")
+    mine = replace(MI300X, modeled=None)
+    rate = gemm_rate(mine, 16384, 8192, 8192, "bf16")
     assert rate
     assert 0.7 * 708e12 < rate.per_s <= 708e12
     assert rate.source == f"modeled on {REFERENCE}, of the published rate"
+
+
+@pytest.mark.parametrize(
+    "item", [item for item in DEVICES if item.vendor == "AMD"], ids=lambda item: item.name
+)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp8"])
+def test_no_gemm_of_an_amd_gpu_is_modeled_on_another_one(item: Device, dtype: str) -> None:
+    for kind, matrices in (("output", 1), ("weight", 1), ("output", 8), ("weight", 8)):
+        rate = gemm_rate(item, 4096, 2048, 1408, dtype, matrices, kind)
+        assert rate is None or rate.source.startswith("modeled (CDNA tiles), ")
+
+
+def test_kernels_of_a_framework_reach_a_share_of_the_modeled_bandwidth() -> None:
+    best, typical = memory_rate(MI300X, 1 << 28), typical_memory_rate(MI300X, 1 << 28)
+    assert typical.per_s == pytest.approx(0.64 * best.per_s)
+    assert typical.source == f"64% of modeled on {REFERENCE}, as in traces of AMD GPUs"
+    assert typical_memory_rate(H200, 1 << 28) == memory_rate(H200, 1 << 28)
+    assert typical_memory_rate(B200, 1 << 28) == memory_rate(B200, 1 << 28)
 
 
 def test_weight_gradients_and_grouped_gemms_fall_back_to_plain_ones() -> None:
@@ -62,10 +82,10 @@ def test_weight_gradients_and_grouped_gemms_fall_back_to_plain_ones() -> None:
 
 
 def test_a_type_that_was_not_measured_has_the_share_of_bf16() -> None:
-    fp6, bf16 = (gemm_rate(MI355X, 8192, 4096, 4096, dtype) for dtype in ("fp6", "bf16"))
+    fp6, bf16 = (gemm_rate(B200, 8192, 4096, 4096, dtype) for dtype in ("fp6", "bf16"))
     assert fp6
     assert bf16
-    assert fp6.per_s / MI355X.matrix["fp6"] == pytest.approx(bf16.per_s / MI355X.matrix["bf16"])
+    assert fp6.per_s / B200.matrix["fp6"] == pytest.approx(bf16.per_s / B200.matrix["bf16"])
     assert gemm_rate(MI300X, 8192, 4096, 4096, "fp6") is None
     assert gemm_rate(H200, 8192, 4096, 4096, "fp8e4m3") == gemm_rate(H200, 8192, 4096, 4096, "fp8")
 

@@ -217,6 +217,33 @@ def test_waits_and_other_tracks_never_overlap(tmp_path: Path) -> None:
     assert data["baseTimeNanoseconds"] == 1_010
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_a_window_shows_what_runs_in_it_and_cuts_the_rest(tmp_path: Path, cpu: bool) -> None:
+    run, begin, end = drawn(), 8_000, 15_000
+    fuse(run, tmp_path / "all.json", cpu=cpu)
+    waits = [(0, "waits", 2_000, 7_000), (0, "over", 2_000, 6_000)]
+    fuse(run, tmp_path / "part.json", cpu=cpu, waits=waits, windows=dict.fromkeys((0, 1), (begin, end)))
+    whole, part = load_json(tmp_path / "all.json"), load_json(tmp_path / "part.json")
+    check_for_viewer(part)
+    assert part["baseTimeNanoseconds"] == begin
+    expected = {("rank 0: overview", "waits"): [("waits", begin, 1_000)]}
+    for row, pieces in slices(whole).items():
+        cut = [(name, max(at, begin), min(at + dur, end)) for name, at, dur in pieces]
+        if inside := [(name, low, high - low) for name, low, high in cut if low < high]:
+            expected[row] = inside
+    assert slices(part) == expected
+    # The first GEMM of rank 0 runs from 5 to 11 us, launched before.
+    shown = arguments(tmp_path / "part.json", "rank 0: GPU 0", "gemm")
+    assert [args["recorded dur_ns"] for args in shown] == [6_000]
+    arrows = {event["id"] for event in part["traceEvents"] if event["ph"] == "s"}
+    assert arrows < {event["id"] for event in whole["traceEvents"] if event["ph"] == "s"} or not cpu
+
+
+def test_nothing_runs_in_the_window(tmp_path: Path) -> None:
+    with pytest.raises(TracelensError, match="at this time"):
+        fuse(drawn(), tmp_path / "merged.json", windows={0: (90_000, 91_000), 1: (90_000, 91_000)})
+
+
 def test_without_the_host(tmp_path: Path) -> None:
     path = tmp_path / "merged.json"
     fuse(drawn(), path, cpu=False)

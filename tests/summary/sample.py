@@ -60,8 +60,8 @@ def steps(
     return result("steps", steps=rows, metrics=metrics)
 
 
-def utilisation(*mfus: float, dur_ms: float = 100, skips: Sequence[Skip] = ()) -> Result:
-    """The MFU of each rank in its first step; negative where it is unknown."""
+def utilisation(*mfus: float, mbu: float = -1, dur_ms: float = 100, skips: Sequence[Skip] = ()) -> Result:
+    """The MFU of each rank in its first step, and their MBU; negative where it is unknown."""
     rows = [
         {
             "rank": rank,
@@ -69,6 +69,7 @@ def utilisation(*mfus: float, dur_ms: float = 100, skips: Sequence[Skip] = ()) -
             "dur_ns": round(dur_ms * MS),
             "mfu": mfu,
             "flops": max(mfu, 0.0) * 1e12,
+            "mbu": float(mbu),
         }
         for rank, mfu in enumerate(mfus)
     ]
@@ -113,12 +114,17 @@ def communication(*ranks: tuple[float, float, float], total_ms: float = 100) -> 
         }
         for rank, (kernel, sync, unmatched) in enumerate(ranks)
     ]
-    shares = [
-        {"rank": rank, "state": state, "dur_ns": round(ms * MS)}
+    states = [
+        {"rank": rank, "state": state, "ts_ns": round(start * MS), "dur_ns": round(ms * MS)}
         for rank, (kernel, sync, _) in enumerate(ranks)
-        for state, ms in (("waiting", sync), ("communication", kernel - sync), ("gemm", total_ms - kernel))
+        for state, start, ms in (
+            ("waiting", 0, sync),
+            ("communication", sync, kernel - sync),
+            ("gemm", kernel, total_ms - kernel),
+        )
     ]
-    return [result("collectives", ranks=rows), result("step_timeline", shares=shares)]
+    steps = [{"step": "ProfilerStep#0", "ts_ns": 0, "dur_ns": round(total_ms * MS)}]
+    return [result("collectives", ranks=rows), result("step_timeline", states=states, steps=steps)]
 
 
 def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Result:

@@ -118,6 +118,35 @@ def test_tiles_are_means_of_the_ranks_with_their_range() -> None:
     assert tile(made, "trust").text == "complete"
 
 
+def test_shares_are_those_of_the_step_that_stands_for_the_run() -> None:
+    """The first of several steps, here all of it waiting, is in none of them."""
+    rows = [
+        {
+            "rank": 0,
+            "step": f"ProfilerStep#{number}",
+            "dur_ns": dur,
+            "computation_ns": dur - idle,
+            "comm_ns": 0,
+            "exposed_comm_ns": 0,
+            "idle_ns": idle,
+        }
+        for number, (dur, idle) in enumerate([(300, 300), (100, 20), (100, 20), (120, 80)])
+    ]
+    made = summary(sample.result("steps", steps=rows))
+    assert tile(made, "idle").value == pytest.approx(0.2)
+    assert tile(made, "idle").note == "of the step"
+
+
+@pytest.mark.parametrize(
+    ("mfu", "mbu", "shown"), [(0.03, 0.4, True), (0.3, 0.1, False), (0.3, -1.0, False), (-1.0, 0.1, True)]
+)
+def test_the_bandwidth_is_told_where_it_is_nearer_its_limit(mfu: float, mbu: float, shown: bool) -> None:
+    made = summary(sample.steps([100]), sample.utilisation(mfu, mbu=mbu))
+    assert ("mbu" in names(made)) == shown
+    if shown:
+        assert tile(made, "mbu").value == pytest.approx(mbu)
+
+
 def test_sections_that_a_report_lacks_have_neither_tiles_nor_links() -> None:
     made = summary(sample.steps([100], idle=0.2))
     assert names(made) == ["step_time", "tokens_per_s", "idle", "peak_memory", "trust"]

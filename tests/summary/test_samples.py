@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tracelens.rendering.formats import brief
@@ -42,8 +44,14 @@ def test_the_terminal_shows_at_most_a_screen(report: Report, width: int) -> None
     assert max(map(len, lines)) <= width
 
 
-def test_shares_are_those_of_the_steps(report: Report) -> None:
-    steps = report["steps"]["steps"].groupby("rank").sum(numeric_only=True)
+def of_the_step(report: Report, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the step that findings replay."""
+    step = report["findings"].meta["step"]
+    return table if step == "all steps" else table[table["step"].astype(str) == step]
+
+
+def test_shares_are_those_of_the_step_that_findings_replay(report: Report) -> None:
+    steps = of_the_step(report, report["steps"]["steps"]).groupby("rank").sum(numeric_only=True)
     for name, column in (("idle", "idle_ns"), ("exposed_communication", "exposed_comm_ns")):
         if name in tiles(report):
             share = steps[column] / steps["dur_ns"]
@@ -75,8 +83,10 @@ def test_utilisation_is_that_of_the_roofline(report: Report) -> None:
     rows = report["roofline"]["utilisation"].merge(
         report["steps"]["steps"][["rank", "step"]], on=["rank", "step"]
     )
-    by_rank = rows.groupby("rank")[["mfu", "dur_ns"]].apply(
-        lambda each: np.average(each["mfu"], weights=each["dur_ns"])
+    by_rank = (
+        of_the_step(report, rows)
+        .groupby("rank")[["mfu", "dur_ns"]]
+        .apply(lambda each: np.average(each["mfu"], weights=each["dur_ns"]))
     )
     assert tile.value == pytest.approx(by_rank.mean())
 
@@ -85,7 +95,17 @@ def test_waiting_is_that_of_the_picture(report: Report) -> None:
     tile = tiles(report).get("waiting_for_ranks")
     if tile is None or tile.value is None:
         pytest.skip("one rank")
-    shares = report["step_timeline"]["shares"].pivot(index="rank", columns="state", values="dur_ns").fillna(0)
-    assert tile.value == pytest.approx((shares["waiting"] / shares.sum(axis=1)).mean())
-    exposed = report["timeline"]["timeline"].pivot(index="rank", columns="metric", values="fraction_of_total")
-    assert tile.value <= exposed["exposed_comm"].mean()
+    states, steps = report["step_timeline"]["states"], of_the_step(report, report["step_timeline"]["steps"])
+    waiting, whole = Counter[int](), Counter[int]()
+    for step in steps.itertuples():
+        for piece in states.itertuples():
+            begin, end = (
+                max(piece.ts_ns, step.ts_ns),
+                min(piece.ts_ns + piece.dur_ns, step.ts_ns + step.dur_ns),
+            )
+            whole[piece.rank] += max(end - begin, 0)
+            waiting[piece.rank] += max(end - begin, 0) * (piece.state == "waiting")
+    assert tile.value == pytest.approx(np.mean([waiting[rank] / whole[rank] for rank in whole]), abs=1e-3)
+    exposed = tiles(report)["exposed_communication"].value
+    assert exposed is not None
+    assert tile.value <= exposed + 1e-3

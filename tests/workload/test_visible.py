@@ -158,11 +158,8 @@ def found_again(scopes: Result) -> Iterator[str]:
         mine = table[table["rank"].eq(rank)].set_index("node")
         for _, row in mine.iterrows():
             name = str(row["name"])
-            if (
-                pd.notna(row["parent"])
-                and mine.loc[row["parent"], "name"].endswith(".B")
-                and name[-2:] != ".B"
-            ):
+            above = "" if pd.isna(row["parent"]) else str(mine.loc[row["parent"], "name"])
+            if above.endswith(".B") and name[-2:] != ".B":
                 assert row["forward_ns"] > 0 == row["backward_ns"]
                 yield name.partition(".")[0]
 

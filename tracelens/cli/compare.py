@@ -217,6 +217,7 @@ def fuse(request: FuseRequest, _: ReadLimits) -> None:
     Examples:
         tracelens fuse traces/ -o merged.json.gz
         tracelens fuse traces/ --ranks 0-3,7 --no-cpu -o merged.json.gz
+        tracelens fuse traces/ --between 85-92.5 --findings -o piece.json.gz
     """
     assert isinstance(request.run, TraceFiles)
     check_outputs((), (), [str(request.path)], request.run)

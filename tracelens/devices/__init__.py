@@ -1,5 +1,7 @@
 """Devices: what a GPU can do at most, and what was measured on it, one TOML file each."""
 
+from typing import TYPE_CHECKING
+
 from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import (
     MEASURED,
@@ -8,6 +10,7 @@ from tracelens.devices.efficiency import (
     gemm_rate,
     launch_cost,
     memory_rate,
+    typical_memory_rate,
 )
 from tracelens.devices.files import SECONDARY, device_toml, read_device
 from tracelens.devices.spec import (
@@ -19,6 +22,10 @@ from tracelens.devices.spec import (
     LaunchCost,
     Measured,
 )
+from tracelens.lazy import lazy
+
+if TYPE_CHECKING:
+    from tracelens.devices.tiles import GemmSizes, gemm_ns
 
 __all__ = [
     "MEASURED",
@@ -28,6 +35,7 @@ __all__ = [
     "Device",
     "GemmCurve",
     "GemmKind",
+    "GemmSizes",
     "LaunchCost",
     "Measured",
     "Rate",
@@ -35,9 +43,14 @@ __all__ = [
     "device",
     "device_toml",
     "devices",
+    "gemm_ns",
     "gemm_rate",
     "launch_cost",
     "match",
     "memory_rate",
     "read_device",
+    "typical_memory_rate",
 ]
+
+# Few runs are of a GPU whose GEMMs are modeled.
+__getattr__, __dir__ = lazy(__name__, {"GemmSizes": "devices.tiles", "gemm_ns": "devices.tiles"})

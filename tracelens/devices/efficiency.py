@@ -1,9 +1,11 @@
-"""Achieved rates of a device by size: measured on it, else modeled on a device that was measured.
+"""Achieved rates of a device by size: measured on it, else modeled.
 
     gemm_rate(device("h200"), 4096, 2048, 2816, "bf16")      # Rate(6.6e14, "measured")
-    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modeled on h200")
+    gemm_rate(device("mi355x"), 4096, 2048, 2816, "bf16")    # Rate(..., "modeled (CDNA tiles), ...")
+    gemm_rate(device("a100"), 4096, 2048, 2816, "bf16")      # Rate(..., "modeled on h200")
 
-The model assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
+GEMMs of AMD GPUs are modeled by macro tiles (`tiles`), all else on a device that was measured. That model
+assumes that a GEMM of m rows on u compute units reaches the share of the ceiling that one of m u'/u
 rows reaches on u' units of a measured device: output tiles fill the units equally often (wave quantization).
 The ceiling is the published max-achievable rate where there is one, else the data-sheet peak.
 """
@@ -45,6 +47,14 @@ def gemm_rate(
     rate = _measured_gemm(device, m, k, n, dtype, matrices, kind)
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
+    if device.modeled is not None:
+        from tracelens.devices.tiles import GemmSizes, gemm_ns  # few runs are of such a device
+
+        gemm = GemmSizes(m, k, n, matrices) if kind == "output" else GemmSizes(k, m, n, matrices, width=k)
+        tiled_ns = gemm_ns(device, gemm, dtype)
+        if tiled_ns is not None:
+            ceiling = device.max_achievable(dtype) or peak
+            return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.modeled.source)
     reference = bundled(REFERENCE)
     # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
     if kind == "output" and matrices == 1 and device.units and reference.units:
@@ -91,6 +101,15 @@ def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Ra
     if rate is None:
         return Rate(device.hbm_bytes_per_s, PEAK)
     return Rate(min(1.0, rate / reference.hbm_bytes_per_s) * device.hbm_bytes_per_s, _modeled(reference))
+
+
+def typical_memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Rate:
+    """Bytes per second that kernels of a framework reach: `memory_rate`, less their share in traces of it."""
+    best = memory_rate(device, size_bytes, pattern)
+    if device.modeled is None or best.source == MEASURED:
+        return best
+    share = device.modeled.memory_share
+    return Rate(best.per_s * share, f"{share:.0%} of {best.source}, as in traces of AMD GPUs")
 
 
 def launch_cost(device: Device) -> tuple[LaunchCost, str]:

@@ -17,6 +17,7 @@ from tracelens.devices.spec import (
     GemmKind,
     LaunchCost,
     Measured,
+    Modeled,
     is_grid,
 )
 from tracelens.errors import TracelensError, UnknownName
@@ -29,12 +30,19 @@ _TEXTS = ("name", "title", "vendor")
 _INTEGERS = ("units", "hbm_bytes", "cache_bytes")
 _RATES = ("hbm_bytes_per_s", "gpu_link_bytes_per_s", "host_link_bytes_per_s")
 _PEAKS = ("matrix", "vector", "maf")
-_KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources", "measured")
+_KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources", "measured", "modeled")
 _SOURCE_KEYS = ("title", "url", "date", "secondary")
 _WRITTEN = (
     "units", "hbm_bytes", "hbm_bytes_per_s", "cache_bytes", "gpu_link_bytes_per_s", "host_link_bytes_per_s",
 )  # fmt: skip
 """Plain numbers, in the order in which they are written."""
+
+_SHARES = ("matrix_share", "hbm_share", "memory_share")
+_MODELED = (
+    "matrix_share", "load_bytes_per_s", "hbm_share", "start_ns", "tile_ns", "fill_depth", "narrow",
+    "memory_share",
+)  # fmt: skip
+"""Numbers of `Modeled`."""
 
 _CURVES = ("gemm", "attention", "bandwidth")
 _COSTS = ("kernel_ns", "op_ns", "forward_ns", "backward_ns")
@@ -150,6 +158,7 @@ class _DeviceFile:
                 {key for key in (*_INTEGERS, *_RATES) if key in self.values} | set(_flat(peaks))
             ),
             measured=_read_measured(self._table("measured"), self._wrong),
+            modeled=self._modeled(),
         )
 
     def _wrong(self, problem: str) -> TracelensError:
@@ -172,6 +181,20 @@ class _DeviceFile:
         if not isinstance(value, str) or (key in table and not value.strip()):
             raise self._wrong(f"{where}{key} must be text in quotes")
         return value
+
+    def _modeled(self) -> Modeled | None:
+        """The table [modeled], of which all numbers must be there; None without it."""
+        table = self._table("modeled")
+        if not table:
+            return None
+        self._known(table, (*_MODELED, "tested"), "key in [modeled]:")
+        for key in _MODELED:
+            most = 1 if key in _SHARES else _MOST
+            if not _is_positive(table.get(key)) or table[key] > most:
+                limit = "of at most 1" if key in _SHARES else "without quotes"
+                raise self._wrong(f"modeled.{key} must be a positive number {limit}")
+        numbers = {key: float(table[key]) for key in _MODELED}
+        return Modeled(**numbers, tested=self._text(table, "tested", "modeled."))
 
     def _number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -353,6 +376,10 @@ def device_toml(device: Device) -> str:
         lines += _lines(f"[source.{part}]" if part else "[source]", entries)
     for text, name in names.items():
         lines += _lines(f"[sources.{name}]", {"title": text})
+    if device.modeled is not None:
+        entries = {key: getattr(device.modeled, key) for key in _MODELED}
+        tested = {"tested": device.modeled.tested} if device.modeled.tested else {}
+        lines += _lines("[modeled]", entries | tested)
     return "\n".join([*lines, *measured_lines(device.measured)]) + "\n"
 
 

@@ -85,6 +85,26 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True)
+class Modeled:
+    """Numbers of an architecture from which rates that were not measured are modeled; GEMMs by `tiles`."""
+
+    matrix_share: float  # of the peak, under the load of large GEMMs: clock and issue
+    load_bytes_per_s: float  # of operands into one compute unit, from caches
+    hbm_share: float  # of the memory bandwidth that GEMMs reach
+    start_ns: float  # launch to first loads, last stores to end; again where parts are added up
+    tile_ns: float  # between two tiles on a compute unit
+    fill_depth: float  # inner size that takes as long as to fill and drain the loop of a tile
+    narrow: float  # bytes count as many times where rows are of odd length
+    memory_share: float  # of the bandwidth by size of a measured GPU that kernels of frameworks reach
+    tested: str = ""  # GEMMs: on what, with which errors
+
+    @property
+    def source(self) -> str:
+        """Where rates of GEMMs are from."""
+        return f"modeled (CDNA tiles), {self.tested}" if self.tested else "modeled (CDNA tiles)"
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchCost:
     """Host time per kernel, ns; 0 is not measured."""
 
@@ -207,6 +227,8 @@ class Device:
     sources: Mapping[str, str] = field(hash=False)
     # what `tracelens calibrate` measured on it, by size
     measured: Measured = field(default_factory=Measured, hash=False)
+    # how rates that were not measured are modeled; None: as on a device that was measured
+    modeled: Modeled | None = None
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

@@ -49,6 +49,7 @@ class _Plan(NamedTuple):
     tracks: Sequence[Track]
     clock_ns: int
     earliest_ns: int
+    window: Window | None  # all that is drawn of it
 
 
 class Slice(NamedTuple):
@@ -70,6 +71,8 @@ class Track:
 
 Wait = tuple[int, str, int, int]
 """(rank, label, start_ns, dur_ns), on the rank's own clock."""
+Window = tuple[int, int]
+"""[begin, end) in ns, on the rank's own clock."""
 _ON_GPU = (*GPU_KINDS, "gpu_annotation", "sync")
 """What is drawn on GPU rows, GPU work or not."""
 
@@ -118,6 +121,7 @@ def fuse(
     offsets: Mapping[int, int] | None = None,
     waits: Iterable[Wait] | None = None,
     tracks: Mapping[int, Sequence[Track]] | None = None,
+    windows: Mapping[int, Window] | None = None,
     cpu: bool = True,
     progress: Callable[[str], None] = _quiet,
 ) -> None:
@@ -133,10 +137,11 @@ def fuse(
             agree once each trace's base (`epoch_ns`) is added.
         waits: (rank, label, start_ns, dur_ns) on the rank's own clock, drawn as a row of that rank.
         tracks: rank to further rows.
+        windows: rank to the only piece of its time that is drawn; what crosses its borders is cut there.
         cpu: whether to draw host threads.
         progress: called with a line of text before each rank.
 
-    Offsets, waits and tracks of ranks outside the run are ignored.
+    Offsets, waits, tracks and windows of ranks outside the run are ignored.
 
     Raises:
         TracelensError: nothing to draw, clocks that have nothing in common, or the path cannot be written.
@@ -149,15 +154,18 @@ def fuse(
         rank = trace.meta.rank
         rank_tracks = [steps_track(trace), *([waiting[rank]] if rank in waiting else []), *more.get(rank, ())]
         clock = _epoch(trace) if offsets is None else _epoch(run.traces[0]) + int(offsets.get(rank, 0))
-        drawn_tracks = [row for track in rank_tracks for row in rows(track)]
+        window = (windows or {}).get(rank)
+        drawn_tracks = [row for track in rank_tracks for row in rows(within(track, window))]
         starts = [piece.start_ns for track in drawn_tracks for piece in track.slices]
-        drawn = trace.arrays.start[drawn_events(trace.arrays, cpu)]
-        starts += [int(drawn.min())] if len(drawn) else []
+        drawn = trace.arrays.start[drawn_events(trace.arrays, cpu, window)]
+        starts += [max(int(drawn.min()), window[0] if window else int(drawn.min()))] if len(drawn) else []
         if starts:
-            plans.append(_Plan(trace, drawn_tracks, clock, min(starts) + clock))
+            plans.append(_Plan(trace, drawn_tracks, clock, min(starts) + clock, window))
     if not plans:
         raise TracelensError(
-            "nothing to draw: no rank of the run has events of this kind; leave out --no-cpu"
+            "nothing to draw: no rank of the run has events of this kind"
+            + (" at this time" if windows else "")
+            + ("" if cpu else "; leave out --no-cpu")
         )
     first = min(plans, key=lambda plan: plan.earliest_ns)
     last = max(plans, key=lambda plan: plan.earliest_ns)
@@ -172,7 +180,8 @@ def fuse(
     def batches() -> Iterator[list[str]]:
         for plan in plans:
             progress(f"fusing rank {plan.trace.meta.rank}")
-            yield from writer.rank(plan.trace, lay_out(plan.trace, cpu), plan.tracks, plan.clock_ns - base)
+            layout = lay_out(plan.trace, cpu, plan.window)
+            yield from writer.rank(plan.trace, layout, plan.tracks, plan.clock_ns - base)
 
     header = {
         "schemaVersion": 1,
@@ -254,28 +263,45 @@ def rows(track: Track) -> list[Track]:
     return [Track(numbered(track.name, lane_index), part) for lane_index, part in enumerate(parts)]
 
 
+def within(track: Track, window: Window | None) -> Track:
+    """What of the track lies in the window; all of it without one."""
+    if window is None:
+        return track
+    pieces = []
+    for piece in track.slices:
+        begin, end = max(piece.start_ns, window[0]), min(piece.start_ns + max(piece.dur_ns, 0), window[1])
+        if begin < end:
+            pieces.append(piece._replace(start_ns=begin, dur_ns=end - begin))
+    return Track(track.name, pieces)
+
+
 def numbered(name: str, lane: int) -> str:
     """The name of the first row, and of those that hold what overlaps there."""
     return f"{name} ({lane + 1})" if lane else name
 
 
-def drawn_events(events: Events, cpu: bool) -> Int:
+def drawn_events(events: Events, cpu: bool, window: Window | None = None) -> Int:
     """Rows of the events that are drawn; `cpu` False leaves out everything that is not on a GPU row.
 
     What was copied under graph launches did not happen then.
     """
-    return np.flatnonzero(~events.copied if cpu else events.where(*_ON_GPU))
+    drawn = ~events.copied if cpu else events.where(*_ON_GPU)
+    if window is not None:
+        drawn &= (events.end > window[0]) & (events.start < window[1])
+    return np.flatnonzero(drawn)
 
 
-def lay_out(trace: Trace, cpu: bool = True) -> RowLayout:
-    """Lay out a rank, with or without its host threads."""
+def lay_out(trace: Trace, cpu: bool = True, window: Window | None = None) -> RowLayout:
+    """Lay out a rank, with or without its host threads, as a whole or what runs in a window."""
     events = trace.arrays
     on_gpu = events.where(*_ON_GPU)
-    event = drawn_events(events, cpu)
+    event = drawn_events(events, cpu, window)
     end = cut_overruns(events.start, events.end, events.parent)
     order = np.lexsort((event, events.depth[event], -end[event], events.start[event]))
     event = event[order]
     start, end = events.start[event], end[event]
+    if window is not None:
+        start, end = np.maximum(start, window[0]), np.minimum(end, window[1])
     row, rows = _rows(trace, events, event, on_gpu[event])
     # Rows on which slices cross each other get as many lanes as it takes.
     order = np.lexsort((np.arange(len(row)), row))
@@ -461,13 +487,15 @@ class Writer:
             ]
         # Both ends of each arrow; they bind to the event that runs there then.
         row_of = np.full(len(trace.arrays.start), -1, dtype=np.int64)
-        row_of[layout.event] = layout.row
+        begins = layout.start == trace.arrays.start[layout.event]
+        row_of[layout.event[begins]] = layout.row[begins]
         start = trace.arrays.start + shift_ns
-        for low in range(0, len(arrows.flow), _AT_ONCE):
-            part = slice(low, low + _AT_ONCE)
-            numbers = arrows.flow[part].tolist()
+        whole = np.flatnonzero((row_of[arrows.launch] >= 0) & (row_of[arrows.kernel] >= 0))
+        for low in range(0, len(whole), _AT_ONCE):
+            drawn = whole[low : low + _AT_ONCE]
+            numbers = arrows.flow[drawn].tolist()
             events = []
-            for phase, ends in (('"s"', arrows.launch[part]), ('"f","bp":"e"', arrows.kernel[part])):
+            for phase, ends in (('"s"', arrows.launch[drawn]), ('"f","bp":"e"', arrows.kernel[drawn])):
                 events += [
                     f'{{"ph":{phase},"id":{number},{row_ids[row]},"ts":{ts},"cat":"ac2g","name":"ac2g"}}'
                     for number, row, ts in zip(

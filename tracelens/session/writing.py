@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import TracelensError
 from tracelens.read import TraceFiles
 from tracelens.session.comparison import diff
 from tracelens.session.reading import PATHS, STEP, Graphs, Partial, Rooflines, Source, loaded
 from tracelens.session.request import ApiRequest, StrPath, function_of, option
+from tracelens.units import duration
 
 if TYPE_CHECKING:
+    from tracelens.merge import Track
     from tracelens.table import Result
+    from tracelens.trace import Run
 
 CALLS, SCRIPTS = "Calls to replay", "Scripts"
 
 
 class FuseRequest(Partial, ApiRequest[None]):
-    """Merge all ranks into one trace for ui.perfetto.dev, with aligned clocks, steps and waits.
+    """Merge all ranks into one trace for ui.perfetto.dev, with aligned clocks, steps, waits and idle causes.
 
     Raises:
-        TracelensError: no such rank, nothing to show, or the path cannot be written.
+        TracelensError: no such rank, step or time, nothing to show, or the path cannot be written.
     """
 
     run: Source = option(PATHS, kw_only=False)
@@ -42,6 +45,19 @@ class FuseRequest(Partial, ApiRequest[None]):
         default=None,
         shown="all",
     )
+    step: str | int | None = option("Only this step: 2 or ProfilerStep#2.", metavar="STEP", default=None)
+    between: str | Sequence[float] | None = option(
+        "Only these milliseconds, on the axis of the report's picture: 85-92.5.",
+        doc='only these milliseconds, on the axis of the report\'s picture: (85, 92.5) or "85-92.5".',
+        metavar="MS-MS",
+        type=str | None,
+        default=None,
+    )
+    findings: bool = option(
+        "Draw a row for each finding where it costs time.",
+        doc="whether to draw a row for each finding where it costs time.",
+        default=False,
+    )
     cpu: bool = option(
         "Omit host threads; keep GPU streams, steps and waits.",
         doc="whether to include host threads.",
@@ -55,15 +71,75 @@ class FuseRequest(Partial, ApiRequest[None]):
         """Write the file."""
         from tracelens.analysis.comm import align_run
         from tracelens.merge import check_suffix, fuse, read_ranks, with_ranks
+        from tracelens.trace import select_step, steps_of
 
         check_suffix(self.path)
         spans = None if self.ranks is None else read_ranks(self.ranks)
         partial = self.partial or spans is not None
+        between = self._between_ns()
         run = with_ranks(loaded(self.run, None, replace(self.reads(), partial=partial)), spans)
+        narrowed = run if self.step is None else select_step(run, str(self.step))
         self.progress("aligning clocks")
         aligned = align_run(run)
         shift, waits = aligned.shift, aligned.waits()
-        fuse(run, self.path, offsets=shift, waits=waits, cpu=self.cpu, progress=self.progress)
+        windows: dict[int, tuple[int, int]] = {}
+        for trace in narrowed.traces:
+            if (step := trace.window) is not None:
+                windows[trace.meta.rank] = min(step.start, step.host_start), max(step.end, step.host_end)
+        if between is not None:
+            # The axis of the picture begins with the first step, by one clock.
+            first = min(int(steps_of(trace).edges[0]) + shift[trace.meta.rank] for trace in run.traces)
+            for rank in run.ranks:
+                begin, end = (first - shift[rank] + ns for ns in between)
+                low, high = windows.get(rank, (begin, end))
+                windows[rank] = max(begin, low), min(end, high)
+        tracks = causes(run, self.findings, self.progress)
+        options: dict[str, Any] = {"windows": windows, "cpu": self.cpu, "progress": self.progress}
+        fuse(run, self.path, offsets=shift, waits=waits, tracks=tracks, **options)
+
+    def _between_ns(self) -> tuple[int, int] | None:
+        """The time asked for, ns; raises TracelensError if it is none."""
+        if self.between is None:
+            return None
+        parts = self.between.split("-") if isinstance(self.between, str) else self.between
+        try:
+            begin, end = (round(float(part) * 1e6) for part in parts)
+        except (ValueError, OverflowError):
+            begin, end = 0, 0
+        if begin >= end:
+            raise TracelensError(f"--between {self.between!r}: not a piece of time; write it like 85-92.5")
+        return begin, end
+
+
+def causes(run: Run, findings: bool, progress: Callable[[str], None]) -> dict[int, list[Track]]:
+    """Rank to a row for each finding, if asked for, and a row of the causes of its idle time."""
+    from tracelens.analysis import ANALYZERS
+    from tracelens.merge import Slice, Track
+    from tracelens.reproducers import time_of
+
+    tracks: dict[int, list[Track]] = {rank: [] for rank in run.ranks}
+    if findings:
+        progress("looking for findings")
+    found = ANALYZERS.get("findings")(run).data.get("findings") if findings else None
+    if found is not None:
+        columns = map(found.cells, ("finding", "detector", "evidence", "fix", "additional_ns"))
+        for title, detector, evidence, fix, saving_ns in zip(*columns, strict=True):
+            args = {"evidence": evidence, "fix": fix, "saves": f"{duration(saving_ns)} a step"}
+            for rank, when in time_of(run, detector).items():
+                stretches = zip(when.start.tolist(), (when.end - when.start).tolist(), strict=True)
+                slices = [Slice(title, start, length, args) for start, length in stretches]
+                tracks[rank].append(Track(f"finding: {title}", slices))
+    progress("explaining idle time")
+    pieces = ANALYZERS.get("idle")(run).data.get("pieces")
+    if pieces is not None:
+        idle: dict[int, list[Slice]] = {}
+        columns = map(pieces.cells, ("rank", "cause", "local_ts_ns", "dur_ns", "host", "op"))
+        for rank, cause, start, length, host, op in zip(*columns, strict=True):
+            known = {name: text for name, text in (("host", host), ("op", op)) if text}
+            idle.setdefault(rank, []).append(Slice(cause, start, length, known))
+        for rank, slices in idle.items():
+            tracks[rank].append(Track("idle", slices))
+    return tracks
 
 
 class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):

@@ -346,6 +346,23 @@ def test_recomputed_work_is_no_model_work(device_file: str) -> None:
     assert row == pytest.approx((2e9, 1e9, 1 / 16, 1 / 8))
 
 
+def test_bandwidth_is_used_by_the_bytes_of_all_counted_calls(device_file: str) -> None:
+    drawing = f"""
+        {MM}    | --   ---
+        launch  | a    b
+        s7 gemm |  aaa  bbb
+    """
+    result = roofline(drawing, device_file, drawing={"ns_per_char": 1_000_000})
+    (mbu,) = result["utilisation"]["mbu"]
+    # Two GEMMs read 1000 x 500 and 500 x 1000 of bf16 and write 1000 x 1000, in 8 ms at 1 TB/s.
+    assert mbu == pytest.approx(2 * 2 * 2_000_000 / 8e-3 / 1e12)
+
+
+def test_bandwidth_is_unknown_where_most_of_the_time_is_not_counted(device_file: str) -> None:
+    result = roofline(step_of("vectorized_elementwise_kernel", "my_secret_kernel"), device_file)
+    assert result["utilisation"]["mbu"].isna().all()
+
+
 def step_of(first: str, second: str) -> str:
     """A step with a counted GEMM of 1 us and `first` launched by a graph, then one with `second` alone."""
     return f"""

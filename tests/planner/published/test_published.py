@@ -65,6 +65,8 @@ def test_the_framework_is_fitted_on_figure_5_only() -> None:
     assert best < 5 * 0.03**2
     for efficiency, launch_ns in ((0.01, 0), (-0.01, 0), (0, 1000), (0, -1000)):
         share = cost.efficiency + efficiency
+        if share > 1:
+            continue  # no framework is faster than its kernels
         other = replace(
             base, matrix_efficiency=share, hbm_efficiency=share, launch_ns=cost.launch_ns + launch_ns
         )

@@ -57,7 +57,7 @@ UNCOVERED = Schema(
 )
 
 UTILISATION = Schema(
-    "Utilization of the matrix units",
+    "Utilization of matrix units and memory",
     (
         RANK,
         Column("step", "str", doc="step mark, such as ProfilerStep#2"),
@@ -79,6 +79,13 @@ UTILISATION = Schema(
         ),
         Column(
             "hfu", "float64", "efficiency", "hardware FLOPs utilization: with recompute, of peak", absent=-1
+        ),
+        Column(
+            "mbu",
+            "float64",
+            "efficiency",
+            "memory bandwidth utilization: bytes of all calls, each tensor once, / wall time, of peak",
+            absent=-1,
         ),
     ),
     doc="Relative to the peak for the element type of most of the FLOPs, if the device is known. "
@@ -194,7 +201,7 @@ def of_rank(
         return RankRoofline({}, [skip], peaks, ran_on, names, projected)
     costs = costing(trace, work)
     limits = bounds(costs.items, peaks)
-    used = utilisation(trace, work, costs, limits.peak)
+    used = utilisation(trace, work, costs, limits.peak, peaks.hbm_bytes_per_s if peaks else 0.0)
     distant, row_of_kind = distances(rank, work, costs, limits, peaks, projected)
     rows = {
         "roofline": distant,
@@ -255,8 +262,8 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
     }
 
 
-def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Utilisation:
-    """How much of the peak, FLOP/s per kind of call (see Bounds.peak), each step of a rank uses."""
+def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float, bandwidth: float) -> Utilisation:
+    """How much of `peak`, by kind of call, and of the memory's bandwidth each step of a rank uses."""
     steps = steps_of(trace)
     # One entry a call: where it begins, and what it is.
     counted = np.flatnonzero(costing.item >= 0)
@@ -303,12 +310,15 @@ def utilisation(trace: Trace, work: Work, costing: Costing, peak: Float) -> Util
         "mfu": _share(total(flops * ~is_recompute) / seconds, peak_of_most),
         "hfu": _share(total(flops) / seconds, peak_of_most),
     }
+    moved = np.array([0 if cost.link else cost.read_bytes + cost.write_bytes for cost in costs], dtype=float)
+    mbu = _share(total(moved[item] if len(costs) else np.empty(0)) / seconds, bandwidth)
     rows = {
         "rank": np.full(number, trace.meta.rank),
         "step": steps.labels,
         "dur_ns": dur,
         "modelled_fraction": 1 - uncounted_ns / np.maximum(gpu_ns, 1),
         **{name: np.where(unknown, -1.0, values) for name, values in figures.items()},
+        "mbu": np.where(uncounted_ns > MOSTLY_UNCOUNTED * gpu_ns, -1.0, mbu),
     }
     share = lacking_ns / np.maximum(lacking_ns + modelled_ns, 1)
     # Steps whose FLOPs are not known, by the reason for most of their uncounted work.

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import Literal, NamedTuple
 
-from tracelens.devices import Device, attention_rate, gemm_rate, launch_cost, memory_rate
+from tracelens.devices import Device, attention_rate, gemm_rate, launch_cost, typical_memory_rate
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.block import AttentionPass, Load, Traffic
@@ -40,7 +40,7 @@ class TrainerCost(NamedTuple):
 TRAINERS: dict[TrainerName, TrainerCost] = {
     "none": TrainerCost(1.0, 0.0, "kernels at their rates, launches as in the reference workload"),
     "primus": TrainerCost(
-        0.67,
+        1.0,
         69_000,
         "fitted by least squares on figure 5 of AMD's MoE training guide, and on nothing else "
         "(tracelens project published)",
@@ -74,7 +74,8 @@ HELP = {
     "hide_p2p": "messages between pipeline stages are fully overlapped",
 }
 SOURCES = {
-    "matrix": "tracelens calibrate, on the device or transferred from one that was measured",
+    "matrix": "tracelens calibrate on the device; else GEMMs of AMD GPUs by macro tiles, other rates as on a "
+    "GPU that was measured",
     "matrix_efficiency": "the whole of that rate",
     "hbm_efficiency": "the whole of it",
     "kernels": "as in the reference workload",
@@ -98,7 +99,7 @@ SOURCES = {
 
 LEAST_LINK_BYTES_PER_S = 1e6
 """A lower rate was given in another unit, such as GB/s: links and NICs of GPUs are far faster."""
-_EXAMPLE_ROWS, _EXAMPLE = (256, 4096), (4096, 4096)
+_EXAMPLE_ROWS, _EXAMPLE, _EXAMPLE_BYTES = (256, 4096), (4096, 4096), 1 << 28
 
 
 class Assumption(NamedTuple):
@@ -247,6 +248,15 @@ class Machine:
                             source=example.source,
                         )
                     )
+            moved = typical_memory_rate(device, _EXAMPLE_BYTES)
+            lines.append(
+                Assumption(
+                    name="memory_bytes_per_s",
+                    value=f"{moved.per_s:.4g}",
+                    meaning=f"of a kernel that reads and writes {_EXAMPLE_BYTES / 1e6:.0f} MB",
+                    source=moved.source,
+                )
+            )
         if self.launches == "eager":
             cost, origin = launch_cost(device)
             value = f"{self.host_ns or cost.forward_ns:.0f} and {self.host_ns or cost.backward_ns:.0f}"
@@ -317,7 +327,7 @@ class KernelRates:
         """Time of kernels that move this much, ns."""
         if not self.by_size or not size_bytes:
             return size_bytes / self.memory * 1e9
-        rate = memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_share
+        rate = typical_memory_rate(self.device, size_bytes, pattern).per_s * self.machine.hbm_share
         return size_bytes / rate * 1e9
 
 

@@ -628,6 +628,24 @@ def _moe_answer(result: Result) -> str:
     return f"MoE time: {'; '.join(filter(None, parts))}" if any(parts) else ""
 
 
+def _input_answer(result: Result) -> str:
+    """What was read and, where something was lost or mended, the worst of that: nothing is lost silently."""
+    if not result.data:
+        return ""
+    sentence, losses = f"Read {headline(result)}", _rows(result, "losses")
+    if losses is None:
+        return sentence
+    counts: dict[tuple[str, str], int] = {}
+    for outcome, problem, count in zip(*map(losses.cells, ("outcome", "problem", "count")), strict=True):
+        counts[outcome, problem] = counts.get((outcome, problem), 0) + count
+    outcome, problem = min(counts, key=lambda key: (_OUTCOMES.index(key[0]), -counts[key]))
+    more = f"; {plural(len(counts) - 1, 'more problem')}: --table losses" if len(counts) > 1 else ""
+    return f"{sentence}. {outcome.capitalize()}: {_quoted(problem, 120)}{more}"
+
+
+_OUTCOMES = ("dropped", "problem", "repaired")  # the worst first
+
+
 def _completeness_answer(result: Result) -> str:
     table = _rows(result, "doubts")
     if table is None:
@@ -672,7 +690,7 @@ ANSWERS: dict[str, Callable[[Result], str]] = {
     "steps": lambda result: f"Recorded: {headline(result)} each" if result.data else "",
     "step_timeline": lambda result: f"Of the recorded time: {headline(result)}" if result.data else "",
     "scopes": lambda result: f"Of the GPU's busy time: {headline(result)}" if result.data else "",
-    "input": lambda result: f"Read {headline(result)}" if result.data else "",
+    "input": _input_answer,
     "pipeline": lambda result: f"Of the step: {headline(result)}" if result.data else "",
 }
 """Analyzer to its answer; others answer with their headline."""

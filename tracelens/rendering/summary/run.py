@@ -77,7 +77,8 @@ class RankSpread(NamedTuple):
 class StepTimes(NamedTuple):
     """What the recorded steps take."""
 
-    step_ns: float  # the typical step, mean of the ranks: the one that findings and projections replay
+    typical: str  # the step that findings and projections replay and the picture begins with
+    step_ns: float  # what it takes, mean of the ranks
     low_ns: float  # the shortest step, likewise
     high_ns: float  # the longest
     deviation_ns: float  # standard deviation of the steps; 0 for less than three
@@ -150,9 +151,12 @@ class RunFigures:
         for label, ns in zip(self._steps.texts("step"), durations, strict=True):
             by_step.setdefault(label, []).append(ns)
         most = max(map(len, by_step.values()))
-        means = [sum(each) / len(each) for each in by_step.values() if len(each) == most]
+        whole = {label: sum(each) / most for label, each in by_step.items() if len(each) == most}
+        means = [*whole.values()]
+        typical = typical_step(means, most)
         return StepTimes(
-            step_ns=means[typical_step(means, most)],
+            typical=[*whole][typical],
+            step_ns=means[typical],
             low_ns=min(means),
             high_ns=max(means),
             deviation_ns=float(np.std(means, ddof=1)) if len(means) > 2 else 0.0,
@@ -173,9 +177,21 @@ class RunFigures:
         rate = tokens / paced_ns * 1e9 if paced_ns else 0.0
         return UnprofiledPace(step_ns, rate, not step_ns, tokens)
 
+    @cached_property
+    def is_of_one_step(self) -> bool:
+        """Whether shares are of the typical step; else of all, since steps of an engine differ in kind."""
+        return self.times.marked and not self.serving_steps()
+
+    @cached_property
+    def _measured_rows(self) -> NDArray[np.intp]:
+        """Rows of the steps that shares are of."""
+        is_measured = self._steps.coded("step").equals(self.times.typical) | (not self.is_of_one_step)
+        return np.flatnonzero(is_measured)
+
     def share(self, column: str) -> RankSpread:
         """A column of the steps as a share of their duration."""
-        part, whole = (by_rank(self._steps, self._steps.array(name)) for name in (column, "dur_ns"))
+        rows = self._measured_rows
+        part, whole = (by_rank(self._steps, self._steps.array(name), rows) for name in (column, "dur_ns"))
         spread = RankSpread.of({rank: part[rank] / max(whole[rank], 1) for rank in whole})
         assert spread is not None
         return spread
@@ -184,18 +200,25 @@ class RunFigures:
         """A column of the steps, summed over ranks."""
         return float(self._steps.array(column).sum())
 
-    def mfu(self) -> RankSpread | None:
-        """Model FLOPs utilization of the recorded steps, where it is known."""
+    def utilisation(self, name: str) -> RankSpread | None:
+        """Utilization of the peak FLOPs (`mfu`) or of the memory's bandwidth (`mbu`), where it is known."""
         table = None if self.cpu_only else self.table("roofline", "utilisation")
         if table is None:
             return None
-        step = set(zip(self._steps.array("rank").tolist(), self._steps.texts("step"), strict=True))
+        measured, names = self._measured_rows, self._steps.texts("step")
+        step = {
+            (rank, names[row])
+            for row, rank in zip(measured, self._steps.array("rank")[measured], strict=True)
+        }
         keys = zip(table.array("rank").tolist(), table.texts("step"), strict=True)
         # Without FLOPs nothing was multiplied that a cost model knows.
-        known = (table.array("mfu") >= 0) & (table.array("flops") > 0)
-        rows = np.flatnonzero(np.array([key in step for key in keys], dtype=bool) & known)
+        known = (table.array(name) >= 0) & ((table.array("flops") > 0) | (name == "mbu"))
+        is_measured = np.array([key in step for key in keys], dtype=bool)
+        if name == "mbu" and not known[is_measured].all():
+            return None  # that of some steps would stand for others of another kind
+        rows = np.flatnonzero(is_measured & known)
         dur = table.array("dur_ns").astype(np.float64)
-        used, whole = by_rank(table, table.array("mfu") * dur, rows), by_rank(table, dur, rows)
+        used, whole = by_rank(table, table.array(name) * dur, rows), by_rank(table, dur, rows)
         return RankSpread.of({rank: used[rank] / max(whole[rank], 1) for rank in whole})
 
     def idle_causes(self) -> dict[str, float]:
@@ -228,7 +251,7 @@ class RunFigures:
         return sum(share for cause, share in self.idle_causes().items() if cause in causes)
 
     def waiting(self) -> RankSpread | None:
-        """Time in which a rank only waits for others in communication, as a share of its recorded time."""
+        """Time in which a rank only waits for others in communication, as a share of its time."""
         whole, waiting, _ = self._states()
         return RankSpread.of({rank: waiting.get(rank, 0) / max(whole[rank], 1) for rank in whole})
 
@@ -239,13 +262,21 @@ class RunFigures:
         return waiting_ns / max(waiting_ns + moving_ns, 1)
 
     def _states(self) -> tuple[Mapping[int, float], Mapping[int, float], Mapping[int, float]]:
-        """Recorded, waiting and moving time by rank; none where collectives were not matched across ranks."""
-        ranks, shares = self.table("collectives", "ranks"), self.table("step_timeline", "shares")
-        if shares is None or ranks is None or (ranks.array("unmatched_ns") >= ranks.array("comm_ns")).all():
+        """Whole, waiting and moving time by rank; none where collectives were not matched across ranks."""
+        ranks, states = self.table("collectives", "ranks"), self.table("step_timeline", "states")
+        steps = self.table("step_timeline", "steps")
+        if states is None or steps is None or ranks is None:
             return {}, {}, {}
-        state, dur = shares.coded("state"), shares.array("dur_ns")
+        if (ranks.array("unmatched_ns") >= ranks.array("comm_ns")).all():
+            return {}, {}, {}
+        state, dur, start = states.coded("state"), states.array("dur_ns"), states.array("ts_ns")
+        for row in (
+            np.flatnonzero(steps.coded("step").equals(self.times.typical)) if self.is_of_one_step else ()
+        ):
+            begin, length = int(steps.array("ts_ns")[row]), int(steps.array("dur_ns")[row])
+            dur = np.maximum(np.minimum(start + dur, begin + length) - np.maximum(start, begin), 0)
         waiting, moving = (np.flatnonzero(state.equals(name)) for name in ("waiting", "communication"))
-        return by_rank(shares, dur), by_rank(shares, dur, waiting), by_rank(shares, dur, moving)
+        return by_rank(states, dur), by_rank(states, dur, waiting), by_rank(states, dur, moving)
 
     def peak_bytes(self) -> RankSpread | None:
         """Most GPU memory allocated in a step."""
@@ -347,7 +378,7 @@ def _on_ranks(count: int) -> str:
 def _measured(figures: RunFigures) -> str:
     """The step, the tokens and the utilization, with and without the profiler as far as known."""
     meta, times, pace = figures.report_meta, figures.times, figures.pace
-    mfu = figures.mfu()
+    mfu = figures.utilisation("mfu")
     utilisation = f"MFU {percent(mfu.mean)}" if mfu else ""
     tokens = f"{three_digits(pace.tokens_per_s)} tokens/s" if pace.tokens_per_s else ""
 
@@ -492,7 +523,9 @@ def _efficiency(figures: RunFigures) -> str:
 def run_tiles(figures: RunFigures) -> Iterator[Tile]:
     """The headline numbers of a run in the order shown, or why one of them is not known."""
     times, pace, section = figures.times, figures.pace, figures.section
-    whole = "of the step" if times.marked else "of the recorded time"
+    whole = "of the recorded time"
+    if times.marked:
+        whole = "of the step" if figures.is_of_one_step else "of all steps"
 
     notes = ["no steps marked"] if not times.marked else ["single step"] if times.steps == 1 else []
     if times.steps > 1:
@@ -534,10 +567,13 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
         yield Tile("tokens_per_s", "Tokens/s", value, "", note=note, section=told_in)
 
     if section("roofline") and not figures.cpu_only:
-        mfu = figures.mfu()
+        mfu = figures.utilisation("mfu")
         reason = figures.reason("roofline", "MFU") or figures.reason("roofline", "efficiency")
         reason = short_reason(reason or "no GEMM or attention with a cost model")
         yield _share_tile("mfu", "MFU", mfu, "model FLOPs / peak" if mfu else reason, "roofline")
+        # As in decoding, which reads all weights for a few tokens: memory is nearer its limit.
+        if (mbu := figures.utilisation("mbu")) and mbu.mean > (mfu.mean if mfu else 0):
+            yield _share_tile("mbu", "MBU", mbu, "bytes that ops need / memory bandwidth", "roofline")
 
     communicates, ranks = bool(figures.total_ns("comm_ns")), len(figures.ranks)
     if communicates:
@@ -549,7 +585,7 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
         waiting = figures.waiting()
         note = _ONE_RANK if ranks == 1 else _UNMATCHED
         if waiting:
-            note = f"of recorded time; {percent(figures.waiting_in_exposed())} of exposed communication"
+            note = f"{whole}; {percent(figures.waiting_in_exposed())} of exposed communication"
         known = waiting if ranks > 1 else None
         yield _share_tile("waiting_for_ranks", "Waiting for ranks", known, note, "collectives")
 

@@ -170,7 +170,7 @@ def _special(result: Result) -> str:
                 return f"{share} of the communication kernels' time is waiting"
         case "input":
             lost = int(numbers["events_dropped"].sum()) if "events_dropped" in numbers else 0
-            parts = [_counted(len(table), "trace"), f"{int(numbers['events_kept'].sum()):,} events"]
+            parts = [_counted(len(table), "trace"), _counted(int(numbers["events_kept"].sum()), "event")]
             parts += [f"{lost:,} dropped"] if lost else []
         case "launches":
             shares = numbers["fraction"][table.coded("metric").equals("launch bound")]

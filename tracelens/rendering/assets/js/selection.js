@@ -99,6 +99,7 @@
   const bar = element("div", { className: "selection", role: "group", "aria-label": "What the page shows" });
   if (ranks.length > 1) bar.append(control("rank", "Ranks", [["-1", "all"], ...ranks.map((rank) => [String(rank), String(rank)])], "-1"));
   if (steps.length > 1) bar.append(control("step", "Steps", [["", "all"], ...steps.map((step) => [step, step])], ""));
+  if (steps.length > 1) bar.append(element("span", { className: "base", textContent: "Sections cover all recorded steps, unless one is chosen." }));
   const first = document.querySelector("section.result");
   if (bar.children.length && first) {
     first.before(bar);

@@ -14,7 +14,7 @@ LENGTHS = Schema(
         Column("length", "str", doc="which kernels"),
         Column("kernels", "int64", "count", "kernels that ran"),
         Column("dur_ns", "int64", "ns", "sum of durations; streams may overlap"),
-        Column("fraction", "float64", "fraction", "of the rank's summed kernel time"),
+        Column("fraction_of_kernel_time", "float64", "fraction", "of the rank's summed kernel time"),
     ),
 )
 
@@ -44,7 +44,7 @@ def kernel_lengths(run: Run, *, scope: Scope = "all", limit_us: int = 10) -> Res
 
 
 @figure("kernel_lengths")
-@needs("lengths", "rank", "length", "dur_ns", "fraction")
+@needs("lengths", "rank", "length", "dur_ns", "fraction_of_kernel_time")
 def bars(lengths: Table) -> list[Figure]:
     """Table `lengths`: the kernel time of each rank."""
     return [rank_bars("Kernel time by length of the kernel", lengths, "length")]

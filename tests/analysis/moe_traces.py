@@ -3,7 +3,7 @@
     run, truth = recorded(Model(layers=2, ranks=4, exchange="all_to_all"))
 
 Each rank launches its kernels one after the other, and the GPU runs them in that order, none beside another.
-So the time of a stage is the sum of its kernels, and `truth` knows it: (rank, microbatch, layer, phase,
+So the time of a stage is the sum of its kernels, and `truth` knows it: (rank, micro_batch, layer, phase,
 stage) to ns. A product of an expert takes a microsecond a row; every other kernel takes 2 us.
 """
 
@@ -20,7 +20,7 @@ from tracelens.trace import Run, Trace, make_run
 
 Event = dict[str, Any]
 Key = tuple[int, int, int, str, str]
-"""(rank, microbatch, layer, phase, stage)."""
+"""(rank, micro_batch, layer, phase, stage)."""
 
 KERNEL_NS, ROW_NS, CALL_NS = 2_000, 1_000, 1_000
 HIDDEN, INNER, VOCABULARY = 64, 32, 50_000
@@ -73,7 +73,7 @@ class Model:
 
     Attributes:
         order: passes of micro-batches in launch order, F0 B0 F1 B1; without B nothing is trained.
-        rows: (rank, microbatch, layer) to rows of each local expert.
+        rows: (rank, micro_batch, layer) to rows of each local expert.
         messages: whether passes begin and end with messages to other pipeline stages, without an embedding.
         recompute: "" or the way in which layers are computed again in the backward pass.
         recomputed: the layers for which that is so, None for all.
@@ -113,10 +113,10 @@ class Model:
     pipeline: Sequence[int] = ()
     split: bool = False
 
-    def rows_of(self, rank: int, microbatch: int, layer: int) -> list[int]:
+    def rows_of(self, rank: int, micro_batch: int, layer: int) -> list[int]:
         """Rows of each expert of a rank; by default 1 more and 1 less than the mean in turns."""
         if self.rows is not None:
-            return list(self.rows(rank, microbatch, layer))
+            return list(self.rows(rank, micro_batch, layer))
         mean = self.tokens * self.chosen * self.ranks // self.experts
         return [mean + 1 - 2 * (expert % 2) for expert in range(self.experts // self.ranks)]
 
@@ -147,7 +147,7 @@ class Recorder:
     host: int = 1_000_000
     gpu: int = 0
     tid: int = 1
-    microbatch: int = 0
+    micro_batch: int = 0
     layer: int = -1
     phase: str = "forward"
     stage: str = ""
@@ -200,7 +200,7 @@ class Recorder:
         args = {"correlation": self.number, "device": 0, "stream": stream}
         self.event("gpu_memcpy" if copy else "kernel", kernel, start, self.gpu, **args)
         if self.stage and self.layer >= 0:
-            key = self.rank, self.microbatch, self.layer, self.phase, self.stage
+            key = self.rank, self.micro_batch, self.layer, self.phase, self.stage
             self.truth[key] += ns
             self.kernels.append((key, start, self.gpu))
         else:
@@ -395,7 +395,7 @@ class Recorder:
 
     def moe(self) -> None:
         """One MoE layer."""
-        rows = self.model.rows_of(self.rank, self.microbatch, self.layer)
+        rows = self.model.rows_of(self.rank, self.micro_batch, self.layer)
         with self.part("layer"):
             if self.model.shared == "before":
                 self.shared()
@@ -432,9 +432,9 @@ class Recorder:
         self.add()
         self.layer, self.stage = -1, ""
 
-    def forward(self, microbatch: int) -> list[list[_Op]]:
+    def forward(self, micro_batch: int) -> list[list[_Op]]:
         """One micro-batch forward; the tapes of its head, its layers and its end."""
-        self.microbatch, self.phase, self.tid = microbatch, "forward", 1
+        self.micro_batch, self.phase, self.tid = micro_batch, "forward", 1
         tapes: list[list[_Op]] = []
         self.tape = []
         if self.model.messages:
@@ -448,7 +448,7 @@ class Recorder:
             with ExitStack() as region:
                 if not self.graph:
                     self.sequence += 1
-                    self.regions[microbatch, layer] = self.sequence
+                    self.regions[micro_batch, layer] = self.sequence
                     region.enter_context(
                         self.around("cpu_op", "CheckpointFunction", **{"Sequence number": self.sequence})
                     )
@@ -470,9 +470,9 @@ class Recorder:
         sizes = {"In msg nelems": 8, "Out msg nelems": 8}
         self.collective(name, "PIPELINE_MODEL_PARALLEL_GROUP", group | sizes)
 
-    def backward(self, microbatch: int, tapes: list[list[_Op]]) -> None:
+    def backward(self, micro_batch: int, tapes: list[list[_Op]]) -> None:
         """The same micro-batch backward, in autograd's thread."""
-        self.microbatch, self.tid = microbatch, 2
+        self.micro_batch, self.tid = micro_batch, 2
         self.run_back(tapes[-1], -1)
         layers = [*range(-len(self.model.dense), 0), *range(self.model.layers)]
         for layer, tape in zip(reversed(layers), reversed(tapes[1:-1]), strict=True):
@@ -481,7 +481,7 @@ class Recorder:
                 continue
             reentrant = self.model.recompute == "reentrant"
             name = "CheckpointFunctionBackward" if reentrant else "MmBackward0"
-            args = {"Sequence number": self.regions[microbatch, layer], "Fwd thread id": 1}
+            args = {"Sequence number": self.regions[micro_batch, layer], "Fwd thread id": 1}
             with ExitStack() as node:
                 node.enter_context(self.around("cpu_op", _EVALUATE + name))
                 node.enter_context(self.around("cpu_op", name, **args))
@@ -561,11 +561,11 @@ def record(model: Model, rank: int = 0) -> Recorder:
     tapes: dict[int, list[list[_Op]]] = {}
     with recorder.around("user_annotation", "ProfilerStep#1"):
         for turn in model.order.split():
-            microbatch = int(turn[1:])
+            micro_batch = int(turn[1:])
             if turn[0] == "F":
-                tapes[microbatch] = recorder.forward(microbatch)
+                tapes[micro_batch] = recorder.forward(micro_batch)
             else:
-                recorder.backward(microbatch, tapes.pop(microbatch))
+                recorder.backward(micro_batch, tapes.pop(micro_batch))
     return recorder
 
 

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     kind: str
     start: int
     end: int
-    microbatch: int = 0
+    micro_batch: int = 0
     chunk: int = 0
 
 
@@ -46,8 +46,8 @@ class Style(NamedTuple):
         ranks: those of the pipeline's group, as text; "" for 0, 1, ...
         graph: whether autograd's marks are.
         recompute: whether the backward recomputes the forward: a node of autograd around ops without one.
-        scopes: format of a scope around each forward and backward, with {kind}, {stage}, {microbatch}; "" for
-            none.
+        scopes: format of a scope around each forward and backward, with {kind}, {stage}, {micro_batch}; ""
+            for none.
         steps: (name, start, end) of annotations.
         shift_ns: added to all times.
         description: of the pipeline's group.
@@ -141,12 +141,12 @@ def messages_of(lanes: Sequence[Sequence[Piece]], chunks: int, p2p: str) -> list
         seen: Counter[tuple[str, int, int]] = Counter()
         for before, piece, after in zip([None, *passes], passes, [*passes[1:], None], strict=False):
             virtual, ahead = piece.chunk * size + rank, 1 if piece.kind == "F" else -1
-            key = piece.kind, virtual, piece.microbatch
+            key = piece.kind, virtual, piece.micro_batch
             if 0 <= virtual - ahead <= last:
                 time = before.start if before and p2p == "overlap" else piece.start
                 time = kernel[piece].start - 0.05 if piece in kernel else time
                 link = needed.setdefault(((virtual - ahead) % size, rank), {})
-                link[piece.kind, virtual - ahead, piece.microbatch, seen[key]] = time - 0.3
+                link[piece.kind, virtual - ahead, piece.micro_batch, seen[key]] = time - 0.3
             if 0 <= virtual + ahead <= last:
                 # In a batch the gradient goes first.
                 waits = p2p == "batch" and piece.kind == "F" and after is not None and after.kind == "B"
@@ -227,12 +227,12 @@ class _Graph:
 
     def made(self, piece: Piece, ops: int) -> list[int]:
         numbers = [next(self._next) for _ in range(ops)]
-        self._nodes.setdefault((piece.chunk, piece.microbatch), []).append(numbers)
+        self._nodes.setdefault((piece.chunk, piece.micro_batch), []).append(numbers)
         return numbers
 
     def run(self, piece: Piece) -> list[int]:
         """The nodes of the earliest forward whose weights have no gradient yet; a B may be all of it."""
-        forwards = self._nodes.get((piece.chunk, piece.microbatch), [])
+        forwards = self._nodes.get((piece.chunk, piece.micro_batch), [])
         return forwards[-1] if forwards else [next(self._next) for _ in range(_OPS)]
 
     def scaled(self) -> int:
@@ -296,7 +296,7 @@ def _host(category: str, name: str, start: float, end: float, tid: int = 1, **ar
 
 def played(
     size: int,
-    microbatches: int,
+    micro_batches: int,
     chunks: int,
     forward: int = 1,
     backward: int = 1,
@@ -308,7 +308,7 @@ def played(
 
     Args:
         size: number of stages.
-        microbatches: in the step.
+        micro_batches: in the step.
         chunks: of the model on each stage.
         forward: us of a forward.
         backward: us of a backward.
@@ -318,7 +318,7 @@ def played(
         sizes: layers of each chunk in model order; by default all have one.
         sizes: of the chunks in model order, that is their layers; all alike by default.
     """
-    orders = [_order(rank, size, microbatches, chunks, group or size) for rank in range(size)]
+    orders = [_order(rank, size, micro_batches, chunks, group or size) for rank in range(size)]
     done: dict[tuple[str, int, int], int] = {}
     lanes: list[list[Piece]] = [[] for _ in range(size)]
     places, free, last = [0] * size, [0] * size, size * chunks - 1
@@ -326,35 +326,35 @@ def played(
         for rank in range(size):
             if places[rank] == len(orders[rank]):
                 continue
-            kind, chunk, microbatch = orders[rank][places[rank]]
+            kind, chunk, micro_batch = orders[rank][places[rank]]
             virtual = chunk * size + rank
             before = ("F", virtual - 1) if kind == "F" else ("B", virtual + 1)
             if kind == "B" and virtual == last:
                 before = ("F", virtual)
-            ready = 0 if before == ("F", -1) else done.get((*before, microbatch))
+            ready = 0 if before == ("F", -1) else done.get((*before, micro_batch))
             if ready is None:
                 continue
-            start = max(ready + (late or {}).get((*before, microbatch), 0), free[rank])
+            start = max(ready + (late or {}).get((*before, micro_batch), 0), free[rank])
             if late and start > free[rank]:
                 lanes[rank].append(Piece("~", free[rank], start))
             layers = sizes[virtual] if sizes else 1
             end = start + layers * (forward if kind == "F" else backward)
-            free[rank] = done[kind, virtual, microbatch] = end
-            lanes[rank].append(Piece(kind, start, free[rank], microbatch, chunk))
+            free[rank] = done[kind, virtual, micro_batch] = end
+            lanes[rank].append(Piece(kind, start, free[rank], micro_batch, chunk))
             places[rank] += 1
     return lanes
 
 
-def _order(rank: int, size: int, microbatches: int, chunks: int, group: int) -> list[tuple[str, int, int]]:
+def _order(rank: int, size: int, micro_batches: int, chunks: int, group: int) -> list[tuple[str, int, int]]:
     """(kind, chunk, micro-batch) in the order in which a stage runs them."""
     turns = [
         (chunk, first + number)
-        for first in range(0, microbatches, group)
+        for first in range(0, micro_batches, group)
         for chunk in range(chunks)
-        for number in range(min(group, microbatches - first))
+        for number in range(min(group, micro_batches - first))
     ]
-    forwards = [("F", chunk, microbatch) for chunk, microbatch in turns]
-    backwards = [("B", chunks - 1 - chunk, microbatch) for chunk, microbatch in turns]
+    forwards = [("F", chunk, micro_batch) for chunk, micro_batch in turns]
+    backwards = [("B", chunks - 1 - chunk, micro_batch) for chunk, micro_batch in turns]
     ahead = size - rank if chunks == 1 else 2 * (size - rank - 1) + (chunks - 1) * group + 1
     ahead = min(ahead, len(turns))
     order = forwards[:ahead]

@@ -131,7 +131,7 @@ def test_idle_causes_add_up_to_the_idle_time(drawing: Drawing, unit: int) -> Non
         return  # the breakdown's window is at least 1 ns long, and idle
     causes, hosts, gaps = result["causes"], result["hosts"], result["gaps"]
     assert causes["dur_ns"].sum() == idle
-    assert causes["fraction"].sum() == pytest.approx(1 if idle else 0)
+    assert causes["fraction_of_idle"].sum() == pytest.approx(1 if idle else 0)
     long = causes["dur_ns"].sum() - gaps["dur_ns"].sum()
     assert gaps["dur_ns"].sum() == hosts["dur_ns"].sum()
     assert 0 <= long <= 1000 * causes["count"].sum()

@@ -92,7 +92,7 @@ def test_analyze_json_follows_the_contract(run) -> None:
     assert value["inputs"] == [str(SAMPLE)]
     assert value["meta"]["scope"] == "linked"
     row = value["tables"]["timeline"][0]
-    assert list(row) == ["rank", "metric", "dur_ns", "fraction"]
+    assert list(row) == ["rank", "metric", "dur_ns", "fraction_of_total"]
     assert isinstance(row["dur_ns"], int)
 
 
@@ -180,4 +180,4 @@ def test_an_option_that_changes_nothing_is_told(capfd: pytest.CaptureFixture[str
     assert run_cli(["analyze", "input", sample, "--device", "mi300x"]) == 0
     assert capfd.readouterr().err == "tracelens: input: --device changes nothing here\n"
     assert run_cli(["analyze", "input", sample, "--device", "mi30x"]) == 2
-    assert capfd.readouterr().err == "tracelens: unknown device 'mi30x'; did you mean 'mi300x'?\n"
+    assert capfd.readouterr().err == "tracelens: unknown device 'mi30x'; did you mean 'mi350x'?\n"

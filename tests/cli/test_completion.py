@@ -84,12 +84,12 @@ def test_scenarios_are_joined_and_take_values(complete: Complete) -> None:
 
     assert scenarios("no_blocking+all_to_all_h") == ["no_blocking+all_to_all_hidden"]
     assert scenarios("no_g+dispatch=") == ["no_g+dispatch=dedup", "no_g+dispatch=deepep"]
-    assert scenarios("device=mi35") == ["device=mi355x"]
+    assert scenarios("device=mi355") == ["device=mi355x"]
     assert scenarios("scale") == ["scale:"]
 
 
 def test_devices_models_and_formats(complete: Complete) -> None:
-    assert complete("report", "x", "--device", "mi35") == ["mi355x"]
+    assert complete("report", "x", "--device", "mi355") == ["mi355x"]
     assert complete("project", "memory", "--model", "deepseek_v2") == ["deepseek_v2", "deepseek_v2_lite"]
     suffixes = sorted(plugin.suffix for _, plugin in RENDERERS.items() if plugin.suffix)
     assert complete("report", "x", "-o", "out/day1") == [f"out/day1{suffix}" for suffix in suffixes]
@@ -172,7 +172,7 @@ def test_plugins_are_offered_too(tmp_path: Path) -> None:
         (["project", "whatif", "x", "--scenario", "no_blocking+disp"], ["no_blocking+dispatch="]),
         (["project", "whatif", "x", "--scenario", "dispatch", "=", "de"], ["dedup", "deepep"]),
         (["project", "whatif", "x", "--scenario", "dispatch", "="], ["dedup", "deepep"]),
-        (["report", "s3", ":", "//b/", "--device", "=", "mi35"], ["mi355x"]),
+        (["report", "s3", ":", "//b/", "--device", "=", "mi355"], ["mi355x"]),
         (["list", "dev"], ["devices"]),
         (["report", "nowhere/"], []),
     ],

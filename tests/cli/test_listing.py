@@ -33,7 +33,7 @@ def test_devices_with_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
 def test_numbers_stand_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     header, *rows = listed("devices", capsys)
     end = header.index("units") + len("units")
-    assert all(row[end - 1].isdigit() and row[end] == " " for row in rows[: len(devices())])
+    assert all(row[end - 1] in "-0123456789" and row[end] == " " for row in rows[: len(devices())])
 
 
 def test_costs_with_their_module_and_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:

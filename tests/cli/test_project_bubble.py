@@ -18,7 +18,7 @@ def test_the_published_example(capfd: pytest.CaptureFixture[str], monkeypatch: p
     assert run_cli([*EXAMPLE, "--seq", "4096", "--mbs", "1", "--vpp", "6"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens project bubble: 13.51% of the time at VPP 6\n")
+    assert out.startswith("tracelens project bubble\nThe pipeline idles 13.51% of the time")
     assert "15 / (15 + 16 x 6) = 13.51%" in out
     assert "figure 10" in out
 
@@ -27,8 +27,8 @@ def test_json_is_one_object(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*EXAMPLE, "--json"]) == 0
     value = json.loads(capfd.readouterr().out)
     assert value["analyzer"] == "bubble"
-    assert [round(row["fraction"], 4) for row in value["tables"]["bubble"]] == [0.4839, 0.9375]
-    assert value["meta"]["microbatches"] == 16
+    assert [round(row["bubble_ratio"], 4) for row in value["tables"]["bubble"]] == [0.4839, 0.9375]
+    assert value["meta"]["micro_batches"] == 16
 
 
 def test_every_format_is_written(written: Callable[..., Path]) -> None:

@@ -29,9 +29,8 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_cli([*TRILLION, *layout, "--framework", "amd-guide"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith(
-        "tracelens project memory of moe_1t: 110.01 GiB (118.1 GB) on the worst GPU; fits mi300x\n"
-    )
+    assert out.startswith("tracelens project memory of moe_1t\n110.0 GiB on the fullest GPU")
+    assert "; fits mi300x (68.8 GiB to spare)" in " ".join(out.split())
     for text in ("Memory by component", "activations.experts", "Pipeline ranks", "Does it fit", "yes"):
         assert text in out
     assert "768 GPUs pp=24" in out
@@ -129,13 +128,16 @@ def test_a_headline_for_newcomers(capfd: pytest.CaptureFixture[str]) -> None:
     found = []
     for more in ([], ["--optimised"], ["--optimised", "--set", "loss=plain"]):
         assert run_cli([*TRILLION, *sizes, *more]) == 0
-        found.append(capfd.readouterr().out.splitlines()[0].partition(": ")[2])
+        found.append(" ".join(capfd.readouterr().out.partition("\n\n")[0].splitlines()[1:]))
     plain, optimised, again = found
-    assert plain == f"220.71 GiB on the worst GPU; {optimised.split()[0]} GiB with --optimised"
-    assert again.endswith(f"{optimised.split()[0]} GiB with --optimised")
+    fused = f"; {optimised.split()[0]} GiB with fused kernels (--optimised)."
+    assert plain == f"220.7 GiB on the fullest GPU (768 GPUs pp=24 vpp=4 ep=8){fused}"
+    assert again.endswith(fused)
     devices = ["--device", "h200", "--device", "mi355x", "--optimised"]
     assert run_cli([*TRILLION[:4], "--gpus", "64", *devices, "--set", "layers=24", "--ep", "32"]) == 0
-    assert capfd.readouterr().out.splitlines()[0].endswith("; fits mi355x; does not fit h200")
+    verdict = " ".join(capfd.readouterr().out.partition("\n\n")[0].split())
+    assert "; fits mi355x" in verdict
+    assert "; does not fit h200" in verdict
 
 
 def test_what_optimised_is_stands_in_its_help(capfd: pytest.CaptureFixture[str]) -> None:

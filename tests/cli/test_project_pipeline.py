@@ -33,7 +33,7 @@ def test_given_times_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     # Backwards take twice as long: (8 x 2 + 3) x 3 ms.
-    assert out.startswith("tracelens project pipeline (PP 4, GA 8): interleaved 57.000 ms\n")
+    assert out.startswith("tracelens project pipeline\ninterleaved takes 57.0 ms")
     for text in ("interleaved", "Stages", "Partition", "Only in JSON, CSV and XLSX: Passes"):
         assert text in out
 
@@ -75,7 +75,7 @@ def test_the_heading_says_how_well_a_run_is_given_back(capfd: pytest.CaptureFixt
     for more, offset in ((["--step", "3"], "-1.2%"), (["--vpp", "2"], "-9.6%")):
         assert run_cli([*PIPELINE, "--from", PLAIN, *more]) == 0
         head, *_ = capfd.readouterr().out.splitlines()
-        assert head.endswith(f"ms (simulation: {offset} off the recorded phase)")
+        assert head.endswith(f"pipeline (simulation: {offset} off the recorded phase)")
 
 
 def test_ranks_may_be_missing_where_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -50,9 +50,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == (
-        "tracelens project memory --search: deepseek_v2_lite on 16 GPUs; h200: ep=16; without --optimised"
-    )
+    assert lines[0] == "tracelens project memory --search of deepseek_v2_lite; without --optimised"
     for text in ("Layouts that fit, fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out
 
@@ -144,7 +142,7 @@ def test_a_file_says_the_batch_and_what_it_leaves_out(
     assert err == f"{path}: not counted: 1 multi-token prediction layers (mtp_num_layers)\n"
     value = json.loads(out)
     assert (value["meta"]["global_batch"], value["meta"]["seq"]) == (32, 1024)
-    assert {row["micro_batch"] for row in value["tables"]["layouts"]} == {2}
+    assert {row["micro_batch_size"] for row in value["tables"]["layouts"]} == {2}
     assert {row["pp"] for row in value["tables"]["layouts"]} == {1, 2}
 
 

@@ -31,7 +31,7 @@ def test_every_scenario_is_tried(trace: str, capfd: pytest.CaptureFixture[str]) 
     assert run_cli(["project", "whatif", trace, "--full"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens project whatif: 0.022 ms as measured\n")
+    assert out.startswith("tracelens project whatif\n")
     for text in ("no_blocking", "launch_free", "identity", "Critical path", "no call in an MoE layer waits"):
         assert text in out
 
@@ -73,7 +73,7 @@ def test_files_are_written(trace: str, tmp_path: Path, capfd: pytest.CaptureFixt
     assert out == ""
     assert err == "wrote a.html\nwrote a.md\nwrote csv\n"
     assert "throughput gain of each scenario" in (tmp_path / "a.html").read_text(encoding="utf-8")
-    assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("# tracelens project whatif: 0.022 ms")
+    assert (tmp_path / "a.md").read_text(encoding="utf-8").startswith("# tracelens project whatif\n")
 
 
 @pytest.mark.parametrize(

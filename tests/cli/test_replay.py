@@ -91,17 +91,19 @@ def test_json_is_one_object(run, small: str) -> None:
     value = json.loads(outcome.out)
     assert list(value) == ["schema_version", "analyzer", "version", "inputs", "tables", "skips", "meta"]
     assert (value["analyzer"], value["version"]) == ("replay", tracelens.__version__)
-    assert value["meta"] == {"fraction": 1.0, "not_written": 0}
+    assert value["meta"] == {"fraction_of_gpu_time": 1.0, "not_written": 0}
     assert value["tables"] == {
         "scripts": [
             {
                 "file": "01_aten_relu.py", "subject": "aten::relu", "shapes": "fp32[64,16]", "count": 2,
-                "traced_ns": 2500, "total_ns": 5000, "fraction": pytest.approx(5 / 9), "processes": 1,
+                "traced_ns": 2500, "total_ns": 5000, "fraction_of_gpu_time": pytest.approx(5 / 9),
+                "processes": 1,
             },
             {
                 "file": "02_aten_mm.py", "subject": "aten::mm", "shapes": "fp32[64,32] fp32[32,16]",
                 "count": 1,
-                "traced_ns": 4000, "total_ns": 4000, "fraction": pytest.approx(4 / 9), "processes": 1,
+                "traced_ns": 4000, "total_ns": 4000, "fraction_of_gpu_time": pytest.approx(4 / 9),
+                "processes": 1,
             },
         ]
     }  # fmt: skip

@@ -50,7 +50,7 @@ def test_findings_are_in_order_of_what_they_add(findings: tuple[Run, Result]) ->
     if base is None:
         return
     assert additional.sum() <= base + len(table)
-    assert table["fraction"].to_numpy() == pytest.approx(additional / max(base, 1), abs=1e-6)
+    assert table["fraction_of_step"].to_numpy() == pytest.approx(additional / max(base, 1), abs=1e-6)
 
 
 @of_each_kind

@@ -93,9 +93,9 @@ def test_exchanges_are_consistent(case: Case) -> None:
 def test_waiting_and_communication_add_up(case: Case) -> None:
     """kernel = comm + sync, and kernel is the time of all communication kernels, to the nanosecond."""
     table = case.result("collectives")["ranks"].set_index("rank")
-    matched = table[table["sync_ns"].notna()]
-    assert (matched["kernel_ns"] == matched["comm_ns"] + matched["sync_ns"]).all()
-    unknown = table[table["sync_ns"].isna()]
+    matched = table[table["wait_ns"].notna()]
+    assert (matched["kernel_ns"] == matched["comm_ns"] + matched["wait_ns"]).all()
+    unknown = table[table["wait_ns"].isna()]
     assert (unknown["unmatched_ns"] == unknown["kernel_ns"]).all()
     assert (table[["comm_ns", "unmatched_ns"]] >= 0).all(axis=None)
     for rank, _, work in case.each():
@@ -119,10 +119,10 @@ def test_what_is_waited_for_is_caused(case: Case) -> None:
     """The waiting of all instances is that of their last ranks' causing."""
     result = case.result("collectives")
     instances, ranks = result["collectives"], result["ranks"]
-    assert ranks["last_count"].clip(lower=0).sum() == len(instances)
+    assert ranks["last_arrivals"].clip(lower=0).sum() == len(instances)
     counted = instances.groupby("last_rank").size()
     for rank, count in counted.items():
-        assert ranks.set_index("rank").loc[rank, "last_count"] == count
+        assert ranks.set_index("rank").loc[rank, "last_arrivals"] == count
 
 
 def same(one: Report, other: Report) -> None:

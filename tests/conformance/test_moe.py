@@ -49,21 +49,21 @@ def stage_columns() -> dict[str, str]:
 def test_layers_and_passes(case: Case) -> None:
     """Every layer and micro-batch forward and backward, with every stage that it should have."""
     result = case.result("moe")
-    layers, stages, microbatches, steps, experts = {
+    layers, stages, micro_batches, steps, experts = {
         EP8: (4, 1, 2, 2, 64),
         PP2EP4: (4, 2, 8, 1, 32),
         EAGER: (4, 1, 1, 2, 64),
         GROUPED: (4, 1, 1, 2, 64),
     }[case.name]
-    meta = [result.meta[name] for name in ("layers", "experts", "chosen")]
+    meta = [result.meta[name] for name in ("layers", "experts", "top_k")]
     assert meta == [layers, experts, CHOSEN]
     passes = result["passes"]
-    keys = ["rank", "step", "phase", "microbatch", "layer"]
-    number = len(case.run.ranks) * steps * 2 * microbatches * layers // stages
+    keys = ["rank", "step", "phase", "micro_batch", "layer"]
+    number = len(case.run.ranks) * steps * 2 * micro_batches * layers // stages
     assert len(passes) == number == len(passes[keys].drop_duplicates())
     assert set(passes["phase"]) == {"forward", "backward"}
     assert set(passes["layer"]) == set(range(layers))
-    assert set(passes["microbatch"]) == set(range(microbatches))
+    assert set(passes["micro_batch"]) == set(range(micro_batches))
     exchanged = MEGATRON in case.name
     for stage, column in stage_columns().items():
         if stage in ("dispatch", "combine") and not exchanged:
@@ -75,7 +75,7 @@ def test_layers_and_passes(case: Case) -> None:
 @only(EP8, PP2EP4, EAGER, GROUPED)
 def test_stages_are_within_the_step(case: Case) -> None:
     table = case.table("moe", "stages")
-    assert (table.groupby("rank")["fraction"].sum() < 1).all()
+    assert (table.groupby("rank")["fraction_of_step"].sum() < 1).all()
     passes = case.table("moe", "passes")
     for column in stage_columns().values():
         assert (passes[column] <= passes["dur_ns"]).all()
@@ -87,7 +87,7 @@ def test_no_token_is_lost_on_the_way(case: Case) -> None:
     passes = case.table("moe", "passes")
     passes = passes[passes["phase"] == "forward"].assign(group=lambda table: table["rank"] // 4)
     size = 8 if case.name == EP8 else 4
-    keys = ["step", "microbatch", "layer"] + (["group"] if size == 4 else [])
+    keys = ["step", "micro_batch", "layer"] + (["group"] if size == 4 else [])
     total = passes.groupby(keys, observed=True)["tokens"].sum()
     assert set(total) == {TOKENS * CHOSEN * size}
     balance = case.table("moe", "balance")

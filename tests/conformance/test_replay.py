@@ -103,7 +103,7 @@ def test_the_rest_is_accounted_for(replayed: Replayed) -> None:
     for subject, part in zip(subjects, replayed.known.skips, strict=True):
         assert part in subject
     told = sum(float(share[1]) for subject in subjects if (share := re.match(r"([\d.]+)% of GPU", subject)))
-    assert 100 * found.meta["fraction"] + told == pytest.approx(100, abs=0.3)
+    assert 100 * found.meta["fraction_of_gpu_time"] + told == pytest.approx(100, abs=0.3)
 
 
 def test_each_different_call_is_a_script(replayed: Replayed) -> None:

@@ -107,7 +107,7 @@ def test_coverage(case: Case) -> None:
     """At least 95 % counted or with a reason that lies in the trace; where the trace has what it takes, 90 %
     counted outright."""
     table = measured(case)["coverage"]
-    share = table.groupby(["rank", table["status"].astype(str)])["fraction"].sum().unstack()
+    share = table.groupby(["rank", table["status"].astype(str)])["fraction_of_gpu_time"].sum().unstack()
     assert (share["no cost model"] <= 0.05).all()
     counted = share["cost model"] + share["cost model, arguments of a repeat"]
     assert (counted >= (0.90 if case.name.startswith(COVERED) else 0)).all()
@@ -143,12 +143,12 @@ def test_arithmetic_of_the_table(case: Case) -> None:
     rate = table["flops"] * table["count"] / table["dur_ns"].clip(lower=1) * 1e9
     assert (abs(table["flops_per_s"] - rate) <= 1e-9 * rate.abs()).all()
     known = table[table["efficiency"] >= 0]
-    moving = known["dur_ns"] - known["waiting_ns"]
+    moving = known["dur_ns"] - known["wait_ns"]
     assert (moving >= 0).all()
     assert (known["recoverable_ns"] == (moving - known["roofline_ns"]).clip(lower=0)).all()
     ratio = known["roofline_ns"] / moving.clip(lower=1)
     # Waiting is at most: a rank that is late may find some of its data moved.
-    ratio = ratio.where(known["waiting_ns"] == 0, ratio.clip(upper=1))
+    ratio = ratio.where(known["wait_ns"] == 0, ratio.clip(upper=1))
     assert (abs(known["efficiency"] - ratio) <= 1 / moving.clip(lower=1)).all()
 
 

@@ -70,7 +70,7 @@ def test_extra_work_is_named() -> None:
 @pytest.mark.parametrize(("name", "ms"), [("host_delay", 8.2), ("gc", 270.0), ("slow_kernels", 16.7)])
 def test_the_effect_of_a_step(name: str, ms: float) -> None:
     """What the rank slept, collected or computed: holes of 8.2 and 270 ms, 12 GEMMs of 1.39 ms."""
-    columns = ("rank", "cause", "effect_ns", "effect_low_ns", "effect_high_ns")
+    columns = ("rank", "cause", "excess_ns", "excess_low_ns", "excess_high_ns")
     rows = records(result(name, "stragglers")["causes"], *columns)
     (effect, low, high) = next(row[2:] for row in rows if row[:2] == FAULTS[name])
     # Some of what it slept the GPU was still busy with.

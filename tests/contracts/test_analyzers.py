@@ -119,7 +119,7 @@ NOTHING_TO_TELL = {("input", "losses"), ("findings", "facts"), ("findings", "can
 
 SIGNED = {
     *("ts_ns", "first_event_offset_ns", "offset_ns", "extra_ns", "saving_ns"),
-    *("effect_ns", "effect_low_ns", "effect_high_ns"),
+    *("excess_ns", "excess_low_ns", "excess_high_ns"),
 }
 """Columns in which a number below 0 is one. In all others it would stand for something that is not known."""
 

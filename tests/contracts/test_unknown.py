@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +96,22 @@ def test_frames_have_na(report: Report) -> None:
         unknown += int(values.isna().sum())
     assert unknown > 20
     assert {result.analyzer for result in report.results} == {item.name for item in in_order()}
+
+
+def negative(value: Any) -> Iterator[float]:
+    """Numbers below 0 anywhere in metadata."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from negative(item)
+    elif isinstance(value, int | float) and value < 0:
+        yield value
+
+
+def test_metadata_has_none(report: Report) -> None:
+    for meta in (report.meta, *(result.meta for result in report.results)):
+        assert list(negative(meta)) == []
 
 
 def test_json_has_null_and_comes_back(report: Report) -> None:

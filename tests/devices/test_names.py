@@ -26,6 +26,10 @@ from tracelens.errors import UnknownName
         ("A100-SXM-80GB", "a100"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("NVIDIA B200", "b200"),
+        ("AMD Instinct MI350X", "mi350x"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
         ("amd instinct mi300x", "mi300x"),
     ],
 )
@@ -46,7 +50,8 @@ def test_the_device_of_a_trace(trace_name: str, name: str) -> None:
         "NVIDIA H100",
         "NVIDIA H200 NVL",
         "NVIDIA GH200 480GB",
-        "NVIDIA GB200",
+        "NVIDIA GB300",
+        "NVIDIA H20-3e",
         "NVIDIA A100-PCIE-40GB",
         "NVIDIA A100 80GB PCIe",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
@@ -102,7 +107,7 @@ def test_every_name_title_and_alias_finds_its_device(item) -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("MI350X", "unknown device 'mi350x'; did you mean 'mi355x'?"),
+        ("MI352X", "unknown device 'mi352x'; did you mean 'mi355x'?"),
         ("h10", "unknown device 'h10'; did you mean 'h100'?"),
         ("H100 PCIe", "unknown device 'h100 pcie'; did you mean 'h100'?"),
     ],
@@ -115,5 +120,5 @@ def test_an_unknown_device_is_told_with_the_nearest_known(spelling: str, message
 
 @pytest.mark.parametrize("spelling", ["", "?", "zzz"])
 def test_a_name_like_no_other_gets_the_whole_list(spelling: str) -> None:
-    with pytest.raises(UnknownName, match="known: a100, a100-40gb, b200, h100"):
+    with pytest.raises(UnknownName, match="known: a100, a100-40gb, b200, b300, gb200, h100, h20"):
         device(spelling)

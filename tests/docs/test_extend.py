@@ -55,7 +55,7 @@ def test_the_analyzer() -> None:
     assert (short["length"], long["length"]) == ("up to 10 us", "longer")
     assert short["kernels"] + long["kernels"] == every["count"].sum()
     assert short["dur_ns"] + long["dur_ns"] == every["sum_ns"].sum()
-    assert short["fraction"] + long["fraction"] == pytest.approx(1)
+    assert short["fraction_of_kernel_time"] + long["fraction_of_kernel_time"] == pytest.approx(1)
     assert 0 < short["dur_ns"] <= short["kernels"] * 10_000
     assert long["dur_ns"] > long["kernels"] * 10_000
 

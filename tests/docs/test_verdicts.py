@@ -25,7 +25,7 @@ RUNS = [
 def first_finding(report: Report) -> str:
     """Name, size and confidence of the first row."""
     row = next(report["findings"]["findings"].itertuples())
-    return f"{row.finding}: {row.fraction:.0%}, {row.confidence} confidence"
+    return f"{row.finding}: {row.fraction_of_step:.0%}, {row.confidence} confidence"
 
 
 @pytest.fixture(scope="module", params=RUNS)

@@ -86,7 +86,9 @@ def test_the_largest_saving_comes_first(ranked: Any) -> None:
     result = ranked(
         {"small": detection(100, (0, 100)), "large": detection(300, (200, 600)), "none": "not there"}
     )
-    assert records(result["findings"], "position", "finding", "saving_ns", "fraction", "additional_ns") == [
+    assert records(
+        result["findings"], "position", "finding", "saving_ns", "fraction_of_step", "additional_ns"
+    ) == [
         (1, "Large", 300, 0.3, 300),
         (2, "Small", 100, 0.1, 100),
     ]

@@ -112,7 +112,7 @@ def test_the_saving_is_what_the_replay_gives(found: Any) -> None:
     step = result.meta["base_ns"] / US
     assert row.scenario == "scale:first=0.5"
     assert step - projected(run_of(CHAIN), "scale:first=0.5") == 4
-    assert row.fraction == pytest.approx(4 / step)
+    assert row.fraction_of_step == pytest.approx(4 / step)
     assert (row.low_ns, row.high_ns) == (4 * US, 4 * US)
     assert (row.confidence, row.upper_bound) == ("high", "")
 

@@ -116,7 +116,7 @@ def _timeline(result: Result) -> Iterator[str]:
 def _idle(result: Result) -> Iterator[str]:
     whole: dict[int, float] = defaultdict(float)
     for row in _rows(result, "causes" if "causes" in result.data else next(iter(result.data), "")):
-        whole[row["rank"]] += row["fraction"]
+        whole[row["rank"]] += row["fraction_of_idle"]
     for total in whole.values():
         if total and abs(total - 1) > _ROUNDING:
             yield "idle: causes do not add up to the idle time"

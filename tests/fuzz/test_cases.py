@@ -125,7 +125,7 @@ def test_a_stage_without_a_step_is_named() -> None:
     assert {"step ProfilerStep#1 of rank 1", "step ProfilerStep#2 of rank 0"} <= subjects
 
 
-@pytest.mark.parametrize("scopes", ["", "PP:{stage}{kind}{microbatch}"])
+@pytest.mark.parametrize("scopes", ["", "PP:{stage}{kind}{micro_batch}"])
 def test_a_rank_outside_of_its_own_pipeline_group(scopes: str) -> None:
     result = tracelens.analyze(
         stages("0011..aa..bb", "..00aa11bb..", ranks="[0, 7]", scopes=scopes), "pipeline"
@@ -137,7 +137,7 @@ def test_a_rank_outside_of_its_own_pipeline_group(scopes: str) -> None:
 
 def test_a_number_of_a_stage_that_no_model_has() -> None:
     run = stages(
-        "0011..aa..bb", "..00aa11bb..", messages=False, scopes="PP:99999999999{stage}{kind}{microbatch}"
+        "0011..aa..bb", "..00aa11bb..", messages=False, scopes="PP:99999999999{stage}{kind}{micro_batch}"
     )
     assert len(tracelens.analyze(run, "pipeline")["bubble"]) == 0
 

@@ -96,7 +96,7 @@ class RankSplit:
     sync_ns: int
     unmatched_ns: int
     caused_ns: int
-    last_count: int
+    last_arrivals: int
 
     @property
     def transfer_ns(self) -> int:

@@ -28,7 +28,7 @@ class Pass(NamedTuple):
     Attributes:
         launched: when the host launched the first of its work.
         chunk: of this rank's chunks of the model; forwards of one chunk run the same ops.
-        microbatch: number among the passes of its chunk, by the order of the forwards.
+        micro_batch: number among the passes of its chunk, by the order of the forwards.
         start: of its first work.
         end: of its last work.
         busy: union of its work.
@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
     phase: str
     chunk: int
-    microbatch: int
+    micro_batch: int
     launched: int
     start: int
     end: int
@@ -60,8 +60,8 @@ class Lane(NamedTuple):
         return 1 + max(item.chunk for item in self.passes)
 
     @property
-    def microbatches(self) -> int:
-        return 1 + max(item.microbatch for item in self.passes)
+    def micro_batches(self) -> int:
+        return 1 + max(item.micro_batch for item in self.passes)
 
     def of(self, phase: str) -> list[Pass]:
         return [item for item in self.passes if item.phase == phase]
@@ -113,11 +113,11 @@ def scoped_passes(recording: Recording) -> list[Pass]:
         if scope >= 0 and (item.called or 0) < recording.scopes[scope].end:
             work[scope].append(item)
     names = [SCOPE.fullmatch(scope.name) for scope in recording.scopes]
-    named = [(name["phase"], int(name["chunk"]), int(name["microbatch"])) for name in names if name]
+    named = [(name["phase"], int(name["chunk"]), int(name["micro_batch"])) for name in names if name]
     local = {chunk: number for number, chunk in enumerate(sorted({chunk for _, chunk, _ in named}))}
     return [
-        _pass(FORWARD if phase == "F" else BACKWARD, local[chunk], microbatch, work[number])
-        for number, (phase, chunk, microbatch) in enumerate(named)
+        _pass(FORWARD if phase == "F" else BACKWARD, local[chunk], micro_batch, work[number])
+        for number, (phase, chunk, micro_batch) in enumerate(named)
     ]
 
 
@@ -203,11 +203,11 @@ def _computation(recording: Recording) -> list[Work]:
     return [item for item in recording.work if item.called is not None and id(item) not in apart]
 
 
-def _pass(phase: str, chunk: int, microbatch: int, work: Sequence[Work]) -> Pass:
+def _pass(phase: str, chunk: int, micro_batch: int, work: Sequence[Work]) -> Pass:
     launched = min(item.called for item in work if item.called is not None)
     start, end = min(item.start for item in work), max(item.end for item in work)
     return Pass(
-        phase, chunk, microbatch, launched, start, end, length([(item.start, item.end) for item in work])
+        phase, chunk, micro_batch, launched, start, end, length([(item.start, item.end) for item in work])
     )
 
 
@@ -235,7 +235,7 @@ def bubbles(lanes: Sequence[Lane]) -> list[Bubble]:
                 sum(_imbalance(lanes, stage, low, high) for low, high in inside),
                 forward,
                 length(spans) - forward,
-                Fraction(stages - 1, stages - 1 + one.microbatches * one.chunks),
+                Fraction(stages - 1, stages - 1 + one.micro_batches * one.chunks),
             )
         )
     return rows
@@ -284,7 +284,7 @@ def _source(lanes: Sequence[Lane], stage: int, item: Pass) -> tuple[int, Pass] |
     return next(
         (number, made)
         for made in lanes[number].passes
-        if (made.phase, made.chunk, made.microbatch) == (phase, chunk, item.microbatch)
+        if (made.phase, made.chunk, made.micro_batch) == (phase, chunk, item.micro_batch)
     )
 
 

@@ -17,7 +17,7 @@ WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 CALLS = ("cuda_runtime", "cuda_driver", "runtime")
 OPS = ("cpu_op", "operator")
 STEP = re.compile(r"ProfilerStep#\d+")
-SCOPE = re.compile(r"mb(?P<microbatch>\d+)\.chunk(?P<chunk>\d+)\.(?P<phase>[FB])")
+SCOPE = re.compile(r"mb(?P<micro_batch>\d+)\.chunk(?P<chunk>\d+)\.(?P<phase>[FB])")
 # What is kept of the arguments: a hundred thousand events would take a gigabyte with all of them.
 _ARGS = (
     "Sequence number", "Collective name", "Process Group Name", "Process Group Description",

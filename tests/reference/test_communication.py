@@ -52,7 +52,7 @@ def test_ranks_of_one_host_share_a_clock(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_tracelens_splits_alike(name: str) -> None:
     table = results(path_of(name))["collectives"]["ranks"]
-    columns = ["kernel_ns", "comm_ns", "sync_ns", "unmatched_ns", "last_count", "caused_wait_ns"]
+    columns = ["kernel_ns", "comm_ns", "wait_ns", "unmatched_ns", "last_arrivals", "others_wait_ns"]
     found = dict(zip(table["rank"].tolist(), table[columns].to_numpy().tolist(), strict=True))
     assert found == {
         rank: [
@@ -60,7 +60,7 @@ def test_tracelens_splits_alike(name: str) -> None:
             split.transfer_ns,
             split.sync_ns,
             split.unmatched_ns,
-            split.last_count,
+            split.last_arrivals,
             split.caused_ns,
         ]
         for rank, split in reference(path_of(name)).split.items()

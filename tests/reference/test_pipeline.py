@@ -53,7 +53,7 @@ def test_bubbles_of_an_interleaved_pipeline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "chunks", "microbatches"),
+    ("name", "chunks", "micro_batches"),
     [
         (PP2VPP2EP4, 2, 8),
         pytest.param(PP2EP4, 1, 8, marks=pytest.mark.rare),
@@ -61,12 +61,12 @@ def test_bubbles_of_an_interleaved_pipeline() -> None:
         (INTERLEAVED, 2, 4),
     ],
 )
-def test_each_chunk_has_all_micro_batches_both_ways(name: str, chunks: int, microbatches: int) -> None:
+def test_each_chunk_has_all_micro_batches_both_ways(name: str, chunks: int, micro_batches: int) -> None:
     for stages in lanes(path_of(name)):
         for one in stages:
-            assert (one.chunks, one.microbatches) == (chunks, microbatches)
-            passes = {(item.phase, item.chunk, item.microbatch) for item in one.passes}
-            assert len(passes) == len(one.passes) == 2 * chunks * microbatches
+            assert (one.chunks, one.micro_batches) == (chunks, micro_batches)
+            passes = {(item.phase, item.chunk, item.micro_batch) for item in one.passes}
+            assert len(passes) == len(one.passes) == 2 * chunks * micro_batches
 
 
 @pytest.mark.parametrize("name", [PLAIN, INTERLEAVED])
@@ -75,7 +75,7 @@ def test_the_graph_tells_what_the_scopes_say(name: str) -> None:
     for recording in map(read, files(path_of(name))):
         named, told = (
             [
-                (item.phase, item.chunk, item.microbatch)
+                (item.phase, item.chunk, item.micro_batch)
                 for item in sorted(passes, key=lambda item: item.launched)
             ]
             for passes in (scoped_passes(recording), graph_passes(recording))
@@ -94,10 +94,10 @@ def test_messages_tell_the_same_numbers(name: str) -> None:
         for one in stages:
             for phase, direction, without in ((FORWARD, 1, 0), (BACKWARD, -1, last)):
                 needed = [
-                    (item.chunk * len(stages) + stage[one.rank], item.microbatch) for item in one.of(phase)
+                    (item.chunk * len(stages) + stage[one.rank], item.micro_batch) for item in one.of(phase)
                 ]
                 told = [
-                    (made.chunk * len(stages) + stage[source] + direction, made.microbatch)
+                    (made.chunk * len(stages) + stage[source] + direction, made.micro_batch)
                     for source, made in received[one.rank]
                     if made.phase == phase
                 ]
@@ -122,10 +122,10 @@ def test_tracelens_has_the_same_bubbles(name: str) -> None:
 @pytest.mark.parametrize("name", [PP2VPP2EP4, PP2EP4, PLAIN, INTERLEAVED])
 def test_tracelens_has_the_same_passes(name: str) -> None:
     table = results(path_of(name))["pipeline"]["spans"]
-    columns = ["rank", "phase", "chunk", "microbatch", "dur_ns", "busy_ns"]
+    columns = ["rank", "phase", "chunk", "micro_batch", "dur_ns", "busy_ns"]
     found = sorted(table[columns].astype({"phase": str}).itertuples(index=False, name=None))
     assert found == sorted(
-        (one.rank, item.phase, item.chunk, item.microbatch, item.end - item.start, item.busy)
+        (one.rank, item.phase, item.chunk, item.micro_batch, item.end - item.start, item.busy)
         for stages in lanes(path_of(name))
         for one in stages
         for item in one.passes
@@ -139,5 +139,5 @@ def test_moe_layers_of_an_interleaved_pipeline(rank: int) -> None:
     table = tracelens.analyze(tracelens.load(file), "moe")["passes"]
     for phase in (FORWARD, BACKWARD):
         of_phase = table[table["phase"].astype(str) == phase]
-        assert of_phase.groupby("layer")["microbatch"].nunique().tolist() == [8, 8]
+        assert of_phase.groupby("layer")["micro_batch"].nunique().tolist() == [8, 8]
         assert len(of_phase) == 16

@@ -56,13 +56,13 @@ def timeline(ranks: int = 2, bins: int = 120) -> Result:
         RANK,
         Column("metric", "category", doc="What the time was spent on."),
         Column("dur_ns", "int64", NS, "Time in all steps."),
-        Column("fraction", "float64", "fraction", "Share of the rank's total."),
+        Column("fraction_of_total", "float64", "fraction", "Share of the rank's total."),
     )
     data = {
         "rank": np.repeat(np.arange(ranks), len(metrics)),
         "metric": list(metrics) * ranks,
         "dur_ns": (np.repeat(total, len(metrics)) * fraction).astype(np.int64),
-        "fraction": fraction,
+        "fraction_of_total": fraction,
     }
     tables = {
         "timeline": table("GPU time", columns, data, doc="Exposed is what computation does not hide."),
@@ -133,7 +133,7 @@ def breakdown(kernels: int = 3, names: tuple[str, ...] = NASTY, ranks: int = 1) 
         Column("exclusive_ns", "int64", NS, "Time that no other node has."),
         Column("count", "int64", "count"),
         Column("mean_ns", "float64", NS),
-        Column("fraction", "float64", "fraction", "Share of the step."),
+        Column("fraction_of_step", "float64", "fraction", "Share of the step."),
     )
     data: dict[str, Any] = {
         name: np.array([row[index] for row in rows], np.int64)
@@ -142,7 +142,12 @@ def breakdown(kernels: int = 3, names: tuple[str, ...] = NASTY, ranks: int = 1) 
     data |= {
         name: [row[index] for row in rows] for index, name in ((3, "level"), (4, "name"), (5, "forward_op"))
     }
-    data |= {"exclusive_ns": sizes, "count": count, "mean_ns": sizes / count, "fraction": sizes / sizes.max()}
+    data |= {
+        "exclusive_ns": sizes,
+        "count": count,
+        "mean_ns": sizes / count,
+        "fraction_of_step": sizes / sizes.max(),
+    }
     return result(
         "breakdown", "Breakdown", {"breakdown": table("GPU time by cause", columns, data, kind="tree")}
     )
@@ -161,7 +166,7 @@ def ranking(analyzer: str, value: str, rows: int = 30, names: tuple[str, ...] = 
         Column("mean_ns", "float64", NS),
         Column("read_bytes", "int64", "bytes", "Bytes read.", absent=-1),
         Column("achieved_flops_per_s", "float64", "flops/s"),
-        Column("fraction", "float64", "fraction"),
+        Column("fraction_of_gpu_time", "float64", "fraction"),
         Column("tensor_core", "bool"),
     )
     data = {
@@ -173,7 +178,7 @@ def ranking(analyzer: str, value: str, rows: int = 30, names: tuple[str, ...] = 
         "mean_ns": size / count,
         "read_bytes": np.where(np.arange(rows) % 3 == 0, -1, size * 17),
         "achieved_flops_per_s": size * 7.1e6,
-        "fraction": size / size.sum(),
+        "fraction_of_gpu_time": size / size.sum(),
         "tensor_core": np.arange(rows) % 2 == 0,
     }
     return result(analyzer, analyzer.capitalize(), {analyzer: table(f"All {analyzer}", columns, data)})
@@ -186,14 +191,14 @@ def idle(ranks: int = 2) -> Result:
         Column("cause", "category"),
         Column("count", "int64", "count"),
         Column("dur_ns", "int64", NS),
-        Column("fraction", "float64", "fraction"),
+        Column("fraction_of_idle", "float64", "fraction"),
     )
     data = {
         "rank": np.repeat(np.arange(ranks), 2),
         "cause": ["waits for launch", "waits for sync"] * ranks,
         "count": np.full(2 * ranks, 12_345),
         "dur_ns": np.tile([61_000_000, 37_000_000], ranks),
-        "fraction": np.tile([0.62, 0.38], ranks),
+        "fraction_of_idle": np.tile([0.62, 0.38], ranks),
     }
     return result("idle", "Idle time", {"causes": table("Causes", columns, data)})
 
@@ -334,9 +339,9 @@ def collectives(ranks: int = 4) -> Result:
     rank = np.arange(ranks)
     sync = 1_000_000 * (1 + rank)
     comm = np.full(ranks, 500_000)
-    amounts = ("kernel_ns", "comm_ns", "sync_ns")
+    amounts = ("kernel_ns", "comm_ns", "wait_ns")
     columns = (RANK, *(Column(name, "int64", NS) for name in amounts))
-    data = {"rank": rank, "kernel_ns": comm + sync, "comm_ns": comm, "sync_ns": sync}
+    data = {"rank": rank, "kernel_ns": comm + sync, "comm_ns": comm, "wait_ns": sync}
     sender, receiver = (part.ravel() for part in np.meshgrid(rank, rank, indexing="ij"))
     traffic = (
         Column("group", "category"),
@@ -357,9 +362,9 @@ def collectives(ranks: int = 4) -> Result:
     return result("collectives", "Collectives", tables)
 
 
-def pipeline(ranks: int = 4, microbatches: int = 8, chunks: int = 1) -> Result:
+def pipeline(ranks: int = 4, micro_batches: int = 8, chunks: int = 1) -> Result:
     """A stage a rank; forward and backward of each micro-batch and chunk in turn, with a gap behind each."""
-    work = microbatches * chunks
+    work = micro_batches * chunks
     count = 2 * work
     place = np.tile(np.arange(count), ranks)
     rank = np.repeat(np.arange(ranks), count)
@@ -368,7 +373,7 @@ def pipeline(ranks: int = 4, microbatches: int = 8, chunks: int = 1) -> Result:
         Column("step", "category"),
         Column("stage", "int64"),
         Column("chunk", "int64"),
-        Column("microbatch", "int64"),
+        Column("micro_batch", "int64"),
         Column("phase", "category"),
         Column("ts_ns", "int64", NS),
         Column("dur_ns", "int64", NS),
@@ -379,7 +384,7 @@ def pipeline(ranks: int = 4, microbatches: int = 8, chunks: int = 1) -> Result:
         "step": [SCRIPT] * len(rank),
         "stage": rank,
         "chunk": place // 2 % chunks,
-        "microbatch": place // 2 // chunks,
+        "micro_batch": place // 2 // chunks,
         "phase": ["forward", "backward"] * (len(rank) // 2),
         "ts_ns": start,
         "dur_ns": np.full(len(rank), 700_000),
@@ -426,13 +431,13 @@ def serving(ranks: int = 4, steps: int = 5) -> Result:
         RANK,
         Column("kind", "category"),
         Column("dur_ns", "int64", NS),
-        Column("fraction", "float64", "fraction"),
+        Column("fraction_of_step_time", "float64", "fraction"),
     )
     shares = {
         "rank": [*range(ranks), 0],
         "kind": ["decode"] * ranks + ["prefill"],
         "dur_ns": [1_000_000] * ranks + [3_000_000],
-        "fraction": [0.25] + [1.0] * (ranks - 1) + [0.75],
+        "fraction_of_step_time": [0.25] + [1.0] * (ranks - 1) + [0.75],
     }
     tables = {
         "ranks": table("Kinds", kinds, shares),
@@ -451,7 +456,7 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         Column("place", "int64", "count"),
         Column("finding", "str"),
         Column("saving_ns", "int64", NS, f"of a step {SCRIPT}"),
-        Column("fraction", "float64", "fraction", "of the step"),
+        Column("fraction_of_step", "float64", "fraction", "of the step"),
         Column("additional_ns", "int64", NS, "of it, what those above would not save"),
         Column("confidence", "category"),
         Column("evidence", "str", prose=True),
@@ -464,7 +469,7 @@ def findings(rows: int = 4, names: tuple[str, ...] = NASTY) -> Result:
         "place": at + 1,
         "finding": told,
         "saving_ns": saving,
-        "fraction": added / 100_000_000,
+        "fraction_of_step": added / 100_000_000,
         "additional_ns": added,
         "confidence": ["high" if place % 2 else "" for place in range(rows)],
         "evidence": [f"rank {place}: {name} " + "again and again " * 12 for place, name in enumerate(told)],
@@ -497,7 +502,7 @@ def moe(ranks: int = 4, layers: int = 3) -> Result:
         RANK,
         Column("stage", "category"),
         *(Column(phase, "int64", NS) for phase in phases),
-        Column("fraction", "float64", "fraction"),
+        Column("fraction_of_step", "float64", "fraction"),
     )
     number = np.repeat(np.arange(ranks), 2)
     data = {
@@ -506,7 +511,7 @@ def moe(ranks: int = 4, layers: int = 3) -> Result:
         "forward_ns": 1_000_000 * (1 + number),
         "backward_ns": np.full(2 * ranks, 2_000_000),
         "recompute_ns": np.full(2 * ranks, 500_000),
-        "fraction": np.full(2 * ranks, 0.1),
+        "fraction_of_step": np.full(2 * ranks, 0.1),
     }
     tables = {
         "stages": table("Stages", columns, data),
@@ -540,14 +545,14 @@ def diff(rows: int = 5, names: tuple[str, ...] = NASTY, kept: int = 100_000) -> 
         Column("base_ns", "int64", NS, "of a step"),
         Column("cand_ns", "int64", NS, "of a step"),
         Column("delta_ns", "int64", NS),
-        Column("share", "float64", "ratio", "of the whole difference"),
+        Column("fraction_of_difference", "float64", "ratio", "of the whole difference"),
         Column("cause", "category"),
         Column("noise", "category"),
     )
     data = {
         **{columns[at].name: [row[at] for row in rows_] for at in range(4)},
         "delta_ns": delta,
-        "share": [ns / (whole[1] - whole[0]) for ns in delta],
+        "fraction_of_difference": [ns / (whole[1] - whole[0]) for ns in delta],
         "cause": ["idle"] * len(rows_),
         "noise": [("beyond", "within", "unknown")[at % 3] for at in range(len(rows_))],
     }

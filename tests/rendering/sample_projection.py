@@ -16,10 +16,10 @@ def bubble(most: int = 8, published: bool = True) -> Result:
             "Bubble by chunks",
             (
                 Column("vpp", "int64", "count"),
-                Column("whole_fraction", "float64", "fraction"),
-                Column("ideal_ratio", "float64", "ratio"),
+                Column("bubble_fraction", "float64", "fraction"),
+                Column("bubble_ideal_ratio", "float64", "ratio"),
             ),
-            {"vpp": vpp, "whole_fraction": 15 / (15 + 16 * vpp), "ideal_ratio": 15 / (16 * vpp)},
+            {"vpp": vpp, "bubble_fraction": 15 / (15 + 16 * vpp), "bubble_ideal_ratio": 15 / (16 * vpp)},
         )
     }
     if published:
@@ -32,31 +32,31 @@ def bubble(most: int = 8, published: bool = True) -> Result:
             ),
             {"vpp": [1, 3], "measured_fraction": [0.5, 0.25], "source": [NASTY[0]] * 2},
         )
-    return result("bubble", "Bubble", tables, meta={"pp": 16, "microbatches": 16})
+    return result("bubble", "Bubble", tables, meta={"pp": 16, "micro_batches": 16})
 
 
-def pipeline_schedule(stages: int = 4, microbatches: int = 6, schedules: int = 2, size: int = -1) -> Result:
+def pipeline_schedule(stages: int = 4, micro_batches: int = 6, schedules: int = 2, size: int = -1) -> Result:
     """Schedules in which each micro-batch of a stage has a forward, and a backward beside the next one."""
     names = [NASTY[number % len(NASTY)] + str(number) for number in range(schedules)]
-    count = stages * microbatches
-    stage, microbatch = np.divmod(np.arange(count), microbatches)
-    forward = 1_000_000 * (stage + microbatch)
-    step = np.tile(np.concatenate((np.ones(microbatches), -np.ones(microbatches))), stages).astype(np.int64)
+    count = stages * micro_batches
+    stage, micro_batch = np.divmod(np.arange(count), micro_batches)
+    forward = 1_000_000 * (stage + micro_batch)
+    step = np.tile(np.concatenate((np.ones(micro_batches), -np.ones(micro_batches))), stages).astype(np.int64)
     held = np.cumsum(step.reshape(stages, -1), axis=1).ravel()
     spans = {
         "rank": np.tile(np.concatenate((stage, stage)), schedules),
-        "chunk": np.tile(np.concatenate((microbatch, microbatch)) % 2, schedules),
-        "microbatch": np.tile(np.concatenate((microbatch, microbatch)), schedules),
+        "chunk": np.tile(np.concatenate((micro_batch, micro_batch)) % 2, schedules),
+        "micro_batch": np.tile(np.concatenate((micro_batch, micro_batch)), schedules),
         "ts_ns": np.tile(np.concatenate((forward, forward + 1_000_000)), schedules),
         "dur_ns": np.full(2 * count * schedules, 1_000_000),
-        "paired": np.tile(np.concatenate((microbatch > 0, microbatch < microbatches - 1)), schedules),
+        "paired": np.tile(np.concatenate((micro_batch > 0, micro_batch < micro_batches - 1)), schedules),
         "schedule": [name for name in names for _ in range(2 * count)],
         "phase": (["forward"] * count + ["backward"] * count) * schedules,
     }
     in_flight = {
         "schedule": [name for name in names for _ in range(2 * count)],
-        "rank": np.tile(np.repeat(np.arange(stages), 2 * microbatches), schedules),
-        "ts_ns": np.tile(np.tile(np.arange(2 * microbatches) * 1_000_000, stages), schedules),
+        "rank": np.tile(np.repeat(np.arange(stages), 2 * micro_batches), schedules),
+        "ts_ns": np.tile(np.tile(np.arange(2 * micro_batches) * 1_000_000, stages), schedules),
         "chunks": np.tile(held, schedules),
         "bytes": np.tile(held, schedules) * size if size >= 0 else np.full(2 * count * schedules, -1),
     }
@@ -85,7 +85,7 @@ def pipeline_schedule(stages: int = 4, microbatches: int = 6, schedules: int = 2
                     Column("schedule", "category"),
                     RANK,
                     Column("chunk", "int64"),
-                    Column("microbatch", "int64"),
+                    Column("micro_batch", "int64"),
                     Column("phase", "category"),
                     Column("ts_ns", "int64", NS),
                     Column("dur_ns", "int64", NS),

@@ -76,7 +76,7 @@ def test_findings_are_a_line_each_wherever_they_stand() -> None:
 def test_a_report_without_findings_shows_its_first_table_and_the_number_of_further_rows() -> None:
     shown = lines(sample.ranking("ops", "dur_ns", rows=30))
     (heading,) = [line for line in shown if "more)" in line]
-    assert heading.endswith("(20 more)")
+    assert heading.endswith("(21 more)")
 
 
 def test_no_findings_say_why() -> None:

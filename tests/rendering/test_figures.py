@@ -389,7 +389,7 @@ def test_bars_of_findings_are_what_is_additional_and_the_rest() -> None:
     table = result["findings"]
     assert added["x"] == pytest.approx(table["additional_ns"] / 1e6)
     assert np.add(added["x"], rest["x"]) == pytest.approx(table["saving_ns"] / 1e6)
-    assert added["customdata"] == pytest.approx(table["fraction"], abs=1e-4)
+    assert added["customdata"] == pytest.approx(table["fraction_of_step"], abs=1e-4)
     assert np.add(added["customdata"], rest["customdata"]) == pytest.approx(
         table["saving_ns"] / 1e8, abs=1e-4
     )

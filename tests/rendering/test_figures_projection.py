@@ -31,7 +31,7 @@ def test_schedules_are_compared_and_then_drawn_one_by_one() -> None:
 
 
 def test_pairs_are_drawn_half_as_high_one_above_the_other() -> None:
-    _, gantt, *_ = figures(pipeline_schedule(stages=2, microbatches=3))
+    _, gantt, *_ = figures(pipeline_schedule(stages=2, micro_batches=3))
     bars = {trace["name"]: trace for trace in gantt["data"]}
     assert bars["forward"]["y"] == pytest.approx([0, -0.2, -0.2, 1, 0.8, 0.8])
     assert bars["forward"]["width"] == [0.8, 0.4, 0.4] * 2
@@ -48,12 +48,12 @@ def test_what_is_held_is_drawn_in_bytes_where_known() -> None:
 
 
 def test_many_stages_are_some_lines_and_some_rows() -> None:
-    _, gantt, held, *_ = figures(pipeline_schedule(stages=64, microbatches=20))
+    _, gantt, held, *_ = figures(pipeline_schedule(stages=64, micro_batches=20))
     assert "(48 of 64 stages)" in gantt["layout"]["title"]["text"]
     assert [trace["name"] for trace in held["data"]][::7] == ["stage 0", "stage 63"]
-    _, gantt, *_ = figures(pipeline_schedule(stages=1, microbatches=3000))
+    _, gantt, *_ = figures(pipeline_schedule(stages=1, micro_batches=3000))
     assert "(the first 4,000 passes)" in gantt["layout"]["title"]["text"]
-    _, gantt, *_ = figures(pipeline_schedule(stages=40, microbatches=80))
+    _, gantt, *_ = figures(pipeline_schedule(stages=40, micro_batches=80))
     assert len(gantt["layout"]["yaxis"]["ticktext"]) == 40
     ends = np.concatenate([np.add(trace["base"], trace["x"]) for trace in gantt["data"]])
     assert gantt["layout"]["xaxis"]["range"][1] == pytest.approx(ends.max())

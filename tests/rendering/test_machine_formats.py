@@ -27,7 +27,7 @@ def test_one_result_is_the_contract_of_the_command_line() -> None:
     assert (found["analyzer"], found["version"], found["inputs"]) == ("timeline", "1.2", ["a.json", "b.json"])
     assert found["meta"] == {"device": "mi355x", "scope": "all", "step_ns": 103_086_419}
     row = found["tables"]["timeline"][0]
-    assert row == {"rank": 0, "metric": "total", "dur_ns": 412_345_678, "fraction": 1.0}
+    assert row == {"rank": 0, "metric": "total", "dur_ns": 412_345_678, "fraction_of_total": 1.0}
     assert type(row["dur_ns"]) is int
     assert len(found["tables"]["strip"]) == 24
     assert [set(skip) for skip in found["skips"]] == [{"subject", "reason"}]

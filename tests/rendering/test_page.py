@@ -22,7 +22,7 @@ COLUMNS = (
     Column("position", "int64", "count"),
     Column("finding", "str"),
     Column("additional_ns", "int64", "ns"),
-    Column("fraction", "float64", "fraction"),
+    Column("fraction_of_step", "float64", "fraction"),
     Column("saving_ns", "int64", "ns"),
     Column("low_ns", "int64", "ns"),
     Column("high_ns", "int64", "ns"),
@@ -43,7 +43,7 @@ def findings(**changes: Any) -> Result:
         "position": 1,
         "finding": "Expert loop",
         "additional_ns": 91_500_000,
-        "fraction": 0.41,
+        "fraction_of_step": 0.41,
         "saving_ns": 91_500_000,
         "low_ns": 37_100_000,
         "high_ns": 92_600_000,
@@ -80,7 +80,7 @@ def test_an_upper_bound_says_so_and_has_no_range() -> None:
 
 
 def test_what_adds_nothing_has_no_saving_of_its_own() -> None:
-    (card,) = finding_cards(Report((findings(additional_ns=0, fraction=0.0),)))
+    (card,) = finding_cards(Report((findings(additional_ns=0, fraction_of_step=0.0),)))
     assert (card.saving, card.alone) == ("", "91.5 ms (37.1 to 92.6 ms)")
 
 

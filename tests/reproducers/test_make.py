@@ -50,8 +50,8 @@ def test_scripts_come_in_order_of_time(tmp_path: Path) -> None:
     assert numbers(found, "count") == [1, 2, 1]
     assert numbers(found, "traced_ns") == [120_000, 41_000, 1000]
     assert numbers(found, "total_ns") == [120_000, 82_000, 1000]
-    assert numbers(found, "fraction") == pytest.approx([120 / 203, 82 / 203, 1 / 203])
-    assert found.meta["fraction"] == pytest.approx(1)
+    assert numbers(found, "fraction_of_gpu_time") == pytest.approx([120 / 203, 82 / 203, 1 / 203])
+    assert found.meta["fraction_of_gpu_time"] == pytest.approx(1)
     assert (found.analyzer, found.meta["not_written"], found.skips) == ("replay", 0, ())
 
 
@@ -79,7 +79,7 @@ def test_the_first_ones_only(tmp_path: Path) -> None:
     found = replay(run_of(*calls), tmp_path / "a")
     assert (len(subjects(found)), TOP, found.meta["not_written"]) == (20, 20, 10)
     assert numbers(found, "total_ns") == [1000 * size for size in range(30, 10, -1)]
-    assert found.meta["fraction"] == pytest.approx(sum(range(11, 31)) / sum(range(1, 31)))
+    assert found.meta["fraction_of_gpu_time"] == pytest.approx(sum(range(11, 31)) / sum(range(1, 31)))
     found = replay(run_of(*calls), tmp_path / "b", top=3)
     assert (len(subjects(found)), found.meta["not_written"]) == (3, 27)
     found = replay(run_of(*calls), tmp_path / "c", top=None)
@@ -140,7 +140,7 @@ def test_all_time_without_a_script_is_told(tmp_path: Path) -> None:
     assert LONG_LIST in found.skips[0].subject + found.skips[0].reason
     assert INDICES_UNKNOWN in found.skips[1].reason
     assert "graph" in found.skips[2].subject
-    assert found.meta["fraction"] == pytest.approx(90 / 100)
+    assert found.meta["fraction_of_gpu_time"] == pytest.approx(90 / 100)
 
 
 def test_of_what_was_asked_for_each_refusal_is_told(tmp_path: Path) -> None:

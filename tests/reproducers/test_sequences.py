@@ -117,7 +117,7 @@ def test_what_is_left_out_is_said_and_summed_up() -> None:
 
 def test_the_median_layer_stands_for_all() -> None:
     # The third layer has the most rows, the first the fewest.
-    model = Model(layers=3, order="F0", rows=lambda rank, microbatch, layer: [layer + 2] * 8)
+    model = Model(layers=3, order="F0", rows=lambda rank, micro_batch, layer: [layer + 2] * 8)
     script = forward(model)
     assert 'micro-batch 0, layer 1",' in script.text
     assert "for _ in range(8):" in body(script)

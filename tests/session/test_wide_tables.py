@@ -240,7 +240,7 @@ def test_moe_stages_and_layers_add_up_to_the_truth(tmp_path: Path) -> None:
     traces, truth = recorded(Model(layers=2, ranks=2, exchange="all_to_all"))
     kernels = tracelens.Run(traces.traces).kernels()
     moe = kernels[kernels["layer"].notna()]
-    found = moe.groupby(["rank", "microbatch", "layer", "phase", "stage"])["dur_ns"].sum()
+    found = moe.groupby(["rank", "micro_batch", "layer", "phase", "stage"])["dur_ns"].sum()
     assert found[found > 0].to_dict() == {key: ns for key, ns in truth.items() if ns}
 
 

@@ -60,9 +60,9 @@ def as_in_collectives(run: tracelens.Run) -> None:
     # A kernel of several sends and receives waits for the last of its partners.
     by_wait = rows.sort_values("wait_ns", na_position="first")
     kernels = by_wait.drop_duplicates(["rank", "kernel_id"], keep="last").fillna({"wait_ns": 0})
-    kernels = kernels.rename(columns={"dur_ns": "kernel_ns", "wait_ns": "sync_ns"}).assign(kernels=1)
-    expected = result["ranks"].replace({"sync_ns": {-1: 0}})
-    _same(kernels, expected, ["rank"], ["kernel_ns", "sync_ns", "kernels"])
+    kernels = kernels.rename(columns={"dur_ns": "kernel_ns"}).assign(kernels=1)
+    expected = result["ranks"].replace({"wait_ns": {-1: 0}})
+    _same(kernels, expected, ["rank"], ["kernel_ns", "wait_ns", "kernels"])
     matched = rows[rows["wait_ns"].notna()].drop(columns="exposed_ns")
     matched = matched.rename(columns={"exposed_comm_ns": "exposed_ns"})
     times = ["dur_ns", "wait_ns", "exposed_ns"]

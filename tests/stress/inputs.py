@@ -335,7 +335,7 @@ def moe_layers(size: int) -> Recording:
     return recording
 
 
-def microbatches(size: int) -> Recording:
+def micro_batches(size: int) -> Recording:
     """Two pipeline stages and so many micro-batches, each with a message forth and one back."""
     group = {"name": "", "group": "PP", "kernel": "ncclDevKernel_SendRecv"}
     about = {"Process Group Description": "PIPELINE_MODEL_PARALLEL_GROUP"}
@@ -392,7 +392,7 @@ INPUTS: dict[str, Callable[[int], Recording]] = {
     for make in (
         threads, steps, overlapping_collectives, collectives_in_turn, groups, nested_annotations,
         equal_annotations, same_annotations, nested_ops, nested_frames, ranks, wide_group, streams, devices,
-        names, kernels, blocking_calls, one_launch, same_time, no_durations, moe_layers, microbatches,
+        names, kernels, blocking_calls, one_launch, same_time, no_durations, moe_layers, micro_batches,
         routed_layers, serving_steps,
     )
 }  # fmt: skip

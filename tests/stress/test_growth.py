@@ -25,7 +25,7 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "routed_layers": (800, ("moe", "grouped_gemm")),
     "serving_steps": (400, ("serving", "whatif")),
     "no_durations": (1500, ("diff", "diff_back")),
-    "microbatches": (500, ("collectives", "stragglers", "pipeline")),
+    "micro_batches": (500, ("collectives", "stragglers", "pipeline")),
 }
 """Input to its smaller size, and the commands that are measured on it."""
 SHARE = effort(0.6, 1.0)

@@ -108,7 +108,7 @@ def communication(*ranks: tuple[float, float, float], total_ms: float = 100) -> 
             "rank": rank,
             "kernel_ns": round(kernel * MS),
             "comm_ns": round((kernel - sync) * MS),
-            "sync_ns": round(sync * MS),
+            "wait_ns": round(sync * MS),
             "exposed_ns": round(kernel * MS),
             "unmatched_ns": round(unmatched * MS),
         }
@@ -136,7 +136,7 @@ def findings(*found: tuple[str, str, float, str], base_ms: float = 100) -> Resul
             "scenario": scenario,
             "fix": fix_of.get(scenario, ""),
             "additional_ns": round(ms * MS),
-            "fraction": ms / base_ms,
+            "fraction_of_step": ms / base_ms,
             "confidence": sure,
         }
         for name, scenario, ms, sure in found

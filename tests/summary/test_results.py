@@ -124,7 +124,7 @@ def test_a_ladder_names_what_gains_and_what_loses() -> None:
 
 
 def test_an_untimed_ladder_has_the_recorded_steps() -> None:
-    meta = {"base_ns": 60 * MS, "last_ns": 30 * MS, "speedup": -1.0}
+    meta = {"base_ns": 60 * MS, "last_ns": 30 * MS, "speedup": None}
     made = summed_up(
         result("ladder", meta=meta, rungs=[rung("baseline", 0, 0, ""), rung("fast", 0, -1.0, "")])
     )
@@ -186,7 +186,7 @@ def test_schedules_are_compared_with_the_first() -> None:
 def test_a_bubble_says_what_twice_the_chunks_would_do() -> None:
     projected = project_bubble(16, 2**25, 64)
     made = summed_up(projected)
-    assert tile(made, "bubble").value == projected.data["bubble"].array("fraction")[0]
+    assert tile(made, "bubble").value == projected.data["bubble"].array("bubble_ratio")[0]
     assert made.verdict.endswith("VPP 2 would make it 2.85%.")
 
 

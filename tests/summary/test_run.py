@@ -340,7 +340,12 @@ def test_a_cpu_only_run_names_no_gpu() -> None:
 
 
 def test_doubts_come_first() -> None:
-    doubts = {"1": [{"doubt": "cut", "fraction": 0.1}, {"doubt": "missing work", "fraction": 0.5}]}
+    doubts = {
+        "1": [
+            {"doubt": "cut", "fraction_of_recorded_time": 0.1},
+            {"doubt": "missing work", "fraction_of_recorded_time": 0.5},
+        ]
+    }
     made = summary(sample.steps([100], [100]), ranks=[0, 1], trust={"complete": False, "doubts": doubts})
     assert made.verdict.startswith("Doubtful recording (missing work, cut on rank 1)")
     assert (tile(made, "trust").text, tile(made, "trust").note) == ("doubtful", "missing work, cut")

@@ -83,4 +83,4 @@ def check_explained(run: Run, unexplained: float) -> None:
     assert explained["unexplained_fraction"].max() < unexplained
     whole = path[path["scenario"] == "identity"]["dur_ns"].sum()
     assert whole in result["ranks"]["base_ns"].tolist()
-    assert path[path["scenario"] == "(measured)"]["fraction"].sum() == pytest.approx(1)
+    assert path[path["scenario"] == "(measured)"]["fraction_of_step"].sum() == pytest.approx(1)

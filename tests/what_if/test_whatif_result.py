@@ -39,7 +39,7 @@ def test_the_critical_path_adds_up_to_the_step() -> None:
         ("kernel start", 6_000, 0),
         ("host", 3_000, 0),
     ]
-    assert measured["fraction"].sum() == pytest.approx(1)
+    assert measured["fraction_of_step"].sum() == pytest.approx(1)
     for row in result["whatif"].itertuples():
         assert path[path["scenario"] == row.scenario]["dur_ns"].sum() == row.projected_ns
         assert row.low_ns <= row.projected_ns <= row.high_ns
@@ -54,7 +54,7 @@ def test_the_critical_path_adds_up_to_the_step() -> None:
 def test_what_the_path_is_made_of() -> None:
     result = whatif(run_of(WAITS), ["identity"])
     rows = records(
-        result["bottlenecks"], "scenario", "rank", "category", "name", "count", "dur_ns", "fraction"
+        result["bottlenecks"], "scenario", "rank", "category", "name", "count", "dur_ns", "fraction_of_step"
     )
     # First what each step is most, then what comes second.
     assert rows[:4] == [

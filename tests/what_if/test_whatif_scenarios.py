@@ -147,7 +147,7 @@ def test_garbage_is_collected_on_each_rank_for_itself() -> None:
 
 
 def test_balanced_experts_have_the_same_work_on_all_ranks() -> None:
-    def rows(rank: int, microbatch: int, layer: int) -> list[int]:
+    def rows(rank: int, micro_batch: int, layer: int) -> list[int]:
         return [6, 10] if rank else [2, 2]
 
     run, _ = recorded(Model(loop=True, ranks=2, experts=4, exchange="all_to_all", rows=rows))

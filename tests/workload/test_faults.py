@@ -79,7 +79,7 @@ def is_named(kind: str, run: Run) -> bool:
 
 def worst(run: Run) -> tuple[object, ...]:
     """Rank, cause, whether beyond noise, share of that cause and share of all waiting."""
-    columns = ("rank", "cause", "significant", "cause_fraction", "fraction")
+    columns = ("rank", "cause", "significant", "fraction_of_others_wait", "fraction_of_all_wait")
     return records(analyze(run, "stragglers")["stragglers"], *columns)[0]
 
 

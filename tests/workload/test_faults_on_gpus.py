@@ -45,7 +45,7 @@ def test_files_are_those_of_the_manifest() -> None:
 def test_the_late_rank_is_named_with_its_cause(kind: str) -> None:
     """It comes first, most of what it cost is laid to that cause, and it costs most of all waiting."""
     fault = injected(kind)
-    columns = ("rank", "cause", "cause_fraction", "fraction")
+    columns = ("rank", "cause", "fraction_of_others_wait", "fraction_of_all_wait")
     rank, cause, of_rank, of_all = records(found(kind, "stragglers")["stragglers"], *columns)[0]
     assert (rank, cause) == (fault.rank, KINDS[fault.kind].cause)
     assert of_rank > 0.5

@@ -20,10 +20,10 @@ def test_chunks_of_a_pipeline_shorten_its_bubble(recorded: Recorded) -> None:
         bubble, spans = found["bubble"], found["spans"]
         assert bubble["stage"].tolist() == [0, 1]
         assert set(bubble["stages"]) == {layout.pp}
-        assert set(bubble["microbatches"]) == {batches}
+        assert set(bubble["micro_batches"]) == {batches}
         assert set(bubble["chunks"]) == {layout.vpp} == {chunks}
         # Each stage runs each micro-batch forward and backward through each of its chunks.
-        assert len(spans) == len(spans[["stage", "chunk", "microbatch", "phase"]].drop_duplicates())
+        assert len(spans) == len(spans[["stage", "chunk", "micro_batch", "phase"]].drop_duplicates())
         assert len(spans) == layout.pp * chunks * batches * 2
         (share,) = set(bubble["expected_fraction"])
         assert share == pytest.approx((layout.pp - 1) / (layout.pp - 1 + batches * chunks))

@@ -39,7 +39,7 @@ def interleaved(found: Result) -> set[tuple[int, int, int]]:
         beside = begin[one] < end[other] and begin[other] < end[one]
         phases = passes["phase"][one], passes["phase"][other]
         if beside and phases == ("forward", "backward") and passes["rank"][one] == passes["rank"][other]:
-            pairs.add((passes["rank"][one], passes["microbatch"][one], passes["microbatch"][other]))
+            pairs.add((passes["rank"][one], passes["micro_batch"][one], passes["micro_batch"][other]))
     return pairs
 
 

@@ -119,7 +119,7 @@ def _device(device: Device) -> dict[str, str]:
     return {
         "name": device.name,
         "title": device.title,
-        "units": str(device.units),
+        "units": str(device.units or "-"),
         **{name: f"{value / unit:.4g}" if value else "-" for name, (value, unit) in numbers.items()},
         "sources": f"{secondary} of {len(device.sources)} secondary" if secondary else device.vendor,
     }

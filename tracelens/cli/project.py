@@ -148,8 +148,7 @@ def scaling(request: ScalingRequest, out: Delivery) -> None:
     """
     out.check(files_of(request.model, request.network, request.device, request.routing))
     result = request.answer()
-    device = result.meta["device"]
-    title = f"project scaling of {request.model}: EP {request.ep} on {request.gpus:,} x {device}"
+    title = f"project scaling of {request.model} on {request.gpus:,} x {result.meta['device']}"
     out.deliver(result, title, [request.model])
 
 

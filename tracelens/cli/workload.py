@@ -220,8 +220,8 @@ def ladder(
         tracelens workload ladder ladder/ --ranks 2 --rung 'grouped: experts=grouped' --rung 'host: gc=manual'
         tracelens workload ladder --from ladder/ -o ladder.html -o ladder.md
     """
-    from tracelens.compare.ladder import headline, read
     from tracelens.compare.ladder import ladder as compared
+    from tracelens.compare.ladder import read
     from tracelens.session import load
     from tracelens.workload import chosen_rungs, plan_ladder
 
@@ -252,7 +252,7 @@ def ladder(
     with progress() as line:
         result = compared(measured, (load(rung.folder, progress=line) for rung in measured.rungs))
     folders = [str(rung.folder) for rung in measured.rungs]
-    out.deliver(result, f"workload ladder: {headline(result)}", folders, full=sections.full)
+    out.deliver(result, "workload ladder", folders, full=sections.full)
 
 
 class ServedModel(Workload):

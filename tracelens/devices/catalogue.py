@@ -24,7 +24,7 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 # What makes another product of the same chip: fewer units, lower clocks or slower memory. "MI250X/MI250"
 # is what some drivers call both of these, so it says nothing.
-_OTHER_PRODUCT = frozenset({"pcie", "nvl", "mig", "mi250"})
+_OTHER_PRODUCT = frozenset({"pcie", "nvl", "mig", "mi250", "3e"})
 
 
 class _Head(NamedTuple):

@@ -57,7 +57,7 @@ FINDINGS = Schema(
         Column("finding", "str", doc="what happens"),
         Column("additional_ns", "int64", "ns", "saving once the findings above are fixed; of a symptom, "
                                                "once all its causes are; mean of the ranks"),
-        Column("fraction", "float64", "fraction", "of the step"),
+        Column("fraction_of_step", "float64", "fraction", "of the step"),
         Column("saving_ns", "int64", "ns", "saving if only this is fixed"),
         Column("low_ns", "int64", "ns", "lower end of the saving: over all recorded steps, with "
                                         "unexplained delays kept, at their median or removed, and with "
@@ -111,7 +111,7 @@ CANDIDATES = Schema(
         Column("dur_ns", "float64", "ns", "of a call"),
         Column("reachable_ns", "float64", "ns", "that a call needs at the rates that the device reaches"),
         Column("lost_ns", "float64", "ns", "time beyond that, per step"),
-        Column("fraction", "float64", "fraction", "of the step that is lost"),
+        Column("fraction_of_step", "float64", "fraction", "of the step that is lost"),
         Column(
             "flops_per_s", "float64", "flops/s", "that a call reaches, 0 where it computes next to nothing"
         ),
@@ -558,7 +558,7 @@ def _row(
         "position": position,
         "finding": detection.title or candidate.detector.title,
         "additional_ns": round(finding.additional_ns),
-        "fraction": min(finding.additional_ns / max(replays.base_ns, 1), 1.0),
+        "fraction_of_step": min(finding.additional_ns / max(replays.base_ns, 1), 1.0),
         "saving_ns": round(saving.ns),
         "low_ns": round(saving.low_ns),
         "high_ns": round(saving.high_ns),
@@ -698,7 +698,7 @@ def doubted(detection: Detection, rank: int, doubts: Result) -> Detection:
         if table is None or not len(table):
             return detection
         of_rank = np.ones(len(table), dtype=bool) if rank == JOB else table.array("rank") == rank
-        share = float(table.array("fraction")[of_rank].max(initial=0.0))
+        share = float(table.array("fraction_of_recorded_time")[of_rank].max(initial=0.0))
         names = sorted(set(table.texts("doubt", of_rank)))
     else:
         share = int(doubtful_time(doubts, rank).covered(where.start, where.end).sum()) / where.total

@@ -24,7 +24,7 @@ BUBBLE = Schema(
     (
         Column("convention", "category", doc="what the idle time is a share of"),
         Column("numbers", "str", doc="the formula with its numbers"),
-        Column("fraction", "float64", "ratio", "idle time per stage; may exceed 1 of the ideal time"),
+        Column("bubble_ratio", "float64", "ratio", "idle time per stage; may exceed 1 of the ideal time"),
     ),
     doc="(PP - 1) / (PP - 1 + GA VPP) of the whole time, (PP - 1) / (GA VPP) of the ideal time, "
     "for equal passes and free messages.",
@@ -33,10 +33,10 @@ BY_CHUNKS = Schema(
     "Bubble by chunks",
     (
         Column("vpp", "int64", "count", "model chunks per stage; 1: no interleaving"),
-        Column("whole_fraction", "float64", "fraction", "bubble / whole time"),
-        Column("ideal_ratio", "float64", "ratio", "bubble / time without the bubble"),
+        Column("bubble_fraction", "float64", "fraction", "bubble / whole time"),
+        Column("bubble_ideal_ratio", "float64", "ratio", "bubble / time without the bubble"),
         Column("in_flight", "int64", "count", "micro-batch chunks whose activations the first stage holds"),
-        Column("in_flight_share", "float64", doc="in_flight / vpp: the same in micro-batches"),
+        Column("in_flight_micro_batches", "float64", doc="in_flight / vpp: the same in micro-batches"),
     ),
     doc="More chunks per stage shrink the bubble but cost messages and memory.",
 )
@@ -95,7 +95,7 @@ class PipelineSizes:
         return self.gpus // (self.pp * self.cp * self.tp)
 
     @property
-    def microbatches(self) -> int:
+    def micro_batches(self) -> int:
         """GA: micro-batches of a step on each data-parallel rank."""
         return self.global_tokens // (self.seq * self.mbs * self.dp)
 
@@ -117,7 +117,7 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
     most = _MOST_VPP if batch.pp > 1 else 1
     if not 1 <= vpp <= most:
         raise TracelensError(f"vpp must be 1 to {_MOST_VPP}, and 1 without a pipeline (pp=1), not {vpp}")
-    count = batch.microbatches
+    count = batch.micro_batches
     shares = [float(fraction) for fraction in fractions(batch.pp, count, vpp)]
     conventions = BUBBLE.table(
         {
@@ -126,7 +126,7 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
                 f"{batch.pp - 1} / ({batch.pp - 1} + {count} x {vpp}) = {shares[0]:.2%}",
                 f"{batch.pp - 1} / ({count} x {vpp}) = {shares[1]:.2%}",
             ],
-            "fraction": shares,
+            "bubble_ratio": shares,
         }
     )
     # Up to _MOST_CHUNKS, or up to `vpp` if that is more.
@@ -138,10 +138,10 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
     by_chunks = BY_CHUNKS.table(
         {
             "vpp": list(chunks),
-            "whole_fraction": series[:, 0],
-            "ideal_ratio": series[:, 1],
+            "bubble_fraction": series[:, 0],
+            "bubble_ideal_ratio": series[:, 1],
             "in_flight": chunks_held,
-            "in_flight_share": chunks_held / np.array(chunks),
+            "in_flight_micro_batches": chunks_held / np.array(chunks),
         }
     )
     tables = {"bubble": conventions, "by_vpp": by_chunks}
@@ -165,21 +165,21 @@ def bubble(batch: PipelineSizes, vpp: int = 1) -> Result:
             "vpp": vpp,
             "gpus": batch.gpus,
             "data_parallel": batch.dp,
-            "microbatches": count,
+            "micro_batches": count,
             "global_tokens": batch.global_tokens,
         },
         command="tracelens project bubble",
     )
 
 
-def fractions(stages: int, microbatches: int, chunks: int) -> tuple[Fraction, Fraction]:
+def fractions(stages: int, micro_batches: int, chunks: int) -> tuple[Fraction, Fraction]:
     """The bubble of PP, GA and VPP by both CONVENTIONS, exactly."""
-    work = microbatches * chunks
+    work = micro_batches * chunks
     return Fraction(stages - 1, stages - 1 + work), Fraction(stages - 1, work)
 
 
 def in_flight(
-    stages: int, stage: int, microbatches: int, chunks: int, turn: int = 0, overlap: bool = False
+    stages: int, stage: int, micro_batches: int, chunks: int, turn: int = 0, overlap: bool = False
 ) -> int:
     """Most micro-batch chunks in flight on a stage of 1F1B or interleaved 1F1B.
 
@@ -188,7 +188,7 @@ def in_flight(
     Args:
         stages: PP.
         stage: from 0.
-        microbatches: GA.
+        micro_batches: GA.
         chunks: VPP.
         turn: micro-batches per turn through a chunk; 0 for `stages`.
         overlap: each backward overlaps with a forward of another micro-batch. That takes one more forward,
@@ -198,4 +198,4 @@ def in_flight(
     ahead = stages - stage
     if chunks > 1 or overlap:
         ahead = 2 * (stages - stage - 1) + (chunks - 1) * (turn or stages) + 1 + overlap
-    return min(ahead, microbatches * chunks)
+    return min(ahead, micro_batches * chunks)

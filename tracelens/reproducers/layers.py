@@ -161,7 +161,7 @@ def _script(
     comments = [
         f"{median.phase.capitalize()} pass of an MoE layer, {calls.calls:,} calls in launch order "
         f"({_sizes(layer_pass)})",
-        f"Traced: rank {trace.meta.rank}, {median.step}, micro-batch {layer_pass.microbatch}, "
+        f"Traced: rank {trace.meta.rank}, {median.step}, micro-batch {layer_pass.micro_batch}, "
         f"layer {layer_pass.layer}",
         f"{calls.calls_us:,.1f} us of GPU time, {span_us:,.1f} us from first start to last end, on "
         f"{devices or 'an unknown device'}",

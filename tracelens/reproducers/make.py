@@ -74,7 +74,7 @@ SCRIPTS = Schema(
         Column("count", "int64", "count", "traced calls that the script represents"),
         Column("traced_ns", "int64", "ns", "median traced time per call, 0 where sizes are scaled down"),
         Column("total_ns", "int64", "ns", "all these calls together"),
-        Column("fraction", "float64", "fraction", "share of the GPU time of all ranks"),
+        Column("fraction_of_gpu_time", "float64", "fraction", "share of the GPU time of all ranks"),
         Column("processes", "int64", "count", "ranks that run it"),
     ),
     doc="Run one with `python FILE`, all with `tracelens replay verify DIR`.",
@@ -228,7 +228,7 @@ def handed_over(
                 "target_ns": target_ns,
                 "total_ns": total_ns,
                 "gain_ns": max(total_ns - target_ns * entry.count, 0.0),
-                "fraction": total_ns / max(gpu_ns, 1),
+                "fraction_of_gpu_time": total_ns / max(gpu_ns, 1),
                 "flops": case.cost.flops,
                 "read_bytes": case.cost.read_bytes,
                 "write_bytes": case.cost.write_bytes,
@@ -296,10 +296,10 @@ def _written(
         "count": [reproducer.count for reproducer in scripts],
         "traced_ns": [round(reproducer.traced_us * 1e3) for reproducer in scripts],
         "total_ns": total,
-        "fraction": [ns / gpu_ns for ns in total],
+        "fraction_of_gpu_time": [ns / gpu_ns for ns in total],
         "processes": [reproducer.processes for reproducer in scripts],
     }
-    meta = {"fraction": sum(total) / gpu_ns, "not_written": not_written}
+    meta = {"fraction_of_gpu_time": sum(total) / gpu_ns, "not_written": not_written}
     tables = {"scripts": SCRIPTS.concat([columns] if scripts else [])}
     replay_result = result(tables, skips, **meta)
     return replace(

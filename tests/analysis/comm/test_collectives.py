@@ -45,7 +45,9 @@ def test_the_last_rank_waits_for_nobody() -> None:
     )
     columns = ("collective", "ranks", "bytes", "latency_ns", "start_skew_ns", "end_skew_ns", "last_rank")
     assert records(result["collectives"], *columns) == [("allreduce", 3, 100, 4000, 5000, 1000, 2)]
-    rows = records(result["ranks"], "rank", "kernel_ns", "comm_ns", "sync_ns", "last_count", "caused_wait_ns")
+    rows = records(
+        result["ranks"], "rank", "kernel_ns", "comm_ns", "wait_ns", "last_arrivals", "others_wait_ns"
+    )
     # Rank 2 arrives at 10: rank 0 has waited 5 by then, rank 1 one.
     assert rows == [
         (0, 10_000, 5_000, 5_000, 0, 0),
@@ -57,7 +59,7 @@ def test_the_last_rank_waits_for_nobody() -> None:
 def test_a_wait_is_no_longer_than_the_kernel() -> None:
     """A kernel that ends before the last rank has arrived waited for something else, or its clock is off."""
     result = collectives([comm("    aa"), comm("          aaaa")])
-    assert records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns") == [(2000, 0, 2000), (4000, 4000, 0)]
+    assert records(result["ranks"], "kernel_ns", "comm_ns", "wait_ns") == [(2000, 0, 2000), (4000, 4000, 0)]
 
 
 def test_bandwidths() -> None:
@@ -92,7 +94,7 @@ def test_bus_bandwidth_by_the_conventions_of_nccl_tests(name: str, size: int, fa
 def test_instances_follow_one_another() -> None:
     result = collectives([comm("      aaaa   bb"), comm("       aaa  bbb")])
     assert records(result["collectives"], "order", "last_rank", "latency_ns") == [(0, 1, 3000), (1, 0, 2000)]
-    assert records(result["ranks"], "sync_ns") == [(1000,), (1000,)]
+    assert records(result["ranks"], "wait_ns") == [(1000,), (1000,)]
 
 
 def test_a_recording_that_begins_later_is_shifted() -> None:
@@ -111,15 +113,17 @@ def test_ranks_that_disagree_are_told_and_not_paired() -> None:
     (skip,) = (skip for skip in result.skips if "disagree" in skip.reason)
     assert "rank 0 allreduce Half 100 bytes; rank 1 broadcast Half 100 bytes" in skip.reason
     # What cannot be compared counts as communication, and is said to.
-    assert records(result["ranks"], "comm_ns", "sync_ns", "unmatched_ns") == [(3000, None, 3000)] * 2
+    assert records(result["ranks"], "comm_ns", "wait_ns", "unmatched_ns") == [(3000, None, 3000)] * 2
 
 
 def test_one_rank_alone_gives_no_split() -> None:
     result = collectives([comm("    aaa", size=8)])
-    assert records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns", "unmatched_ns") == [
+    assert records(result["ranks"], "kernel_ns", "comm_ns", "wait_ns", "unmatched_ns") == [
         (3000, 3000, None, 3000)
     ]
-    assert records(result["ranks"], "sync_fraction", "last_count", "caused_wait_ns") == [(None, None, None)]
+    assert records(result["ranks"], "wait_fraction", "last_arrivals", "others_wait_ns") == [
+        (None, None, None)
+    ]
     assert not len(result["clocks"])
     assert any("waiting needs at least two" in skip.reason for skip in result.skips)
 
@@ -188,7 +192,7 @@ def test_a_batch_of_sends_and_receives_has_one_kernel() -> None:
     result = collectives([batch("     aaaaaa"), batch("        aaa")])
     assert records(result["collectives"], "collective", "last_rank") == [("send/recv", 1)] * 2
     # One kernel in two pairs counts once.
-    assert records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns") == [
+    assert records(result["ranks"], "kernel_ns", "comm_ns", "wait_ns") == [
         (6000, 3000, 3000),
         (3000, 3000, 0),
     ]
@@ -217,7 +221,7 @@ def test_clocks_of_other_hosts_are_set_right() -> None:
         (1000, 0, 3000),
         (1000, 0, 2000),
     ]
-    assert records(result["ranks"], "sync_ns") == [(1000,), (0,), (1000,), (1000,)]
+    assert records(result["ranks"], "wait_ns") == [(1000,), (0,), (1000,), (1000,)]
 
 
 def test_offsets_are_exact_since_1970() -> None:
@@ -321,7 +325,7 @@ def test_all_reduces_of_a_library_are_split_like_others() -> None:
         ("allreduce", "_C_custom_ar", 0, 100, 2, 1, 3000),
         ("allreduce", "_C_custom_ar", 1, 100, 2, 0, 3000),
     ]
-    rows = records(result["ranks"], "kernel_ns", "comm_ns", "sync_ns", "unmatched_ns")
+    rows = records(result["ranks"], "kernel_ns", "comm_ns", "wait_ns", "unmatched_ns")
     assert rows == [(10_000, 6_000, 4_000, 0), (8_000, 6_000, 2_000, 0)]
     assert not [skip for skip in result.skips if "does not record" in skip.reason]
 

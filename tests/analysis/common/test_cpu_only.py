@@ -159,7 +159,7 @@ def test_collectives_are_matched_across_ranks() -> None:
     result = analyze(ranks(STEP, LATE), "collectives")
     columns = ("collective", "group", "ranks", "bytes", "start_skew_ns", "last_rank")
     assert records(result["collectives"], *columns) == [("allreduce", "world 0-1", 2, 24, 2000, 1)]
-    assert records(result["ranks"], "rank", "kernel_ns", "sync_ns") == [(0, 4000, 2000), (1, 2000, 0)]
+    assert records(result["ranks"], "rank", "kernel_ns", "wait_ns") == [(0, 4000, 2000), (1, 2000, 0)]
 
 
 def test_stragglers_name_what_the_host_was_in() -> None:

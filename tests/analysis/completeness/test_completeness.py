@@ -68,7 +68,7 @@ def test_launch_calls_without_kernels_are_missing_kernels_in_the_gap_where_they_
         (0, "missing kernels", 8000, 4, 5000)
     ]
     assert records(result["stretches"], "local_ts_ns", "dur_ns") == [(5000, 8000)]
-    assert result["doubts"]["fraction"][0] == pytest.approx(8 / 18)
+    assert result["doubts"]["fraction_of_recorded_time"][0] == pytest.approx(8 / 18)
 
 
 def test_one_lost_kernel_is_a_doubt() -> None:

@@ -68,7 +68,7 @@ def test_a_gap_has_the_cause_of_most_of_its_time() -> None:
         s7 k                         |   aaa               bb
     """
     assert gaps(text) == [(3, 15, "silent host", "", "cudaStreamSynchronize -> aten::add")]
-    assert idle(text)["gaps"]["cause_fraction"].tolist() == [pytest.approx(11 / 15)]
+    assert idle(text)["gaps"]["fraction_of_gap"].tolist() == [pytest.approx(11 / 15)]
 
 
 def test_a_host_between_ops_is_named_by_its_frame_or_by_what_is_around() -> None:
@@ -580,7 +580,7 @@ def test_causes_add_up_to_the_idle_time_of_the_timeline() -> None:
     result = analyze(run, "idle")
     (step,) = records(analyze(run, "timeline")["steps"], "idle_ns")
     assert result["causes"]["dur_ns"].sum() == result["pieces"]["dur_ns"].sum() == step[0]
-    assert result["causes"]["fraction"].sum() == pytest.approx(1)
+    assert result["causes"]["fraction_of_idle"].sum() == pytest.approx(1)
     assert result["causes"]["dur_ns"].is_monotonic_decreasing
     start, dur = (result["pieces"][name].to_numpy() for name in ("local_ts_ns", "dur_ns"))
     assert np.all(start[1:] >= start[:-1] + dur[:-1])

@@ -95,7 +95,7 @@ def test_histogram_borders(latency: int, bucket: str) -> None:
     events = trace.tables["events"]
     events.array("ts_ns")[1] += latency
     table = analyze(make_run([trace]), "launches")["latency_histogram"]
-    assert records(table[table["count"] > 0], "bucket", "fraction") == [(bucket, 1.0)]
+    assert records(table[table["count"] > 0], "bucket", "fraction_of_launches") == [(bucket, 1.0)]
 
 
 def test_calls() -> None:

@@ -21,7 +21,7 @@ GROUPED = "grouped GEMMs read their sizes from GPU memory"
 
 
 def analyzed(**changes: Any) -> Result:
-    model = Model(layers=1, order="F0 B0 F1 B1", rows=lambda _, microbatch, __: ROWS[microbatch], **changes)
+    model = Model(layers=1, order="F0 B0 F1 B1", rows=lambda _, micro_batch, __: ROWS[micro_batch], **changes)
     return analyze(recorded(model)[0], "moe")
 
 

@@ -27,12 +27,12 @@ SHARED = ("", "before", "after")
 
 
 def times(result: Result) -> Counter[Key]:
-    """(rank, microbatch, layer, phase, stage) to ns."""
+    """(rank, micro_batch, layer, phase, stage) to ns."""
     times: Counter[Key] = Counter()
     for row in result["passes"].to_dict("records"):
         for stage in STAGES:
             if ns := row[f"{stage.replace(' ', '_')}_ns"]:
-                times[row["rank"], row["microbatch"], row["layer"], str(row["phase"]), stage] += ns
+                times[row["rank"], row["micro_batch"], row["layer"], str(row["phase"]), stage] += ns
     return times
 
 
@@ -67,7 +67,7 @@ def test_each_kernel_is_in_its_stage(model: Model) -> None:
     result = agrees(model)
     assert result.meta["layers"] == 2
     assert result.meta["experts"] == 8
-    assert result.meta["chosen"] == (-1 if model.fused_router else 2)
+    assert result.meta["top_k"] == (None if model.fused_router else 2)
     named = "scopes or modules" if model.naming != "none" else "order of ops"
     assert result.meta["found_by"] == named
     assert set(result["layers"]["gemms"]) == {2.0 * (8 // model.ranks if model.loop else 1)}
@@ -107,8 +107,8 @@ def test_micro_batches_in_any_order(order: str, messages: bool, recompute: Any) 
     if recompute and "B" in order:
         phases.add("recompute")
     passes = result["passes"]
-    for rank, microbatch, layer, phase in product((0, 1), range(order.count("F")), range(3), phases):
-        of_pass = passes["rank"].eq(rank) & passes["microbatch"].eq(microbatch) & passes["layer"].eq(layer)
+    for rank, micro_batch, layer, phase in product((0, 1), range(order.count("F")), range(3), phases):
+        of_pass = passes["rank"].eq(rank) & passes["micro_batch"].eq(micro_batch) & passes["layer"].eq(layer)
         assert len(passes[of_pass & passes["phase"].eq(phase)]) == 1
     assert set(passes["phase"]) == phases
 
@@ -128,7 +128,7 @@ def test_frames_need_not_be_recorded_in_autograds_threads(naming: str) -> None:
 @pytest.mark.parametrize("naming", ["none", "megatron"])
 def test_without_recorded_arguments(naming: str) -> None:
     result = agrees(Model(naming=naming, shapes=False, shared="after"))
-    assert result.meta["experts"] == -1
+    assert result.meta["experts"] is None
     assert result["layers"]["tokens"].isna().all()
     assert not len(result["experts"])
 

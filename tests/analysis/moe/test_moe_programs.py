@@ -132,9 +132,9 @@ def test_attention_to_the_best_keys(keys: int) -> None:
 
 
 def layers_of(result: Result) -> list[tuple[int, int]]:
-    """(microbatch, layer) of the forward passes."""
+    """(micro_batch, layer) of the forward passes."""
     passes = result["passes"]
-    return records(passes[passes["phase"] == "forward"], "microbatch", "layer")
+    return records(passes[passes["phase"] == "forward"], "micro_batch", "layer")
 
 
 def test_two_choices_of_groups_and_of_experts() -> None:
@@ -157,7 +157,7 @@ def test_two_choices_of_groups_and_of_experts() -> None:
     recorder.backward(0, recorder.forward(0))
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (8, 3)
+    assert (result.meta["experts"], result.meta["top_k"]) == (8, 3)
 
 
 def test_a_capacity_chooses_tokens_and_not_experts() -> None:
@@ -172,7 +172,7 @@ def test_a_capacity_chooses_tokens_and_not_experts() -> None:
     recorder.backward(0, recorder.forward(0))
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (8, 2)
+    assert (result.meta["experts"], result.meta["top_k"]) == (8, 2)
 
 
 def test_fused_ops_of_serving_have_other_arguments() -> None:
@@ -196,7 +196,7 @@ def test_fused_ops_of_serving_have_other_arguments() -> None:
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert layers_of(result) == [(0, 0), (0, 1)]
     assert times(result) == recorder.truth
-    assert (result.meta["experts"], result.meta["chosen"]) == (16, -1)
+    assert (result.meta["experts"], result.meta["top_k"]) == (16, None)
 
 
 def test_all_experts_in_one_batch_of_products() -> None:
@@ -265,8 +265,8 @@ def test_scopes_without_one_around_the_layer(
     kind = Block if block else Recorder
     recorder = kind(Model(naming="parts", shared=shared, layers=3, order="F0 B0 F1 B1"), 0)
     with recorder.around("user_annotation", "ProfilerStep#1"):
-        for microbatch in (0, 1):
-            recorder.backward(microbatch, recorder.forward(microbatch))
+        for micro_batch in (0, 1):
+            recorder.backward(micro_batch, recorder.forward(micro_batch))
     result = analyze(make_run([as_trace(recorder)]), "moe")
     assert result.meta["layers"] == 3
     by_stage = times(result)
@@ -329,10 +329,10 @@ def test_backward_work_of_one_micro_batch_between_the_layers_of_another() -> Non
         def block(self, layer: int) -> None:
             super().block(layer)
             if self.between:
-                state = self.microbatch, self.tape, self.phase, self.tid
-                self.microbatch, self.tid = 0, 2
+                state = self.micro_batch, self.tape, self.phase, self.tid
+                self.micro_batch, self.tid = 0, 2
                 self.run_back(*self.between.pop())
-                self.microbatch, self.tape, self.phase, self.tid = state
+                self.micro_batch, self.tape, self.phase, self.tid = state
 
     recorder = Overlapped(Model(), 0)
     _, *tapes, _ = recorder.forward(0)

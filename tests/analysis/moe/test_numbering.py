@@ -40,7 +40,7 @@ def lexed(passes: Sequence[tuple[Piece, bool]]) -> tuple[Tokens, list[LayerWindo
             called.append(piece.start * 1000 - 99 + order)
             recompute.append(is_recompute)
             segment.append(index)
-            numbers.append(PassNumber(0, piece.microbatch, before + layer, piece.chunk * STAGES))
+            numbers.append(PassNumber(0, piece.micro_batch, before + layer, piece.chunk * STAGES))
     count = len(called)
     rows = np.arange(count)
     tokens = Tokens(rows, np.array(called), rows, rows, np.array(recompute), np.array(segment))
@@ -66,7 +66,7 @@ def test_without_a_pipeline_a_segment_is_a_micro_batch() -> None:
     trace = drawn_stages("0011aabb", messages=False)[0]
     tokens, windows, _ = lexed([(piece, False) for piece in lane[:2]])
     assert pass_numbers(trace, tokens, windows, [-1] * len(windows)) == [
-        PassNumber(0, microbatch, layer) for microbatch in range(2) for layer in range(2)
+        PassNumber(0, micro_batch, layer) for micro_batch in range(2) for layer in range(2)
     ]
 
 
@@ -91,7 +91,7 @@ def test_without_an_embedding_frames_that_come_again_are_another_micro_batch(
     tokens = Tokens(rows, rows, rows, rows, none.astype(bool), none)
     windows = [LayerWindow(row, row + 1, row, name.strip(), ()) for row, name in enumerate(frames)]
     numbers = pass_numbers(trace, tokens, windows, [-1] * len(windows))
-    assert [(number.microbatch, number.layer) for number in numbers] == layers
+    assert [(number.micro_batch, number.layer) for number in numbers] == layers
 
 
 def test_layers_of_each_chunk() -> None:

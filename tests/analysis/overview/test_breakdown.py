@@ -88,7 +88,7 @@ def test_five_levels_with_counts_and_sums() -> None:
         table[table["name"] == kernel], "count", "sum_ns", "mean_ns", "median_ns", "min_ns", "max_ns"
     )
     assert statistics == [(2, 4000, 2000.0, 2000.0, 1000, 3000)]
-    assert records(table[table["name"] == "aten::mm"], "level", "fraction") == [("op", 6 / 11)]
+    assert records(table[table["name"] == "aten::mm"], "level", "fraction_of_step") == [("op", 6 / 11)]
 
 
 def test_heaviest_first_and_parents_before_children() -> None:

@@ -18,7 +18,7 @@ def test_statistics_of_odd_and_even_numbers() -> None:
         ]),
         "kernels",
     )["kernels"]  # fmt: skip
-    shown = ("name", "count", "sum_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "fraction")
+    shown = ("name", "count", "sum_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "fraction_of_kernel_time")
     assert records(table, *shown) == [
         ("even", 4, 14000, 3500.0, 2500.0, 1000, 8000, 14 / 21),
         ("odd", 3, 7000, 7000 / 3, 2000.0, 1000, 4000, 7 / 21),

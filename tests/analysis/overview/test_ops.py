@@ -24,7 +24,9 @@ def test_direct_and_subtree_time() -> None:
     """)["ops"]
     # aten::linear launched b itself, once; its subtree is a + b. Its second call launched nothing itself,
     # so only the first one is in the row.
-    assert records(table, "name", "category", "count", "dur_ns", "subtree_dur_ns", "fraction") == [
+    assert records(
+        table, "name", "category", "count", "dur_ns", "subtree_dur_ns", "fraction_of_gpu_time"
+    ) == [
         ("aten::addmm", "gemm", 2, 7000, 7000, 7 / 9),
         ("aten::linear", "gemm", 1, 2000, 6000, 2 / 9),
     ]
@@ -96,7 +98,7 @@ def test_scope_linked_leaves_communication_out() -> None:
     """
     assert records(ops(drawing)["ops"], "name") == [("f",), ("g",)]
     linked = ops(drawing, scope="linked")
-    assert records(linked["ops"], "name", "fraction") == [("f", 1.0)]
+    assert records(linked["ops"], "name", "fraction_of_gpu_time") == [("f", 1.0)]
 
 
 def test_work_outside_of_ops_is_named() -> None:

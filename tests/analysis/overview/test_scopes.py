@@ -58,7 +58,7 @@ def test_modules() -> None:
         ("Model_0", "Linear_0"): (3, 3, 2, 1, 3, 2),
         ("(outside)",): (1, 1, 1, 0, 1, 1),
     }
-    assert dict(records(table, "name", "fraction"))["Linear_1"] == 7 / 12
+    assert dict(records(table, "name", "fraction_of_busy_time"))["Linear_1"] == 7 / 12
 
 
 def test_one_path_is_one_row_over_all_steps() -> None:

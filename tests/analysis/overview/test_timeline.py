@@ -53,7 +53,7 @@ def test_overlap_of_all_kinds() -> None:
 def test_idle_time_and_fractions() -> None:
     result = timeline("s7 gemm |  ==      ==")
     assert columns_of(result)["idle"] == 6
-    fraction = dict(records(result["timeline"], "metric", "fraction"))
+    fraction = dict(records(result["timeline"], "metric", "fraction_of_total"))
     assert (fraction["total"], fraction["idle"], fraction["computation"]) == (1.0, 0.6, 0.4)
 
 

@@ -13,7 +13,7 @@ import tracelens
 from tests.analysis.schedules import Message, Piece, messages_of, played, stage, stages
 from tests.builders import records
 from tracelens import analyze
-from tracelens.analysis.pipeline import microbatches
+from tracelens.analysis.pipeline import micro_batches
 from tracelens.table import Result
 from tracelens.trace import make_run
 
@@ -25,13 +25,13 @@ def passes(result: Result, rank: int) -> list[tuple[str, int, int]]:
     """(F or B, chunk, micro-batch) of a rank in order of time."""
     spans = result["spans"].query(f"rank == {rank}").sort_values("ts_ns")
     return [
-        (phase[0].upper(), chunk, microbatch)
-        for phase, chunk, microbatch in records(spans, "phase", "chunk", "microbatch")
+        (phase[0].upper(), chunk, micro_batch)
+        for phase, chunk, micro_batch in records(spans, "phase", "chunk", "micro_batch")
     ]
 
 
 def drawn(lane: Sequence[Piece]) -> list[tuple[str, int, int]]:
-    return [(piece.kind, piece.chunk, piece.microbatch) for piece in lane if piece.kind in "FB"]
+    return [(piece.kind, piece.chunk, piece.micro_batch) for piece in lane if piece.kind in "FB"]
 
 
 def check(lanes: Lanes, chunks: int, **style: Any) -> Result:
@@ -40,8 +40,8 @@ def check(lanes: Lanes, chunks: int, **style: Any) -> Result:
     assert result.skips == ()
     for rank, lane in enumerate(lanes):
         assert passes(result, rank) == drawn(lane)
-    microbatches = len({piece.microbatch for lane in lanes for piece in lane})
-    assert set(records(result["bubble"], "microbatches", "chunks")) == {(microbatches, chunks)}
+    micro_batches = len({piece.micro_batch for lane in lanes for piece in lane})
+    assert set(records(result["bubble"], "micro_batches", "chunks")) == {(micro_batches, chunks)}
     return result
 
 
@@ -89,8 +89,8 @@ def test_gradients_of_weights_are_part_of_the_backward(chunks: int, weights: str
     whole = check(lanes, chunks)
     result = analyze(stages(*halves(lanes, weights), chunks=chunks), "pipeline")
     assert result.skips == ()
-    assert records(result["bubble"], "microbatches", "chunks") == records(
-        whole["bubble"], "microbatches", "chunks"
+    assert records(result["bubble"], "micro_batches", "chunks") == records(
+        whole["bubble"], "micro_batches", "chunks"
     )
     # What the host puts off behind its last backward is of no micro-batch.
     behind = 1000 if weights == "D" else 0
@@ -123,7 +123,7 @@ def test_recorded_pipelines_are_numbered_as_their_scopes_say(
 ) -> None:
     run = tracelens.load(SAMPLES / name)
     expected = analyze(run, "pipeline")
-    monkeypatch.setattr(microbatches, "_SCOPE", [])
+    monkeypatch.setattr(micro_batches, "_SCOPE", [])
     result = analyze(tracelens.load(SAMPLES / name), "pipeline")
     assert result.skips == ()
     for rank in (0, 1):

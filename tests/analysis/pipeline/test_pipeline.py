@@ -52,19 +52,19 @@ def test_uniform_stages_have_the_bubble_of_the_formula(
     lines: tuple[str, ...], forward: int, bubble: int, phase: int
 ) -> None:
     result = pipeline(*lines)
-    size, microbatches = len(lines), 2 if len(lines) == 2 else 4
+    size, micro_batches = len(lines), 2 if len(lines) == 2 else 4
     assert bubbles(result) == [(bubble, bubble, 0, 0, 0)] * size
     table = result["bubble"]
-    expected = Fraction(size - 1, size - 1 + microbatches)
+    expected = Fraction(size - 1, size - 1 + micro_batches)
     assert table["bubble_fraction"].tolist() == [bubble / phase] * size
     assert Fraction(bubble, phase) == expected
     assert table["expected_fraction"].tolist() == [float(expected)] * size
     assert table["bubble_ideal_ratio"].tolist() == table["expected_ideal_ratio"].tolist()
-    assert table["expected_ideal_ratio"].tolist() == [(size - 1) / microbatches] * size
-    about = records(table, "rank", "stage", "stages", "microbatches", "chunks")
-    assert about == [(rank, rank, size, microbatches, 1) for rank in range(size)]
-    assert set(table["forward_ns"]) == {forward * microbatches * 1000}
-    assert set(table["backward_ns"]) == {2 * microbatches * 1000}
+    assert table["expected_ideal_ratio"].tolist() == [(size - 1) / micro_batches] * size
+    about = records(table, "rank", "stage", "stages", "micro_batches", "chunks")
+    assert about == [(rank, rank, size, micro_batches, 1) for rank in range(size)]
+    assert set(table["forward_ns"]) == {forward * micro_batches * 1000}
+    assert set(table["backward_ns"]) == {2 * micro_batches * 1000}
     assert result.skips == ()
 
 
@@ -72,7 +72,7 @@ def test_each_span_is_a_micro_batch() -> None:
     table = pipeline(*UNIFORM)["spans"]
     begin = table["ts_ns"].min()
     rows = records(
-        table.assign(ts_ns=table["ts_ns"] - begin), "rank", "phase", "microbatch", "ts_ns", "dur_ns"
+        table.assign(ts_ns=table["ts_ns"] - begin), "rank", "phase", "micro_batch", "ts_ns", "dur_ns"
     )
     assert rows == [
         (0, "forward", 0, 0, 2000),
@@ -132,29 +132,29 @@ def test_gradient_sync_is_no_part_of_a_backward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "microbatches", "chunks"), [(2, 4, 2), (2, 8, 3), (4, 8, 2), (4, 4, 2), (3, 6, 3), (4, 12, 1)]
+    ("size", "micro_batches", "chunks"), [(2, 4, 2), (2, 8, 3), (4, 8, 2), (4, 4, 2), (3, 6, 3), (4, 12, 1)]
 )
 def test_an_interleaved_schedule_has_the_bubble_of_the_formula(
-    size: int, microbatches: int, chunks: int
+    size: int, micro_batches: int, chunks: int
 ) -> None:
-    lanes = played(size, microbatches, chunks)
+    lanes = played(size, micro_batches, chunks)
     result = pipeline(*lanes, chunks=chunks)
-    expected = Fraction(size - 1, size - 1 + microbatches * chunks)
+    expected = Fraction(size - 1, size - 1 + micro_batches * chunks)
     table = result["bubble"]
     phase = max(piece.end for lane in lanes for piece in lane) * 1000
     assert {Fraction(bubble, phase) for bubble in table["bubble_ns"].tolist()} == {expected}
     assert set(table["expected_fraction"]) == {float(expected)}
-    assert set(records(table, "microbatches", "chunks")) == {(microbatches, chunks)}
+    assert set(records(table, "micro_batches", "chunks")) == {(micro_batches, chunks)}
     # With several chunks the schedule itself has some waits for computation behind the first backwards.
     assert (table["ramp_ns"] + table["imbalance_ns"] == table["bubble_ns"]).all()
     assert (table["imbalance_ns"] <= table["bubble_ns"] / 3).all()
     assert chunks > 1 or not table["imbalance_ns"].any()
     for rank, lane in enumerate(lanes):
-        drawn = [(piece.kind, piece.chunk, piece.microbatch) for piece in lane]
+        drawn = [(piece.kind, piece.chunk, piece.micro_batch) for piece in lane]
         of_rank = result["spans"].query(f"rank == {rank}").sort_values("ts_ns")
         spans = [
-            (phase[0].upper(), chunk, microbatch)
-            for phase, chunk, microbatch in records(of_rank, "phase", "chunk", "microbatch")
+            (phase[0].upper(), chunk, micro_batch)
+            for phase, chunk, micro_batch in records(of_rank, "phase", "chunk", "micro_batch")
         ]
         assert spans == drawn
 
@@ -166,14 +166,14 @@ def test_the_turns_of_an_interleaved_schedule_are_seen_in_its_warm_up() -> None:
     table = result["spans"]
     forwards = table[(table["rank"] == 0) & (table["phase"] == "forward")].sort_values("ts_ns")
     assert forwards["chunk"].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
-    assert forwards["microbatch"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]
+    assert forwards["micro_batch"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7]
 
 
 def test_a_middle_stage_alone_tells_chunks_by_its_warm_up() -> None:
     lanes = played(4, 8, 2)
     run = make_run([stage(lanes[1], 1, 4, chunks=2)], partial=True)
     result = analyze(run, "pipeline")
-    assert records(result["bubble"], "stage", "stages", "microbatches", "chunks") == [(1, 4, 8, 2)]
+    assert records(result["bubble"], "stage", "stages", "micro_batches", "chunks") == [(1, 4, 8, 2)]
     absent, assumed = result.skips
     assert absent.subject == "stage(s) 0, 2, 3 of the pipeline of rank 1"
     assert assumed.subject == "chunks and micro-batches in step (whole trace) of rank 1"
@@ -190,10 +190,10 @@ def test_chunks_that_nothing_shows_are_one_with_a_skip() -> None:
 @pytest.mark.parametrize(
     "scopes",
     [
-        "PP:{stage}{kind}{microbatch}",
-        "mb{microbatch}.chunk{stage}.{kind}",
-        "{kind}{microbatch}",
-        "{kind}_{microbatch}",
+        "PP:{stage}{kind}{micro_batch}",
+        "mb{micro_batch}.chunk{stage}.{kind}",
+        "{kind}{micro_batch}",
+        "{kind}_{micro_batch}",
     ],
 )
 def test_scopes_name_what_autograd_does_not(scopes: str) -> None:
@@ -203,7 +203,7 @@ def test_scopes_name_what_autograd_does_not(scopes: str) -> None:
         assert records(result[name]) == records(expected[name])
 
 
-@pytest.mark.parametrize("scopes", ["PP:{stage}{kind}{microbatch}", "mb{microbatch}.chunk{stage}.{kind}"])
+@pytest.mark.parametrize("scopes", ["PP:{stage}{kind}{micro_batch}", "mb{micro_batch}.chunk{stage}.{kind}"])
 def test_stages_by_scopes_alone(scopes: str) -> None:
     """torch.distributed.pipelining names stages through all chunks; without messages, that is enough."""
     lanes = played(2, 4, 2)
@@ -225,13 +225,13 @@ def test_scopes_of_the_model_inside_that_of_the_schedule_are_not_counted_again()
         ]
         around = [
             (
-                f"PP:{2 * piece.chunk + rank}{piece.kind}{piece.microbatch}",
+                f"PP:{2 * piece.chunk + rank}{piece.kind}{piece.micro_batch}",
                 piece.start - 0.3,
                 piece.start + 1.1,
             )
             for piece in lane
         ]
-        inside = "mb{microbatch}.chunk{stage}.{kind}"
+        inside = "mb{micro_batch}.chunk{stage}.{kind}"
         traces.append(stage(halves, rank, 2, 2, messages=False, graph=False, scopes=inside, steps=around))
     result, expected = analyze(make_run(traces), "pipeline"), pipeline(*lanes, chunks=2)
     assert records(result["bubble"]) == records(expected["bubble"])
@@ -240,7 +240,7 @@ def test_scopes_of_the_model_inside_that_of_the_schedule_are_not_counted_again()
 
 def test_scopes_of_a_model_in_one_chunk_are_no_pipeline() -> None:
     """The bundled workload names chunk 0 in a run without a pipeline as well."""
-    scopes = "mb{microbatch}.chunk0.{kind}"
+    scopes = "mb{micro_batch}.chunk0.{kind}"
     run = make_run(stage("0.a.1.b.", rank, 1, messages=False, scopes=scopes) for rank in (0, 1))
     result = analyze(run, "pipeline")
     assert [skip.subject for skip in result.skips] == ["rank 0", "rank 1"]
@@ -260,7 +260,7 @@ def test_both_halves_of_a_backward_count() -> None:
         ]
         for line in UNIFORM
     ]
-    result = pipeline(*halves, scopes="PP:{stage}{kind}{microbatch}")
+    result = pipeline(*halves, scopes="PP:{stage}{kind}{micro_batch}")
     assert bubbles(result) == [(4, 4, 0, 0, 0)] * 2
     assert len(result["spans"]) == 12
 
@@ -273,7 +273,7 @@ def test_an_overlapped_pair_is_told_apart_by_autograd() -> None:
         ("PP:0F0", -1, 2.5), ("PP:(0F1;0B0)OVERLAP_F_B", 3, 8.5), ("PP:0B1", 8.6, 11),
     ])  # fmt: skip
     table = analyze(make_run([trace]), "pipeline")["spans"]
-    assert records(table, "phase", "microbatch", "dur_ns") == [
+    assert records(table, "phase", "micro_batch", "dur_ns") == [
         ("forward", 0, 2000), ("forward", 1, 2000), ("backward", 0, 3000), ("backward", 1, 2000),
     ]  # fmt: skip
 
@@ -299,7 +299,7 @@ def test_steps_are_measured_apart() -> None:
     result = both_steps(steps=marks)
     assert bubbles(result) == [(4, 4, 0, 0, 0)] * 4
     table = result["bubble"]
-    assert records(table, "rank", "step", "microbatches") == [
+    assert records(table, "rank", "step", "micro_batches") == [
         (rank, step, 2) for rank in (0, 1) for step in ("ProfilerStep#1", "ProfilerStep#2")
     ]
     # From the first mark until its work has ended, less the phase; the last step ends with its mark.
@@ -348,7 +348,7 @@ def test_no_pipeline_is_one_line_a_rank() -> None:
 
 
 def test_forward_and_backward_scopes_alone_are_no_pipeline() -> None:
-    result = pipeline(*UNIFORM, messages=False, scopes="{kind}{microbatch}")
+    result = pipeline(*UNIFORM, messages=False, scopes="{kind}{micro_batch}")
     assert not len(result["bubble"])
 
 

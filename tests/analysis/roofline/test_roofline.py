@@ -491,7 +491,7 @@ def test_waiting_is_no_time_that_a_kernel_could_save() -> None:
     texts[1] = texts[1].replace("s7 ncclDevKernel_AllReduce |  ", "s7 ncclDevKernel_AllReduce |        ")
     table = analyze(draw_run(*map(aligned, texts)), "roofline", device="h100")["roofline"]
     assert table["dur_ns"].tolist() == [16_000, 10_000]
-    assert table["waiting_ns"].tolist() == [6_000, 0]
+    assert table["wait_ns"].tolist() == [6_000, 0]
     assert table["recoverable_ns"].nunique() == table["efficiency"].nunique() == 1
     assert table["recoverable_ns"][0] == 10_000 - table["roofline_ns"][0]
 

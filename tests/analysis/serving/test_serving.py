@@ -82,7 +82,7 @@ def test_a_serving_run_of_eight_ranks() -> None:
     decode = 8 + 3 * 18 + 4 * 24
     assert row(result, "engine", "eager_fraction", "dummy_fraction") == ("ATOM", 4 * 6 / decode, 0)
     kinds = result["ranks"]
-    columns = ("kind", "count", "dur_ns", "fraction", "requests", "tokens", "eager_fraction")
+    columns = ("kind", "count", "dur_ns", "fraction_of_step_time", "requests", "tokens", "eager_fraction")
     assert records(kinds[kinds["rank"] == 0], *columns) == [
         ("prefill", 2, 16_000, 16 / 24, 3, 1536, 1),
         ("decode", 2, 8_000, 8 / 24, 32, 32, 0),

@@ -65,7 +65,7 @@ def test_the_same_rank_at_the_same_place_of_each_step() -> None:
     assert 0 <= p_value < ALPHA
     assert named(result) == {2}
     # The others lose nothing, and no step differs from another.
-    columns = ("effect_ns", "effect_low_ns", "effect_high_ns")
+    columns = ("excess_ns", "excess_low_ns", "excess_high_ns")
     assert records(result["stragglers"], *columns)[0] == (5 * COLUMN,) * 3
 
 
@@ -79,7 +79,7 @@ def test_a_run_of_late_collectives_in_one_step_is_one_event() -> None:
     result = drawn([[NOBODY] * 6, [NOBODY] * 6, [(1, 8)] * 6, [NOBODY] * 6], 10)
     assert worst(result)[0] == 1
     assert worst(result)[2] == NOISE
-    low, effect, high = records(result["stragglers"], "effect_low_ns", "effect_ns", "effect_high_ns")[0]
+    low, effect, high = records(result["stragglers"], "excess_low_ns", "excess_ns", "excess_high_ns")[0]
     assert effect == pytest.approx(6 * 8 * COLUMN / 3)  # of four steps the first is left out
     assert low < 0 < effect < high
 
@@ -93,7 +93,7 @@ def test_one_long_wait_does_not_hide_a_rank_that_is_always_late() -> None:
 def test_always_last_by_little_is_how_devices_differ() -> None:
     result = drawn([[(1, 1)] * 3] * 4, 70)
     assert worst(result) == (1, None, SMALL)
-    assert records(result["stragglers"], "effect_ns")[0] == (3 * COLUMN,)
+    assert records(result["stragglers"], "excess_ns")[0] == (3 * COLUMN,)
     assert ALIKE > 3 / (3 * 72)
 
 
@@ -175,7 +175,7 @@ def test_stalls_that_do_not_stand_out(stalls: Sequence[Sequence[Sequence[int]]])
 
 def test_time_that_others_wait() -> None:
     run = ranks(ORDINARY, ORDINARY, ORDINARY, LATE["late_launch"])
-    (fraction,) = records(analyze(run, "stragglers")["stragglers"], "time_fraction")[0]
+    (fraction,) = records(analyze(run, "stragglers")["stragglers"], "fraction_of_recorded_time")[0]
     # Others wait 7 of the 22 columns from the first call to the last end.
     assert fraction == pytest.approx(7 / 22)
 

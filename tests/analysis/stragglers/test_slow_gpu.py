@@ -84,7 +84,7 @@ def test_a_slow_gpu_stands_out(
     first = causes(drawn(steps, factor, tick_ns, overlap_ns, comm_stream)).iloc[0]
     assert (first["rank"], first["cause"], first["significance"]) == (SLOW, "slow_kernels", "significant")
     lost = LAYERS * GEMMS * GEMM_NS * (factor - 1)
-    assert first["effect_ns"] == pytest.approx(lost, rel=0.02)
+    assert first["excess_ns"] == pytest.approx(lost, rel=0.02)
 
 
 @pytest.mark.parametrize("tick_ns", [1, 1000])

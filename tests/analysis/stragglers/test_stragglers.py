@@ -206,7 +206,7 @@ def ranks(*texts: str, starts: tuple[int, ...] = (), ns_per_char: int = COLUMN) 
 
 
 def verdicts(result: Result) -> list[tuple[int, int, int, str]]:
-    return records(result["stragglers"], "rank", "caused_wait_ns", "last_count", "cause")
+    return records(result["stragglers"], "rank", "others_wait_ns", "last_arrivals", "cause")
 
 
 def four(text: str, starts: tuple[int, ...] = (), ns_per_char: int = COLUMN) -> Result:
@@ -627,7 +627,7 @@ def test_a_gpu_that_is_slow_at_everything_is_slow_at_shapes_of_its_own() -> None
 
     drawn = [text(1000 + rank, 1) for rank in range(3)] + [text(1003, 2)]
     result = analyze(ranks(*drawn), "stragglers")
-    causes = records(result["causes"], "rank", "cause", "caused_wait_ns", "count")
+    causes = records(result["causes"], "rank", "cause", "others_wait_ns", "count")
     assert causes[0] == (3, "slow_kernels", 3 * (4 + 3) * COLUMN, 2)
     assert records(result["worst"], "order", "cause") == [(1, "slow_kernels"), (2, "slow_kernels")]
     assert "2.00x as long for equal work" in " ".join(result["worst"]["evidence"])
@@ -654,10 +654,12 @@ SEVERAL = {
 
 def test_several_causes_in_one_run() -> None:
     result = analyze(ranks(*[SEVERAL["ordinary"]] * 3, SEVERAL["loaded, then late"]), "stragglers")
-    causes = records(result["causes"], "rank", "cause", "caused_wait_ns", "count")
+    causes = records(result["causes"], "rank", "cause", "others_wait_ns", "count")
     assert causes[:2] == [(3, "late_launch", 3 * 13 * COLUMN, 1), (3, "token_load", 3 * 8 * COLUMN, 1)]
     assert verdicts(result)[0] == (3, 3 * 21 * COLUMN, 2, "late_launch")
-    (fraction,) = [row[1] for row in records(result["stragglers"], "rank", "cause_fraction") if row[0] == 3]
+    (fraction,) = [
+        row[1] for row in records(result["stragglers"], "rank", "fraction_of_others_wait") if row[0] == 3
+    ]
     assert fraction == pytest.approx(13 / 21)
 
 
@@ -665,7 +667,7 @@ def test_ranks_alike_to_within_noise_are_not_blamed_with_more_than_that() -> Non
     # Rank 1 is two columns late, which are 0.6 us here.
     texts = [ORDINARY, ORDINARY.replace("cccccccccccc", "  cccccccccc", 1), ORDINARY, ORDINARY]
     result = analyze(ranks(*texts, ns_per_char=300), "stragglers")
-    assert result["stragglers"]["caused_wait_ns"].max() <= 3 * 2 * 300
+    assert result["stragglers"]["others_wait_ns"].max() <= 3 * 2 * 300
     assert set(result["stragglers"]["cause"]) == {"unknown"}
     evidence = result["stragglers"]["evidence"][0]
     assert evidence.startswith("the others waited 1.80 us in total")
@@ -729,7 +731,7 @@ def test_a_stage_that_blocks_before_it_sends_is_late() -> None:
 
 def test_caused_waiting_is_that_of_the_collectives() -> None:
     run = ranks(WAITING, WAITING, WAITING, HELD_UP, OUTSIDE)
-    columns = ("rank", "caused_wait_ns", "last_count")
+    columns = ("rank", "others_wait_ns", "last_arrivals")
     own_rows = sorted(records(analyze(run, "stragglers")["stragglers"], *columns))
     theirs = records(analyze(run, "collectives")["ranks"], *columns)
     assert own_rows == [row for row in theirs if row[2]]

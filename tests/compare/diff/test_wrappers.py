@@ -229,4 +229,4 @@ def test_a_real_trace_inside_other_scopes(variant: str) -> None:
         share = same_share(before, after)
         print(f"{variant}: {share:.2%} of GPU time told as the same calls")
         assert share >= least
-        assert np.isfinite(result["waterfall"]["share"]).all()
+        assert np.isfinite(result["waterfall"]["fraction_of_difference"]).all()

@@ -97,7 +97,7 @@ def test_annotations_are_one_line_each() -> None:
 
 def test_markdown_of_hostile_names() -> None:
     text = markdown_text(report(verdict_of(*EVERY), version="1", inputs=["a|b.json", "c"]))
-    assert text.startswith("# tracelens gate: regression, 2 of 4 rules failed, 1 inconclusive: ")
+    assert text.startswith("# tracelens gate\n\n**Regression: 2 of 4 rules failed, 1 inconclusive: ")
     rows = [line for line in text.splitlines() if line.startswith("| fail")]
     assert len(rows) == 2
     assert "<img" not in text

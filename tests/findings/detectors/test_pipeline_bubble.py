@@ -146,5 +146,5 @@ def test_without_a_pipeline(detector: Any) -> None:
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda item: item.name)
 def test_a_pipeline_of_one_stage(detector: Any) -> None:
-    run = stages("0011aabb", scopes="{kind} stage{stage} microbatch{microbatch}", messages=False)
+    run = stages("0011aabb", scopes="{kind} stage{stage} micro_batch{micro_batch}", messages=False)
     assert isinstance(outcome(detector, run), str)

@@ -82,7 +82,7 @@ def test_worst_first_and_rows_add_up() -> None:
     assert ranks["peak_bytes"].is_monotonic_decreasing
     sums = table.groupby("pp_rank", sort=False)["bytes"].sum()
     assert sums.to_dict() == dict(zip(ranks["pp_rank"], ranks["peak_bytes"], strict=True))
-    assert table["share"].sum() == pytest.approx(4)
+    assert table["fraction_of_rank"].sum() == pytest.approx(4)
     assert (table["bytes"] > 0).all()
     assert set(table["component"]) <= set(COMPONENTS)
     assert ranks.sort_values("pp_rank")["layers"].tolist() == ["+0-1", "2-3", "4-5", "6-7+"]

@@ -38,11 +38,11 @@ def bars(played: Played) -> list[Bars]:
     drawn: list[Bars] = []
     for stage in range(played.schedule.stages):
         rows = played.of(stage)
-        columns = (played.phase[rows], played.microbatch[rows], played.start[rows], played.end[rows])
+        columns = (played.phase[rows], played.micro_batch[rows], played.start[rows], played.end[rows])
         drawn.append(
             [
-                (kinds[PHASES[phase]], microbatch, start, end)
-                for phase, microbatch, start, end in zip(
+                (kinds[PHASES[phase]], micro_batch, start, end)
+                for phase, micro_batch, start, end in zip(
                     *(column.tolist() for column in columns), strict=True
                 )
             ]

@@ -20,7 +20,7 @@ from tracelens.table import Result
 from tracelens.trace import make_run
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "pipeline"
-SCOPES = "PP:{stage}{kind}{microbatch}"
+SCOPES = "PP:{stage}{kind}{micro_batch}"
 US = 1000
 
 
@@ -35,7 +35,7 @@ def project(measured: PipelineMeasurement, *names: str, chunks: int = 1) -> Resu
     setting = Setting(
         names,
         size.stages,
-        size.microbatches,
+        size.micro_batches,
         chunks,
         costs=measured_costs(measured, size.stages),
         rest_ns=measured.rest_ns,
@@ -50,7 +50,7 @@ def test_a_drawn_pipeline_is_given_back(
     lanes = played(size, rounds * size, chunks, forward, backward)
     measured = measure(stages(*lanes, chunks=chunks, scopes=SCOPES))
     (line,) = measured.lines
-    assert (line.size.stages, line.size.microbatches, line.size.chunks) == (size, rounds * size, chunks)
+    assert (line.size.stages, line.size.micro_batches, line.size.chunks) == (size, rounds * size, chunks)
     assert (line.forward == forward * US).all()
     assert (line.backward == backward * US).all()
     assert measured.chunks.forward.tolist() == [forward * US] * (size * chunks)
@@ -155,7 +155,7 @@ def test_megatron_lm_is_given_back(corpus: Path) -> None:
 def test_interleaved_megatron_lm_is_given_back() -> None:
     measured = measure(tracelens.load(path_of(PP2VPP2EP4)))
     size = measured.size
-    assert (size.stages, size.microbatches, size.chunks, size.group) == (2, 8, 2, 2)
+    assert (size.stages, size.micro_batches, size.chunks, size.group) == (2, 8, 2, 2)
     assert measured.lines[0].schedule.orders == make_schedule("interleaved", 2, 8, 2).orders
     check = project(measured, "interleaved", chunks=2)["check"]
     assert check[check["times"] == "each pass"]["offset"].abs().max() < 0.002

@@ -67,7 +67,7 @@ def test_the_best_cut_is_never_slower_than_the_even_one(
 ) -> None:
     stages, chunks = (stages, chunks) if stages * chunks <= len(cost) and stages > 1 else (1, 1)
     source = Layers(layer_times(cost, embedding, head))
-    setting = {"schedules": ("interleaved",), "stages": stages, "microbatches": 2 * stages, "chunks": chunks}
+    setting = {"schedules": ("interleaved",), "stages": stages, "micro_batches": 2 * stages, "chunks": chunks}
     even = pipeline(Setting(**setting), source)["summary"]["makespan_ns"][0]
     best = pipeline(Setting(**setting, best=True), source)
     assert best["summary"]["makespan_ns"][0] <= even
@@ -82,7 +82,7 @@ def test_the_best_cut_is_never_slower_than_the_even_one(
 def test_many_micro_batches_do_not_change_that(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["tracelens.planner.pipeline.pipeline"], "_QUICK_PASSES", 600)
     source = Layers(layer_times([30, *[20] * 26], embedding=4, head=70))
-    setting = {"schedules": (schedule,), "stages": 8, "microbatches": 64, "chunks": 2}
+    setting = {"schedules": (schedule,), "stages": 8, "micro_batches": 64, "chunks": 2}
     even, best = (
         pipeline(Setting(**setting, best=choice), source)["summary"]["makespan_ns"][0]  # type: ignore[arg-type]
         for choice in (False, True)

@@ -23,7 +23,7 @@ def test_the_summary_has_both_conventions() -> None:
     assert table["makespan_ns"].tolist() == [19 * 12_000_000, 35 * 6_000_000]
     assert table["speedup"].tolist() == pytest.approx([1, 19 * 2 / 35])
     assert table["peak_chunks"].tolist() == [4, 2 * 3 + 4 + 1]
-    assert table["peak_microbatches"].tolist() == [4, 5.5]
+    assert table["peak_micro_batches"].tolist() == [4, 5.5]
     assert table["step_ns"].isna().all()
     assert table["peak_bytes"].isna().all()
 
@@ -45,7 +45,7 @@ def test_tables_agree_with_each_other(name: str) -> None:
     assert stages["peak_bytes"].max() == summary["peak_bytes"] == held["bytes"].max()
     assert summary["longest_ns"] == (stages["end_ns"] - stages["start_ns"]).max()
     # A micro-batch on a stage holds 1000 bytes, in shares of its chunks.
-    assert summary["peak_bytes"] == 1000 * summary["peak_microbatches"]
+    assert summary["peak_bytes"] == 1000 * summary["peak_micro_batches"]
     last = held.groupby("rank").tail(1)
     assert last["chunks"].tolist() == last["bytes"].tolist() == [0] * 4
     assert (held["chunks"] >= 0).all()

@@ -27,7 +27,7 @@ def written(schedule: Schedule) -> str:
     """A schedule as text."""
 
     def cell(pass_: Pass, places: tuple[int, ...]) -> str:
-        return f"{places[pass_.chunk]}{LETTERS[pass_.phase]}{pass_.microbatch}"
+        return f"{places[pass_.chunk]}{LETTERS[pass_.phase]}{pass_.micro_batch}"
 
     lines = []
     for places, slots in zip(schedule.positions, schedule.orders, strict=True):
@@ -44,9 +44,9 @@ def test_every_kind_is_read_back(name: str, tmp_path: Path) -> None:
     path = tmp_path / "orders.csv"
     path.write_text(written(schedule))
     read_back = read_schedule(str(path))
-    assert (read_back.positions, read_back.microbatches, read_back.orders) == (
+    assert (read_back.positions, read_back.micro_batches, read_back.orders) == (
         schedule.positions,
-        schedule.microbatches,
+        schedule.micro_batches,
         schedule.orders,
     )
     both = pipeline(Setting((name, str(path)), 3, 6, 2), Uniform(4_000_000, 8_000_000))["summary"]

@@ -27,7 +27,7 @@ from tracelens.planner.pipeline import (
 
 def play(schedule: Schedule, forward: int = 1, backward: int = 2, **costs: float) -> Played:
     times = make_times(
-        even(schedule.count, forward, backward), schedule.stages, schedule.microbatches, Costs(**costs)
+        even(schedule.count, forward, backward), schedule.stages, schedule.micro_batches, Costs(**costs)
     )
     return simulate(schedule, times)
 
@@ -50,10 +50,10 @@ def schedules(draw: st.DrawFn) -> Schedule:
     chunks = chunks_of(name, draw(st.integers(1, 4)))
     group = draw(st.integers(stages, stages + 3))
     rest = draw(st.sampled_from([0, *range(stages, group)]))
-    microbatches = group * draw(st.integers(1, 3)) + rest
+    micro_batches = group * draw(st.integers(1, 3)) + rest
     if SCHEDULES[name].chunks != "any":
-        microbatches = draw(st.integers(1, 20))
-    return make_schedule(name, stages, microbatches, chunks, group)
+        micro_batches = draw(st.integers(1, 20))
+    return make_schedule(name, stages, micro_batches, chunks, group)
 
 
 @given(schedules(), st.integers(0, 9), st.integers(1, 9), st.integers(0, 5))
@@ -67,25 +67,25 @@ def test_each_pass_runs_once_and_after_what_it_needs(
         simulated.stage.tolist(),
         (PHASES[code] for code in simulated.phase.tolist()),
         simulated.position.tolist(),
-        simulated.microbatch.tolist(),
+        simulated.micro_batch.tolist(),
         simulated.start.tolist(),
         simulated.end.tolist(),
         strict=True,
     )
     passes = list(rows)
-    for stage, phase, place, microbatch, _, end in passes:
-        ends[phase, place, microbatch] = end, stage
-    assert len(ends) == len(passes) == schedule.count * schedule.microbatches * (2 + schedule.splits)
+    for stage, phase, place, micro_batch, _, end in passes:
+        ends[phase, place, micro_batch] = end, stage
+    assert len(ends) == len(passes) == schedule.count * schedule.micro_batches * (2 + schedule.splits)
     last = schedule.count - 1
     back = "input" if schedule.splits else "backward"
-    for stage, phase, place, microbatch, start, _ in passes:
+    for stage, phase, place, micro_batch, start, _ in passes:
         needs = {
             "forward": ("forward", place - 1) if place else None,
             "weight": ("input", place),
             back: (back, place + 1) if place < last else ("forward", last),
         }[phase]
         if needs is not None:
-            end, other = ends[(*needs, microbatch)]
+            end, other = ends[(*needs, micro_batch)]
             assert start >= end + transit * (other != stage)
     for stage in range(schedule.stages):
         rows_of = simulated.of(stage)
@@ -96,17 +96,17 @@ def test_each_pass_runs_once_and_after_what_it_needs(
 @pytest.mark.parametrize("stages", [*range(2, 9), 12, 13, 16, 24, 32])
 def test_interleaved_1f1b_is_its_closed_form(stages: int, chunks: int) -> None:
     for rounds, forward, backward in ((1, 3, 7), (2, 5, 2)):
-        microbatches = rounds * stages
-        schedule = make_schedule("interleaved", stages, microbatches, chunks)
+        micro_batches = rounds * stages
+        schedule = make_schedule("interleaved", stages, micro_batches, chunks)
         simulated = play(schedule, forward, backward)
         both = forward + backward
-        assert simulated.makespan == (microbatches * chunks + stages - 1) * both
+        assert simulated.makespan == (micro_batches * chunks + stages - 1) * both
         idle = [simulated.makespan - simulated.busy(stage) for stage in range(stages)]
         assert idle == [(stages - 1) * both] * stages
-        whole, ideal = fractions(stages, microbatches, chunks)
+        whole, ideal = fractions(stages, micro_batches, chunks)
         assert idle[0] == whole * simulated.makespan == ideal * simulated.busy(0)
         assert peaks(schedule) == [
-            closed_in_flight(stages, stage, microbatches, chunks) for stage in range(stages)
+            closed_in_flight(stages, stage, micro_batches, chunks) for stage in range(stages)
         ]
 
 
@@ -118,13 +118,13 @@ def test_interleaved_1f1b_is_its_closed_form(stages: int, chunks: int) -> None:
     st.integers(1, 30),
 )
 def test_one_chunk_a_stage_is_its_closed_form(
-    name: str, stages: int, microbatches: int, forward: int, backward: int
+    name: str, stages: int, micro_batches: int, forward: int, backward: int
 ) -> None:
-    schedule = make_schedule(name, stages, microbatches)
-    assert play(schedule, forward, backward).makespan == (microbatches + stages - 1) * (forward + backward)
+    schedule = make_schedule(name, stages, micro_batches)
+    assert play(schedule, forward, backward).makespan == (micro_batches + stages - 1) * (forward + backward)
     held = {
-        "gpipe": [microbatches] * stages,
-        "1f1b": [min(stages - stage, microbatches) for stage in range(stages)],
+        "gpipe": [micro_batches] * stages,
+        "1f1b": [min(stages - stage, micro_batches) for stage in range(stages)],
     }
     assert peaks(schedule) == held[name]
 
@@ -135,12 +135,12 @@ def test_longer_turns_keep_the_closed_form(
 ) -> None:
     group = data.draw(st.integers(stages, stages + 4))
     rest = data.draw(st.sampled_from([0, *range(stages, group)]))
-    microbatches = group * data.draw(st.integers(1, 3)) + rest
-    schedule = make_schedule("interleaved", stages, microbatches, chunks, group)
-    expected = (microbatches * chunks + stages - 1) * (forward + backward)
+    micro_batches = group * data.draw(st.integers(1, 3)) + rest
+    schedule = make_schedule("interleaved", stages, micro_batches, chunks, group)
+    expected = (micro_batches * chunks + stages - 1) * (forward + backward)
     assert play(schedule, forward, backward).makespan == expected
     assert peaks(schedule) == [
-        min(2 * (stages - stage - 1) + (chunks - 1) * group + 1, microbatches * chunks)
+        min(2 * (stages - stage - 1) + (chunks - 1) * group + 1, micro_batches * chunks)
         for stage in range(stages)
     ]
 
@@ -149,11 +149,11 @@ def test_longer_turns_keep_the_closed_form(
 def test_agrees_with_another_player(
     stages: int, rounds: int, chunks: int, forward: int, backward: int
 ) -> None:
-    microbatches = rounds * stages
-    simulated = play(make_schedule("interleaved", stages, microbatches, chunks), forward, backward)
-    other = played(stages, microbatches, chunks, forward, backward)
+    micro_batches = rounds * stages
+    simulated = play(make_schedule("interleaved", stages, micro_batches, chunks), forward, backward)
+    other = played(stages, micro_batches, chunks, forward, backward)
     assert bars(simulated) == [
-        [(piece.kind, piece.microbatch, piece.start, piece.end) for piece in lane] for lane in other
+        [(piece.kind, piece.micro_batch, piece.start, piece.end) for piece in lane] for lane in other
     ]
 
 
@@ -182,31 +182,31 @@ def test_neighbouring_chunks_on_one_stage_need_no_message() -> None:
 
 @given(st.integers(1, 9), st.integers(0, 20))
 def test_zero_bubble_schedules_with_equal_thirds(stages: int, more: int) -> None:
-    microbatches = stages + more
-    h1 = make_schedule("zb-h1", stages, microbatches)
+    micro_batches = stages + more
+    h1 = make_schedule("zb-h1", stages, micro_batches)
     # (p - 1) (F + I - W) of idle time, a third of that of 1F1B, at the memory of its first stage.
-    assert play(h1).makespan == 3 * microbatches + stages - 1
+    assert play(h1).makespan == 3 * micro_batches + stages - 1
     assert max(peaks(h1)) == stages
-    microbatches = 2 * stages - 1 + more
-    h2 = make_schedule("zb-h2", stages, microbatches)
-    assert windows(play(h2)) == [3 * microbatches] * stages
+    micro_batches = 2 * stages - 1 + more
+    h2 = make_schedule("zb-h2", stages, micro_batches)
+    assert windows(play(h2)) == [3 * micro_batches] * stages
     assert max(peaks(h2)) == 2 * stages - 1
-    v = make_schedule("zb-v", stages, microbatches, 2)
-    assert windows(play(v)) == [6 * microbatches] * stages
+    v = make_schedule("zb-v", stages, micro_batches, 2)
+    assert windows(play(v)) == [6 * micro_batches] * stages
     assert max(peaks(v)) == 2 * stages
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_overlap_adds_one_forward_and_runs_at_the_rate_of_pairs(stages: int) -> None:
-    microbatches, chunks = 4 * stages, 2
-    plain = make_schedule("interleaved", stages, microbatches, chunks)
-    beside = make_schedule("interleaved-overlap", stages, microbatches, chunks)
-    assert peaks(beside) == [min(held + 1, microbatches * chunks) for held in peaks(plain)]
+    micro_batches, chunks = 4 * stages, 2
+    plain = make_schedule("interleaved", stages, micro_batches, chunks)
+    beside = make_schedule("interleaved-overlap", stages, micro_batches, chunks)
+    assert peaks(beside) == [min(held + 1, micro_batches * chunks) for held in peaks(plain)]
     # Half of each pass is exchanged: in a pair, computation of one lies under the exchange of the other.
-    times = make_times(even(beside.count, 10, 20, 0.5), stages, microbatches)
+    times = make_times(even(beside.count, 10, 20, 0.5), stages, micro_batches)
     simulated = simulate(beside, times)
     last = simulated.of(stages - 1)
-    pairs = microbatches * chunks - (chunks - 1) * stages - 1
+    pairs = micro_batches * chunks - (chunks - 1) * stages - 1
     assert int((simulated.end - simulated.start)[last].max()) == 20
     steady = (
         simulated.end[last & (simulated.phase == 0)].max()
@@ -221,13 +221,13 @@ def test_pairs_without_exchanges_are_as_long_as_what_they_are_made_of(
     stages: int, more: int, chunks: int, forward: int, backward: int
 ) -> None:
     """The order in which they run costs nothing: the makespan is the closed form of 1F1B."""
-    microbatches = stages * (1 + more // stages)
+    micro_batches = stages * (1 + more // stages)
     name = "interleaved-overlap" if chunks > 1 else "1f1b-overlap"
-    schedule = make_schedule(name, stages, microbatches, chunks)
-    expected = (microbatches * chunks + stages - 1) * (forward + backward)
+    schedule = make_schedule(name, stages, micro_batches, chunks)
+    expected = (micro_batches * chunks + stages - 1) * (forward + backward)
     assert play(schedule, forward, backward).makespan == expected
     assert peaks(schedule) == [
-        min(2 * (stages - stage - 1) + (chunks - 1) * stages + 2, microbatches * chunks)
+        min(2 * (stages - stage - 1) + (chunks - 1) * stages + 2, micro_batches * chunks)
         for stage in range(stages)
     ]
 

@@ -34,9 +34,9 @@ def passes(text: str, chunk: int = 0) -> list[Pass]:
     return [Pass(phases[word[0]], chunk, int(word[1:])) for word in text.split()]
 
 
-def handmade(*lines: str, microbatches: int = 1) -> Schedule:
+def handmade(*lines: str, micro_batches: int = 1) -> Schedule:
     orders = tuple(singles(passes(line)) for line in lines)
-    return Schedule("handmade", round_robin(len(lines), 1), microbatches, orders)
+    return Schedule("handmade", round_robin(len(lines), 1), micro_batches, orders)
 
 
 def test_messages_take_their_time_and_keep_no_stage_busy() -> None:
@@ -69,7 +69,7 @@ def test_a_pair_is_never_faster_than_what_it_is_made_of(computed: list[int], exc
 
 
 def test_a_circle_of_waiting_stages_is_named() -> None:
-    schedule = handmade("F0 B0 F1 B1", "F0 F1 B0 B1", microbatches=2)
+    schedule = handmade("F0 B0 F1 B1", "F0 F1 B0 B1", micro_batches=2)
     with pytest.raises(TracelensError) as caught:
         simulate(schedule, make_times(even(2, 1, 1), 2, 2))
     assert str(caught.value) == (

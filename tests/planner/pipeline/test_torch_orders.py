@@ -36,7 +36,7 @@ def theirs(name: str, **numbers: int) -> Order:
 def ours(name: str, rank: int, *numbers: int) -> Order:
     schedule = make_schedule(name, *numbers)
     slots = schedule.orders[rank]
-    return [(one.phase, schedule.positions[rank][one.chunk], one.microbatch) for (one,) in slots]
+    return [(one.phase, schedule.positions[rank][one.chunk], one.micro_batch) for (one,) in slots]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
@@ -50,9 +50,9 @@ def test_interleaved_1f1b(stages: int, chunks: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("microbatches", [1, 3, 8, 17])
-def test_zb_v(stages: int, microbatches: int) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 17])
+def test_zb_v(stages: int, micro_batches: int) -> None:
     for rank in range(stages):
         numbers = {"pp_group_size": stages, "_num_stages": 2 * stages, "num_stages": 2 * stages}
-        order = theirs("ScheduleZBVZeroBubble", rank=rank, _n_microbatches=microbatches, **numbers)
-        assert order == ours("zb-v", rank, stages, microbatches, 2)
+        order = theirs("ScheduleZBVZeroBubble", rank=rank, _n_microbatches=micro_batches, **numbers)
+        assert order == ours("zb-v", rank, stages, micro_batches, 2)

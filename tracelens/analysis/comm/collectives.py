@@ -87,19 +87,19 @@ RANKS = Schema(
         Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + sync"),
         Column("comm_ns", "int64", "ns", "part transferring"),
         Column(
-            "sync_ns",
+            "wait_ns",
             "int64",
             "ns",
             "part waiting for ranks that arrived later; missing: no collective matched",
             absent=-1,
         ),
-        Column("sync_fraction", "float64", "fraction", "sync / kernel", absent=-1),
+        Column("wait_fraction", "float64", "fraction", "wait / kernel", absent=-1),
         Column("exposed_ns", "int64", "ns", "exposed: the GPU computes nothing at that time"),
         Column("unmatched_ns", "int64", "ns", "part of comm: kernels without a matched collective"),
         Column("kernels", "int64", "count", "communication kernels"),
-        Column("last_count", "int64", "count", "collectives at which this rank arrived last", absent=-1),
+        Column("last_arrivals", "int64", "count", "collectives at which this rank arrived last", absent=-1),
         Column(
-            "caused_wait_ns", "int64", "ns", "waiting of all other ranks while this one was last", absent=-1
+            "others_wait_ns", "int64", "ns", "waiting of all other ranks while this one was last", absent=-1
         ),
     ),
     doc="A kernel waits until the last rank of its collective arrives, then transfers data.",
@@ -119,7 +119,7 @@ SUMMARY = Schema(
         Column("count", "int64", "count", "collectives"),
         Column("kernel_ns", "int64", "ns", "time of the kernels of all ranks = comm + sync"),
         Column("comm_ns", "int64", "ns", "part transferring"),
-        Column("sync_ns", "int64", "ns", "part waiting for ranks that arrived later"),
+        Column("wait_ns", "int64", "ns", "part waiting for ranks that arrived later"),
         Column("latency_median_ns", "float64", "ns", "median duration on the last rank to arrive"),
         Column("start_skew_median_ns", "float64", "ns", "median of last start - first start"),
         Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
@@ -249,7 +249,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
 
     Reading:
         Split the kernel time first: waiting (sync) calls for `stragglers`, transfer (comm) for a look at
-        `summary` and its bandwidths. `caused_wait_ns` says whom the others wait for.
+        `summary` and its bandwidths. `others_wait_ns` says whom the others wait for.
 
     Limits:
         Waiting needs the traces of all ranks of a group; of those that are missing, one may have arrived
@@ -363,13 +363,13 @@ def rank_rows(
                 "rank": [rank.rank],
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
-                "sync_ns": [sync if matched else -1],
-                "sync_fraction": [sync / max(kernel, 1) if matched else -1.0],
+                "wait_ns": [sync if matched else -1],
+                "wait_fraction": [sync / max(kernel, 1) if matched else -1.0],
                 "exposed_ns": [rank.exposed_ns],
                 "unmatched_ns": [unmatched],
                 "kernels": [len(dur)],
-                "last_count": [last[rank.rank] if matched else -1],
-                "caused_wait_ns": [caused[rank.rank] if matched else -1],
+                "last_arrivals": [last[rank.rank] if matched else -1],
+                "others_wait_ns": [caused[rank.rank] if matched else -1],
             }
         )
     return rows
@@ -399,7 +399,7 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "count": [len(alike)],
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
-                "sync_ns": [sync],
+                "wait_ns": [sync],
                 "latency_median_ns": [float(median(matched.latency_ns for matched in alike))],
                 "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in alike))],
                 "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in alike))],

@@ -256,7 +256,7 @@ def completeness(records: Sequence[RankRecord], aligned: AlignedRun) -> Result:
                 "rank": rank,
                 "doubt": name,
                 "dur_ns": where.total,
-                "fraction": min(where.total / record.recorded_ns, 1.0),
+                "fraction_of_recorded_time": min(where.total / record.recorded_ns, 1.0),
                 "count": doubt.count,
                 "ts_ns": max(int(where.start[np.argmax(dur_ns)]) - record.origin, 0) if len(dur_ns) else -1,
                 "evidence": doubt.evidence,

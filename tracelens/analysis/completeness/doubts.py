@@ -131,7 +131,7 @@ DOUBT_TABLE = Schema(
             "doubt", "category", doc="; ".join(f"{name}: {kind.meaning}" for name, kind in DOUBTS.items())
         ),
         Column("dur_ns", "int64", "ns", "time in doubt"),
-        Column("fraction", "float64", "fraction", "share of the rank's recorded time"),
+        Column("fraction_of_recorded_time", "float64", "fraction", "share of the rank's recorded time"),
         Column("count", "int64", "count", "affected kernels, calls, steps or events"),
         Column(
             "ts_ns",
@@ -313,7 +313,8 @@ def trust(result: Result) -> dict[str, Any]:
     if table is None:
         return {"complete": None, "doubts": doubts}
     columns = {
-        name: table.values(name) for name in ("rank", "doubt", "dur_ns", "fraction", "count", "evidence")
+        name: table.values(name)
+        for name in ("rank", "doubt", "dur_ns", "fraction_of_recorded_time", "count", "evidence")
     }
     for rank, *values in zip(*columns.values(), strict=True):
         doubts.setdefault(str(rank), []).append(dict(zip(list(columns)[1:], values, strict=True)))

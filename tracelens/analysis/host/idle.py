@@ -116,7 +116,7 @@ CAUSE_TABLE = Schema(
         Column("cause", "str", doc=_LISTED),
         Column("count", "int64", "count", "gaps with time of this cause"),
         Column("dur_ns", "int64", "ns", "idle time of this cause"),
-        Column("fraction", "float64", "fraction", "share of the rank's idle time"),
+        Column("fraction_of_idle", "float64", "fraction", "share of the rank's idle time"),
         Column(
             "once_ns",
             "int64",
@@ -141,7 +141,7 @@ HOSTS = Schema(
         Column("dur_ns", "int64", "ns", "idle time with the host there"),
         Column("mean_ns", "float64", "ns", "mean share of a gap", intensive=True),
         Column("max_ns", "int64", "ns", "longest share of a gap", intensive=True),
-        Column("fraction", "float64", "fraction", "share of the rank's idle time"),
+        Column("fraction_of_idle", "float64", "fraction", "share of the rank's idle time"),
     ),
     leading="dur_ns",
     descending=True,
@@ -154,7 +154,7 @@ GAPS = Schema(
         Column("dur_ns", "int64", "ns", "length of the gap"),
         Column("step", "category", doc="step in which the gap begins"),
         Column("cause", "str", doc="cause of most of it, as in `causes`"),
-        Column("cause_fraction", "float64", "fraction", "share of the gap"),
+        Column("fraction_of_gap", "float64", "fraction", "share of the gap"),
         _HOST,
         _OP,
         Column("next_work", "category", doc="GPU work after the gap"),
@@ -467,7 +467,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
                 "cause": [names[code] for code in causes],
                 "count": by_cause.number[causes],
                 "dur_ns": by_cause.total[causes],
-                "fraction": by_cause.total[causes] / total,
+                "fraction_of_idle": by_cause.total[causes] / total,
                 "once_ns": once_ns[causes] if recurs.steps > 1 else np.full(len(causes), -1),
             }
         }
@@ -485,7 +485,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             "dur_ns": by_host.total[order],
             "mean_ns": by_host.mean[order],
             "max_ns": by_host.max[order],
-            "fraction": by_host.total[order] / total,
+            "fraction_of_idle": by_host.total[order] / total,
         }
 
         # The longest gaps with the cause and the host of most of their time, and their pieces.
@@ -505,7 +505,7 @@ def idle(run: Run, *, scope: Scope = "all") -> Result:
             "dur_ns": dur,
             "step": [steps.labels[index] for index in np.clip(step, 0, len(steps.labels) - 1)],
             "cause": [names[code] for code in main_cause[longest]],
-            "cause_fraction": main_ns[longest] / dur,
+            "fraction_of_gap": main_ns[longest] / dur,
             "host": [texts[code] for code in main_host[longest]],
             "op": [texts[code] for code in main_op[longest]],
             "next_work": [work.names[work.name[row]] if row >= 0 else "" for row in after],

@@ -39,7 +39,7 @@ LAUNCHES = Schema(
         Column("metric", "str", doc="what is counted or timed"),
         Column("count", "int64", "count", "missing for a metric of time only", absent=-1),
         Column("dur_ns", "int64", "ns", "missing for a metric of counts only", absent=-1),
-        Column("fraction", "float64", "fraction", "missing for a latency", absent=-1),
+        Column("fraction", "float64", "fraction", "of what `meaning` says; missing for a latency", absent=-1),
         Column("meaning", "str", doc="what the row's numbers are of"),
     ),
     key=("metric",),
@@ -67,7 +67,7 @@ HISTOGRAM = Schema(
             "bucket", "str", doc="range of latencies, from start of the launch call to start of the GPU work"
         ),
         Column("count", "int64", "count", "launches in the range"),
-        Column("fraction", "float64", "fraction", "share of all launches"),
+        Column("fraction_of_launches", "float64", "fraction", "of all launches"),
     ),
     doc="Long latency is fine while work waits in the queue; short latency with an idle GPU means the CPU "
     "cannot keep up.",
@@ -156,12 +156,12 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         p50, p99 = (int(np.percentile(np.maximum(latency, 0), share)) for share in (50, 99))
         rows: list[tuple[str, int, int, float, str]] = [
             ("launched", len(work.event), -1, len(work.event) / len(everything.event),
-             "with its launch call"),
+             "with its launch call; fraction of GPU work"),
             ("latency p50", -1, p50, -1.0, "launch call to start, at least 0, including time in the queue"),
             ("latency p99", -1, p99, -1.0, "the same, 99th percentile"),
             ("started before its launch", int(early.sum()), -1, float(early.mean()),
-             "CPU and GPU clocks disagree: these latencies mean little"),
-            ("launch bound", -1, bound, bound / span, "GPU idle with an empty launch queue; of wall time"),
+             "fraction of launches; CPU and GPU clocks disagree: these latencies mean little"),
+            ("launch bound", -1, bound, bound / span, "GPU idle, launch queue empty; fraction of wall time"),
             ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
              f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
             ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
@@ -205,7 +205,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
                 "rank": np.full(len(count), rank),
                 "bucket": list(_BUCKETS),
                 "count": count,
-                "fraction": count / len(bucket),
+                "fraction_of_launches": count / len(bucket),
             }
         )
         time, depth = _depth(called, work.end)

@@ -32,7 +32,9 @@ STAGE_TABLE = Schema(
         Column("forward_ns", "int64", "ns", "per step"),
         Column("backward_ns", "int64", "ns", "per step"),
         Column("recompute_ns", "int64", "ns", "per step, forward work recomputed in the backward pass"),
-        Column("fraction", "float64", "fraction", "share of the step, forward + backward + recompute"),
+        Column(
+            "fraction_of_step", "float64", "fraction", "share of the step, forward + backward + recompute"
+        ),
         Column(
             "blocking_count",
             "float64",
@@ -75,7 +77,7 @@ PASS_TABLE = Schema(
     (
         RANK,
         STEP,
-        Column("microbatch", "int64", doc="in the step, from 0"),
+        Column("micro_batch", "int64", doc="in the step, from 0"),
         LAYER,
         Column("phase", "category", doc=", ".join(PHASES)),
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the rank's own clock"),
@@ -193,7 +195,7 @@ class _Pass(NamedTuple):
     """What all ranks of a group do at the same time."""
 
     step: str
-    microbatch: int
+    micro_batch: int
     layer: int
     phase: int
 
@@ -211,7 +213,7 @@ class ExpertGroup:
                 layer_pass = rank.passes[number]
                 if phase != RECOMPUTE:  # its time is in the backward pass of the others
                     step = rank.labels[layer_pass.step]
-                    key = _Pass(step, layer_pass.microbatch, layer_pass.layer, phase)
+                    key = _Pass(step, layer_pass.micro_batch, layer_pass.layer, phase)
                     row_of.setdefault(key, {})[column] = row
         complete = {key: rows for key, rows in row_of.items() if len(rows) == len(ranks)}
         self.passes = list(complete)  # that all ranks recorded
@@ -308,7 +310,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
                 "forward_ns": ns[FORWARD].astype(np.int64),
                 "backward_ns": ns[BACKWARD].astype(np.int64),
                 "recompute_ns": ns[RECOMPUTE].astype(np.int64),
-                "fraction": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
+                "fraction_of_step": np.minimum(sum(ns.values()) / max(rank.step_ns, 1), 1.0),
                 "blocking_count": np.append(rank.blocking.sum(axis=0), 0)[: len(names)] / passes,
             }
         )
@@ -317,7 +319,7 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
             {
                 "rank": [rank.rank] * len(layer_passes),
                 "step": [rank.labels[layer_pass.step] for layer_pass in layer_passes],
-                "microbatch": [layer_pass.microbatch for layer_pass in layer_passes],
+                "micro_batch": [layer_pass.micro_batch for layer_pass in layer_passes],
                 "layer": [layer_pass.layer for layer_pass in layer_passes],
                 "phase": [PHASES[phase] for phase in rank.phase.tolist()],
                 "ts_ns": rank.start,
@@ -373,8 +375,9 @@ def moe(ranks: Sequence[RankPasses], *, scope: Scope = "all") -> Result:
         skips,
         scope=scope,
         layers=max(layer_pass.layer for layer_pass in all_passes) + 1,
-        experts=max(layer_pass.experts for layer_pass in all_passes),
-        chosen=max(layer_pass.top_k for layer_pass in all_passes),
+        # -1 where the trace does not say
+        experts=max((count for layer_pass in all_passes if (count := layer_pass.experts) >= 0), default=None),
+        top_k=max((count for layer_pass in all_passes if (count := layer_pass.top_k) >= 0), default=None),
         found_by="scopes or modules" if all(rank.framed for rank in with_layers) else "order of ops",
         sync_free_stage=min(sync_free_stages),
     )

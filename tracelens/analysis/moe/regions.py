@@ -62,7 +62,7 @@ class LayerPass:
     """One micro-batch passing forward through one MoE layer, whose backward belongs to it."""
 
     step: int  # position of its step in `steps_of`
-    microbatch: int  # number in the step, from 0
+    micro_batch: int  # number in the step, from 0
     layer: int  # number of the MoE layer on this rank, from 0, through all its chunks of the model
     is_recompute: bool  # whether the forward pass is recomputed in the backward pass
     experts: int  # number of experts that the router chooses from, -1 if not known
@@ -184,7 +184,7 @@ class PassNumber(NamedTuple):
     """Which pass through an MoE layer it is; all numbers from 0."""
 
     step: int  # position in `steps_of`
-    microbatch: int  # in the step
+    micro_batch: int  # in the step
     layer: int  # among the MoE layers of the rank, through all its chunks of the model
     chunk: int = -1  # of the model, -1 where the rank has only one or does not tell
 
@@ -194,7 +194,7 @@ class _Forward(NamedTuple):
 
     step: int  # position in `steps_of`
     chunk: int  # of the model, -1 where the rank has only one
-    microbatch: int  # in the step
+    micro_batch: int  # in the step
     layers: list[int]  # passes in order of launch, as positions in the list of all
     waiting: list[int]  # those of them that no recompute has repeated yet
 
@@ -330,7 +330,7 @@ def regions(trace: Trace) -> Regions:
         gemms = tuple(map(reader.gemm_size, gemm_tokens[first].tolist()))
         new_pass = LayerPass(
             step=number.step,
-            microbatch=number.microbatch,
+            micro_batch=number.micro_batch,
             layer=number.layer,
             is_recompute=bool(lexed.is_recompute[window.first]),
             experts=experts,
@@ -452,7 +452,7 @@ def pass_numbers(
     spans: list[MicrobatchPass] = []
     if len(pipeline_passes) and (index >= 0).all() and (is_forward[index] != is_recompute).all():
         spans = [pipeline_passes[number] for number in index.tolist()]
-    keys: list[object] = [(span.step, span.virtual, span.microbatch) for span in spans]
+    keys: list[object] = [(span.step, span.virtual, span.micro_batch) for span in spans]
     if not keys:
         # Without chunks each uninterrupted forward is one micro-batch. Without an embedding nothing parts one
         # from the next but that the frames of the layers begin to come again: (segment, round). Layers
@@ -480,11 +480,11 @@ def pass_numbers(
     for number, (key, origin) in enumerate(zip(keys, origins, strict=True)):
         if not is_recompute[number]:
             if key not in forwards:
-                chunk, microbatch = -1, in_step[step[number]]
+                chunk, micro_batch = -1, in_step[step[number]]
                 if spans:
-                    chunk, microbatch = spans[number].virtual, spans[number].microbatch
+                    chunk, micro_batch = spans[number].virtual, spans[number].micro_batch
                 in_step[step[number]] += 1
-                forwards[key] = _Forward(step[number], chunk, microbatch, [], [])
+                forwards[key] = _Forward(step[number], chunk, micro_batch, [], [])
             forwards[key].waiting.append(number)
             forwards[key].layers.append(number)
             of_window.append((forwards[key], len(forwards[key].layers) - 1))
@@ -505,7 +505,7 @@ def pass_numbers(
         layers[forward.chunk] = max(layers.get(forward.chunk, 0), len(forward.layers))
     before = {chunk: sum(layers[lower] for lower in layers if lower < chunk) for chunk in layers}
     return [
-        PassNumber(forward.step, forward.microbatch, before.get(forward.chunk, 0) + layer, forward.chunk)
+        PassNumber(forward.step, forward.micro_batch, before.get(forward.chunk, 0) + layer, forward.chunk)
         for forward, layer in of_window
     ]
 

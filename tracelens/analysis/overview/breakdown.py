@@ -47,7 +47,7 @@ BREAKDOWN = Schema(
         Column("name", "category", doc="of the step, category, op, shape or kernel"),
         Column("forward_op", "category", doc="for backward work: the forward op whose gradient it computes"),
         Column("exclusive_ns", "int64", "ns", "wall time of this row alone; children add up to it"),
-        Column("fraction", "float64", "fraction", "exclusive time / wall time of the step"),
+        Column("fraction_of_step", "float64", "fraction", "exclusive time / wall time of the step"),
         Column("sum_ns", "int64", "ns", "sum of durations, overlap counted twice"),
         Column("subtree_ns", "int64", "ns", "for ops: sum of durations including called ops"),
         Column("count", "int64", "count", "kernels, copies and memsets that start here"),
@@ -73,7 +73,7 @@ OPS = Schema(
         Column("median_ns", "float64", "ns", "of dur_ns per call", intensive=True),
         Column("min_ns", "int64", "ns", "of dur_ns per call", intensive=True),
         Column("max_ns", "int64", "ns", "of dur_ns per call", intensive=True),
-        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+        Column("fraction_of_gpu_time", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
     doc="GPU work belongs to the innermost op around its launch call.",
     key=("name",),
@@ -93,7 +93,7 @@ KERNELS = Schema(
         Column("median_ns", "float64", "ns", "median duration", intensive=True),
         Column("min_ns", "int64", "ns", "shortest call", intensive=True),
         Column("max_ns", "int64", "ns", "longest call", intensive=True),
-        Column("fraction", "float64", "fraction", "share of the summed time of all kernels"),
+        Column("fraction_of_kernel_time", "float64", "fraction", "share of the summed time of all kernels"),
     ),
     leading="sum_ns",
     descending=True,
@@ -218,7 +218,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
                 "level": Coded(depths[order], LEVELS),
                 "name": Coded.used(label_of[order], [name for name, _ in every_label]),
                 "forward_op": Coded.used(label_of[order], [forward for _, forward in every_label]),
-                "fraction": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
+                "fraction_of_step": columns["exclusive_ns"][order] / np.maximum(length[root[order]], 1),
                 **{name: values[order] for name, values in columns.items()},
             }
         )
@@ -314,7 +314,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
                     "median_ns": by_name.median[order],
                     "min_ns": by_name.min[order],
                     "max_ns": by_name.max[order],
-                    "fraction": by_name.total[order] / max(int(work.dur.sum()), 1),
+                    "fraction_of_gpu_time": by_name.total[order] / max(int(work.dur.sum()), 1),
                 }
             )
             without_op_ns = int(work.dur.sum() - with_op.dur.sum())
@@ -372,7 +372,7 @@ def kernels(run: Run, *, scope: Scope = "all") -> Result:
                 "median_ns": by_name.median[order],
                 "min_ns": by_name.min[order],
                 "max_ns": by_name.max[order],
-                "fraction": by_name.total[order] / max(int(by_name.total.sum()), 1),
+                "fraction_of_kernel_time": by_name.total[order] / max(int(by_name.total.sum()), 1),
             }
         )
     return result({"kernels": KERNELS.concat(parts)}, skips, scope=scope)

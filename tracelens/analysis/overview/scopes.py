@@ -41,7 +41,9 @@ def _schema(title: str, doc: str) -> Schema:
             Column("parent", "int64", doc="enclosing node, missing at the top", absent=-1),
             Column("name", "category", doc="module or scope; (outside): in none of them"),
             Column("exclusive_ns", "int64", "ns", "wall time of its GPU work: direct_ns plus all children"),
-            Column("fraction", "float64", "fraction", "exclusive time / GPU busy time of the rank"),
+            Column(
+                "fraction_of_busy_time", "float64", "fraction", "exclusive time / GPU busy time of the rank"
+            ),
             Column("direct_ns", "int64", "ns", "exclusive time outside any deeper module or scope"),
             Column("forward_ns", "int64", "ns", "exclusive time of work that no backward op launched"),
             Column("backward_ns", "int64", "ns", "exclusive time of gradients of its forward ops"),
@@ -206,5 +208,5 @@ def _tree(trace: Trace, work: Work, marked: Bool, matrix: MatrixFlops) -> dict[s
         "node": np.arange(len(order)),
         "parent": lookup(node, above, -1),
         "name": [texts[path] for path in order],
-        "fraction": columns["exclusive_ns"][order] / max(busy, 1),
+        "fraction_of_busy_time": columns["exclusive_ns"][order] / max(busy, 1),
     } | {name: values[order] for name, values in columns.items()}

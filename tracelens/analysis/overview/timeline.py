@@ -44,7 +44,7 @@ TIMELINE = Schema(
         RANK,
         Column("metric", "str", doc="; ".join(f"{name}: {doc}" for name, doc in METRICS.items())),
         Column("dur_ns", "int64", "ns", "time with the metric's condition true, over the whole trace"),
-        Column("fraction", "float64", "fraction", "share of total"),
+        Column("fraction_of_total", "float64", "fraction", "share of total"),
     ),
     doc="Exposed means not hidden behind computation: busy = computation + exposed_comm + exposed_memcpy + "
     "exposed_memset. Work is unlinked when it was launched before the recording began.",
@@ -171,7 +171,7 @@ def timeline(run: Run, *, scope: Scope = "all") -> Result:
                 "rank": np.full(len(dur_ns), rank),
                 "metric": list(shown),
                 "dur_ns": dur_ns,
-                "fraction": dur_ns / max(shown["total"], 1),
+                "fraction_of_total": dur_ns / max(shown["total"], 1),
             }
         )
         if steps_of_rank.marked:

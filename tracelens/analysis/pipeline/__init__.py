@@ -1,6 +1,6 @@
 """Pipeline parallelism: micro-batches, stages, messages between them, the bubble."""
 
-from tracelens.analysis.pipeline.microbatches import (
+from tracelens.analysis.pipeline.micro_batches import (
     FORWARD,
     MicrobatchPass,
     Passes,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
-from tracelens.analysis.pipeline.microbatches import FORWARD, Passes, passes
+from tracelens.analysis.pipeline.micro_batches import FORWARD, Passes, passes
 from tracelens.analysis.pipeline.stages import (
     PARTS,
     Pipeline,
@@ -32,7 +32,7 @@ BUBBLE = Schema(
         STEP,
         Column("stage", "int64", doc="position in the pipeline, from 0"),
         Column("stages", "int64", "count", "PP"),
-        Column("microbatches", "int64", "count", "GA, per step"),
+        Column("micro_batches", "int64", "count", "GA, per step"),
         Column("chunks", "int64", "count", "VPP, of the model on each rank"),
         Column("bubble_fraction", "float64", "fraction", "share of the pipeline's phase of the step"),
         Column(
@@ -78,7 +78,7 @@ SPANS = Schema(
         STEP,
         Column("stage", "int64", doc="position in the pipeline, from 0"),
         Column("chunk", "int64", doc="among the rank's chunks of the model, from 0"),
-        Column("microbatch", "int64", doc="from 0"),
+        Column("micro_batch", "int64", doc="from 0"),
         Column("phase", "category", doc="forward or backward"),
         Column("ts_ns", "int64", "ns", "start of its first GPU work, by the clock of the first rank"),
         Column("dur_ns", "int64", "ns", "to the end of its last GPU work"),
@@ -175,7 +175,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                     for part in PARTS
                 }
                 inside = max(min(window[1], whole.end) - max(window[0], whole.start), 0)
-                work = size.microbatches * size.chunks
+                work = size.micro_batches * size.chunks
                 low = np.array([wait.start for wait in waits], np.int64)
                 high = np.array([wait.end for wait in waits], np.int64)
                 rows["bubble"].append(
@@ -184,7 +184,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                         "step": [label],
                         "stage": [lane.stage],
                         "stages": [size.stages],
-                        "microbatches": [size.microbatches],
+                        "micro_batches": [size.micro_batches],
                         "chunks": [size.chunks],
                         "step_ns": [window[1] - window[0]],
                         "forward_ns": [forward],
@@ -207,7 +207,7 @@ def pipeline(ranks: Sequence[Passes], aligned: AlignedRun, *, scope: Scope = "al
                         "step": [label] * len(spans),
                         "stage": [lane.stage] * len(spans),
                         "chunk": [chunks.index(span.virtual) for span in spans],
-                        "microbatch": [span.microbatch for span in spans],
+                        "micro_batch": [span.micro_batch for span in spans],
                         "phase": [span.phase for span in spans],
                         "ts_ns": [span.start for span in spans],
                         "dur_ns": [span.end - span.start for span in spans],

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.pipeline.microbatches import (
+from tracelens.analysis.pipeline.micro_batches import (
     BACKWARD,
     FORWARD,
     MicrobatchPass,
@@ -94,7 +94,7 @@ class Pipeline:
         self._done: dict[tuple[str, int, int], tuple[int, MicrobatchPass]] = {}
         for number, lane in enumerate(lanes):
             for span in lane.spans:
-                self._done.setdefault((span.phase, span.virtual, span.microbatch), (number, span))
+                self._done.setdefault((span.phase, span.virtual, span.micro_batch), (number, span))
         bounds = [(lane.busy.start, lane.busy.end, lane.p2p.start, lane.p2p.end) for lane in lanes]
         ends = [np.array([span.end for span in lane.spans]) for lane in lanes]
         edges = unique(np.concatenate([*ends, *(part for lane_bounds in bounds for part in lane_bounds)]))
@@ -133,11 +133,11 @@ class Pipeline:
                     # What makes its input: the chunk before forward, the one behind it backward.
                     span = self._ordered[waiting][following]
                     if span.phase == FORWARD:
-                        key = FORWARD, span.virtual - 1, span.microbatch
+                        key = FORWARD, span.virtual - 1, span.micro_batch
                     elif span.virtual == self._last:
-                        key = FORWARD, span.virtual, span.microbatch
+                        key = FORWARD, span.virtual, span.micro_batch
                     else:
-                        key = BACKWARD, span.virtual + 1, span.microbatch
+                        key = BACKWARD, span.virtual + 1, span.micro_batch
                     waiting, source = self._done.get(key, (waiting, None))
                     if source is None or start >= source.end:
                         break
@@ -172,7 +172,7 @@ class Shape(NamedTuple):
     """Size of a pipeline."""
 
     stages: int  # ranks in a row
-    microbatches: int  # in a step
+    micro_batches: int  # in a step
     chunks: int  # of the model on each rank; more than one in an interleaved schedule
     group: int  # micro-batches that pass one chunk before the rank turns to its next one
     sure: bool = True  # whether the trace shows the number of chunks; if not, one is assumed
@@ -260,7 +260,7 @@ def numbered(lanes: Sequence[Lane], stages: int) -> Numbered | str:
     """
     if not all(map(is_complete, lanes)):
         return "unequal numbers of forward and backward passes"
-    named = all(span.microbatch >= 0 and span.virtual >= 0 for lane in lanes for span in lane.spans)
+    named = all(span.micro_batch >= 0 and span.virtual >= 0 for lane in lanes for span in lane.spans)
     spans = [lane.spans for lane in lanes] if named else _by_messages(lanes, stages)
     if not isinstance(spans, str):
         lanes = [replace(lane, spans=of_lane) for lane, of_lane in zip(lanes, spans, strict=True)]
@@ -382,28 +382,28 @@ def _by_messages(lanes: Sequence[Lane], stages: int) -> list[list[MicrobatchPass
         else:
             # (Chunk of the model, micro-batch) of each forward, from those without input on.
             numbers: dict[_Forward, tuple[int, int]] = {}
-            for microbatch, seed in enumerate(seeds):
+            for micro_batch, seed in enumerate(seeds):
                 forward: _Forward | None = seed
                 chunk = 0
                 while forward is not None and forward not in numbers:
-                    numbers[forward] = chunk, microbatch
+                    numbers[forward] = chunk, micro_batch
                     forward, chunk = into_forward.get(forward), chunk + 1
             # All forwards are numbered, each chunk runs on one rank, and all have the same micro-batches.
             chunks: dict[int, set[int]] = {}
-            for chunk, microbatch in numbers.values():
-                chunks.setdefault(chunk, set()).add(microbatch)
+            for chunk, micro_batch in numbers.values():
+                chunks.setdefault(chunk, set()).add(micro_batch)
             ranks = {(chunk, index) for (index, _), (chunk, _) in numbers.items()}
             if (
                 into_forward == into_backward
                 and len(numbers) == sum(len(lane.of(FORWARD)) for lane in lanes)
                 and len(ranks) == len(chunks)
-                and all(microbatches == chunks[0] for microbatches in chunks.values())
+                and all(micro_batches == chunks[0] for micro_batches in chunks.values())
             ):
                 return [
                     [
-                        span._replace(virtual=chunk, microbatch=microbatch)
+                        span._replace(virtual=chunk, micro_batch=micro_batch)
                         for span in lane.spans
-                        for chunk, microbatch in [numbers[index, span.forward]]
+                        for chunk, micro_batch in [numbers[index, span.forward]]
                     ]
                     for index, lane in enumerate(lanes)
                 ]
@@ -420,7 +420,7 @@ def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
     if len(forwards) != 1:
         return None
     (count,) = forwards
-    named = {span.microbatch for lane in lanes for span in lane.of(FORWARD)}
+    named = {span.micro_batch for lane in lanes for span in lane.of(FORWARD)}
     if -1 not in named:
         chunks = max(count // len(named), 1)
         if chunks == 1:
@@ -432,21 +432,21 @@ def shape(lanes: Sequence[Lane], stages: int) -> Shape | None:
     if not all(lane.of(BACKWARD) for lane in lanes):
         # The size without backwards: the last stage sends the output of all chunks but the last.
         for lane in lanes:
-            microbatches = count - lane.sends
-            if lane.stage == stages - 1 and 0 < microbatches < count and not count % microbatches:
-                return Shape(stages, microbatches, count // microbatches, stages)
+            micro_batches = count - lane.sends
+            if lane.stage == stages - 1 and 0 < micro_batches < count and not count % micro_batches:
+                return Shape(stages, micro_batches, count // micro_batches, stages)
         return Shape(stages, count, 1, stages)
     for lane in lanes:
-        microbatches = 2 * count - lane.sends
-        if lane.stage in (0, stages - 1) and 0 < microbatches <= count and not count % microbatches:
-            chunks = count // microbatches
+        micro_batches = 2 * count - lane.sends
+        if lane.stage in (0, stages - 1) and 0 < micro_batches <= count and not count % micro_batches:
+            chunks = count // micro_batches
             if chunks == 1:
-                return Shape(stages, microbatches, 1, stages)
+                return Shape(stages, micro_batches, 1, stages)
             # 1F1B begins after 2 (stages - stage - 1) + (chunks - 1) group + 1 forwards.
             warm_up = _warm_up(lane)
             turns, remainder = divmod(warm_up - 1 - 2 * (stages - lane.stage - 1), chunks - 1)
             group = turns if warm_up < count and turns > 0 and not remainder else stages
-            return Shape(stages, microbatches, chunks, group)
+            return Shape(stages, micro_batches, chunks, group)
     # The size by one stage alone: by the number of forwards with which it begins.
     lane = lanes[0]
     warm_up = _warm_up(lane)
@@ -472,10 +472,10 @@ def numbered_in_order(lane: Lane, size: Shape) -> list[MicrobatchPass]:
     is. What scopes say is kept.
     """
     order = [
-        (chunk, microbatch)
-        for begin in range(0, size.microbatches, size.group)
+        (chunk, micro_batch)
+        for begin in range(0, size.micro_batches, size.group)
         for chunk in range(size.chunks)
-        for microbatch in range(begin, min(begin + size.group, size.microbatches))
+        for micro_batch in range(begin, min(begin + size.group, size.micro_batches))
     ]
     done = {FORWARD: 0, BACKWARD: 0}
     numbers: dict[int, tuple[int, int]] = {}
@@ -483,17 +483,17 @@ def numbered_in_order(lane: Lane, size: Shape) -> list[MicrobatchPass]:
     for span in lane.spans:
         index = done[span.phase]
         done[span.phase] += 1
-        if span.microbatch >= 0 and span.virtual >= 0:
+        if span.micro_batch >= 0 and span.virtual >= 0:
             spans.append(span)
             continue
-        chunk, microbatch = order[index] if index < len(order) else (0, index)
+        chunk, micro_batch = order[index] if index < len(order) else (0, index)
         if span.phase == BACKWARD:
             chunk = size.chunks - 1 - chunk if index < len(order) else chunk
-            chunk, microbatch = numbers.get(span.forward, (chunk, microbatch))
+            chunk, micro_batch = numbers.get(span.forward, (chunk, micro_batch))
         elif span.forward >= 0:
-            numbers[span.forward] = chunk, microbatch
-        microbatch = span.microbatch if span.microbatch >= 0 else microbatch
-        spans.append(span._replace(virtual=chunk * size.stages + lane.stage, microbatch=microbatch))
+            numbers[span.forward] = chunk, micro_batch
+        micro_batch = span.micro_batch if span.micro_batch >= 0 else micro_batch
+        spans.append(span._replace(virtual=chunk * size.stages + lane.stage, micro_batch=micro_batch))
     return spans
 
 
@@ -504,7 +504,7 @@ def is_complete(lane: Lane) -> bool:
         return True
     if any(span.forward >= 0 for span in lane.spans):
         return {span.forward for span in forwards} == {span.forward for span in backwards}
-    if any(span.microbatch < 0 for span in lane.spans):
+    if any(span.micro_batch < 0 for span in lane.spans):
         return len(forwards) == len(backwards)
-    first, second = ({(span.virtual, span.microbatch) for span in spans} for spans in (forwards, backwards))
+    first, second = ({(span.virtual, span.micro_batch) for span in spans} for spans in (forwards, backwards))
     return first == second

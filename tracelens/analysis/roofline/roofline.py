@@ -39,7 +39,7 @@ COVERAGE = Schema(
             "status", "category", doc="cost model: by its own arguments or by those of a repeat; or no cost"
         ),
         Column("dur_ns", "int64", "ns", "summed duration of this work"),
-        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+        Column("fraction_of_gpu_time", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
 )
 UNCOVERED = Schema(
@@ -50,7 +50,7 @@ UNCOVERED = Schema(
         Column("reason", "category", doc="what the trace or tracelens lacks"),
         Column("count", "int64", "count", "kernels, copies and memsets"),
         Column("dur_ns", "int64", "ns", "summed duration of this work"),
-        Column("fraction", "float64", "fraction", "share of the summed duration of all GPU work"),
+        Column("fraction_of_gpu_time", "float64", "fraction", "share of the summed duration of all GPU work"),
     ),
     leading="dur_ns",
     descending=True,
@@ -120,7 +120,7 @@ ROOFLINE = Schema(
             "roofline time / measured time without waiting, against peak",
             absent=-1,
         ),
-        Column("waiting_ns", "int64", "ns", "of collectives: until the last rank came; part of `dur_ns`"),
+        Column("wait_ns", "int64", "ns", "of collectives: until the last rank came; part of `dur_ns`"),
         Column(
             "recoverable_ns",
             "int64",
@@ -239,7 +239,7 @@ def coverage(rank: int, work: Work, costs: Costing) -> dict[str, Any]:
         "rank": np.full(len(STATUSES), rank),
         "status": list(STATUSES),
         "dur_ns": total,
-        "fraction": total / max(int(total.sum()), 1),
+        "fraction_of_gpu_time": total / max(int(total.sum()), 1),
     }
 
 
@@ -258,7 +258,7 @@ def uncovered(trace: Trace, work: Work, costs: Costing) -> dict[str, Any]:
         "reason": Coded.used(reason[order], costs.reasons),
         "count": np.bincount(group, minlength=len(label))[order],
         "dur_ns": dur[order],
-        "fraction": dur[order] / max(int(work.dur.sum()), 1),
+        "fraction_of_gpu_time": dur[order] / max(int(work.dur.sum()), 1),
     }
 
 
@@ -401,7 +401,7 @@ def distances(
         "rank": np.full(size, rank),
         "count": count[order],
         "dur_ns": dur[order],
-        "waiting_ns": np.zeros(size, dtype=np.int64),
+        "wait_ns": np.zeros(size, dtype=np.int64),
         "roofline_ns": np.where(known, np.rint(least), -1).astype(np.int64)[order],
         "efficiency": efficiency,
         "maf_efficiency": maf_efficiency,
@@ -473,7 +473,7 @@ def without_waiting(rank: RankRoofline, waited: Mapping[tuple[int, int], int]) -
         return rows
     known, moving = rows["recoverable_ns"] >= 0, rows["dur_ns"] - waiting
     changed = dict(rows)
-    changed["waiting_ns"] = waiting
+    changed["wait_ns"] = waiting
     least = np.minimum(rows["roofline_ns"], moving)
     changed["recoverable_ns"] = np.where(known, moving - least, -1)
     of_moving = np.minimum(rows["efficiency"] * rows["dur_ns"] / np.maximum(moving, 1), 1.0)

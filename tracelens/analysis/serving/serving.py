@@ -118,7 +118,7 @@ RANKS = Schema(
         Column("kind", "category", doc=", ".join(KINDS)),
         Column("count", "int64", "count", "steps"),
         Column("dur_ns", "int64", "ns", "time of these steps"),
-        Column("fraction", "float64", "fraction", "share of the time of all steps of the rank"),
+        Column("fraction_of_step_time", "float64", "fraction", "share of the time of all steps of the rank"),
         Column("requests", "int64", "count", "summed over the steps; missing if a label lacks it", absent=-1),
         Column("tokens", "int64", "count", "summed over the steps; missing if a label lacks it", absent=-1),
         Column(
@@ -315,7 +315,7 @@ def serving(ranks: Sequence[RankSteps], aligned: AlignedRun, *, scope: Scope = "
                     "kind": kind,
                     "count": len(of_kind),
                     "dur_ns": dur,
-                    "fraction": dur / max(_time(rank.steps), 1),
+                    "fraction_of_step_time": dur / max(_time(rank.steps), 1),
                     "requests": _total([label.requests for label in served]),
                     "tokens": _total([label.tokens for label in served]),
                     "eager_fraction": _eager(of_kind),

@@ -66,7 +66,7 @@ SHARES = Schema(
             doc=f"kernel class, copy, fill (memset), {COMMUNICATION}, {WAITING} or {IDLE}",
         ),
         Column("dur_ns", "int64", "ns", "time in this state"),
-        Column("fraction", "float64", "fraction", "of the rank's recorded time"),
+        Column("fraction_of_recorded_time", "float64", "fraction", "of the rank's recorded time"),
     ),
     doc="Each nanosecond counts once: computation hides communication, communication hides copies. "
     f"{COMMUNICATION.capitalize()} moves data; {WAITING} is the time until the last rank arrives.",
@@ -476,7 +476,9 @@ def step_timeline(
         names = [name for name, _ in together.most_common() if name in total]
         dur = np.array([total[name] for name in names], dtype=np.int64)
         rank = np.full(len(names), part.rank)
-        shares.append({"rank": rank, "state": names, "dur_ns": dur, "fraction": dur / int(dur.sum())})
+        shares.append(
+            {"rank": rank, "state": names, "dur_ns": dur, "fraction_of_recorded_time": dur / int(dur.sum())}
+        )
 
     # The picture holds so many states: coarser ones if there are more, in the typical step last.
     selection = select_steps(parts, shift, KERNELS_SHOWN)
@@ -553,10 +555,10 @@ def marks(results: Mapping[str, Result], parts: Sequence[RankTimeline], start: M
                 names.append(f"{text} {size}" if size >= 0 and not dummy else text)
         elif kind == "pipeline":
             chunks = len(set(table.values("chunk"))) > 1
-            columns = map(table.values, ("phase", "microbatch", "chunk"))
-            for phase, microbatch, chunk in zip(*columns, strict=True):
+            columns = map(table.values, ("phase", "micro_batch", "chunk"))
+            for phase, micro_batch, chunk in zip(*columns, strict=True):
                 of_chunk = f" chunk {chunk}" if chunks else ""
-                names.append(f"{_PHASE[phase]} micro-batch {microbatch}{of_chunk}")
+                names.append(f"{_PHASE[phase]} micro-batch {micro_batch}{of_chunk}")
         else:
             columns = map(table.values, ("layer", "phase"))
             names = [f"layer {layer} {phase}" for layer, phase in zip(*columns, strict=True)]

@@ -130,15 +130,20 @@ UNTESTED = "not tested"
 
 _NO_INTERVAL = np.iinfo(np.int64).min  # a loss of time can be negative: no smaller number is left
 _EFFECT = (
-    Column("effect_ns", "int64", "ns", "time lost per step to this cause, beyond the median of the others"),
     Column(
-        "effect_low_ns",
+        "excess_ns",
+        "int64",
+        "ns",
+        "lost to this cause per step, beyond the median of the others; below 0: less than they",
+    ),
+    Column(
+        "excess_low_ns",
         "int64",
         "ns",
         f"lower end of the {CONFIDENCE:.0%} confidence interval; missing (upper end too) with one step",
         absent=_NO_INTERVAL,
     ),
-    Column("effect_high_ns", "int64", "ns", "upper end of the interval", absent=_NO_INTERVAL),
+    Column("excess_high_ns", "int64", "ns", "upper end of the interval", absent=_NO_INTERVAL),
     Column(
         "p_value",
         "float64",
@@ -162,24 +167,31 @@ STRAGGLERS = Schema(
     "Late ranks",
     (
         RANK,
-        Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
-        Column("last_count", "int64", "count", "collectives at which it was last, or held up the last rank"),
+        Column("others_wait_ns", "int64", "ns", "waiting of all other ranks for it"),
+        Column(
+            "last_arrivals", "int64", "count", "collectives at which it was last, or held up the last rank"
+        ),
         Column(
             "cause",
             "str",
             doc="significant cause of most of that waiting; if none is significant, the largest",
         ),
         Column("evidence", "str", doc="evidence for that cause, at the longest wait", prose=True),
-        Column("cause_fraction", "float64", "fraction", "share of the waiting this rank causes"),
-        Column("fraction", "float64", "fraction", "share of the waiting that all ranks cause"),
-        Column("time_fraction", "float64", "fraction", "mean waiting of another rank for it / recorded time"),
+        Column("fraction_of_others_wait", "float64", "fraction", "share of the waiting this rank causes"),
+        Column("fraction_of_all_wait", "float64", "fraction", "share of the waiting that all ranks cause"),
+        Column(
+            "fraction_of_recorded_time",
+            "float64",
+            "fraction",
+            "mean waiting of another rank for it / recorded time",
+        ),
         *_EFFECT,
         Column("significant", "bool", doc="is the rank a significant straggler for that cause?"),
     ),
     doc="Worst first. A rank's work since its previous collective is compared with the median of the other "
     f"ranks, weighted by their waiting. {_DOC}.",
     key=(),
-    leading="caused_wait_ns",
+    leading="others_wait_ns",
     descending=True,
 )
 CAUSE_TABLE = Schema(
@@ -187,9 +199,9 @@ CAUSE_TABLE = Schema(
     (
         Column("rank", "int64", doc="rank that was last, or held up the last rank"),
         Column("cause", "str", doc=_DOC),
-        Column("caused_wait_ns", "int64", "ns", "waiting of all other ranks"),
+        Column("others_wait_ns", "int64", "ns", "waiting of all other ranks"),
         Column("count", "int64", "count", "collectives"),
-        Column("fraction", "float64", "fraction", "share of the waiting that all ranks cause"),
+        Column("fraction_of_all_wait", "float64", "fraction", "share of the waiting that all ranks cause"),
         Column("evidence", "str", doc="at the longest wait", prose=True),
         *_EFFECT,
     ),
@@ -274,7 +286,7 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
     not: more or slower computation, or an idle GPU, and what its host was doing.
 
     Reading:
-        Begin with rows that are `significant`: `effect_ns` is what the cause takes per step, with its
+        Begin with rows that are `significant`: `excess_ns` is what the cause takes per step, with its
         confidence interval. `worst` leads to the longest waits.
 
     Limits:
@@ -312,21 +324,21 @@ def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope =
         causes_of.setdefault(row["rank"], []).append(row)
     late_ranks: list[dict[str, Any]] = []
     for rank, of_rank in causes_of.items():
-        wait = sum(row["caused_wait_ns"] for row in of_rank)
+        wait = sum(row["others_wait_ns"] for row in of_rank)
         main = next((row for row in of_rank if row["significance"] == SIGNIFICANT), of_rank[0])
         late_ranks.append(
             {
                 **main,
-                "caused_wait_ns": wait,
-                "last_count": sum(row["count"] for row in of_rank),
-                "cause_fraction": main["caused_wait_ns"] / max(wait, 1),
-                "fraction": min(sum(row["fraction"] for row in of_rank), 1.0),
+                "others_wait_ns": wait,
+                "last_arrivals": sum(row["count"] for row in of_rank),
+                "fraction_of_others_wait": main["others_wait_ns"] / max(wait, 1),
+                "fraction_of_all_wait": min(sum(row["fraction_of_all_wait"] for row in of_rank), 1.0),
                 # Collectives that overlap are waited for at the same time, but each counts.
-                "time_fraction": min(tested_waits[rank] / recorded_ns, 1.0),
+                "fraction_of_recorded_time": min(tested_waits[rank] / recorded_ns, 1.0),
                 "significant": main["significance"] == SIGNIFICANT,
             }
         )
-    late_ranks.sort(key=lambda row: (-row["caused_wait_ns"], row["rank"]))
+    late_ranks.sort(key=lambda row: (-row["others_wait_ns"], row["rank"]))
     worst = [
         {
             "collective": collective.collective,
@@ -409,23 +421,23 @@ def _by_cause(
             {
                 "rank": rank,
                 "cause": cause,
-                "caused_wait_ns": wait,
+                "others_wait_ns": wait,
                 "count": len(same_cause),
-                "fraction": wait / total,
+                "fraction_of_all_wait": wait / total,
                 "evidence": f"{verdict.evidence} (before {located})" if longest else "",
-                "effect_ns": round(effect.ns * share),
+                "excess_ns": round(effect.ns * share),
                 # The interval of damaged time stamps can be wider than 64 bits hold.
                 **{
                     name: _NO_INTERVAL
                     if isnan(end)
                     else round(min(max(end * share, -_LONGEST_NS), _LONGEST_NS))
-                    for name, end in (("effect_low_ns", effect.low), ("effect_high_ns", effect.high))
+                    for name, end in (("excess_low_ns", effect.low), ("excess_high_ns", effect.high))
                 },
                 "p_value": effect.p_value,
                 "significance": effect.verdict,
             }
         )
-    return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"], row["cause"]))
+    return sorted(rows, key=lambda row: (-row["others_wait_ns"], row["rank"], row["cause"]))
 
 
 def equal_rows(parts: Sequence[Segments], comparison: Comparison) -> list[dict[str, Any]]:
@@ -538,14 +550,14 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     result = {}
     for kind in kinds:
         share = 1 / opportunities[kind] / total if kind in matters else 1.0
-        effect_ns = (whole[kind] - median_of_others(whole[kind])).mean(axis=1)
+        excess_ns = (whole[kind] - median_of_others(whole[kind])).mean(axis=1)
         unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
         recurs = np.zeros(ranks, dtype=bool)
         if kind not in _JUDGED_BY_TESTS:
             recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
-            mean, low, high = float(effect_ns[index]), nan, nan
+            mean, low, high = float(excess_ns[index]), nan, nan
             if steps > 1:
                 freedom, variance = steps - 1, float(lost.var(ddof=1))
                 if steps == 2:

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _OF_LONGEST = (
-    *("step", "stage", "layer", "microbatch", "phase", "module", "source", "category", "forward_op"),
+    *("step", "stage", "layer", "micro_batch", "phase", "module", "source", "category", "forward_op"),
     *("shapes", "dtype", "bound", "op_source"),
 )
 
 _OF_KERNEL = (
-    *("rank", "step", "stage", "layer", "microbatch", "phase", "module", "source", "stream", "name"),
+    *("rank", "step", "stage", "layer", "micro_batch", "phase", "module", "source", "stream", "name"),
     *("dur_ns", "link_bytes", "roofline_ns", "kernel_id"),
 )
 _OF_COLLECTIVE = (
@@ -88,7 +88,7 @@ _PROGRAM = (
         absent=-1,
     ),
     Column(
-        "microbatch",
+        "micro_batch",
         "int64",
         doc="of the MoE layer, in the step, from 0; missing outside MoE layers",
         absent=-1,
@@ -420,9 +420,9 @@ def program(trace: Trace, work: Work, layers: Int | None) -> dict[str, Any]:
         trace.arrays.places(trace.work.event)[work.event],
     )
     number = moe.layer_pass[places]
-    layer, microbatch = (
+    layer, micro_batch = (
         np.array([getattr(layer_pass, name) for layer_pass in moe.passes], dtype=np.int64)
-        for name in ("layer", "microbatch")
+        for name in ("layer", "micro_batch")
     )
     if layers is not None:
         layer = layers[layer]
@@ -441,7 +441,7 @@ def program(trace: Trace, work: Work, layers: Int | None) -> dict[str, Any]:
     return {
         "step": Coded.used(launched_in(trace, steps, work.event), steps.labels),
         "layer": lookup(layer, number, -1),
-        "microbatch": lookup(microbatch, number, -1),
+        "micro_batch": lookup(micro_batch, number, -1),
         "phase": Coded.used(np.where(of_moe >= 0, of_moe, phase), [*PHASES, ""]),
     }
 

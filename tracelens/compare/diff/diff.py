@@ -53,7 +53,7 @@ WATERFALL = Schema(
         Column("base_ns", "int64", "ns", "per step"),
         Column("cand_ns", "int64", "ns", "per step"),
         Column("delta_ns", "int64", "ns", "candidate - base"),
-        Column("share", "float64", "ratio", "share of the total difference"),
+        Column("fraction_of_difference", "float64", "ratio", "share of the total difference"),
         Column("cause", "category", doc="category of most of the difference"),
         Column("noise", "category", doc="does the difference exceed the step-to-step noise? unknown if a "
                                         "run has a single step"),
@@ -284,7 +284,7 @@ def diff(base: Run, cand: Run) -> Result:
                 "base_ns": rows.ns[0],
                 "cand_ns": rows.ns[1],
                 "delta_ns": delta_ns,
-                "share": delta_ns / total_ns if total_ns else np.zeros(len(delta_ns)),
+                "fraction_of_difference": delta_ns / total_ns if total_ns else np.zeros(len(delta_ns)),
                 "cause": causes,
                 "noise": _noise(*rows.by_step),
                 "base_count": rows.counts[0],

@@ -68,7 +68,7 @@ FIGURES = Schema(
         Column("estimate", "float64", doc="of the limited quantity; infinite if the base of a ratio is 0"),
         Column("low", "float64", doc="lower end of the interval"),
         Column("high", "float64", doc="upper end of the interval"),
-        Column("tail_fraction", "float64", "fraction", "probability of each tail of the interval"),
+        Column("tail_probability", "float64", "fraction", "probability of each tail of the interval"),
         Column("noise", "str", doc="source of the noise estimate: none if nothing varies; several runs of "
                                    "a side; a stored baseline's history; the steps within a run (noise "
                                    "between runs is assumed); prior (all noise is assumed)"),
@@ -105,7 +105,7 @@ _COMMENT_WIDTH = 100
 
 def report(verdict: Verdict, **meta: Any) -> Report:
     """The verdict as a report of one result, for any renderer."""
-    return Report((result(verdict),), f"tracelens gate: {headline(verdict)}", meta, summary(verdict))
+    return Report((result(verdict),), "tracelens gate", meta, summary(verdict))
 
 
 def summary(verdict: Verdict) -> Summary:
@@ -172,7 +172,7 @@ def result(verdict: Verdict) -> Result:
             "estimate": outcome.interval.estimate,
             "low": outcome.interval.low,
             "high": outcome.interval.high,
-            "tail_fraction": outcome.tail,
+            "tail_probability": outcome.tail,
             "noise": outcome.source,
         }
         for outcome in verdict.outcomes

@@ -1,5 +1,5 @@
 """Ladder: an ablation study, each rung compared with the one before."""
 
-from tracelens.compare.ladder.ladder import TABLES, headline, ladder, read
+from tracelens.compare.ladder.ladder import TABLES, ladder, read
 
-__all__ = ["TABLES", "headline", "ladder", "read"]
+__all__ = ["TABLES", "ladder", "read"]

@@ -81,7 +81,12 @@ TOTAL = Schema(
         Column("level", "category", doc=", ".join(LEVELS)),
         Column("name", "category", doc="of the part"),
         Column("delta_ns", "int64", "ns", "of all rungs together"),
-        Column("share", "float64", "ratio", "share of the difference between last rung and baseline"),
+        Column(
+            "fraction_of_difference",
+            "float64",
+            "ratio",
+            "share of the difference between last rung and baseline",
+        ),
         Column("top_rung", "str", doc="rung with the largest change"),
         Column("top_delta_ns", "int64", "ns", "change by that rung"),
     ),
@@ -207,7 +212,7 @@ def ladder(ladder_run: LadderRun, runs: Iterable[Run]) -> Result:
             "base_ns": traced[0],
             "last_ns": traced[-1],
             "delta_ns": traced[-1] - traced[0],
-            "speedup": float(rungs.array("speedup")[-1]),
+            "speedup": rungs.cells("speedup")[-1],
         },
         command="tracelens workload ladder --from DIR",
     )
@@ -359,11 +364,3 @@ def read(folder: Path) -> LadderRun:
     if len(ladder_run.rungs) < 2:
         raise TracelensError(f"{path}: no rung above the baseline, nothing to compare; run it again")
     return ladder_run
-
-
-def headline(result: Result) -> str:
-    """How far the rungs go, in a few words."""
-    meta, count = result.meta, len(result.data["rungs"]) - 1
-    change = f"{meta['base_ns'] / 1e6:,.3f} ms to {meta['last_ns'] / 1e6:,.3f} ms per traced step"
-    faster = f", {meta['speedup']:.2f} x the throughput" if meta["speedup"] > 0 else ""
-    return f"{count} rung{'s' if count > 1 else ''}, {change}{faster}"

@@ -40,7 +40,7 @@ class _Rank:
             Quantity("bubble", self.mean("bubble_ns"), "ns"),
             Quantity("bubble of the pipeline's phase", self.mean("bubble_fraction"), "fraction"),
             Quantity("stages", float(self.first("stages")), "count"),
-            Quantity("micro-batches", float(self.first("microbatches")), "count"),
+            Quantity("micro-batches", float(self.first("micro_batches")), "count"),
             Quantity("chunks per stage", float(self.first("chunks")), "count"),
         )
         where = union(start, start + waits.array("dur_ns"))
@@ -95,7 +95,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     for rank in ranks:
         bubble = _Rank(results, rank)
         ramp, beside = bubble.mean("ramp_ns"), bubble.mean("overlapped_ns")
-        stages, work = bubble.first("stages"), bubble.first("microbatches") * bubble.first("chunks")
+        stages, work = bubble.first("stages"), bubble.first("micro_batches") * bubble.first("chunks")
         # By the formula a ramp lasts (PP - 1)(f + b) / VPP, so with 2 VPP half of it is left. What runs
         # beside the bubble, mostly gradient sync, needs its time in any schedule: it is all taken for part
         # of the ramp, and never counted as won.
@@ -104,7 +104,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
         now, then = ((stages - 1) / (stages - 1 + times * work) for times in (1, 2))
         evidence = (
             f"{duration(ramp)} ramp per step on stage {bubble.first('stage')} of {stages}, "
-            f"{bubble.first('microbatches')} micro-batches, {chunks} chunk(s) per rank; "
+            f"{bubble.first('micro_batches')} micro-batches, {chunks} chunk(s) per rank; "
             f"{duration(beside)} of the bubble is overlapped by other GPU work; bubble "
             f"{bubble.mean('bubble_fraction'):.1%} of the phase, theory {now:.1%}, with {2 * chunks} chunks "
             f"{then:.1%}"

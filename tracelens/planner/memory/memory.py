@@ -61,7 +61,7 @@ MEMORY = Schema(
         Column("pp_rank", "int64", doc="pipeline rank"),
         Column("component", "category", doc="what holds the memory"),
         Column("bytes", "int64", "bytes", "at the peak of a step, on the fullest GPU of the stage"),
-        Column("share", "float64", "fraction", "share of the rank's bytes"),
+        Column("fraction_of_rank", "float64", "fraction", "share of the rank's bytes"),
         Column("contents", "category", doc="what the component consists of"),
     ),
     doc="Worst pipeline rank of each layout first; the rows of a rank add up to its peak.",
@@ -249,7 +249,7 @@ def memory_table(stages_of: Mapping[str, Mapping[int, StageMemory]]) -> Table:
                 "pp_rank": pp_rank,
                 "component": name,
                 "bytes": stage.held[name],
-                "share": stage.held[name] / stage.total,
+                "fraction_of_rank": stage.held[name] / stage.total,
                 "contents": COMPONENTS[name],
             }
             for layout, ranks in stages_of.items()

@@ -484,7 +484,7 @@ def _names(schedules: Iterable[str], chunks: int) -> list[str]:
     return names or (["1f1b", "interleaved"] if chunks > 1 else ["1f1b"])
 
 
-def _completed(setting: Setting, stages: int, microbatches: int, chunks: int, **of_source: Any) -> Setting:
+def _completed(setting: Setting, stages: int, micro_batches: int, chunks: int, **of_source: Any) -> Setting:
     """What is simulated; raises TracelensError for chunks or turns that none of the schedules has."""
     from tracelens.planner.pipeline import SCHEDULES, find_chunks
 
@@ -498,15 +498,15 @@ def _completed(setting: Setting, stages: int, microbatches: int, chunks: int, **
             "or --schedule"
         )
     return replace(
-        setting, schedules=names, stages=stages, microbatches=microbatches, chunks=chunks, **of_source
+        setting, schedules=names, stages=stages, micro_batches=micro_batches, chunks=chunks, **of_source
     )
 
 
 def _sizes(setting: Setting) -> tuple[int, int, int]:
     """Stages, micro-batches and chunks, if no run tells them."""
-    if not setting.stages or not setting.microbatches:
+    if not setting.stages or not setting.micro_batches:
         raise TracelensError("give the stages and the micro-batches: --pp and --micro-batches")
-    return setting.stages, setting.microbatches, setting.chunks or 1
+    return setting.stages, setting.micro_batches, setting.chunks or 1
 
 
 def setting(
@@ -525,7 +525,7 @@ def setting(
     return Setting(
         schedules=texts(schedules),
         stages=pp or 0,
-        microbatches=micro_batches or 0,
+        micro_batches=micro_batches or 0,
         chunks=vpp or 0,
         group=turn,
         layout=partition,
@@ -579,7 +579,7 @@ def as_measured(
     completed = _completed(
         setting,
         stages,
-        setting.microbatches or size.microbatches,
+        setting.micro_batches or size.micro_batches,
         chunks,
         group=size.group if is_same and not setting.group else setting.group,
         costs=measured_costs(measured, stages),

@@ -1,6 +1,6 @@
 """Simulates pipeline schedules: step time, bubble, and activations in flight.
 
-    setting = Setting(("1f1b", "interleaved"), stages=8, microbatches=32, chunks=4)
+    setting = Setting(("1f1b", "interleaved"), stages=8, micro_batches=32, chunks=4)
     pipeline(setting, Uniform(2_000_000, 4_000_000))
 
 A schedule is data (`schedules.Schedule`: the passes of each stage in order) from a maker, a file or a trace;
@@ -66,7 +66,7 @@ class Setting:
     # one
     schedules: Sequence[str]
     stages: int  # PP
-    microbatches: int  # per step
+    micro_batches: int  # per step
     chunks: int = 1  # VPP, for schedules that allow any number
     group: int = 0  # micro-batches per turn of interleaved schedules; 0 for one per stage
     layout: str = ""  # layers of each chunk in model order, as in 3,4,4,3; "" for an even split
@@ -101,7 +101,7 @@ SUMMARY = Schema(
             "next step as soon as it is done",
         ),
         Column("peak_chunks", "int64", "count", "in flight, worst stage"),
-        Column("peak_microbatches", "float64", doc="peak_chunks / chunks"),
+        Column("peak_micro_batches", "float64", doc="peak_chunks / chunks"),
         Column("peak_bytes", "int64", "bytes", "activations in flight, worst stage", absent=-1),
     ),
     doc="The bubble is the idle time of stages, as a share of the makespan or, as in Megatron-LM, of "
@@ -146,7 +146,7 @@ SPANS = Schema(
         Column("rank", "int64", doc="stage; one rank each"),
         _STAGE,
         Column("chunk", "int64", doc="number on its stage"),
-        Column("microbatch", "int64", doc="in the step, from 0"),
+        Column("micro_batch", "int64", doc="in the step, from 0"),
         Column("phase", "category", doc=", ".join(PHASES)),
         Column("ts_ns", "int64", "ns", "since the first forward"),
         Column("dur_ns", "int64", "ns", "duration of the pass"),
@@ -219,7 +219,7 @@ def pipeline(setting: Setting, source: TimesSource, measured: PipelineMeasuremen
 
     Returns:
         result `pipeline_schedule`: tables `summary`, `stages`, `partition`, `check` (of a measured run),
-        `spans` and `in_flight`. meta: stages, microbatches, times (their source), simulation (error on a
+        `spans` and `in_flight`. meta: stages, micro_batches, times (their source), simulation (error on a
         measured run), and times of messages.
 
     Raises:
@@ -235,14 +235,14 @@ def pipeline(setting: Setting, source: TimesSource, measured: PipelineMeasuremen
         if setting.stages > _MOST_STAGES:
             raise TracelensError(f"{setting.stages:,} stages exceed the limit of {_MOST_STAGES:,}")
         chunks = find_chunks(name, setting.chunks)
-        if (passes := 2 * setting.stages * chunks * setting.microbatches) > _MOST_PASSES:
+        if (passes := 2 * setting.stages * chunks * setting.micro_batches) > _MOST_PASSES:
             raise TracelensError(
                 f"{passes:,} passes of {name} exceed the limit of {_MOST_PASSES:,}: use fewer micro-batches"
             )
-        schedule = find_schedule(name, setting.stages, setting.microbatches, chunks, setting.group)
+        schedule = find_schedule(name, setting.stages, setting.micro_batches, chunks, setting.group)
         shares = _shares(setting, source, schedule)
         times = source.chunks(schedule.stages, schedule.count, shares)
-        played = simulate(schedule, make_times(times, schedule.stages, schedule.microbatches, setting.costs))
+        played = simulate(schedule, make_times(times, schedule.stages, schedule.micro_batches, setting.costs))
         chunk_bytes: tuple[int, ...] = ()  # activations of a micro-batch in each chunk
         parts = shares or (1,) * schedule.count
         if setting.activation_bytes >= 0:
@@ -265,7 +265,7 @@ def pipeline(setting: Setting, source: TimesSource, measured: PipelineMeasuremen
     }
     meta = {
         "stages": setting.stages,
-        "microbatches": setting.microbatches,
+        "micro_batches": setting.micro_batches,
         "times": setting.times_from or "given",
     }
     if measured is not None:
@@ -313,7 +313,7 @@ def _shares(setting: Setting, source: TimesSource, schedule: Schedule) -> Shares
     # Many partitions are simulated with fewer micro-batches, in whole turns.
     short, turn = schedule, max(setting.group, setting.stages)
     count = max(2, _QUICK_PASSES // (2 * schedule.count * turn)) * turn
-    if schedule.name in SCHEDULES and count < schedule.microbatches:
+    if schedule.name in SCHEDULES and count < schedule.micro_batches:
         short = make_schedule(schedule.name, schedule.stages, count, schedule.chunks, setting.group)
     return best_partition(
         source.times,
@@ -327,7 +327,7 @@ def _shares(setting: Setting, source: TimesSource, schedule: Schedule) -> Shares
 def _makespan(setting: Setting, source: TimesSource, schedule: Schedule) -> Callable[[Shares], int]:
     def makespan(shares: Shares) -> int:
         chunks = source.chunks(schedule.stages, schedule.count, shares)
-        times = make_times(chunks, schedule.stages, schedule.microbatches, setting.costs)
+        times = make_times(chunks, schedule.stages, schedule.micro_batches, setting.costs)
         return simulate(schedule, times).makespan
 
     return makespan
@@ -342,7 +342,7 @@ def verify(measured: PipelineMeasurement) -> Table:
         if measured.layers is not None:
             count = size.stages * size.chunks
             chunks = Layers(measured.layers).chunks(size.stages, count, measured.shares)
-            times_of[LAYER_MEANS] = make_times(chunks, size.stages, size.microbatches, measured.costs)
+            times_of[LAYER_MEANS] = make_times(chunks, size.stages, size.micro_batches, measured.costs)
         for name, times in times_of.items():
             simulated = simulate(line.schedule, times).makespan
             rows.append(
@@ -409,7 +409,7 @@ def summary(cases: Sequence[Case], rest_ns: int) -> Table:
                 "bubble_ideal_ratio": (stage_ns - busy) / max(busy, 1),
                 "longest_ns": max(windows),
                 "peak_chunks": most,
-                "peak_microbatches": most / schedule.chunks,
+                "peak_micro_batches": most / schedule.chunks,
                 "peak_bytes": max(int(holding.bytes.max()) for holding in peaks) if case.chunk_bytes else -1,
             }
         )
@@ -490,7 +490,7 @@ def spans(cases: Sequence[Case]) -> Table:
                 "rank": played.stage,
                 "stage": played.stage,
                 "chunk": played.chunk,
-                "microbatch": played.microbatch,
+                "micro_batch": played.micro_batch,
                 "phase": [PHASES[code] for code in played.phase.tolist()],
                 "ts_ns": played.start,
                 "dur_ns": played.end - played.start,

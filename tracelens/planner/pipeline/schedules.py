@@ -25,7 +25,7 @@ FORWARD, BACKWARD, INPUT, WEIGHT = PHASES = ("forward", "backward", "input", "we
 """Phases of a pass; `input` and `weight` are the two halves of a backward, for either gradient."""
 
 SUFFIX = ".csv"
-_PASS = re.compile(r"(?P<position>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)")
+_PASS = re.compile(r"(?P<position>\d+)(?P<kind>[FBIW])(?P<micro_batch>\d+)")
 _PAIR = re.compile(r"\((?P<passes>[^()]*)\)OVERLAP_F_B\d*")
 _OTHER = re.compile(r"\d+(?:(?:SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _PHASES = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
@@ -36,11 +36,11 @@ class Pass(NamedTuple):
 
     phase: str  # one of PHASES
     chunk: int  # of the stage's chunks, from 0
-    microbatch: int  # from 0
+    micro_batch: int  # from 0
 
     def __str__(self) -> str:
         name = {INPUT: "input gradients", WEIGHT: "weight gradients"}.get(self.phase, self.phase)
-        return f"{name} of micro-batch {self.microbatch} in chunk {self.chunk}"
+        return f"{name} of micro-batch {self.micro_batch} in chunk {self.chunk}"
 
 
 Slot = tuple[Pass, ...]
@@ -53,7 +53,7 @@ class Schedule:
 
     name: str  # of its kind
     positions: tuple[tuple[int, ...], ...]  # position in the model, from 0, of each chunk of each stage
-    microbatches: int  # per step
+    micro_batches: int  # per step
     orders: tuple[tuple[Slot, ...], ...]  # slots of each stage, in execution order
 
     @property
@@ -76,13 +76,13 @@ class Schedule:
         return any(pass_.phase == WEIGHT for slot in self.orders[0] for pass_ in slot)
 
 
-def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1, group: int = 0) -> Schedule:
+def make_schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, group: int = 0) -> Schedule:
     """The named schedule.
 
     Args:
         name: of SCHEDULES.
         stages: PP.
-        microbatches: per step.
+        micro_batches: per step.
         chunks: VPP.
         group: micro-batches per turn with several chunks; 0 for one per stage.
 
@@ -91,11 +91,11 @@ def make_schedule(name: str, stages: int, microbatches: int, chunks: int = 1, gr
         TracelensError: the schedule does not allow these numbers.
     """
     needed = chunks_of(name, chunks)
-    if min(stages, microbatches, chunks) < 1 or group < 0:
+    if min(stages, micro_batches, chunks) < 1 or group < 0:
         raise TracelensError("stages, micro-batches and chunks must be at least 1")
     if needed != chunks:
         raise TracelensError(f"schedule {name} has {needed} chunk(s) per stage, not {chunks}")
-    return SCHEDULES[name].make(stages, microbatches, chunks, group or stages)
+    return SCHEDULES[name].make(stages, micro_batches, chunks, group or stages)
 
 
 def chunks_of(name: str, chunks: int) -> int:
@@ -106,7 +106,7 @@ def chunks_of(name: str, chunks: int) -> int:
     return chunks if fixed == "any" else fixed
 
 
-def find_schedule(name: str, stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
+def find_schedule(name: str, stages: int, micro_batches: int, chunks: int, group: int) -> Schedule:
     """The named schedule as from `make_schedule`, or the one in a .csv file.
 
     Raises:
@@ -114,12 +114,12 @@ def find_schedule(name: str, stages: int, microbatches: int, chunks: int, group:
         TracelensError: the schedule does not allow these numbers, or the file has others.
     """
     if not name.endswith(SUFFIX):
-        return make_schedule(name, stages, microbatches, chunks, group)
+        return make_schedule(name, stages, micro_batches, chunks, group)
     schedule = read_schedule(name)
-    if (schedule.stages, schedule.microbatches) != (stages, microbatches):
+    if (schedule.stages, schedule.micro_batches) != (stages, micro_batches):
         raise TracelensError(
-            f"{name} has {schedule.stages} stages and {schedule.microbatches} micro-batches, not {stages} "
-            f"and {microbatches}"
+            f"{name} has {schedule.stages} stages and {schedule.micro_batches} micro-batches, not {stages} "
+            f"and {micro_batches}"
         )
     return schedule
 
@@ -155,8 +155,8 @@ def read_schedule(path: str) -> Schedule:
         )
         for line, stage_positions in zip(slots, positions, strict=True)
     )
-    microbatches = 1 + max(pass_.microbatch for line in slots for slot in line for _, pass_ in slot)
-    schedule = Schedule(path, positions, microbatches, orders)
+    micro_batches = 1 + max(pass_.micro_batch for line in slots for slot in line for _, pass_ in slot)
+    schedule = Schedule(path, positions, micro_batches, orders)
     check(schedule)
     return schedule
 
@@ -174,7 +174,7 @@ def _slot(cell: str, path: str, rank: int) -> tuple[tuple[int, Pass], ...]:
                 f"{path}: line {rank + 1}: {cell!r} is not a pass; write 0F0 for the forward of "
                 "micro-batch 0 in chunk 0, and B, I or W for a backward or one of its halves"
             )
-        passes.append((int(match["position"]), Pass(_PHASES[match["kind"]], 0, int(match["microbatch"]))))
+        passes.append((int(match["position"]), Pass(_PHASES[match["kind"]], 0, int(match["micro_batch"]))))
     return tuple(passes)
 
 
@@ -190,9 +190,9 @@ def check(schedule: Schedule) -> None:
         )
     for stage, slots in enumerate(schedule.orders):
         passes = [pass_ for slot in slots for pass_ in slot]
-        split = {(pass_.chunk, pass_.microbatch) for pass_ in passes if pass_.phase in (INPUT, WEIGHT)}
+        split = {(pass_.chunk, pass_.micro_batch) for pass_ in passes if pass_.phase in (INPUT, WEIGHT)}
         chunk_batches = [
-            (chunk, number) for chunk in range(schedule.chunks) for number in range(schedule.microbatches)
+            (chunk, number) for chunk in range(schedule.chunks) for number in range(schedule.micro_batches)
         ]
         required = {Pass(FORWARD, *chunk_batch) for chunk_batch in chunk_batches}
         for chunk_batch in chunk_batches:
@@ -218,44 +218,44 @@ def singles(passes: Sequence[Pass]) -> tuple[Slot, ...]:
     return tuple((pass_,) for pass_ in passes)
 
 
-def gpipe(stages: int, microbatches: int) -> Schedule:
+def gpipe(stages: int, micro_batches: int) -> Schedule:
     """All forwards, then all backwards (arXiv:1811.06965)."""
-    passes = [Pass(phase, 0, number) for phase in (FORWARD, BACKWARD) for number in range(microbatches)]
-    return Schedule("gpipe", round_robin(stages, 1), microbatches, (singles(passes),) * stages)
+    passes = [Pass(phase, 0, number) for phase in (FORWARD, BACKWARD) for number in range(micro_batches)]
+    return Schedule("gpipe", round_robin(stages, 1), micro_batches, (singles(passes),) * stages)
 
 
-def one_f_one_b(stages: int, microbatches: int) -> Schedule:
+def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
     """First p - stage warm-up forwards, then B and F in turn (PipeDream-Flush, arXiv:2006.09503)."""
     orders = tuple(
-        _alternate(*_turns(stages, microbatches, 1, stages), warm_up=stages - stage)
+        _alternate(*_turns(stages, micro_batches, 1, stages), warm_up=stages - stage)
         for stage in range(stages)
     )
-    return Schedule("1f1b", round_robin(stages, 1), microbatches, orders)
+    return Schedule("1f1b", round_robin(stages, 1), micro_batches, orders)
 
 
-def interleaved(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
+def interleaved(stages: int, micro_batches: int, chunks: int, group: int) -> Schedule:
     """Several chunks per stage, with turns of `group` micro-batches through each (arXiv:2104.04473).
 
     The first B follows 2 (p - stage - 1) + (v - 1) group + 1 forwards, as in Megatron-LM; with one chunk per
     stage it is 1F1B.
     """
     if chunks == 1:
-        return one_f_one_b(stages, microbatches)
-    _check_group(stages, microbatches, chunks, group)
-    turns = _turns(stages, microbatches, chunks, group)
+        return one_f_one_b(stages, micro_batches)
+    _check_group(stages, micro_batches, chunks, group)
+    turns = _turns(stages, micro_batches, chunks, group)
     orders = tuple(_alternate(*turns, warm_up=ahead(stages, stage, chunks, group)) for stage in range(stages))
-    return Schedule("interleaved", round_robin(stages, chunks), microbatches, orders)
+    return Schedule("interleaved", round_robin(stages, chunks), micro_batches, orders)
 
 
-def overlapped(stages: int, microbatches: int, chunks: int, group: int) -> Schedule:
+def overlapped(stages: int, micro_batches: int, chunks: int, group: int) -> Schedule:
     """Interleaved 1F1B with one more warm-up forward, and each B overlapped with the next F.
 
     A pair starts when both of its inputs have arrived, as in Megatron-LM (`combined_1f1b.py`). The F of a
     pair needs the F that the previous stage ran in its previous pair. So even with one chunk
     2 (p - stage) - 1 forwards go ahead; with as few as in 1F1B each stage would idle every other time.
     """
-    _check_group(stages, microbatches, chunks, group)
-    forwards, backwards = _turns(stages, microbatches, chunks, group)
+    _check_group(stages, micro_batches, chunks, group)
+    forwards, backwards = _turns(stages, micro_batches, chunks, group)
     orders = []
     for stage in range(stages):
         warm_up = ahead(stages, stage, chunks, group)
@@ -263,23 +263,23 @@ def overlapped(stages: int, microbatches: int, chunks: int, group: int) -> Sched
         pairs = zip(rest, backwards, strict=False)
         orders.append((*singles(forwards[:warm_up]), *pairs, *singles(backwards[len(rest) :])))
     name = "1f1b-overlap" if chunks == 1 else "interleaved-overlap"
-    return Schedule(name, round_robin(stages, chunks), microbatches, tuple(orders))
+    return Schedule(name, round_robin(stages, chunks), micro_batches, tuple(orders))
 
 
-def _check_group(stages: int, microbatches: int, chunks: int, group: int) -> None:
+def _check_group(stages: int, micro_batches: int, chunks: int, group: int) -> None:
     """Raise TracelensError if turns are too short for the pipeline, as Megatron-LM does."""
-    if chunks == 1 or microbatches < 1:
+    if chunks == 1 or micro_batches < 1:
         return
-    rest = microbatches % group
-    if group < stages or microbatches < stages or 0 < rest < stages:
-        rounds = max(microbatches // stages, 1)
+    rest = micro_batches % group
+    if group < stages or micro_batches < stages or 0 < rest < stages:
+        rounds = max(micro_batches // stages, 1)
         suggestion = (
-            f"a turn of {microbatches // rounds} would"
-            if microbatches >= stages and not microbatches % rounds
-            else f"{-(-microbatches // stages) * stages} micro-batches would"
+            f"a turn of {micro_batches // rounds} would"
+            if micro_batches >= stages and not micro_batches % rounds
+            else f"{-(-micro_batches // stages) * stages} micro-batches would"
         )
         raise TracelensError(
-            f"interleaving {microbatches} micro-batches in turns of {group} does not fit {stages} stages: "
+            f"interleaving {micro_batches} micro-batches in turns of {group} does not fit {stages} stages: "
             f"each turn needs {stages} or more; {suggestion}"
         )
 
@@ -289,13 +289,13 @@ def ahead(stages: int, stage: int, chunks: int, group: int) -> int:
     return 2 * (stages - stage - 1) + (chunks - 1) * group + 1
 
 
-def _turns(stages: int, microbatches: int, chunks: int, group: int) -> tuple[list[Pass], list[Pass]]:
+def _turns(stages: int, micro_batches: int, chunks: int, group: int) -> tuple[list[Pass], list[Pass]]:
     """Forwards and backwards of a stage, each in execution order."""
     forward = [
         (chunk, number)
-        for begin in range(0, microbatches, group)
+        for begin in range(0, micro_batches, group)
         for chunk in range(chunks)
-        for number in range(begin, min(begin + group, microbatches))
+        for number in range(begin, min(begin + group, micro_batches))
     ]
     return (
         [Pass(FORWARD, *chunk_batch) for chunk_batch in forward],
@@ -310,54 +310,54 @@ def _alternate(forwards: list[Pass], backwards: list[Pass], warm_up: int) -> tup
     return singles([*first, *(pass_ for pass_ in mixed if pass_ is not None)])
 
 
-def zb_h1(stages: int, microbatches: int) -> Schedule:
+def zb_h1(stages: int, micro_batches: int) -> Schedule:
     """ZB-H1: warm-up as in 1F1B; the W of a micro-batch follows the I of the micro-batch `stage` later.
 
     No stage holds more than p micro-batches, like the first stage of 1F1B. Each idles (p - 1) (F + I - W) if
     the three take about equally long.
     """
-    orders = [_with_delayed_weights(stages - stage, stage, microbatches) for stage in range(stages)]
-    return Schedule("zb-h1", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
+    orders = [_with_delayed_weights(stages - stage, stage, micro_batches) for stage in range(stages)]
+    return Schedule("zb-h1", round_robin(stages, 1), micro_batches, tuple(map(singles, orders)))
 
 
-def zb_h2(stages: int, microbatches: int) -> Schedule:
+def zb_h2(stages: int, micro_batches: int) -> Schedule:
     """ZB-H2: 2 (p - stage) - 1 warm-up forwards, W delayed by 2 `stage`; no stage holds more than 2 p - 1.
 
     With F = I = W no stage idles between its first and last pass, but steps must not start on all stages at
     the same time.
     """
     orders = [
-        _with_delayed_weights(2 * (stages - stage) - 1, 2 * stage, microbatches) for stage in range(stages)
+        _with_delayed_weights(2 * (stages - stage) - 1, 2 * stage, micro_batches) for stage in range(stages)
     ]
-    return Schedule("zb-h2", round_robin(stages, 1), microbatches, tuple(map(singles, orders)))
+    return Schedule("zb-h2", round_robin(stages, 1), micro_batches, tuple(map(singles, orders)))
 
 
-def _with_delayed_weights(warm_up: int, delay: int, microbatches: int) -> list[Pass]:
+def _with_delayed_weights(warm_up: int, delay: int, micro_batches: int) -> list[Pass]:
     """Warm-up forwards; then I, the W of `delay` micro-batches before, and F in turn; then remaining W."""
-    passes = [Pass(FORWARD, 0, number) for number in range(min(warm_up, microbatches))]
-    for number in range(microbatches):
+    passes = [Pass(FORWARD, 0, number) for number in range(min(warm_up, micro_batches))]
+    for number in range(micro_batches):
         passes.append(Pass(INPUT, 0, number))
         if number >= delay:
             passes.append(Pass(WEIGHT, 0, number - delay))
-        if number + warm_up < microbatches:
+        if number + warm_up < micro_batches:
             passes.append(Pass(FORWARD, 0, number + warm_up))
-    remaining = range(max(microbatches - delay, 0), microbatches)
+    remaining = range(max(micro_batches - delay, 0), micro_batches)
     return [*passes, *(Pass(WEIGHT, 0, number) for number in remaining)]
 
 
-def zb_v(stages: int, microbatches: int) -> Schedule:
+def zb_v(stages: int, micro_batches: int) -> Schedule:
     """ZB-V: two chunks per stage, the second in reverse order, so that the first stage has both ends.
 
     Memory as in 1F1B; with F = I = W no stage idles between its first and last pass.
     """
     positions = tuple((stage, 2 * stages - 1 - stage) for stage in range(stages))
-    orders = tuple(singles(_v_order(stages, stage, microbatches)) for stage in range(stages))
-    return Schedule("zb-v", positions, microbatches, orders)
+    orders = tuple(singles(_v_order(stages, stage, micro_batches)) for stage in range(stages))
+    return Schedule("zb-v", positions, micro_batches, orders)
 
 
-def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
+def _v_order(stages: int, stage: int, micro_batches: int) -> list[Pass]:
     """Passes of one stage; below 2 p - 1 micro-batches as if the missing ones took no time."""
-    total = max(microbatches, 2 * stages - 1)
+    total = max(micro_batches, 2 * stages - 1)
     down = stages - stage
     numbers = {(phase, chunk): count() for phase in (FORWARD, INPUT, WEIGHT) for chunk in (0, 1)}
     passes: list[Pass] = []
@@ -381,7 +381,7 @@ def _v_order(stages: int, stage: int, microbatches: int) -> list[Pass]:
     for chunk in (1, 0):
         done = sum(pass_.phase == WEIGHT and pass_.chunk == chunk for pass_ in passes)
         run(f"W{chunk}", total - done)
-    return [pass_ for pass_ in passes if pass_.microbatch < microbatches]
+    return [pass_ for pass_ in passes if pass_.micro_batch < micro_batches]
 
 
 class ScheduleKind(NamedTuple):

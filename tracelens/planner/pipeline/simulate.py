@@ -72,12 +72,12 @@ class Times:
 
         def duration(slot: Slot, positions: tuple[int, ...]) -> int:
             if len(slot) == 1:
-                ns: int = ns_of[slot[0].phase][positions[0]][slot[0].microbatch]
+                ns: int = ns_of[slot[0].phase][positions[0]][slot[0].micro_batch]
                 return ns
             pass_ns, comm_ns = [], []
             for pass_, position in zip(slot, positions, strict=True):
-                pass_ns.append(ns_of[pass_.phase][position][pass_.microbatch])
-                comm_ns.append(comm[pass_.phase != FORWARD][position][pass_.microbatch])
+                pass_ns.append(ns_of[pass_.phase][position][pass_.micro_batch])
+                comm_ns.append(comm[pass_.phase != FORWARD][position][pass_.micro_batch])
             return overlapped_ns(pass_ns, comm_ns)
 
         return duration
@@ -110,9 +110,9 @@ class ChunkTimes(NamedTuple):
     backward_comm: Int
 
 
-def make_times(chunks: ChunkTimes, stages: int, microbatches: int, costs: Costs = FREE) -> Times:
+def make_times(chunks: ChunkTimes, stages: int, micro_batches: int, costs: Costs = FREE) -> Times:
     """Times of a step in which all micro-batches are alike."""
-    forward, backward, first, second = (np.tile(ns[:, None], (1, microbatches)) for ns in chunks)
+    forward, backward, first, second = (np.tile(ns[:, None], (1, micro_batches)) for ns in chunks)
     if not 0 <= costs.weight_share <= 1:
         raise TracelensError(f"the share of weight gradients must be 0 to 1, not {costs.weight_share}")
     weight = np.rint(backward * costs.weight_share).astype(np.int64)
@@ -259,7 +259,7 @@ class Played:
     stage: Int
     chunk: Int
     position: Int  # of the chunk in the model
-    microbatch: Int
+    micro_batch: Int
     phase: Int  # code into PHASES
     start: Int  # ns since the first pass
     end: Int
@@ -298,7 +298,7 @@ class _Player:
 
     def __init__(self, schedule: Schedule, times: Times) -> None:
         self.schedule, self.times = schedule, times
-        self.count, self.size = schedule.count, schedule.microbatches
+        self.count, self.size = schedule.count, schedule.micro_batches
         self.next_slot = [0] * schedule.stages
         self.free = [0] * schedule.stages
         self.ends = [-1] * (3 * self.count * self.size)  # by `_code`
@@ -337,23 +337,23 @@ class _Player:
                 self.free[stage] = end + self.times.gap[stage]
                 self.next_slot[stage] += 1
                 for pass_, position in zip(slot, slot_positions, strict=True):
-                    code = self._code(_KIND[pass_.phase], position, pass_.microbatch)
+                    code = self._code(_KIND[pass_.phase], position, pass_.micro_batch)
                     self.ends[code] = end
                     ready += self.waiting.pop(code, ())
                     phase = PHASES.index(pass_.phase)
                     self.spans[stage].append(
-                        (stage, pass_.chunk, position, pass_.microbatch, phase, start, end)
+                        (stage, pass_.chunk, position, pass_.micro_batch, phase, start, end)
                     )
         if any(done < len(order) for done, order in zip(self.next_slot, schedule.orders, strict=True)):
             raise TracelensError(f"schedule {schedule.name} deadlocks: {self._why()}")
         rows = [row for stage_spans in self.spans for row in stage_spans]
         table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-        names = ("stage", "chunk", "position", "microbatch", "phase", "start", "end")
+        names = ("stage", "chunk", "position", "micro_batch", "phase", "start", "end")
         columns = map(np.ascontiguousarray, table.T)
         return Played(schedule, **dict(zip(names, columns, strict=True)))
 
-    def _code(self, kind: int, position: int, microbatch: int) -> int:
-        return (kind * self.count + position) * self.size + microbatch
+    def _code(self, kind: int, position: int, micro_batch: int) -> int:
+        return (kind * self.count + position) * self.size + micro_batch
 
     def _need(self, pass_: Pass, position: int) -> tuple[int, int] | None:
         """Code of the pass that this one needs, and ns until its result arrives."""
@@ -370,7 +370,7 @@ class _Player:
             source, transit = position + 1, self.times.backward_transit
         if self.stage_of[source] == self.stage_of[position]:
             transit = 0
-        return self._code(kind, source, pass_.microbatch), transit
+        return self._code(kind, source, pass_.micro_batch), transit
 
     def _why(self) -> str:
         """The cycle of stages that wait for each other."""

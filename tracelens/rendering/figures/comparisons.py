@@ -79,7 +79,7 @@ class _WaterfallBar:
 
 
 @figure("diff")
-@needs("waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "share", "noise")
+@needs("waterfall", "level", "name", "base_ns", "cand_ns", "delta_ns", "fraction_of_difference", "noise")
 def step_time_waterfall(waterfall: Table) -> list[Figure]:
     """Bars from one step time to the other, by each level of the table."""
     level = waterfall.coded("level")

@@ -389,11 +389,12 @@ def rank_bars(
 ) -> Figure:
     """What the time of each rank is made of, from the values of the text column `part`.
 
-    The table has columns rank, `part`, dur_ns and fraction. By default all ranks are shown, and all values in
-    the order of the table; see `rank_times`.
+    The table has columns rank, `part`, dur_ns and the fraction that these are.
+    By default all ranks are shown, and all values in the order of the table; see `rank_times`.
     """
     shown = shown or ranks(data)
-    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", "fraction"))
+    share = next(column.name for column in data.schema.columns if column.unit == "fraction")
+    times, fractions = (data.pivot(part, "rank", name, shown).by_row() for name in ("dur_ns", share))
     return rank_times(title, shown, {name: times[name] for name in parts or times}, fractions, color)
 
 
@@ -424,7 +425,7 @@ def bars(
 ) -> list[dict[str, Any]]:
     """Bars of each kind that there is, by the text column `column`; one row a rank, from the top.
 
-    The spans have columns rank, ts_ns, dur_ns; microbatch and chunk where they are passes. Micro-batches have
+    The spans have columns rank, ts_ns, dur_ns; micro_batch and chunk if passes. Micro-batches have
     their number, chunks above the first one a paler bar. Where some are `paired`, running beside each other,
     they are drawn half as high. The left edge is at `begin`, ns.
     """
@@ -446,7 +447,7 @@ def bars(
             hovertemplate="%{x:,.3f} ms from %{base:,.3f} ms",
         )
         traces.append(trace)
-        if "microbatch" not in part.columns:
+        if "micro_batch" not in part.columns:
             continue
         if "paired" in part.columns and part.array("paired").any():
             paired = part.array("paired")
@@ -454,12 +455,12 @@ def bars(
             trace["y"] = [row + side * bool(beside) for row, beside in zip(trace["y"], paired, strict=True)]
             trace["width"] = np.where(paired, 0.4, 0.8).tolist()
         chunk = part.array("chunk")
-        numbers = np.stack([part.array("microbatch"), chunk], axis=1).tolist()
+        numbers = np.stack([part.array("micro_batch"), chunk], axis=1).tolist()
         paler = np.round(1 - 0.5 * chunk / max(int(chunk.max(initial=0)) + 1, 1), 2).tolist()
         trace["marker"] |= {"opacity": paler, "line": {"width": 1, "color": "rgba(255,255,255,0.7)"}}
         trace |= {
             "customdata": numbers,
-            "text": [str(microbatch) for microbatch, _ in numbers],
+            "text": [str(micro_batch) for micro_batch, _ in numbers],
             "textposition": "inside",
             "insidetextanchor": "middle",
             "hovertemplate": "micro-batch %{customdata[0]}, chunk %{customdata[1]}: "

@@ -193,7 +193,7 @@ def _coarse(work: _LaneWork) -> _LaneWork:
 
 
 @figure("timeline")
-@needs("timeline", "rank", "metric", "dur_ns", "fraction")
+@needs("timeline", "rank", "metric", "dur_ns", "fraction_of_total")
 def time_of_ranks(metrics: Table) -> list[Figure]:
     """One stacked bar a rank."""
     shown = ranks(metrics)
@@ -244,7 +244,7 @@ def ops(per_op: Table) -> list[Figure]:
 
 
 @figure("idle")
-@needs("causes", "rank", "cause", "dur_ns", "fraction")
+@needs("causes", "rank", "cause", "dur_ns", "fraction_of_idle")
 def idle(idle_causes: Table) -> list[Figure]:
     """Table `causes`: the idle time of each rank by cause, the largest cause first."""
     times = idle_causes.pivot("cause", "rank", "dur_ns")
@@ -545,14 +545,14 @@ def _line(
 
 
 @figure("findings")
-@needs("findings", "finding", "saving_ns", "additional_ns", "fraction")
+@needs("findings", "finding", "saving_ns", "additional_ns", "fraction_of_step")
 def findings(ranked: Table) -> list[Figure]:
     """Table `findings`: one bar each; solid is what it adds to others, lighter what they save as well."""
     first = ranked.take(slice(_FINDINGS))
     saving = first.array("saving_ns")
     added = np.minimum(first.array("additional_ns"), saving)
     # Shares are of one step, so they are to its savings as the largest is to its own.
-    share = float(first.array("fraction").max(initial=0.0)) / max(int(added.max(initial=0)), 1)
+    share = float(first.array("fraction_of_step").max(initial=0.0)) / max(int(added.max(initial=0)), 1)
     parts = {"in addition to others": added, "saved by others as well": saving - added}
     truncation = f" (the first {_FINDINGS} of {len(ranked)})" if len(ranked) > _FINDINGS else ""
     drawn = stacked_bars(

@@ -62,8 +62,8 @@ _DISPATCHES = {"alltoall": ORANGE, "dedup": TEAL, "deepep": BLUE}
 _RUNS = 40
 
 _CONVENTIONS = {
-    "whole_fraction": ("of the whole time", BLUE, "bottom center"),
-    "ideal_ratio": ("of the ideal time", GREY, "top center"),
+    "bubble_fraction": ("of the whole time", BLUE, "bottom center"),
+    "bubble_ideal_ratio": ("of the ideal time", GREY, "top center"),
 }
 """Column to its name, colour and where its numbers stand."""
 
@@ -374,10 +374,10 @@ def bubble(result: Result) -> list[Figure]:
                 "hovertemplate": "VPP %{x}: %{y:.1%} of the whole time<br>%{customdata}",
             }
         )
-    numbers = {key: result.meta.get(key) for key in ("pp", "microbatches")}
+    numbers = {key: result.meta.get(key) for key in ("pp", "micro_batches")}
     title = "Pipeline bubble by chunks per stage"
     if all(isinstance(value, int) for value in numbers.values()):
-        title += f": {numbers['pp']} stages, {numbers['microbatches']} micro-batches"
+        title += f": {numbers['pp']} stages, {numbers['micro_batches']} micro-batches"
     top = max(float(np.max(series.array(column))) for column in _CONVENTIONS)
     return [
         chart(
@@ -396,7 +396,7 @@ def pipeline_schedule(result: Result) -> list[Figure]:
     """Table `summary` as bars; of the first schedules `spans` as a Gantt chart and `in_flight` as lines."""
     summary = table(result, "summary", "schedule", "makespan_ns", "bubble_fraction", "longest_ns")
     spans = table(
-        result, "spans", "schedule", "rank", "chunk", "microbatch", "phase", "ts_ns", "dur_ns", "paired"
+        result, "spans", "schedule", "rank", "chunk", "micro_batch", "phase", "ts_ns", "dur_ns", "paired"
     )
     if summary is None or spans is None:
         return []

@@ -70,13 +70,13 @@ _MARKS = 3000
 @figure("collectives")
 def collectives(result: Result) -> list[Figure]:
     """Table `ranks` as bars of communication and waiting, and table `traffic` as a matrix."""
-    per_rank = table(result, "ranks", "rank", "comm_ns", "sync_ns", "kernel_ns")
+    per_rank = table(result, "ranks", "rank", "comm_ns", "wait_ns", "kernel_ns")
     if per_rank is None or not per_rank.array("kernel_ns").any():
         return []
-    if not (per_rank.array("sync_ns") >= 0).any():
+    if not (per_rank.array("wait_ns") >= 0).any():
         return _traffic(result)
     kernel_ns = per_rank.array("kernel_ns")
-    waiting_ns = np.maximum(per_rank.array("sync_ns"), 0)  # -1 on ranks of which it is not known
+    waiting_ns = np.maximum(per_rank.array("wait_ns"), 0)  # -1 on ranks of which it is not known
     parts = {"communication": np.maximum(per_rank.array("comm_ns"), 0), "waiting": waiting_ns}
     share = waiting_ns.sum() / kernel_ns.sum()
     waiting = rank_times(
@@ -281,11 +281,11 @@ def _cells(matrix: Float, digits: int) -> list[list[float | None]]:
 
 
 @figure("moe")
-@needs("stages", "rank", "stage", "fraction", *_PHASES)
+@needs("stages", "rank", "stage", "fraction_of_step", *_PHASES)
 def time_of_stages(stage_times: Table) -> list[Figure]:
     """Time of each rank in the stages of MoE layers."""
     shown = ranks(stage_times)
-    fractions = stage_times.pivot("stage", "rank", "fraction", shown)
+    fractions = stage_times.pivot("stage", "rank", "fraction_of_step", shown)
     stages = fractions.rows
     phases = np.stack([stage_times.pivot("stage", "rank", name, shown).values for name in _PHASES], axis=-1)
     total_ns = phases.sum(axis=-1)
@@ -315,7 +315,9 @@ def time_of_stages(stage_times: Table) -> list[Figure]:
 @figure("pipeline")
 def pipeline(result: Result) -> list[Figure]:
     """Tables `spans` and `waits`: the first step of all ranks on one clock."""
-    spans = table(result, "spans", "rank", "step", "stage", "chunk", "microbatch", "phase", "ts_ns", "dur_ns")
+    spans = table(
+        result, "spans", "rank", "step", "stage", "chunk", "micro_batch", "phase", "ts_ns", "dur_ns"
+    )
     if spans is None:
         return []
     step = spans.coded("step")
@@ -396,7 +398,7 @@ def serving_steps(steps: Table) -> list[Figure]:
 
 
 @figure("serving")
-@needs("ranks", "rank", "kind", "dur_ns", "fraction")
+@needs("ranks", "rank", "kind", "dur_ns", "fraction_of_step_time")
 def time_of_kinds(per_kind: Table) -> list[Figure]:
     """Time of each rank in steps of each kind."""
     color = colors(per_kind.texts("kind"), SERVING)

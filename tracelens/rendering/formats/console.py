@@ -12,6 +12,7 @@ from tracelens.guard import banner
 from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
 from tracelens.rendering.tables import (
+    ABSENT,
     ColumnFormat,
     Cut,
     ProseRow,
@@ -173,7 +174,9 @@ def answered(report: Report, sentence: str, *, width: int = 100, color: bool = F
     )
     screen = _new_screen(width, color)
     reasons = [
-        text for subjects, reason in skipped(result) if (text := f"Not computed: {subjects}: {reason}")
+        f"Not computed: {subjects}: {reason}"
+        for subjects, reason in skipped(result)
+        if reason.lower() not in sentence.lower()  # said already
     ]
     for text in reasons[:_REASONS] if tables or len(reasons) > 1 else ():
         screen.print(shorten(one_line(text), width), style="yellow")
@@ -211,10 +214,11 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
     columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
     is_entries = data.schema.kind == "entries"
     if is_entries:
-        columns = _facts(columns, "worst_rank", "ts_ns")
+        columns = [c for c in _facts(columns, "worst_rank", "ts_ns") if {*c.texts} - {"", ABSENT}]
     title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
     screen.print(one_line(title), style="bold")
-    _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
+    if columns:
+        _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
     # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
     prose = [shown for shown in part.columns if shown.column.prose and shown.texts[0].strip()]
     for shown in (prose[:1] + prose[1:][-1:]) if is_entries else prose[:1]:

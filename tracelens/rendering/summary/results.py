@@ -17,7 +17,7 @@ from tracelens.rendering.thresholds import (
     SCHEDULE_TILES,
 )
 from tracelens.table import Result, Summary, Table, Tile
-from tracelens.units import GIB, duration, size_text
+from tracelens.units import duration, size_text
 
 _STEP_NOISE = {
     "within": ", by which single runs of one program may differ",
@@ -117,9 +117,9 @@ def ladder_summary(result: Result) -> Summary | None:
     rungs = result.data["rungs"]
     names, gains = rungs.texts("name"), rungs.array("gain").tolist()
     timed, rate = rungs.array("timed_ns").tolist(), rungs.array("tokens_per_s").tolist()
-    speedup, known = float(result.meta["speedup"]), rungs.coded("noise").equals("beyond").tolist()
+    speedup, known = result.meta["speedup"], rungs.coded("noise").equals("beyond").tolist()
     traced = [float(result.meta["base_ns"]), float(result.meta["last_ns"])]
-    is_timed = speedup > 0
+    is_timed = speedup is not None
     base_ns, last_ns = (float(timed[0]), float(timed[-1])) if is_timed else traced
     what = "without the profiler" if is_timed else "as recorded"
     verdict = (
@@ -285,7 +285,7 @@ def pipeline_summary(result: Result) -> Summary | None:
     # The rest of the step is known of measured runs only.
     times, what = (step, "a step") if step[best] >= 0 else (span, "for all micro-batches")
     verdict = f"{names[best]} takes {duration(float(times[best]))} {what}"
-    verdict += f" ({result.meta['stages']} stages, {result.meta['microbatches']} micro-batches)"
+    verdict += f" ({result.meta['stages']} stages, {result.meta['micro_batches']} micro-batches)"
     verdict += f"; the bubble is {percent(bubble[best])} of it"
     if best:
         verdict += f"; {percent(1 - float(times[best]) / float(times[0]))} less than {names[0]}"
@@ -300,10 +300,10 @@ def pipeline_summary(result: Result) -> Summary | None:
 def bubble_summary(result: Result) -> Summary | None:
     """The idle share of the pipeline, and what more chunks would make of it."""
     meta, by_chunks = result.meta, result.data["by_vpp"]
-    whole, ideal = result.data["bubble"].array("fraction").tolist()[:2]
-    sizes = f"{meta['pp']} stages, {meta['microbatches']} micro-batches, VPP {meta['vpp']}"
+    whole, ideal = result.data["bubble"].array("bubble_ratio").tolist()[:2]
+    sizes = f"{meta['pp']} stages, {meta['micro_batches']} micro-batches, VPP {meta['vpp']}"
     verdict = f"The pipeline idles {whole:.2%} of the time ({sizes})"
-    chunks, shares = by_chunks.array("vpp").tolist(), by_chunks.array("whole_fraction").tolist()
+    chunks, shares = by_chunks.array("vpp").tolist(), by_chunks.array("bubble_fraction").tolist()
     if more := [row for row, count in enumerate(chunks) if count == 2 * meta["vpp"]]:
         verdict += f"; VPP {chunks[more[0]]} would make it {shares[more[0]]:.2%}"
     tiles = (
@@ -317,7 +317,12 @@ def bubble_summary(result: Result) -> Summary | None:
             section="bubble",
         ),
         Tile(
-            "microbatches", "Micro-batches", meta["microbatches"], "count", note="per step", section="bubble"
+            "micro_batches",
+            "Micro-batches",
+            meta["micro_batches"],
+            "count",
+            note="per step",
+            section="bubble",
         ),
     )
     return Summary(f"{verdict}.", tiles)
@@ -441,61 +446,22 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
 
 
 def result_title(result: Result, model: str = "") -> str:
-    """A result in a few words, after the command that makes it.
+    """The command that made a result of `project` or `replay`; with the figures of those without a verdict.
 
     Args:
         result: of the commands of `tracelens project` and `tracelens replay`.
         model: that it is of.
     """
-    meta, data = result.meta, result.data
+    meta = result.meta
     match result.analyzer:
-        case "memory":
-            worst, fits = meta["worst_bytes"], data.get("fits")
-            # Devices and charts use decimal GB.
-            in_gb = (
-                f" ({worst / 1e9:,.1f} GB)" if fits is not None or meta["framework"] == "amd-guide" else ""
-            )
-            title = f"project memory of {model}: {worst / GIB:,.2f} GiB{in_gb} on the worst GPU"
-            if fits is not None and len(meta["layouts"]) == 1:
-                rows = list(zip(fits.texts("device"), fits.texts("fits"), strict=True))
-                for answer, words in (("yes", "fits"), ("no", "does not fit")):
-                    if names := [name for name, verdict in rows if verdict == answer]:
-                        title += f"; {words} {', '.join(names)}"
-            optimised = meta.get("optimised_bytes")
-            return title + (f"; {optimised / GIB:,.2f} GiB with --optimised" if optimised is not None else "")
-        case "search":
-            gpus = f"{meta['gpus']:,} GPU{'s' * (meta['gpus'] > 1)}"
-            best = "; ".join(f"{name}: {meta['best'].get(name, 'nothing fits')}" for name in meta["fits"])
-            return f"project memory --search: {model} on {gpus}; {best}"
-        case "pipeline_schedule":
-            # The shortest schedule, and the simulation error on a measured run.
-            spans = data["summary"].array("makespan_ns")
-            best = f"{data['summary'].texts('schedule')[int(spans.argmin())]} {spans.min() / 1e6:,.3f} ms"
-            title = f"project pipeline (PP {meta['stages']}, GA {meta['microbatches']}): {best}"
-            return title + (f" (simulation: {meta['simulation']})" if "simulation" in meta else "")
-        case "bubble":
-            share = data["bubble"].array("fraction")[0]
-            return f"project bubble: {share:.2%} of the time at VPP {meta['vpp']}"
-        case "published":
-            return f"project published: {meta['met']} of {meta['targets']} targets met"
-        case "bounds":
-            return f"project bounds: {meta['gpus_per_node']} x {meta['device']} per node"
-        case "trace_bounds":
-            title = f"project bounds of {meta['ranks']} ranks on {meta['device']}"
-            if "collectives" not in data:
-                return title
-            # The collective with most time above its bound.
-            table = data["collectives"]
-            excess, share = duration(float(table.array("excess_ns")[0])), table.array("achieved")[0]
-            name, ranks = table.texts("collective")[0], table.texts("group")[0]
-            return f"{title}: {name} of {ranks} at {share:.0%} of its links, {excess} above them"
         case "replay":
-            return f"replay: {len(data['scripts'])} scripts, {meta['fraction']:.1%} of GPU time"
+            share, scripts = meta["fraction_of_gpu_time"], result.data["scripts"]
+            return f"replay: {len(scripts)} scripts, {share:.1%} of GPU time"
         case "replay_verify":
             counts = ", ".join(f"{count} {status}" for status, count in meta["statuses"].items())
             return f"replay verify: {counts}"
         case "replay_compare":
-            before_ns, after_ns, step = meta["before_ns"], meta["after_ns"], data.get("step")
+            before_ns, after_ns, step = meta["before_ns"], meta["after_ns"], result.data.get("step")
             ratio = f"{after_ns / before_ns:.2f}x" if before_ns else "no times"
             title = f"replay compare: calls take {ratio}, {duration(before_ns)} -> {duration(after_ns)}"
             if step is not None and len(step):
@@ -503,12 +469,14 @@ def result_title(result: Result, model: str = "") -> str:
                 title += f"; step {duration(base_ns)} -> {duration(projected_ns)}"
             broken = meta["broken"]
             return title + (f"; broken: {', '.join(broken)}" if broken else "")
-        case "whatif":
-            base_ms, recorded_ms = meta["base_ns"] / 1e6, meta["recorded_ns"] / 1e6
-            if base_ms == recorded_ms:
-                return f"project whatif: {base_ms:,.3f} ms as measured"
-            return f"project whatif: {base_ms:,.3f} ms without the profiler, {recorded_ms:,.3f} with it"
-    return result.analyzer
+        case "pipeline_schedule":
+            return "project pipeline" + (
+                f" (simulation: {meta['simulation']})" if "simulation" in meta else ""
+            )
+        case "search":
+            return f"project memory --search of {model}"
+    command = {"trace_bounds": "bounds"}.get(result.analyzer, result.analyzer)
+    return f"project {command}" + f" of {model}" * bool(model)
 
 
 def answer(result: Result) -> str:
@@ -556,12 +524,12 @@ def _largest(amount: str, noun: str) -> Callable[[Result], str]:
 def _findings_answer(result: Result) -> str:
     table = _rows(result, "findings")
     if table is None:
-        return ""
+        return next((f"{skip.reason}" for skip in result.skips if skip.subject == "findings"), "")
     finding, fix = table.texts("finding")[0], table.texts("fix")[0]
     gain = f"{duration(float(table.array('additional_ns')[0]))} a step"
     rank = table.cells("worst_rank")[0]
     where = f", most on rank {rank}" if rank is not None else ""
-    share = percent(float(table.array("fraction")[0]))
+    share = percent(float(table.array("fraction_of_step")[0]))
     return f"Fix first: {_quoted(finding, 70)} ({gain}, {share}{where})" + (
         f"; {_quoted(fix, 90)}" if fix else ""
     )
@@ -614,9 +582,9 @@ def _collectives_answer(result: Result) -> str:
     table = _rows(result, "ranks")
     if table is None:
         return ""
-    kernel, sync = int(table.array("kernel_ns").sum()), int(table.known("sync_ns").sum())
+    kernel, sync = int(table.array("kernel_ns").sum()), int(table.known("wait_ns").sum())
     spent = f"{duration(kernel / len(table))}{' a rank' if len(table) > 1 else ''}"
-    if not len(table.known("sync_ns")):
+    if not len(table.known("wait_ns")):
         return f"Communication takes {spent}; one rank alone does not show how much of it is waiting"
     return f"Communication takes {spent}, {percent(sync / max(kernel, 1))} of it waiting for late ranks"
 
@@ -639,9 +607,9 @@ def _stragglers_answer(result: Result) -> str:
         return ""
     significant = np.flatnonzero(table.array("significant"))
     row = int(significant[0]) if len(significant) else 0
-    waited = duration(float(table.array("caused_wait_ns")[row]))
+    waited = duration(float(table.array("others_wait_ns")[row]))
     cause = table.texts("cause")[row].replace("_", " ")
-    share = percent(float(table.array("fraction")[row]))
+    share = percent(float(table.array("fraction_of_all_wait")[row]))
     late = (
         f"rank {table.array('rank')[row]}: the others wait {waited} for it ({share} of all waiting, {cause})"
     )
@@ -692,7 +660,7 @@ def _completeness_answer(result: Result) -> str:
     if table is None:
         return ""
     row = int(np.argmax(table.array("dur_ns")))
-    share = percent(float(table.array("fraction")[row]))
+    share = percent(float(table.array("fraction_of_recorded_time")[row]))
     of_rank = table.cells("rank")[row]
     where = f"rank {of_rank}" if of_rank is not None else "the job"
     return (

@@ -325,7 +325,8 @@ class RunFigures:
         share: dict[str, float] = {}
         for doubts in self.report_meta["trust"]["doubts"].values():
             for doubt in doubts:
-                share[doubt["doubt"]] = max(share.get(doubt["doubt"], 0.0), doubt["fraction"])
+                name, of_rank = doubt["doubt"], doubt["fraction_of_recorded_time"]
+                share[name] = max(share.get(name, 0.0), of_rank)
         return sorted(share, key=lambda name: -share[name])
 
 
@@ -466,7 +467,7 @@ def _saving(figures: RunFigures) -> str:
 def _unexplained(figures: RunFigures) -> str:
     """Where most of the time goes if findings say little of it, and what would tell more."""
     table = figures.table("findings", "findings")
-    found = float(table.array("fraction").sum()) if table is not None else 0.0
+    found = float(table.array("fraction_of_step").sum()) if table is not None else 0.0
     if not figures.section("findings"):
         return ""
     computation, idle, exposed = (

@@ -27,7 +27,7 @@ _PARTS = 3
 
 
 _TELLING = {
-    "collectives": ("ranks", "sync_ns", "kernel_ns"),
+    "collectives": ("ranks", "wait_ns", "kernel_ns"),
     "input": ("input", "events_kept"),
     "launches": ("launches", "metric", "fraction"),
     "moe": ("stages", "forward_ns", "backward_ns", "recompute_ns", "stage"),
@@ -36,13 +36,13 @@ _TELLING = {
     "scaling": ("scaling", "tokens_per_s", "dispatch", "ep"),
     "serving": ("summary", "phase_mismatch_fraction", "padding_fraction", "engine", "steps"),
     "steps": ("steps", "rank", "step", "dur_ns"),
-    "stragglers": ("stragglers", "rank", "caused_wait_ns", "significant"),
-    "timeline": ("timeline", "metric", "fraction"),
+    "stragglers": ("stragglers", "rank", "others_wait_ns", "significant"),
+    "timeline": ("timeline", "metric", "fraction_of_total"),
 }
 """Analyzer whose first table does not begin with the most telling figure: the table that has it, and the
 columns that it needs."""
 
-_NEEDED = {"position", "finding", "additional_ns", "fraction", "saving_ns", "evidence", "remedy"}
+_NEEDED = {"position", "finding", "additional_ns", "fraction_of_step", "saving_ns", "evidence", "remedy"}
 _COMMANDS = (
     ("evidence_command", "Evidence", "evidence command"),
     ("replay_command", "Replay", "replay command"),
@@ -210,12 +210,12 @@ def _special(result: Result) -> str:
             significant = np.flatnonzero(numbers["significant"])
             if not len(significant):
                 return "no significant straggler"
-            worst = significant[np.argmax(numbers["caused_wait_ns"][significant])]
-            waited = duration(float(numbers["caused_wait_ns"][worst]))
+            worst = significant[np.argmax(numbers["others_wait_ns"][significant])]
+            waited = duration(float(numbers["others_wait_ns"][worst]))
             return f"the others wait {waited} for rank {numbers['rank'][worst]}"
         case "timeline":
             for metric in ("computation", "exposed_comm", "idle"):
-                shares = numbers["fraction"][table.coded("metric").equals(metric)]
+                shares = numbers["fraction_of_total"][table.coded("metric").equals(metric)]
                 if len(shares) and shares.max() >= PART_LEAST_SHARE:
                     label = "exposed communication" if metric == "exposed_comm" else metric
                     parts.append(f"{label} {_range(shares)}")
@@ -323,7 +323,7 @@ def _card(table: Table, row: int, sections: dict[str, Result]) -> FindingCard:
         number=int(number("position")),
         name=shorten(text("finding"), NAME_WIDTH) or "-",
         saving=f"{bound}{time(additional_ns)} {scale.name}" if time(additional_ns) != "0" else "",
-        share=min(max(number("fraction"), 0.0), 1.0),
+        share=min(max(number("fraction_of_step"), 0.0), 1.0),
         alone=alone,
         confidence=text("confidence"),
         evidence=evidence,

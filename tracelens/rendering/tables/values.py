@@ -26,6 +26,7 @@ _UNIT_OF_SUFFIX: tuple[tuple[str, Unit], ...] = (
     ("flops_per_s", "flops/s"),
     ("bytes_per_s", "bytes/s"),
     ("fraction", "fraction"),
+    ("fraction_of_gpu_time", "fraction"),
     ("coverage", "fraction"),
     ("reasons_given", "fraction"),
     ("profiler_cost", "ratio"),
@@ -44,8 +45,8 @@ _BARE: Mapping[Unit, str] = {
 }
 _LIST_WIDTH = 160
 EFFICIENCY_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
-_WORDS = {"dur": "time", "ts": "start"}
-_SIDES = ("base", "cand", "delta")
+_WORDS = {"dur": "time", "ts": "start", "gpu": "GPU"}
+_SIDES = ("base", "cand", "delta", "projected")
 _STATISTICS = ("median", "mean", "min", "max")
 
 
@@ -150,8 +151,9 @@ def explained(table: Table, column: Column, rows: Rows, texts: list[str]) -> lis
 
 
 def label(column: Column) -> str:
-    """The column's name in words, without the unit: `exclusive_ns` becomes 'exclusive'."""
+    """The column's name in words, without the unit: 'exclusive' of `exclusive_ns`, 'of step' of fractions."""
     stem, _ = stem_and_suffix(column)
+    stem = stem.replace("fraction_of_", "of_")
     words = [_WORDS.get(word, word) for word in stem.split("_") if word]
     return " ".join(words) or _BARE[column.unit]
 
@@ -252,6 +254,8 @@ def rounded(column: Column, low: float, high: float) -> str:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

@@ -55,7 +55,7 @@ SUMMARY = Schema(
         Column("status", "str", doc="as in `scripts`"),
         Column("count", "int64", "count", "scripts of this status"),
         Column("traced_ns", "float64", "ns", "traced time of the calls they represent"),
-        Column("fraction", "float64", "fraction", "share of the traced time of all scripts"),
+        Column("fraction_of_traced_time", "float64", "fraction", "share of the traced time of all scripts"),
         Column("meaning", "str", doc="what the status means", prose=True),
     ),
 )
@@ -389,7 +389,7 @@ def _verify_result(rows: Sequence[ScriptRow], machine: TorchMachine, tolerance: 
         "status": list(us_by_status),
         "count": counts,
         "traced_ns": [1e3 * sum(times) for times in us_by_status.values()],
-        "fraction": fractions,
+        "fraction_of_traced_time": fractions,
         "meaning": [STATUSES[status] for status in us_by_status],
     }
     ordered = sorted(rows, key=lambda row: row.status not in BROKEN)

@@ -113,7 +113,7 @@ CRITICAL_PATH = Schema(
             doc="kernel class, or: " + "; ".join(f"{name}: {doc}" for name, doc in CATEGORIES.items()),
         ),
         Column("dur_ns", "int64", "ns", "on the rank that ends the step last"),
-        Column("fraction", "float64", "fraction", "of that step"),
+        Column("fraction_of_step", "float64", "fraction", "of that step"),
         Column("delta_ns", "int64", "ns", "projected - measured"),
     ),
     doc="The largest part of each step, then the second largest, and so on. "
@@ -129,7 +129,7 @@ BOTTLENECKS = Schema(
         Column("name", "category", doc="kernel, op or collective; for host time, the op it leads to"),
         Column("count", "int64", "count", "pieces of the path"),
         Column("dur_ns", "int64", "ns", "time on the critical path"),
-        Column("fraction", "float64", "fraction", "of the step"),
+        Column("fraction_of_step", "float64", "fraction", "of the step"),
     ),
     doc="What to shorten next, by rank and name: the largest part of each critical path, then the second "
     "largest, and so on.",
@@ -390,7 +390,7 @@ class ReplayedStep:
             "scenario": [name] * len(categories),
             "category": categories,
             "dur_ns": [now.get(category, 0) for category in categories],
-            "fraction": [now.get(category, 0) / step_ns for category in categories],
+            "fraction_of_step": [now.get(category, 0) / step_ns for category in categories],
             "delta_ns": [now.get(category, 0) - self.before.get(category, 0) for category in categories],
         }
         node, category, start, end = path.pieces
@@ -407,7 +407,7 @@ class ReplayedStep:
             "name": [self.names.name.values[code] for code in name_codes],
             "count": count[most].tolist(),
             "dur_ns": dur_ns[most].tolist(),
-            "fraction": [ns / step_ns for ns in dur_ns[most].tolist()],
+            "fraction_of_step": [ns / step_ns for ns in dur_ns[most].tolist()],
         }
         return rows, bottlenecks, now
 

@@ -38,7 +38,7 @@ class TokenExchange(NamedTuple):
     rows: Int  # positions in its work of the communication of dispatch and combine
     waits: Int  # event rows of calls in the dispatch that wait for the GPU
     share: float  # of the copies of tokens that are left if each rank gets a token once; 1 if unknown
-    microbatches: int  # per step
+    micro_batches: int  # per step
     communication: Bool  # which of its work is communication
 
 
@@ -131,9 +131,9 @@ def exchange(trace: Trace, device: Device | None) -> TokenExchange:
     communication = trace.work.kind == WORK_KINDS.index("comm")
     rows = np.flatnonzero(communication & np.isin(layers.stage, (DISPATCH, COMBINE)))
     waits = calls.event[(calls.layer_pass >= 0) & (calls.stage == DISPATCH)]
-    microbatches = max((layer_pass.microbatch for layer_pass in layers.passes), default=-1) + 1
+    micro_batches = max((layer_pass.micro_batch for layer_pass in layers.passes), default=-1) + 1
     share = deduplicated_share(trace) if len(rows) else 1.0
-    return TokenExchange(rows, waits, share, microbatches, communication)
+    return TokenExchange(rows, waits, share, micro_batches, communication)
 
 
 @scenario("dispatch", argument="=dedup or deepep", usual=("dedup", "deepep"), reads=(exchange,))
@@ -175,15 +175,15 @@ def overlap_1f1b(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """
     graph, by_rank = context.gpu_graph(), context.read(exchange)
     is_exchange = _exchanges(context)
-    microbatches = min(part.microbatches for part in by_rank)
-    if microbatches < 2:
+    micro_batches = min(part.micro_batches for part in by_rank)
+    if micro_batches < 2:
         raise NotApplicable("one micro-batch per step: there is no other to overlap with")
     step = context.recorded.windows[0].step_of
     computes = np.zeros(len(graph), dtype=bool)
     for rank, part in enumerate(by_rank):
         nodes = graph.nodes(rank, Node.WORK)
         computes[nodes] = ~part.communication[graph.work[nodes]]
-    paired = (microbatches - 1) / microbatches
+    paired = (micro_batches - 1) / micro_batches
     transfer_ns, hidden_ns = 0.0, 0.0
     counted = np.flatnonzero(is_exchange | computes)
     for rows in rows_by_code(step[counted]).values():
@@ -196,7 +196,7 @@ def overlap_1f1b(context: ScenarioContext, edit: Edit, argument: str) -> str:
         transfer_ns, hidden_ns = transfer_ns + step_ns, hidden_ns + overlap_ns
     return (
         f"{duration(hidden_ns)} of {duration(transfer_ns)} of dispatch and combine hide behind "
-        f"computation: all but those of one of {microbatches} micro-batches, as far as there is "
+        f"computation: all but those of one of {micro_batches} micro-batches, as far as there is "
         "computation; the computation is not slowed down; its launches and waiting for late ranks stay"
     )
 

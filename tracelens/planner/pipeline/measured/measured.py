@@ -96,7 +96,7 @@ class MeasuredPipeline:
 
     def mean_times(self) -> Times:
         """Each pass at the mean of its chunk."""
-        width = self.size.microbatches
+        width = self.size.micro_batches
         means = (np.rint(ns.mean(axis=1)).astype(np.int64) for ns in (self.forward, self.backward))
         return self._times(*(np.tile(ns[:, None], (1, width)) for ns in means))
 
@@ -301,7 +301,7 @@ def layer_walls(trace: Trace, spans: Sequence[MicrobatchPass]) -> LayerWalls:
     np.add.at(part_ns, (pass_index, part), stop - before)
     forward = np.array([span.phase == FORWARD for span in spans])
     # A part runs only in the passes of its own chunk: means are per micro-batch, not per pass.
-    count = max(len({(span.step, span.microbatch) for span in spans}), 1)
+    count = max(len({(span.step, span.micro_batch) for span in spans}), 1)
     means = (part_ns[forward].sum(axis=0) / count, part_ns[~forward].sum(axis=0) / count)
     ns = {
         name: (float(forward_ns), float(backward_ns))
@@ -363,11 +363,11 @@ def lines_of(
                 skips.append(Skip(f"chunks and micro-batches in {subject}", line.assumed))
             size = line.size
             walls = {
-                phase: np.zeros((size.stages * size.chunks, size.microbatches), dtype=np.int64)
+                phase: np.zeros((size.stages * size.chunks, size.micro_batches), dtype=np.int64)
                 for phase in (FORWARD, BACKWARD)
             }
             for span in (span for lane in line.lanes for span in lane.spans):
-                walls[span.phase][span.virtual, span.microbatch] += span.end - span.start
+                walls[span.phase][span.virtual, span.micro_batch] += span.end - span.start
             passed = [sorted(lane.spans, key=lambda span: span.start) for lane in line.lanes]
             begin = min(spans[0].start for spans in passed)
             end = max(span.end for spans in passed for span in spans)
@@ -377,13 +377,13 @@ def lines_of(
             positions = tuple(tuple(sorted({span.virtual for span in spans})) for spans in passed)
             orders = []
             for spans, chunks in zip(passed, positions, strict=True):
-                of_stage = (Pass(span.phase, chunks.index(span.virtual), span.microbatch) for span in spans)
+                of_stage = (Pass(span.phase, chunks.index(span.virtual), span.micro_batch) for span in spans)
                 orders.append(singles(list(dict.fromkeys(of_stage))))
             yield MeasuredPipeline(
                 ranks=tuple(lane.rank for lane in line.lanes),
                 step=label,
                 size=size,
-                schedule=Schedule("as recorded", positions, size.microbatches, tuple(orders)),
+                schedule=Schedule("as recorded", positions, size.micro_batches, tuple(orders)),
                 forward=walls[FORWARD],
                 backward=walls[BACKWARD],
                 phase_ns=end - begin,
@@ -394,18 +394,18 @@ def lines_of(
 
 def _between(ordered: Sequence[Sequence[MicrobatchPass]], count: int) -> Costs:
     """Message times (median where a stage waited for one), and gaps where it did not (mean)."""
-    ends = {(span.phase, span.virtual, span.microbatch): span.end for spans in ordered for span in spans}
+    ends = {(span.phase, span.virtual, span.micro_batch): span.end for spans in ordered for span in spans}
     transit: dict[str, list[int]] = {FORWARD: [], BACKWARD: []}
     gaps: list[list[int]] = [[] for _ in ordered]
     for stage, spans in enumerate(ordered):
         for before, span in zip([None, *spans[:-1]], spans, strict=True):
             # The pass that this one needs the result of.
             if span.phase == FORWARD:
-                source = FORWARD, span.virtual - 1, span.microbatch
+                source = FORWARD, span.virtual - 1, span.micro_batch
             elif span.virtual == count - 1:
-                source = FORWARD, span.virtual, span.microbatch
+                source = FORWARD, span.virtual, span.micro_batch
             else:
-                source = BACKWARD, span.virtual + 1, span.microbatch
+                source = BACKWARD, span.virtual + 1, span.micro_batch
             sent_ns = ends.get(source)
             if sent_ns is not None and (before is None or sent_ns > before.end):
                 # Clocks of two ranks agree to about a microsecond at best.

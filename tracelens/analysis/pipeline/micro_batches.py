@@ -29,7 +29,7 @@ class MicrobatchPass(NamedTuple):
     step: str  # name of its step
     phase: str  # FORWARD or BACKWARD
     virtual: int  # number of the chunk in the whole model, from 0; -1 if not known
-    microbatch: int  # number, -1 if not known
+    micro_batch: int  # number, -1 if not known
     start: int  # of its first GPU work, ns
     end: int  # of its last GPU work
     busy_ns: int  # time in which its GPU work runs
@@ -88,12 +88,12 @@ class Graph(NamedTuple):
 # Numbers become sizes of tables: no model has ten thousand stages.
 _GRAMMARS = (
     # torch.distributed.pipelining: stage, action, micro-batch; I and W are the two halves of a backward.
-    r"PP:(?P<stage>[0-9]{1,4})(?P<kind>[FBIW])(?P<microbatch>[0-9]{1,6})",
+    r"PP:(?P<stage>[0-9]{1,4})(?P<kind>[FBIW])(?P<micro_batch>[0-9]{1,6})",
     # Its schedules of one stage, and scopes that programs write themselves.
-    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<microbatch>[0-9]{1,6})",
+    r"(?P<kind>Forward|Backward|F|B)[ _]?(?P<micro_batch>[0-9]{1,6})",
     # The bundled workload, with and without a pipeline: chunk 0 may be the whole model.
-    r"mb(?P<microbatch>[0-9]{1,6})\.chunk(?P<stage>[0-9]{1,4})\.(?P<kind>[FB])",
-    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<microbatch>[0-9]{1,6}))?",
+    r"mb(?P<micro_batch>[0-9]{1,6})\.chunk(?P<stage>[0-9]{1,4})\.(?P<kind>[FB])",
+    r"(?P<kind>forward|backward)[ _-]step(?:\D{0,2}(?P<micro_batch>[0-9]{1,6}))?",
     # Python frames of Megatron-LM.
     r".*pipeline_parallel/schedules\.py\(\d+\): (?P<kind>forward|backward)_step",
 )
@@ -111,7 +111,7 @@ class Scopes(NamedTuple):
     end: Int  # ns
     backward: Bool  # whether it is a backward
     virtual: Int  # number of the stage in the whole model, -1 where the name does not say
-    microbatch: Int  # number, -1 where the name does not say
+    micro_batch: Int  # number, -1 where the name does not say
     pipelined: bool  # whether one of them has the name of a part of a pipeline
 
     @property
@@ -232,10 +232,10 @@ def _passes(trace: Trace, work: Work) -> Passes:
         if not ran.total:
             in_span[of_span] = False
             continue
-        is_backward, virtual, microbatch, forward = number % 2 == 1, -1, -1, -1
+        is_backward, virtual, micro_batch, forward = number % 2 == 1, -1, -1, -1
         if scopes.usable:
             is_backward = bool(scopes.backward[number])
-            virtual, microbatch = int(scopes.virtual[number]), int(scopes.microbatch[number])
+            virtual, micro_batch = int(scopes.virtual[number]), int(scopes.micro_batch[number])
         if graph is not None:
             forward = number // 2
             if is_backward:
@@ -245,7 +245,7 @@ def _passes(trace: Trace, work: Work) -> Passes:
                 step=steps[int(_step_at(np.array([time]), borders)[0])].label,
                 phase=BACKWARD if is_backward else FORWARD,
                 virtual=virtual,
-                microbatch=microbatch,
+                micro_batch=micro_batch,
                 start=int(ran.start[0]),
                 end=int(ran.end[-1]),
                 busy_ns=ran.total,
@@ -397,9 +397,9 @@ def pipeline_scopes(trace: Trace) -> Scopes:
             matches = (grammar.fullmatch(action) for grammar in _SCOPE)
             if match := next(filter(None, matches), None):
                 parts = match.groupdict()
-                stage, microbatch = (int(parts.get(key) or -1) for key in ("stage", "microbatch"))
+                stage, micro_batch = (int(parts.get(key) or -1) for key in ("stage", "micro_batch"))
                 pipelined = action.startswith("PP:") or stage > 0
-                of_action = (parts["kind"][0] not in "Ff", stage, microbatch, pipelined)
+                of_action = (parts["kind"][0] not in "Ff", stage, micro_batch, pipelined)
                 actions.setdefault(code, []).append(of_action)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.where("annotation", "python"))
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]

@@ -45,6 +45,18 @@ def test_the_verdict_comes_first_and_the_way_to_the_rest_last() -> None:
     assert shown[-1] == "All 2 sections: --full or -o report.html; one: tracelens analyze NAME PATH"
 
 
+def test_findings_that_add_nothing_to_those_above_are_counted_only() -> None:
+    result = sample.findings(6)
+    table = result.data["findings"]
+    time = next(column.name for column in table.schema.columns if column.unit == "ns")
+    saved = table.array(time).copy()
+    saved[4:] = 0
+    columns = dict(table.columns) | {time: saved}
+    shown = lines(replace(result, data={"findings": table.schema.table(columns)}))
+    assert "What to fix (2 more)" in shown
+    assert [line.split()[0] for line in shown if line.strip()[:1].isdigit()] == ["1", "2", "3", "4"]
+
+
 def test_tiles_stand_beside_each_other_and_unknown_ones_say_why() -> None:
     shown = lines(sample.findings())
     assert shown[3] == "Step time 58.4 ms (57.1 to 60.2 ms)   MFU 6.5% (6.0 to 7.0%)"

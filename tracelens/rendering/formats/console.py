@@ -8,6 +8,8 @@ from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from tracelens.guard import banner
 from tracelens.printable import without_commands
 from tracelens.rendering.renderer import renderer
@@ -235,7 +237,7 @@ def _first_table(result: Result) -> Data | None:
 def _first_rows(result: Result, rows: int, screen: Console) -> str:
     """The first rows of a result's first table, one line each, without sentences; or why it has none.
 
-    Of entries, a row is number, name, first time, first share and confidence.
+    Of entries, a row is number, name, first time, first share and confidence; what adds no time is left out.
     """
     screen.print()
     table = _first_table(result)
@@ -243,7 +245,11 @@ def _first_rows(result: Result, rows: int, screen: Console) -> str:
         reason = next((str(skip.reason) for skip in result.skips), "nothing")
         screen.print(shorten(one_line(f"{result.title}: {reason}"), screen.width))
         return _screen_text(screen)
-    part = cut(table, rows)
+    shown = table
+    if table.schema.kind == "entries":
+        time = next((column.name for column in table.schema.columns if column.unit == "ns"), "")
+        shown = table.take(np.flatnonzero(table.array(time))) if time and table.array(time).any() else table
+    part = cut(shown, rows)
     columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
     if table.schema.kind == "entries":
         columns = _facts(columns)

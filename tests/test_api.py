@@ -94,7 +94,7 @@ def test_notebooks_import_the_package_alone(path: Path) -> None:
             "analyzer 'kernels': scope must be 'all' or 'linked', not 'lnked'; did you mean 'linked'?",
         ),
         ("kernels", {"scope": 1}, "analyzer 'kernels': scope must be 'all' or 'linked', not 1"),
-        ("roofline", {"device": "mi30x"}, "unknown device 'mi30x'; did you mean 'mi300x'?"),
+        ("roofline", {"device": "mi30x"}, "unknown device 'mi30x'; did you mean 'mi350x'?"),
         ("roofline", {"device": 300}, "analyzer 'roofline': device must be str, not 300"),
         (
             "roofline",

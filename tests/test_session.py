@@ -177,7 +177,7 @@ def test_the_gate_takes_runs_reports_and_paths(folder: Path) -> None:
     with pytest.raises(TracelensError, match="no result of 'steps'"):
         tracelens.gate(tracelens.report(before, ["kernels"]), after)
     tracelens.render(verdict, "verdict.md")
-    assert "regression" in Path("verdict.md").read_text()
+    assert "Regression" in Path("verdict.md").read_text()
 
 
 def test_fuse_and_replay_take_paths(folder: Path) -> None:

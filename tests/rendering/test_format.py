@@ -94,7 +94,7 @@ def test_meta_items() -> None:
         ("ranks", "8"),
         ("inputs", "a, b"),
         ("ok", "yes"),
-        ("none", "none"),
+        ("none", "–"),
         ("map", "a: 1"),
         ("coverage", "0.28%"),
         ("reasons given", "99.7%"),

@@ -48,7 +48,7 @@ class FuseRequest(Partial, ApiRequest[None]):
     step: str | int | None = option("Only this step: 2 or ProfilerStep#2.", metavar="STEP", default=None)
     between: str | Sequence[float] | None = option(
         "Only these milliseconds, on the axis of the report's picture: 85-92.5.",
-        doc='only these milliseconds, on the axis of the report\'s picture: (85, 92.5) or "85-92.5".',
+        doc='only these ms, on the axis of the report\'s picture: (85, 92.5) or "85-92.5".',
         metavar="MS-MS",
         type=str | None,
         default=None,

@@ -51,8 +51,8 @@ class LoadedRun(Traces):
     Its methods return wide DataFrames: one row per kernel, op call or collective, with everything that the
     analyzers know of it. Times are integers in nanoseconds, sizes are in bytes; names end with the unit
     (`dur_ns`, `read_bytes`, `flops_per_s`); efficiencies are 0 to 1. Repeated texts are categoricals. Unknown
-    numbers are missing values, which comparisons, sums and means leave out; the tables of `analyze` have -1
-    instead. Unknown texts are "". A rank without GPU work has no rows.
+    numbers are missing values, which comparisons, sums and means leave out; unknown texts are "". A rank
+    without GPU work has no rows.
 
     Attributes:
         traces: one per rank, in order of rank.

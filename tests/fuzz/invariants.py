@@ -15,7 +15,7 @@ from tracelens.trace import Run
 
 _SIGNED = re.compile(
     r"delta|change|diff|offset|skew|share|low|high|^value$|^base$|^cand$|difference|saving|slack|ts_ns|at_ns|lag|drift|"
-    r"end_ns|start_ns|effect|gap|estimate|limit|^gain$|^error$|^extra_ns$",
+    r"end_ns|start_ns|excess|gap|estimate|limit|^gain$|^error$|^extra_ns$",
 )
 """Columns whose values may be below zero: differences, moments, and figures of any kind."""
 _ROUNDING = 1e-6

@@ -138,7 +138,8 @@ def test_shares_are_those_of_the_step_that_stands_for_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mfu", "mbu", "shown"), [(0.03, 0.4, True), (0.3, 0.1, False), (0.3, -1.0, False), (-1.0, 0.1, True)]
+    ("mfu", "mbu", "shown"),
+    [(0.03, 0.4, True), (0.3, 0.25, False), (0.3, -1.0, False), (-1.0, 0.3, True), (0.03, 0.1, False)],
 )
 def test_the_bandwidth_is_told_where_it_is_nearer_its_limit(mfu: float, mbu: float, shown: bool) -> None:
     made = summary(sample.steps([100]), sample.utilisation(mfu, mbu=mbu))

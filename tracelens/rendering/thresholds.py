@@ -31,6 +31,9 @@ SAVING_SHARE = 0.02
 COVERED_SHARE = 0.5
 """Share of the GPU time (0-1) that cost models count, from which they speak for a run's kernels: most."""
 
+BANDWIDTH_SHARE = 0.2
+"""Share of the memory's bandwidth (0-1) above which it is told: below it, memory limits nothing."""
+
 ONCE_SHARE = 0.02
 """Share of a step (0-1), mean of the ranks, from which the headline tells idle time that happened once."""
 

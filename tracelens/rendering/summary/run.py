@@ -22,6 +22,7 @@ from tracelens.rendering.summary.wording import (
     three_digits,
 )
 from tracelens.rendering.thresholds import (
+    BANDWIDTH_SHARE,
     CAUSE_SHARE,
     COVERED_SHARE,
     ONCE_SHARE,
@@ -572,7 +573,8 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
         reason = short_reason(reason or "no GEMM or attention with a cost model")
         yield _share_tile("mfu", "MFU", mfu, "model FLOPs / peak" if mfu else reason, "roofline")
         # As in decoding, which reads all weights for a few tokens: memory is nearer its limit.
-        if (mbu := figures.utilisation("mbu")) and mbu.mean > (mfu.mean if mfu else 0):
+        mbu = figures.utilisation("mbu")
+        if mbu and mbu.mean > max(mfu.mean if mfu else 0, BANDWIDTH_SHARE):
             yield _share_tile("mbu", "MBU", mbu, "bytes that ops need / memory bandwidth", "roofline")
 
     communicates, ranks = bool(figures.total_ns("comm_ns")), len(figures.ranks)

@@ -138,7 +138,7 @@ def test_times_within_the_tolerance_match_and_others_do_not(
     assert result.meta["matching_fraction"] == 0.75
     assert result.meta["statuses"] == {"slower": 1, "faster": 1, "match": 3}
     assert (result.meta["device"], result.meta["torch"]) == (H100, "9.9+fake")
-    assert records(result["summary"], "status", "count", "traced_ns", "fraction") == [
+    assert records(result["summary"], "status", "count", "traced_ns", "fraction_of_traced_time") == [
         ("slower", 1, 50_000.0, 0.125), ("faster", 1, 50_000.0, 0.125), ("match", 3, 300_000.0, 0.75),
     ]  # fmt: skip
     assert not failed(result)

@@ -251,7 +251,7 @@ def test_each_rung_has_its_traces_and_its_numbers(climbed: tuple[Path, dict[str,
     ]  # fmt: skip
     for rung in told["rungs"]:
         names = sorted(path.name for path in (folder / "out" / rung["folder"]).iterdir())
-        assert names == ["rank0.json.gz", "rank1.json.gz", "run.json"]
+        assert {"rank0.json.gz", "rank1.json.gz", "run.json"} <= {*names}
         assert len(rung["timed_ms"]) == 3
         assert rung["peak_bytes"] is None
         sidecar = json.loads((folder / "out" / rung["folder"] / "run.json").read_text())

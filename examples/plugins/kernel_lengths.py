@@ -14,7 +14,7 @@ LENGTHS = Schema(
         Column("length", "str", doc="which kernels"),
         Column("kernels", "int64", "count", "kernels that ran"),
         Column("dur_ns", "int64", "ns", "sum of durations; streams may overlap"),
-        Column("fraction_of_kernel_time", "float64", "fraction", "of the rank's summed kernel time"),
+        Column("fraction_of_kernel_time", "float64", "fraction", "of the rank's"),
     ),
 )
 

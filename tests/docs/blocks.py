@@ -84,6 +84,7 @@ NEVER = (
     "other tools",
     "a network",
     "your model",
+    "a second environment",
 )
 """What no test has; blocks that need it are declared `# needs ...`."""
 PACKAGES = ("torch", "transformers", "distributed", "yaml", "xlsxwriter", "jupyterlab")

@@ -158,7 +158,8 @@ def fuse(
         drawn_tracks = [row for track in rank_tracks for row in rows(within(track, window))]
         starts = [piece.start_ns for track in drawn_tracks for piece in track.slices]
         drawn = trace.arrays.start[drawn_events(trace.arrays, cpu, window)]
-        starts += [max(int(drawn.min()), window[0] if window else int(drawn.min()))] if len(drawn) else []
+        drawn = drawn if window is None else np.maximum(drawn, window[0])
+        starts += [int(drawn.min())] if len(drawn) else []
         if starts:
             plans.append(_Plan(trace, drawn_tracks, clock, min(starts) + clock, window))
     if not plans:
@@ -287,7 +288,7 @@ def drawn_events(events: Events, cpu: bool, window: Window | None = None) -> Int
     """
     drawn = ~events.copied if cpu else events.where(*_ON_GPU)
     if window is not None:
-        drawn &= (events.end > window[0]) & (events.start < window[1])
+        drawn = drawn & (events.end > window[0]) & (events.start < window[1])
     return np.flatnonzero(drawn)
 
 

@@ -62,9 +62,8 @@ class NotedArgument(Struct, frozen=True):
     dtype: _Text = ""
     stride: Annotated[tuple[_Number, ...], Meta(max_length=32)] | None = None
     sizes: tuple[_Number, ...] = ()  # of the groups whose ends it holds
-    hits: Annotated[
-        tuple[tuple[_Number, _Number], ...], Meta(max_length=256)
-    ] = ()  # of an index; such indices
+    # how often an index occurs, and how many of them do
+    hits: Annotated[tuple[tuple[_Number, _Number], ...], Meta(max_length=256)] = ()
     sorted: bool = False  # whether the indices never fall
     count: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # of such tensors in a row of a list
     tensors: Annotated[tuple[NotedArgument, ...], Meta(max_length=1 << 16)] = ()
@@ -218,9 +217,8 @@ def read_arguments(
         known = noted.arguments[index] if noted and index < len(noted.arguments) else None
         if known and known.tensors and (name == _LIST or name in _VALUES):
             listed = known.listed
-            if (
-                name == _LIST and not dim
-            ):  # alike ones side by side are short in a script; order costs no time
+            if name == _LIST and not dim:
+                # Alike ones side by side are short in a script; their order costs no time.
                 listed.sort(key=lambda tensor: tensor.shape if tensor else ())
             arguments.append(listed)
         elif name == _LIST:

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch.*")
 
 def train_step() -> None:
     x = torch.ones(4, 4, requires_grad=True)
-    (x @ x).sum().backward()
+    y = torch.ones(4, 4, requires_grad=True)
+    (x @ y).sum().backward()
 
 
 def loop(folder: Path, count: int, work: Callable[[], Any] = train_step, **options: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -55,12 +57,13 @@ def test_the_trace_is_the_same_with_and_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("window", "most", "step"),
-    [((5, 2, 3), 20, 1), ((22, 2, 3), 20, 1), ((5, 2, 3), 0, 4), ((0, 2, 1), 20, 3)],
+    [((5, 2, 3), 20, 5), ((0, 2, 1), 20, 0), ((5, 1, 3), 20, 1), ((5, 0, 3), 0, 4), ((0, 1, 1), 20, 2)],
 )
 def test_the_step_is_neither_timed_nor_profiled(window: tuple[int, int, int], most: int, step: int) -> None:
     recorded = RecordingWindow(*window)
     assert recorded.values_step(most) == step
-    assert recorded.phase(step) in ("wait", "done")
+    assert recorded.phase(step) != "record"
+    assert recorded.phase(step + 1) != "record" or not recorded.warmup  # a step to warm up is left
     assert not any(step in steps for steps in recorded.timed(most).values())
 
 
@@ -108,9 +111,85 @@ def test_hits_order_lists_texts_and_scrubbing(tmp_path: Path) -> None:
     assert "sorted" not in scrubbed
 
 
+def test_numbers_that_json_lacks_are_left_out(tmp_path: Path) -> None:
+    (fill,) = noted(tmp_path / "a", lambda: torch.ones(9)[1:].masked_fill(torch.ones(8) > 0, -torch.inf))
+    assert fill["op"] == "aten::masked_fill"
+    assert fill["arguments"][2] is None
+
+
+def test_generated_kernels_and_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "generated.py"
+    file.write_text("# what torch.compile wrote")
+
+    class CachingAutotuner:
+        """As torch has it, for a kernel (in_ptr0, in_ptr1, out_ptr0, xnumel)."""
+
+        inductor_meta: ClassVar[dict[str, str]] = {"kernel_name": "triton_poi_fused_add_0"}
+        filename = str(file)
+        fn = SimpleNamespace(arg_names=["in_ptr0", "in_ptr1", "out_ptr0", "xnumel", "XBLOCK"])
+        launched = 0
+
+        def run(self, *_: Any, **__: Any) -> None:
+            type(self).launched += 1
+
+    module = SimpleNamespace(CachingAutotuner=CachingAutotuner)
+    monkeypatch.setitem(sys.modules, "torch._inductor.runtime.triton_heuristics", module)
+    run, index, x = CachingAutotuner.run, torch.tensor([3, 0]), torch.ones(2, 2)
+
+    def work() -> None:
+        for _ in range(2):
+            CachingAutotuner().run(index, x, index.clone(), 4, stream=0)
+        CachingAutotuner().run("a descriptor", stream=0)
+
+    (call,) = noted(tmp_path / "a", work)
+    whole = content(tmp_path / "a")
+    assert (CachingAutotuner.run, CachingAutotuner.launched) == (run, 3)
+    assert (call["op"], call["count"]) == ("triton_poi_fused_add_0", 2)
+    assert whole["sources"] == {call["source"]: "# what torch.compile wrote"}
+    # What it only writes may hold anything before.
+    assert [argument.get("below") for argument in call["arguments"]] == [4, None, None, None]
+    assert call["arguments"][3] == {"value": 4}
+    assert whole["cut"] == "1 generated kernels that could not be read (TypeError)"
+
+
 def test_misaligned_tensors_are_told(tmp_path: Path) -> None:
     (call,) = noted(tmp_path / "a", torch.ones(9)[1:].exp)
     assert call["arguments"][0]["align"] == 4
+
+
+def test_tensors_that_are_the_same_are_told(tmp_path: Path) -> None:
+    a, b = torch.ones(3), torch.ones(3)
+    (addcmul,) = noted(tmp_path / "a", lambda: torch.addcmul(a, b, b, value=2))
+    assert ["same" in argument for argument in addcmul["arguments"][:3]] == [False, False, True]
+    assert addcmul["arguments"][2]["same"] == 1
+    grads = [b, torch.ones(2)]
+    (listed,) = noted(tmp_path / "b", lambda: torch._foreach_addcmul([a, torch.ones(2)], grads, grads))
+    assert [argument.get("same") for argument in listed["arguments"][:3]] == [None, None, 1]
+    # A view of other elements is another tensor.
+    c = torch.ones(8)
+    assert not noted(tmp_path / "c", lambda: torch.add(c[:4], c[4:]))
+
+
+def test_ages_are_the_bytes_that_were_touched_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_CACHED", "cpu")
+
+    def work() -> None:
+        a = torch.zeros(256)  # 1 KiB
+        b = a.exp()  # of a, the last that was touched
+        b.double()  # copies b, the last that was touched
+        torch.zeros(1 << 20).mul_(2)  # 8 MiB in two calls
+        (a + b).view(16, 16).cos()
+
+    calls = {call["op"]: call["arguments"] for call in noted(tmp_path / "a", work)}
+    ages = {op: [argument.get("age") for argument in args if argument] for op, args in calls.items()}
+    assert ages["aten::exp"] == [0]
+    assert ages["aten::copy_"][1] == 0
+    # Since a: exp's result, b twice as an input, its copy of 2 KiB, 8 MiB.
+    assert ages["aten::add"][:2] == [(8 << 20).bit_length()] * 2
+    assert ages["aten::cos"] == [0]
+    monkeypatch.setattr(values, "MAX_AGE", 20)
+    calls = {call["op"]: call["arguments"] for call in noted(tmp_path / "b", work)}
+    assert "aten::add" not in calls
 
 
 def test_many_hits_keep_their_sums(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def test_scripts_are_numbered_in_their_order(tmp_path: Path) -> None:
         "total_us": 4.5,
         "processes": 8,
         "sha256": hashlib.sha256("é\n".encode()).hexdigest(),
+        "ages": [],
+        "source": "",
     }
 
 

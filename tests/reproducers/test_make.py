@@ -68,6 +68,8 @@ def test_the_list_says_the_same(tmp_path: Path) -> None:
         "total_us": 120.0,
         "processes": 1,
         "sha256": hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest(),
+        "ages": (),
+        "source": "",
     }
     assert second.file == "02_aten_relu.py"
     (skip,) = json.loads((tmp_path / "replay.json").read_text())["skips"]

@@ -78,6 +78,7 @@ def test_what_is_written_to_is_written_once() -> None:
     assert made("scatter_", 2, fp32(40, 64), -1, i64(40, 6), fp32(40, 6)) == ("distinct", 64, 1)
     assert made("scatter_", 2, fp32(40, 64), 0, i64(30, 64), fp32(30, 64)) == ("distinct", 40, 0)
     assert made("index_copy_", 2, fp32(40, 64), 0, i64(6), fp32(6, 64)) == ("distinct", 40, 0)
+    assert made("index_copy_", 2, fp32(4, 64, 2), 2, i64(1), fp32(4, 64, 1)) == ("distinct", 2, 0)
     # More than there are places: they cannot be distinct.
     assert made("scatter_", 2, fp32(4, 3), 1, i64(4, 6), fp32(4, 6)) == ("indices", 3)
 

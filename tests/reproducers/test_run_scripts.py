@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from tests.reproducers.calls import CATALOG, RANDOM, case_of, described, script_
 from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify import failed, verify
+from tracelens.reproducers.verify import failed, runner, verify
 
 torch = pytest.importorskip("torch")
 
@@ -278,3 +279,42 @@ def test_out_of_the_box_it_takes_the_cpu() -> None:
     space = space_of(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text)
     assert described(space["arguments"]()) == [("float32", (4, 4), (4, 1))] * 2
     assert space["ON"] == "cpu"
+
+
+def test_what_a_call_overwrites_is_put_back() -> None:
+    given = [torch.ones(4)]
+    rounds = runner.Rounds(torch, lambda args: args[0].mul_(2), given, [])
+    assert len(rounds.elapsed_us(5)) == 5
+    rounds.elapsed_us(5, cold=False)
+    # Each call began with what the first had left.
+    assert given[0].tolist() == [4, 4, 4, 4]
+
+
+class Event(NamedTuple):
+    """One of a profile."""
+
+    name: str
+    us: tuple[float, ...] = ()
+    cpu_children: tuple[Event, ...] = ()
+
+    @property
+    def kernels(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(duration=us) for us in self.us]
+
+
+def test_a_call_takes_the_time_of_its_own_kernels() -> None:
+    """As in a trace, where a kernel belongs to the innermost op."""
+    launch = Event("cudaLaunchKernel", (8.0,))
+    op = Event("aten::_softmax_backward_data", (5.0,), (Event("aten::mul", (3.0,), (launch,)), launch))
+    call = Event(runner.CALL, (), (op, Event("custom_launcher", (1.0,))))
+    assert [event.name for event in runner.inside(call)].count("cudaLaunchKernel") == 2
+    assert {event.name: runner.own_us(event) for event in runner.inside(call)} == {
+        runner.CALL: 0, op.name: 5, "aten::mul": 3, "cudaLaunchKernel": 0, "custom_launcher": 1,
+    }  # fmt: skip
+
+
+def test_only_what_is_written_once_is_written_anew() -> None:
+    assert runner.dense(torch.ones(4, 3).T)
+    assert not runner.dense(torch.ones(3).expand(4, 3))
+    assert not runner.dense(torch.ones(0))
+    assert runner.known_ages("12,,0") == [12, -1, 0]

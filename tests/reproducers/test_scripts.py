@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from tracelens.reproducers import replay, scripts
 from tracelens.reproducers.arguments import Unreplayable
 from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import WIDTH, least_us, script
-from tracelens.reproducers.verify import RUNNER
 from tracelens.version import __version__
 
 LINES, MEDIAN = 60, 45
@@ -271,21 +269,12 @@ def test_results_may_be_off_by_a_few_roundings(given: list[str], rtol: float) ->
 
 
 def test_sums_of_many_gradients_may_be_off_by_more() -> None:
-    assert assigned(made("_flash_attention_backward").text, "RTOL") == 12 / 128
+    assert assigned(made("_flash_attention_backward").text, "RTOL") == 24 / 128
 
 
 def test_complex_numbers_have_complex_references() -> None:
     assert "t.cdouble() if t.is_complex()" in plain("mul", "c64 8", "c64 8").text
     assert "cdouble() if" not in plain("mul", "fp32 8", "fp32 8").text
-
-
-@pytest.mark.parametrize(
-    ("size", "copies"),
-    [(8, 16), (1 << 24, 16), (1 << 27, 2 + 4), (1 << 29, 2 + 1), (1 << 33, 2), ((1 << 33) + 1, 1)],
-)
-def test_sets_of_arguments_exceed_the_caches(size: int, copies: int) -> None:
-    # 512 MiB, and two sets more; only one where a set has more than 8 GiB.
-    assert runpy.run_path(str(RUNNER))["sets_of"](size) == copies
 
 
 # -- lists of tensors, libraries, refusals -------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from copy import deepcopy
@@ -12,10 +13,13 @@ import pytest
 import zstandard
 
 import tracelens
-from tests.builders import write
+from tests.builders import draw, write
 from tests.reproducers.calls import Called, called, raw, trace_of
+from tracelens.errors import TracelensError
 from tracelens.filenames import VALUES, traces_among
 from tracelens.reproducers import replay
+from tracelens.reproducers.folder import read as read_scripts
+from tracelens.reproducers.verify.worker import Refused, private_copy
 from tracelens.table import Result
 from tracelens.trace import make_run
 
@@ -106,6 +110,84 @@ def test_of_several_calls_of_the_same_shapes_the_middle_one_counts(tmp_path: Pat
         calls.append(noted(base["op"], *arguments, count=count))
     _, scripts = replayed(tmp_path / "a", json.dumps(FILE | {"calls": calls}).encode(), GROUPED)
     assert "[6, 1, 1]" in scripts["aten::_grouped_mm"]
+
+
+def test_arguments_that_are_the_same_and_when_they_were_touched(tmp_path: Path) -> None:
+    addcmul = called("aten::_foreach_addcmul_", [], [], [], 0.5)
+    grads = {"tensors": [tensor(4, count=40)]}
+    calls = [
+        noted("aten::_foreach_addcmul_", grads | {"age": 7}, grads, grads | {"same": 1}, {"value": 0.5}),
+        # Lists that the profiler would have recorded are another call's, as one with fewer tensors.
+        noted("aten::_foreach_addcmul_", *[{"tensors": [tensor(2, count=3)]}] * 3, {"value": 0.5}, count=9),
+        noted("aten::mul", tensor(4, age=0), {"value": -0.25}),
+    ]
+    content = json.dumps(FILE | {"calls": calls}).encode()
+    _, scripts = replayed(tmp_path / "a", content, addcmul, SCALED)
+    assert "None, 0.5], [(2, 1)])" in scripts["aten::_foreach_addcmul_"]
+    assert "(4,), (1,)) for _ in range(40)]" in scripts["aten::_foreach_addcmul_"]
+    listed = json.loads((tmp_path / "a" / "replay.json").read_text())["scripts"]
+    assert sorted(entry["ages"] for entry in listed) == [[0, None], [7, None, None, None]]
+    # What is not the same here is none there.
+    calls[0]["arguments"][2]["same"] = 3
+    _, scripts = replayed(tmp_path / "b", json.dumps(FILE | {"calls": calls}).encode(), addcmul)
+    assert "shared" not in scripts["aten::_foreach_addcmul_"]
+
+
+SOURCE = "def triton_poi_fused_add_0():\n    pass\n"
+KEY = hashlib.sha256(SOURCE.encode()).hexdigest()[:16]
+
+
+def compiled(**changes: Any) -> bytes:
+    """What the recorder noted of a program with a generated kernel."""
+    arguments = [
+        tensor(8, dtype="int64", below=5), tensor(4, 2, age=3), tensor(4, 2, same=1), {"value": 8},
+    ]  # fmt: skip
+    call = noted("triton_poi_fused_add_0", *arguments) | {"source": KEY}
+    return json.dumps(FILE | {"calls": [call], "sources": {KEY: SOURCE}} | changes).encode()
+
+
+def generated(folder: Path, content: bytes, trust: bool) -> Result:
+    trace = draw("""
+        op triton_poi_fused_add_0    | ---  ---
+        launch                       |  a    b
+        s7 triton_poi_fused_add_0    |   aaa  bb
+    """)
+    values = {"rank0.values.json.zst": content}
+    return replay(make_run([trace]), folder, values=values, trust_generated=trust)
+
+
+def test_generated_kernels_are_replayed_where_they_are_trusted(tmp_path: Path) -> None:
+    with pytest.raises(TracelensError, match="--trust-generated"):
+        generated(tmp_path / "a", compiled(), trust=False)
+    found = generated(tmp_path / "b", compiled(), trust=True)
+    assert not found.skips
+    assert found.meta["fraction_of_gpu_time"] == 1
+    (entry,) = read_scripts(tmp_path / "b")
+    assert (entry.kind, entry.count, entry.source, entry.ages[1]) == ("generated", 2, KEY, 3)
+    script = (tmp_path / "b" / entry.file).read_text()
+    assert 'indices("int64", (8,), (1,), 5)' in script
+    assert "None, 8], [(2, 1)])" in script
+    assert len(script.splitlines()) <= 60
+    source = tmp_path / "b" / f"generated_{KEY}.py"
+    assert source.read_text() == SOURCE
+    # It is run as it was written, from a directory with nothing else.
+    with private_copy(tmp_path / "b", entry) as path:
+        assert sorted(file.name for file in path.parent.iterdir()) == [entry.file, source.name]
+    source.write_text("import os")
+    with pytest.raises(Refused, match="modified"), private_copy(tmp_path / "b", entry):
+        pass
+    # A directory is written anew without what lies there.
+    generated(tmp_path / "b", compiled(), trust=True)
+    assert source.read_text() == SOURCE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sources": {KEY: "import os"}}, {"sources": {"0" * 16: SOURCE}}, {"sources": {"../x": SOURCE}}],
+)
+def test_a_source_is_that_of_its_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(TracelensError, match="nothing"):
+        generated(tmp_path / "a", compiled(**changes), trust=True)
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,34 @@ Statistics and sizes only, never what activations or weights are. One JSON objec
     schema      "tracelens.values/1"
     step        number of the step, counted from 0
     cut         what was left out, in words; "" for nothing
-    calls       calls of which a trace lacks something, those of equal arguments as one:
+    calls       those of equal arguments as one, aten::copy_ inside others too:
         op          name
         count       such calls in the step
         arguments   one an argument of the op's schema; null where nothing is said, else one of
             shape, dtype, stride    a tensor; no stride where it is contiguous
               align                 bytes that divide its address, where these are fewer than ALIGNED
+              same                  number of the argument before it that is the same tensor
+              age                   bits of the number of bytes that calls touched since one touched it; left
+                                    out where they are more than MAX_AGE
               sizes                 of the groups whose ends it holds
               hits                  pairs: how often an index occurs, how many of them do; left out by scrub
               sorted                whether these indices never fall
             tensors                 a list: such tensors, each with `count`, how many in a row are alike;
-                                    without a dtype where there is none (of Tensor?[])
+                                    without a dtype where there is none (of Tensor?[]); `same` as above
             value                   number, text, or list of numbers
+              below                 what whole numbers in a tensor are below, for generated kernels
+        source      of a generated Triton kernel, whose name `op` then is: its file's in the following
+    sources     name to text of files that torch.compile generated, each named by the begin of its SHA-256
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,6 +42,7 @@ import zstandard
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
 from tracelens.outputs import whole_file
 
@@ -41,14 +51,25 @@ MAX_BYTES = 2 << 20
 """Most bytes of a rank's file."""
 ALIGNED = 16
 """Bytes that vectorized loads want; what the allocator gives out is aligned to 512."""
+MAX_AGE = 29
+"""A cache that keeps what was touched 512 MB before is on no GPU."""
 _LIST = 30  # numbers or tensors of a list that the profiler records
 _MOST_NUMBERS = 1 << 12  # numbers in a list, groups of a GEMM
 _MOST_INDICES = 1 << 22  # to sort more would take too long, and too much memory
 _MOST_HITS = 64  # pairs
+_MOST_BELOW = 1 << 24  # rows of a table
+_MOST_SOURCES = 4 << 20  # bytes of all generated files
 _MOST_TEXT = 64 << 20  # bytes of all calls as they are kept meanwhile
 _GROUPED = re.compile(r"group|attention")  # a vector of whole numbers says where groups end
 _INDEXED = re.compile(r"index|gather|scatter|embedding|nll_loss|take|put|bincount")
 _TEXT = re.compile(r"\w{1,32}")  # of rounding_mode, approximate and the like; no names of people or paths
+_CACHED = "cuda"  # kind of device, AMD's too, whose times depend on what its caches hold
+_COPIES = ("aten::_to_copy", "aten::clone")  # whose kernels a trace has under aten::copy_
+# Ops inside others, which a trace has their kernels under, and how many first arguments they share.
+_INSIDE = {
+    "aten::_scaled_dot_product_cudnn_attention": ("aten::_cudnn_attention_forward", 4),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ("aten::_cudnn_attention_backward", 9),
+}
 _EXCHANGE = re.compile(r"all_?to_?all")
 _INTEGERS = (torch.int64, torch.int32)
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError)
@@ -64,6 +85,10 @@ class Values:
         self._size = 0
         self._noting = False
         self._mode: TorchDispatchMode | None = None
+        self._sources: dict[str, str] = {}
+        self._unwatch: Callable[[], None] = lambda: None
+        self._touched: dict[int, int] = {}  # address of a storage to the place of its last touch in the next
+        self._bytes = 0  # that all calls have touched
 
     def open(self) -> None:
         """Begin; not inside another mode, which the program may leave before this one ends."""
@@ -71,6 +96,7 @@ class Values:
         if self._noting:
             self._mode = _CallMode(self)
             self._mode.__enter__()
+            self._unwatch = _watched(self.note_generated)
         else:
             self._leave_out("step, whose begin lies inside a TorchDispatchMode")
 
@@ -82,6 +108,7 @@ class Values:
         if self._noting and cut:
             self._leave_out(cut)
         self._noting = False
+        self._unwatch()
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)
@@ -92,17 +119,79 @@ class Values:
             return
         try:
             arguments, tells = self._arguments(op, args, kwargs)
-            if not tells:
-                return
-            text = json.dumps({"op": op._schema.name, "arguments": arguments}).encode()
-            if text not in self._calls:
-                if self._size + len(text) > _MOST_TEXT:
-                    self._leave_out("calls beyond what is kept")
-                    return
-                self._size += len(text)
-            self._calls[text] = self._calls.get(text, 0) + 1
+            if tells:
+                self._count(op._schema.name, arguments)
+                if op._schema.name in _INSIDE:
+                    inner, shared = _INSIDE[op._schema.name]
+                    self._count(inner, arguments[:shared])
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})")
+
+    def done(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Note what a call has touched, once it is done."""
+        if not self._noting or (not _writes(op) and any(made.alias_info for made in op._schema.returns)):
+            return  # a view
+        try:
+            if op._schema.name in _COPIES and isinstance(result, Tensor):
+                ages = [self._age(of) for of in (result, args[0])]
+                if any(ages):
+                    pair = zip((result, args[0]), ages, strict=True)
+                    self._count("aten::copy_", [self._tensor(of, "", reads=False) | age for of, age in pair])
+            # What only makes room touches nothing.
+            touched = [args, *kwargs.values(), *([] if "empty" in op._schema.name else [result])]
+            self._touch(tree_leaves(touched))
+        except _FAILURES as error:
+            self._leave_out(f"calls that could not be read ({type(error).__name__})")
+
+    def note_generated(self, kernel: Any, values: Sequence[Any]) -> None:
+        """Note a launch of a kernel that torch.compile generated, and its source."""
+        if not self._noting:
+            return
+        try:
+            name = kernel.inductor_meta["kernel_name"]
+            source = Path(kernel.filename).read_text(encoding="utf-8")
+            key = hashlib.sha256(source.encode()).hexdigest()[:16]
+            if key not in self._sources:
+                if sum(map(len, self._sources.values())) + len(source) > _MOST_SOURCES:
+                    self._leave_out("generated kernels beyond what is kept")
+                    return
+                self._sources[key] = source
+            names = kernel.fn.arg_names
+            arguments = [
+                self._of_generated(value, is_read=not names[index].startswith("out_ptr"))
+                for index, value in enumerate(values)
+            ]
+            self._count(name, arguments, source=key)
+            self._touch(values)
+        except (*_FAILURES, OSError, KeyError) as error:
+            self._leave_out(f"generated kernels that could not be read ({type(error).__name__})")
+
+    def _of_generated(self, value: Any, is_read: bool) -> dict[str, Any] | None:
+        if isinstance(value, Tensor):
+            argument = self._tensor(value, "", reads=False) | self._age(value)
+            capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()
+            if is_read and value.dtype in _INTEGERS and value.numel() and not capturing:
+                below = int(value.max()) + 1
+                argument |= {"below": below} if 0 < below <= _MOST_BELOW else {}
+            return argument
+        if value is not None and not _is_finite(value):
+            raise TypeError("an argument of another kind")
+        return None if value is None else {"value": value}
+
+    def _touch(self, values: Sequence[Any]) -> None:
+        for tensor in values:
+            if type(tensor) in (Tensor, Parameter) and tensor.device.type == _CACHED:
+                self._bytes += tensor.nbytes
+                self._touched[tensor.untyped_storage().data_ptr()] = self._bytes
+
+    def _count(self, op: str, arguments: Sequence[dict[str, Any] | None], **more: str) -> None:
+        text = json.dumps({"op": op, **more, "arguments": arguments}, allow_nan=False).encode()
+        if text not in self._calls:
+            if self._size + len(text) > _MOST_TEXT:
+                self._leave_out("calls beyond what is kept")
+                return
+            self._size += len(text)
+        self._calls[text] = self._calls.get(text, 0) + 1
 
     def write(self, path: Path, step: int) -> None:
         """Write the file; without calls none.
@@ -117,7 +206,7 @@ class Values:
         while True:
             texts = [text[:-1] + b', "count": %d}' % count for text, count in calls]
             cut = "; ".join(f"{count:,} {what}" for what, count in self.cut.items())
-            head = {"schema": SCHEMA, "step": step, "cut": cut}
+            head = {"schema": SCHEMA, "step": step, "cut": cut, "sources": self._sources}
             document = json.dumps(head).encode()[:-1] + b', "calls": [' + b",\n".join(texts) + b"]}\n"
             packed = zstandard.compress(document)
             if len(packed) <= MAX_BYTES:
@@ -138,13 +227,14 @@ class Values:
         name, schema = op._schema.name, op._schema.arguments
         arguments: list[dict[str, Any] | None] = []
         tells = bool(_EXCHANGE.search(name))
+        seen: dict[tuple[Any, ...], int] = {}  # tensors of an argument to its number
         for index, declared in enumerate(schema):
             value = args[index] if index < len(args) else kwargs.get(declared.name, declared.default_value)
             argument: dict[str, Any] | None = None
             if isinstance(value, Tensor):
-                argument = self._tensor(value, name, reads=not _is_written(declared))
+                argument = self._tensor(value, name, reads=not _is_written(declared)) | self._age(value)
                 tells |= not argument.keys() <= {"shape", "dtype", "stride"}
-            elif isinstance(value, bool | int | float) or (isinstance(value, str) and _TEXT.fullmatch(value)):
+            elif _is_finite(value) or (isinstance(value, str) and _TEXT.fullmatch(value)):
                 argument = {"value": value}
                 tells |= isinstance(value, str) or "Tensor" in str(declared.type)
             elif isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
@@ -156,13 +246,20 @@ class Values:
                 ]
                 runs = [(tensor, len([*alike])) for tensor, alike in groupby(tensors)]
                 argument = {"tensors": [{**tensor, "count": count} for tensor, count in runs]}
+                ages = [self._age(item) for item in value if isinstance(item, Tensor)]
+                if all(ages):
+                    argument |= max(ages, key=lambda age: age["age"])
                 tells |= len(value) > _LIST or name.startswith("aten::")
-            elif isinstance(value, list | tuple) and all(isinstance(n, bool | int | float) for n in value):
+            elif isinstance(value, list | tuple) and all(map(_is_finite, value)):
                 tells |= len(value) > _LIST
                 if len(value) <= _MOST_NUMBERS:
                     argument = {"value": list(value)}
                 else:
                     self._leave_out(f"lists of over {_MOST_NUMBERS:,} numbers")
+            if argument and ("dtype" in argument or "tensors" in argument):
+                first = seen.setdefault(_identity(value), index)
+                if first != index:
+                    argument["same"], tells = first, True
             arguments.append(argument)
         return arguments, tells
 
@@ -195,6 +292,29 @@ class Values:
                 self._leave_out(f"index tensors of over {_MOST_INDICES:,} elements")
         return noted
 
+    def _age(self, tensor: Tensor) -> dict[str, int]:
+        """When it was last touched, if that may still be in a cache."""
+        if type(tensor) not in (Tensor, Parameter) or tensor.device.type != _CACHED:
+            return {}
+        touched = self._touched.get(tensor.untyped_storage().data_ptr())
+        age = MAX_AGE + 1 if touched is None else (self._bytes - touched).bit_length()
+        return {"age": age} if age <= MAX_AGE else {}
+
+
+def _watched(note: Callable[[Any, Sequence[Any]], None]) -> Callable[[], None]:
+    """Show the launches of generated kernels until the function that this returns is called."""
+    kind = getattr(sys.modules.get("torch._inductor.runtime.triton_heuristics"), "CachingAutotuner", None)
+    if kind is None:
+        return lambda: None
+    run = kind.run
+
+    def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        note(kernel, args)
+        return run(kernel, *args, **kwargs)
+
+    kind.run = noted
+    return lambda: setattr(kind, "run", run)
+
 
 class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where it is not installed
     """Shows each call below autograd to its owner, and changes nothing."""
@@ -214,13 +334,35 @@ class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where 
         if any(kind not in (Tensor, Parameter) for kind in types):
             return NotImplemented  # DTensor and the like call ops on plain tensors, which come here again
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and func.namespace != "profiler":
-            self._values.note(func, args, kwargs)
-        return func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        self._values.note(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self._values.done(func, args, kwargs, result)
+        return result
+
+
+def _is_finite(value: object) -> bool:
+    """Whether JSON has this number."""
+    return isinstance(value, bool | int | float) and math.isfinite(value)
 
 
 def _is_written(declared: Any) -> bool:
     return declared.alias_info is not None and bool(declared.alias_info.is_write)
+
+
+def _writes(op: Any) -> bool:
+    return any(map(_is_written, op._schema.arguments))
+
+
+def _identity(value: Any) -> tuple[Any, ...]:
+    """What is the same for the same tensors only."""
+    return tuple(
+        (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if type(tensor) in (Tensor, Parameter) and tensor.numel()
+        else id(tensor)
+        for tensor in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
 def _hits(indices: Tensor) -> list[list[int]]:

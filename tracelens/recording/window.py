@@ -90,7 +90,13 @@ class RecordingWindow:
         return {name: steps for name, steps in parts.items() if steps}
 
     def values_step(self, most: int) -> int:
-        """The step whose values are noted: the last of `wait` that is not timed, else the one after `end`."""
+        """The step whose values are noted.
+
+        The first of several to warm up, which is like those that are recorded and which nobody looks at; else
+        the last of `wait` that is not timed, else the one after `end`.
+        """
+        if self.warmup > 1:
+            return self.wait
         step = self.timed(most).get("before", range(self.wait, self.wait)).start - 1
         return step if step >= 0 else self.end
 

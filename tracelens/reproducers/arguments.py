@@ -28,6 +28,8 @@ RECORDED = ("shapes", "dtypes", "strides", "values")
 """Columns of the ops table that say what an op was called with."""
 NO_SHAPES = "argument shapes missing; record with record_shapes=True"
 LONG_LIST = "a list of more than 30 tensors: the profiler records no shapes for it"
+PROFILED = 30
+"""Tensors in a list whose shapes the profiler records."""
 _LARGEST = 1 << 40  # elements of a tensor at most
 _LONGEST = 1 << 14  # tensors of a list at most
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -52,6 +54,7 @@ class Unreplayable(TracelensError):
 
 _Number = Annotated[int, Meta(ge=0, le=_LARGEST)]
 _Text = Annotated[str, Meta(pattern=r"\A\w{0,32}\Z")]
+_Source = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16})?\Z")]
 _Value = bool | int | float | _Text | None
 
 
@@ -65,9 +68,14 @@ class NotedArgument(Struct, frozen=True):
     # how often an index occurs, and how many of them do
     hits: Annotated[tuple[tuple[_Number, _Number], ...], Meta(max_length=256)] = ()
     sorted: bool = False  # whether the indices never fall
+    # number of the argument before it that is the same tensor or list
+    same: Annotated[int, Meta(ge=0, le=63)] | None = None
+    # bits of the number of bytes that calls touched since it was touched; None for more than caches hold
+    age: Annotated[int, Meta(ge=0, le=63)] | None = None
     count: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # of such tensors in a row of a list
     tensors: Annotated[tuple[NotedArgument, ...], Meta(max_length=1 << 16)] = ()
     value: _Value | tuple[_Value, ...] = None
+    below: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None  # what whole numbers of a tensor are below
 
     @property
     def work(self) -> int:
@@ -97,6 +105,11 @@ class NotedCall(Struct, frozen=True):
     op: Annotated[str, Meta(max_length=200)]
     count: Annotated[int, Meta(ge=1, le=1 << 40)]
     arguments: Annotated[tuple[NotedArgument | None, ...], Meta(max_length=64)]
+    source: _Source = ""  # of a generated Triton kernel, whose name `op` is
+
+    @property
+    def ages(self) -> tuple[int | None, ...]:
+        return tuple(argument.age if argument else None for argument in self.arguments)
 
 
 class NotedFile(Struct):
@@ -105,6 +118,7 @@ class NotedFile(Struct):
     schema: Literal["tracelens.values/1"]
     calls: list[NotedCall]
     cut: str = ""
+    sources: dict[_Source, Annotated[str, Meta(max_length=1 << 20)]] = {}  # files of generated kernels
 
 
 class NotedCalls:
@@ -112,6 +126,8 @@ class NotedCalls:
 
     def __init__(self) -> None:
         self.cuts: list[str] = []  # what files lack, in their words
+        self.sources: dict[str, str] = {}  # of generated kernels, which tracelens did not write
+        self.generated: dict[str, NotedCall] = {}  # kernels by name, each as most of its calls are
         self._calls: dict[object, list[NotedCall]] = {}
 
     def read(self, content: bytes) -> None:
@@ -121,7 +137,13 @@ class NotedCalls:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise TracelensError("not a file of values that tracelens wrote") from None
         self.cuts += [file.cut[:200]] if file.cut else []
+        self.sources |= file.sources
         for call in file.calls:
+            if call.source in file.sources:
+                known = self.generated.get(call.op)
+                if known is None or known.count < call.count:
+                    self.generated[call.op] = call
+                continue
             shapes = [
                 (argument.shape, argument.dtype) if argument and argument.dtype else None
                 for argument in call.arguments
@@ -143,7 +165,7 @@ class NotedCalls:
             for call in self._calls.get(_noted_key(op, tensor_shapes), [])
             if len(call.arguments) <= len(types)
             and all(
-                not _element(dims, index) or _lists_agree(_element(dims, index), argument)
+                _lists_agree(_element(dims, index), argument)
                 for index, argument in enumerate(call.arguments)
                 if types[index] == _LIST
             )
@@ -172,6 +194,10 @@ def _noted_key(op: str, tensor_shapes: Sequence[tuple[tuple[int, ...], str] | No
 
 
 def _lists_agree(dims: Any, noted: NotedArgument | None) -> bool:
+    if not dims:  # longer than the profiler records, or of types that it does not
+        listed = noted.tensors if noted else ()
+        count = sum(run.count for run in listed)
+        return count > PROFILED or not count or not all(run.dtype for run in listed)
     shapes = [run.shape for run in noted.tensors for _ in range(min(run.count, 64))] if noted else []
     return [tuple(dim) if isinstance(dim, list) else dim for dim in dims] == shapes
 
@@ -257,6 +283,27 @@ def tensors(arguments: Sequence[Argument]) -> list[TensorArgument]:
         for tensor in (argument if isinstance(argument, list) else [argument])
         if isinstance(tensor, TensorArgument)
     ]
+
+
+def same_tensors(arguments: Sequence[Argument], noted: NotedCall | None) -> list[tuple[int, int]]:
+    """Pairs of arguments that are the same tensor or list: the number of a later one, and of the first."""
+    listed = noted.arguments[: len(arguments)] if noted else ()
+    return [
+        (index, known.same)
+        for index, known in enumerate(listed)
+        if known and known.same is not None and known.same < index
+        and arguments[index] is not None
+        and _like(arguments[index]) == _like(arguments[known.same])
+    ]  # fmt: skip
+
+
+def _like(argument: Argument) -> object:
+    """What the same tensors share."""
+    if isinstance(argument, list):
+        return [_like(item) for item in argument]
+    if isinstance(argument, TensorArgument):
+        return argument.dtype, argument.shape, argument.stride
+    return argument
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -404,8 +451,11 @@ def _into(position: int, target: int, dim: int) -> Rule:
     return rule
 
 
-def _along(position: int, distinct: bool = False) -> Rule:
-    """Argument `position` holds indices into the first argument, along dimension `argument 1`."""
+def _along(position: int, distinct: bool = False, vector: bool = False) -> Rule:
+    """Argument `position` holds indices into the first argument, along dimension `argument 1`.
+
+    They are of the same number of dimensions, unless they are a `vector` whichever dimension it runs along.
+    """
 
     def rule(arguments: list[Argument]) -> None:
         into, index = _tensor_at(arguments, 0).shape, _tensor_at(arguments, position).shape
@@ -413,8 +463,9 @@ def _along(position: int, distinct: bool = False) -> Rule:
             arguments[1] = 0  # older profilers record no values, but there is only one dimension
         dim = _integer_at(arguments, 1)
         below = _size_at(into, dim)
-        if distinct and index and _size_at(index, dim) <= below:
-            _set(arguments, position, "distinct", below, dim % len(index))
+        along = 0 if vector else dim
+        if distinct and index and _size_at(index, along) <= below:
+            _set(arguments, position, "distinct", below, along % len(index))
         else:
             _set(arguments, position, "indices", below)
 
@@ -517,7 +568,8 @@ _RULES: dict[str, Rule] = {
         ("index_select", "index_add", "index_fill", "gather", "scatter_add", "scatter_reduce"),
         _along(2),
     ),
-    **dict.fromkeys(("index_copy", "scatter"), _along(2, distinct=True)),
+    "index_copy": _along(2, distinct=True, vector=True),
+    "scatter": _along(2, distinct=True),
     **dict.fromkeys(("index", "_unsafe_index"), _index),
     **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl"), _index_put),
     "masked_scatter": _masked_scatter,
@@ -527,6 +579,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _into(2, 1, 1)),
     "div": _divided,
     **dict.fromkeys(("multinomial", "sqrt", "rsqrt", "log", "log2", "_foreach_sqrt"), _positive(0)),
+    **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), _positive(2)),
     "native_batch_norm": _positive(4),
     "native_batch_norm_backward": _positive(4, 6),
     **dict.fromkeys(("_scaled_mm", "_scaled_grouped_mm"), _positive(2, 3)),

@@ -51,6 +51,7 @@ BY_GRAPH = "launched by a graph"
 NO_SIZES = "communication without recorded sizes"
 NO_OP = "launched outside any recorded op"
 INDUCTOR = "torch.compile Triton kernels"
+GENERATED = "generated Triton kernels"
 NO_ARGUMENTS = "ops without recorded arguments"
 UNREGISTERED = "launched by an unregistered op"
 _HOW = {
@@ -62,9 +63,10 @@ _HOW = {
     NO_OP: "kernels launched directly from Python or C++ have no recorded arguments; record "
     "ProfilerActivity.CPU and wrap them in an op: torch.library.triton_op for Triton, else "
     "torch.library.custom_op",
-    INDUCTOR: "the trace has no source of the generated file; record the step with "
-    "TORCH_COMPILE_DISABLE=1 to replay its ops, or compile with TORCHINDUCTOR_BENCHMARK_KERNEL=1 to make "
-    "each generated file runnable",
+    INDUCTOR: "the trace has no source of the generated file; `tracelens.record` notes it beside it, or "
+    "record the step with TORCH_COMPILE_DISABLE=1 to replay its ops",
+    GENERATED: "their source lies beside the trace; it is code that tracelens did not write or check: "
+    "--trust-generated replays it",
     NO_ARGUMENTS: NO_SHAPES,
     UNREGISTERED: "autograd Functions and compiled regions have no callable name; wrap the launching "
     "code in torch.library.custom_op (torch.library.triton_op for Triton)",
@@ -174,7 +176,16 @@ def callable_op(trace: Trace, work: Work) -> Int:
     return np.where(hidden | (ops.row[op] < 0), -1, op)
 
 
-def account(trace: Trace, work: Work, noted: NotedCalls | None = None) -> Account:
+def generated_kernel(trace: Trace, work: Work, noted: NotedCalls) -> list[str]:
+    """Name of the generated kernel that each piece of GPU work is a launch of, "" for none that was noted."""
+    name = lookup(trace.arrays.name, work.op, -1).tolist()
+    known = [name if name in noted.generated else "" for name in trace.arrays.names]
+    return [known[code] if code >= 0 else "" for code in name]
+
+
+def account(
+    trace: Trace, work: Work, noted: NotedCalls | None = None, trust_generated: bool = False
+) -> Account:
     """What stands for each piece of this GPU work; all times add up to the time of the work's calls."""
     events = trace.arrays
     call = callable_op(trace, work)
@@ -210,8 +221,10 @@ def account(trace: Trace, work: Work, noted: NotedCalls | None = None) -> Accoun
     # Of work without an op to call the first reason that is true of it.
     op_name = lookup(events.name, work.op, -1)
     registered, generated = matching(events.names, _REGISTERED), matching(events.names, _INDUCTOR)
+    noted_kernel = np.array(generated_kernel(trace, work, noted or NotedCalls()), dtype=bool)
     reasons_without_op = (
         (np.isin(work.event, trace.tables["collectives"].array("kernel_id")), COLLECTIVE),
+        (noted_kernel, OP_SCRIPT if trust_generated else GENERATED),
         (work.unlinked, BEFORE),
         (_by_graph(trace, work), BY_GRAPH),
         (work.kind == WORK_KINDS.index("comm"), NO_SIZES),
@@ -255,9 +268,11 @@ def kernel_factors(run: Run, ratios: Mapping[tuple[str, str], float]) -> dict[st
     return {name: new[name] / old[name] for name in old if old[name] and new[name] != old[name]}
 
 
-def unreplayed(trace: Trace, work: Work, noted: NotedCalls | None = None) -> list[Skip]:
+def unreplayed(
+    trace: Trace, work: Work, noted: NotedCalls | None = None, trust_generated: bool = False
+) -> list[Skip]:
     """GPU work that neither scripts of ops nor of collectives stand for, one Skip a reason, largest first."""
-    accounted = account(trace, work, noted)
+    accounted = account(trace, work, noted, trust_generated)
     total_ns = max(int(accounted.ns.sum()), 1)
     times = sums(accounted.kind, accounted.ns, len(accounted.kinds))
     skips = []

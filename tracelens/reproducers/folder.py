@@ -18,16 +18,18 @@ from tracelens.table import Skip
 from tracelens.version import __version__
 
 LIST = "replay.json"
+GENERATED = "generated_{}.py"
+"""File of generated code."""
 CANDIDATES, README = "candidates.json", "README.md"
 """What stands beside the scripts of a hand-over."""
-Kind = Literal["op", "collective", "sequence"]
+Kind = Literal["op", "collective", "sequence", "generated"]
 
 
 class Script(NamedTuple):
     """A reproducer."""
 
     name: str  # of its file, without a number and an ending: aten_mm
-    kind: Kind  # one op, one collective, or a sequence of ops
+    kind: Kind  # one op, one collective, a sequence of ops, or a kernel that torch.compile generated
     subject: str  # op, collective, or what the sequence is of
     shapes: str  # its arguments as short text
     text: str  # the source
@@ -36,6 +38,10 @@ class Script(NamedTuple):
     traced_us: float  # median time of one in the trace; 0 where it is another one's (scaled down)
     total_us: float  # time of all of them
     processes: int = 1  # how many run it together, 1 or the ranks of a collective
+    # by argument of an op: bits of the number of bytes that other calls touched since it was touched; None
+    # for more than caches hold, and where that is not known
+    ages: tuple[int | None, ...] = ()
+    source: str = ""  # name, without its ending, of the file of a generated kernel, which lies beside it
 
 
 _Us = Annotated[float, Meta(ge=0, le=1e15)]
@@ -55,15 +61,20 @@ class Entry(Struct, frozen=True):
     processes: Annotated[int, Meta(ge=0, le=1 << 20)]
     # of the file's bytes, in hexadecimal; "" in lists of an older version
     sha256: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
+    ages: Annotated[tuple[Annotated[int, Meta(ge=0, le=63)] | None, ...], Meta(max_length=64)] = ()
+    source: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16})?\Z")] = ""  # its SHA-256 begins so
 
     def __post_init__(self) -> None:
         if self.processes > 1 and self.kind != "collective":
             raise ValueError("only a collective has several processes")
 
 
+_BESIDE = r"\A(?:candidates\.json|README\.md|generated_[0-9a-f]{16}\.py)\Z"
+
+
 class _List(Struct):
     scripts: list[Entry]
-    beside: list[Literal["candidates.json", "README.md"]] = []
+    beside: list[Annotated[str, Meta(pattern=_BESIDE)]] = []
 
 
 def write(
@@ -89,6 +100,8 @@ def write(
             total_us=script.total_us,
             processes=script.processes,
             sha256=hashlib.sha256(script.text.encode()).hexdigest(),
+            ages=script.ages,
+            source=script.source,
         )
         for number, script in enumerate(scripts, start=1)
     ]

@@ -26,7 +26,8 @@ from tracelens.reproducers.calls import (
     unreplayed,
 )
 from tracelens.reproducers.collectives import collectives
-from tracelens.reproducers.folder import CANDIDATES, README, Entry, Script, write
+from tracelens.reproducers.folder import CANDIDATES, GENERATED, README, Entry, Script, write
+from tracelens.reproducers.generated import generated_scripts
 from tracelens.reproducers.layers import sequences
 from tracelens.reproducers.scripts import UNFAITHFUL, script
 from tracelens.table import Column, Result, Schema, Skip, result
@@ -99,6 +100,7 @@ def replay(
     first_ranks: int | None = None,
     hand_over: bool = False,
     values: Mapping[str, bytes] | None = None,
+    trust_generated: bool = False,
     progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Write scripts for calls and collectives of a run.
@@ -115,6 +117,7 @@ def replay(
         hand_over: add what whoever writes kernels needs: candidates.json with roofline and target times, and
             a README with the commands of profilers. Needs `order="recoverable"`.
         values: contents of the files that the recorder wrote beside the traces, by name.
+        trust_generated: write scripts that run what torch.compile generated, as it lies in `values`.
         progress: called with a line of text before each part.
 
     Returns:
@@ -151,6 +154,12 @@ def replay(
                 for reproducer in of_collectives
                 if fnmatchcase(reproducer.subject, selection.op or "*")
             ]
+            if trust_generated:
+                candidates += [
+                    (reproducer.total_us, reproducer)
+                    for reproducer in generated_scripts(run, works, noted)
+                    if fnmatchcase(reproducer.subject, selection.op or "*")
+                ]
     else:  # time above the roofline; calls without one are left out
         if peaks is None:
             raise TracelensError("no roofline: the trace names no known device; pass --device")
@@ -161,7 +170,7 @@ def replay(
             if least > 0:
                 candidates.append(((case.total_ns - least * len(case.times)) / 1e3, case))
     if not candidates:
-        raise TracelensError(_NO_ROOFLINE if calls else _why_nothing(run, selection))
+        raise TracelensError(_NO_ROOFLINE if calls else _why_nothing(run, selection, noted, trust_generated))
 
     progress("writing scripts")
     candidates.sort(key=lambda candidate: -candidate[0])
@@ -184,13 +193,19 @@ def replay(
         refusals.append(Skip(f"{op} {shapes}".strip() + more, reason))
     if selection.selects_all:
         skips += [skip for skip in refusals if skip.reason.startswith(UNFAITHFUL)]
-        skips += [skip for trace in run.traces for skip in unreplayed(trace, trace.work, noted)]
+        skips += [
+            skip for trace in run.traces for skip in unreplayed(trace, trace.work, noted, trust_generated)
+        ]
     else:
         skips = refusals + [
             skip for skip in skips if selection.op and fnmatchcase(skip.subject, f"*{selection.op}*")
         ]
     skips += noted_skips
-    beside = None
+
+    def beside(entries: list[Entry]) -> dict[str, bytes]:
+        used = {entry.source for entry in entries} - {""}
+        return {GENERATED.format(source): noted.sources[source].encode() for source in used}
+
     if hand_over and peaks is not None:
         known = peaks
         gpu_ns = sum(int(trace.work.dur.sum()) for trace in run.traces)
@@ -261,9 +276,11 @@ def replay_layers(run: Run, folder: Path, *, max_elements: int | None = None) ->
     return _written(run, folder, scripts, skips, 0)
 
 
-def _why_nothing(run: Run, selection: ReplaySelection) -> str:
+def _why_nothing(run: Run, selection: ReplaySelection, noted: NotedCalls, trust_generated: bool) -> str:
     if selection.selects_all:
-        skips = [skip for trace in run.traces for skip in unreplayed(trace, trace.work)]
+        skips = [
+            skip for trace in run.traces for skip in unreplayed(trace, trace.work, noted, trust_generated)
+        ]
         if skips:
             return f"nothing can be replayed: {skips[0].subject}: {skips[0].reason}"
         meta = run.traces[0].meta

@@ -32,6 +32,7 @@ from tracelens.reproducers.arguments import (
     dense,
     fill,
     read_arguments,
+    same_tensors,
     scaled,
     tensors,
 )
@@ -225,8 +226,9 @@ def _attention(attention: AttentionArguments, backward: int, arguments: Sequence
     return base._replace(
         template="attention",
         prepare=bool(backward),
-        # The first rows of a causal attention are sums of a few large values that may cancel.
-        slack=12,
+        # The first rows of a causal attention are sums of a few large values that may cancel; gradients of
+        # the first keys are sums over all rows.
+        slack=24 if backward else 12,
         compared=0 if unchecked else 3 if backward else 1,
         unchecked=unchecked,
         data={
@@ -385,7 +387,7 @@ UNFAITHFUL = "its script was not written: "
 FIRST_LINE = b"# -*- coding: utf-8 -*-\n"
 """Of each script. Python looks for a declared encoding (PEP 263) in the second line only without one here."""
 MAKERS = frozenset(
-    {"strided", "positive", "mask", "indices", "distinct", "hits", "ends", "routed", "each", "Like"}
+    ("strided", "positive", "mask", "indices", "distinct", "hits", "ends", "routed", "each", "shared", "Like")
 )
 """Functions of templates that data may call or name: they make inputs of given sizes."""
 SIZES = ("n", "m", "k")
@@ -443,6 +445,9 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         *([_LIST_TYPE] if "TensorList" in case.call.dtypes and not case.noted else []),
         *([] if unscaled else ["Sizes are scaled down from those above."]),
     ]
+    same = same_tensors(filled, case.noted)
+    for later, _ in same:
+        filled[later] = None
     lists: list[ListRuns] = []
     source = call_arguments(filled, lists)
     text = render(
@@ -450,7 +455,8 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         {
             "kit": op_kit,
             "library": not op.startswith("aten::"),
-            "kinds": makers(inputs) | ({"each"} if lists else set()),
+            "kinds": makers(inputs) | ({"each"} if lists else set()) | ({"shared"} if same else set()),
+            "same": bool(same),
             "complex": any(tensor.dtype.startswith("complex") for tensor in inputs),
             "floats": all(
                 tensor.dtype.startswith(("float", "bfloat", "complex")) and element_bytes(tensor.dtype) > 1
@@ -471,6 +477,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
         least_us=SourceText(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
         arguments=source,
+        same_as=same,
         tensor_lists=list_sizes(lists),
         rtol=rtol,
     )
@@ -483,6 +490,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         count=len(case.times),
         traced_us=median_us if unscaled else 0.0,
         total_us=case.total_ns / 1e3,
+        ages=case.noted.ages if case.noted and unscaled else (),
     )
 
 

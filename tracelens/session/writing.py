@@ -239,6 +239,12 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
         SCRIPTS,
         default=None,
     )
+    trust_generated: bool = option(
+        "Also write scripts that run Triton kernels of torch.compile: code of the recording, which "
+        "tracelens cannot check.",
+        SCRIPTS,
+        default=False,
+    )
 
     def answer(self) -> Result:
         """The table of the scripts that it writes."""
@@ -264,7 +270,7 @@ class ReplayRequest(Rooflines, Partial, ApiRequest["Result"], panel=CALLS):
             during=time_of(run, self.finding, peaks) if self.finding else None,
             **self.values("op", "module", "at_ns"),
         )
-        options = self.values("top", "max_elements", "first_ranks", "progress")
+        options = self.values("top", "max_elements", "first_ranks", "trust_generated", "progress")
         if self.candidates is not None:
             options |= {"top": self.candidates, "order": "recoverable", "hand_over": True}
         options |= {"values": dict(filter(None, (values_beside(trace.meta.path) for trace in run.traces)))}

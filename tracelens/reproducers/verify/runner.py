@@ -214,8 +214,8 @@ def restore(torch: Any, before: dict[str, Any]) -> None:
 # Measuring: what a script itself leaves out, to be short.
 
 TORCH = "torch"
-CACHES = 1 << 29  # bytes of all sets of arguments: twice the largest cache of a GPU, 256 MB
-LARGE = 8 << 30  # bytes of a set that is alone
+CACHES = 1 << 29  # bytes that leave nothing else in caches: twice the largest of a GPU, 256 MB
+CALL = "tracelens: call"
 WARM_UP = 4  # calls before those that count
 PAUSE = 100_000_000  # cycles in which calls queue up, so that the time of the host is not measured
 
@@ -278,10 +278,16 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     cli.add_argument("--profile", metavar="FILE", help="write a profiler trace of the calls")
     cli.add_argument("--compile", action="store_true", help="time the torch.compile version")
     cli.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    cli.add_argument("--ages", type=known_ages, default=[], help="when arguments were touched")
     cli.add_argument("--max-bytes", type=int, help="scale messages of a collective down to N bytes")
     cli.add_argument("--ranks", type=int, default=8, help="start up to N processes on a CPU (8)")
     cli.add_argument("--skew", action="store_true", help="start each rank as late as in the trace")
     return cli.parse_args(arguments)
+
+
+def known_ages(text: str) -> list[int]:
+    """The ages of arguments, -1 where one is not known."""
+    return [int(word) if word else -1 for word in text.split(",")]
 
 
 def leaves(torch: Any, values: Any) -> list[Any]:
@@ -302,7 +308,16 @@ def verdict(torch: Any, space: dict[str, Any], call: Callable[[Any], Any]) -> st
     rtol = space["RTOL"]
     try:
         for result, reference in zip(got, want, strict=False):
-            rms = reference.to(torch.cdouble).abs().square().mean().sqrt().nan_to_num(0, 0).item()
+            rms = (
+                reference.to(torch.cdouble)
+                .abs()
+                .nan_to_num(0, 0, 0)
+                .square()
+                .mean()
+                .sqrt()
+                .nan_to_num(0)
+                .item()
+            )
             torch.testing.assert_close(
                 result.to(reference), reference, rtol=rtol, atol=rtol * rms, equal_nan=True
             )
@@ -311,25 +326,116 @@ def verdict(torch: Any, space: dict[str, Any], call: Callable[[Any], Any]) -> st
     return "ok"
 
 
-def sets_of(size: int) -> int:
-    """How many sets of arguments of so many bytes take turns: together they are beyond any cache."""
-    return 1 if size > LARGE else min(16, 2 + CACHES // max(size, 1))
+class Rounds:
+    """Calls of a script's op with the same arguments, each in the state in which the trace had it.
+
+    Before each call, what it overwrites is put back; caches are cold, and hold code of other kernels; then
+    arguments that were touched not long before are written anew.
+    """
+
+    def __init__(self, torch: Any, run: Callable[[Any], Any], given: list[Any], ages: Sequence[int]) -> None:
+        self._torch, self._run, self._given = torch, run, given
+        flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves
+        every = [leaf for leaf in flat(given) if isinstance(leaf, torch.Tensor)]
+        self.gpu = any(tensor.is_cuda for tensor in every)
+        before = [(tensor, tensor._version) for tensor in every]
+        run(given)
+        written = [tensor for tensor, version in before if tensor._version != version]
+        recent = sorted(
+            (-age, index)
+            for index, age in enumerate(ages[: len(given)])
+            if age >= 0 and self.gpu and 1 << age <= cache_bytes(torch)
+        )
+        fresh = [leaf for _, index in recent for leaf in flat(given[index]) if isinstance(leaf, torch.Tensor)]
+        size = sum(tensor.nbytes for tensor in every)
+        roomy = not self.gpu or 2 * size < torch.cuda.mem_get_info()[0]
+        self._written = [(tensor, tensor.clone()) for tensor in written if roomy]
+        self._fresh = [(tensor, tensor.clone()) for tensor in fresh if roomy and dense(tensor)]
+        # What is larger than caches passes through them anyway.
+        self._flush = torch.ones(CACHES // 4, device="cuda") if self.gpu and size < CACHES else None
+        self._others = other_kernels(torch) if self.gpu else []
+
+    def prepare(self, cold: bool) -> None:
+        for tensor, kept in self._written:
+            tensor.copy_(kept)
+        if cold:
+            if self._flush is not None:
+                self._flush.sum()
+            for other in self._others:
+                other()
+            for tensor, kept in self._fresh:
+                tensor.copy_(kept)
+
+    def elapsed_us(self, iters: int, cold: bool = True) -> list[float]:
+        """Sorted times of a call."""
+        torch = self._torch
+        if not self.gpu:
+            times = []
+            for _ in range(iters):
+                self.prepare(cold)
+                times.append(1e6 * timeit.timeit(lambda: self._run(self._given), number=1))
+            return sorted(times)
+        torch.cuda._sleep(PAUSE)
+        pairs = []
+        for _ in range(iters + WARM_UP):
+            self.prepare(cold)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            with torch.profiler.record_function(CALL):
+                self._run(self._given)
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs[WARM_UP:])
+
+    def kernel_us(self, iters: int, op: str, file: str | None) -> float:
+        """Mean time of a call's kernels, as a trace has it: without those of ops inside it."""
+        with self._torch.profiler.profile() as profile:
+            self.elapsed_us(iters)
+        if file:
+            profile.export_chrome_trace(file)
+        calls = [event for event in profile.events() if event.name == CALL and event.cpu_children]
+        events = [event for call in calls for event in inside(call)]
+        own = sum(own_us(event) for event in events if event.name == op)
+        return (own or sum(map(own_us, events))) / max(len(calls), 1)
 
 
-def elapsed_us(
-    torch: Any, run: Callable[[Any], Any], sets: Sequence[Any], iters: int, gpu: bool
-) -> list[float]:
-    """Sorted times of a call; each call takes the next set of arguments."""
-    if not gpu:
-        return sorted(1e6 * timeit.timeit(lambda: run(sets[0]), number=1) for _ in range(iters))
-    torch.cuda._sleep(PAUSE)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(iters + WARM_UP)]
-    for index, event in enumerate(events):
-        event.record()
-        run(sets[index % len(sets)])
-    torch.cuda.synchronize()
-    pairs = zip(events[WARM_UP - 1 :], events[WARM_UP:], strict=False)
-    return sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs)
+def dense(tensor: Any) -> bool:
+    """Whether a tensor is written by writing each of its elements once."""
+    return bool(tensor.numel()) and not any(
+        step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def cache_bytes(torch: Any) -> int:
+    """What the caches of a GPU hold; torch does not tell of AMD's last one."""
+    return 1 << 28 if torch.version.hip else int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def other_kernels(torch: Any) -> list[Callable[[], Any]]:
+    """Kernels with much code: between two calls of an op, a model runs others."""
+    some = torch.rand(1 << 10, device="cuda")
+    square = torch.rand(256, 256, device="cuda").bfloat16()
+    return [
+        lambda: square @ square,
+        some.sort,
+        some.lgamma,
+        some.erfinv,
+        lambda: some.cumsum(0),
+        lambda: square.softmax(0),
+    ]
+
+
+def inside(event: Any) -> list[Any]:
+    """An event of a profile and all inside it."""
+    return [event, *(inner for child in event.cpu_children for inner in inside(child))]
+
+
+def own_us(event: Any) -> float:
+    """Time of the kernels that an op has launched itself; calls of the driver have none of their own."""
+    name = event.name.removeprefix("cuda").removeprefix("cu").removeprefix("hip")
+    driver = name != event.name and name[:1].isupper()
+    return 0.0 if driver else float(sum(kernel.duration for kernel in event.kernels))
 
 
 def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -347,18 +453,10 @@ def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> 
         call, op = space["expected"], f"stand-in for {op}"
     check = verdict(torch, space, call)
     gpu = space["ON"] == "cuda"
-    first = space["arguments"]()
-    flat = importlib.import_module(f"{TORCH}.utils._pytree").tree_leaves(first)
-    size = sum(leaf.nbytes for leaf in flat if isinstance(leaf, torch.Tensor))
-    sets = [first, *(space["arguments"]() for _ in range(sets_of(size) - 1 if gpu else 0))]
     run = torch.compile(call) if options.compile else call
-    times, warm = (elapsed_us(torch, run, some, options.iters, gpu) for some in (sets, sets[:1]))
-    with torch.profiler.profile() as profile:
-        elapsed_us(torch, run, sets, options.iters, gpu)
-    if options.profile:
-        profile.export_chrome_trace(options.profile)
-    kernels = [ev for ev in profile.events() if ev.device_type.name == "CUDA" and "spin" not in ev.name]
-    kernel_us = sum(ev.device_time_total for ev in kernels) / (options.iters + WARM_UP)
+    rounds = Rounds(torch, run, space["arguments"](), options.ages)
+    times, warm = (rounds.elapsed_us(options.iters, cold) for cold in (True, False))
+    kernel_us = rounds.kernel_us(options.iters, op, options.profile)
     device = torch.cuda.get_device_name() if gpu else "cpu"
     median_us, traced_us = times[len(times) // 2], space["TRACED_US"]
     us = kernel_us or median_us

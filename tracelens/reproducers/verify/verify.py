@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import isfinite
 from pathlib import Path
@@ -237,7 +238,9 @@ def verify(
         if device == "cuda" and not machine.devices:
             raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; use --device cpu")
         rows = {
-            entry: row(entry, lambda path: workers.run(path, arguments, timeout_s))
+            entry: row(entry, partial(_run, workers, [*arguments, *_ages(entry)], timeout_s))
+            if (machine.devices and device != "cpu") or entry.kind != "generated"
+            else unrun(entry, "skipped", "a generated Triton kernel needs a GPU")
             for entry in entries
             if entry.processes <= 1
         }
@@ -370,6 +373,17 @@ def failed(result: Result, *, strict: bool = False) -> bool:
     if statuses.intersection(BROKEN):
         return True
     return strict and (bool(statuses.intersection(DIFFERENT)) or "match" not in statuses)
+
+
+def _run(workers: Workers, arguments: Sequence[str], timeout_s: float, path: Path) -> Ran:
+    return workers.run(path, arguments, timeout_s)
+
+
+def _ages(entry: Entry) -> list[str]:
+    """The option that says when the arguments of a script were last touched."""
+    if not any(age is not None for age in entry.ages):
+        return []
+    return [f"--ages={','.join('' if age is None else str(age) for age in entry.ages)}"]
 
 
 def _option(name: str, value: object) -> list[str]:
@@ -508,7 +522,7 @@ def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tu
         return "match", []
     reasons = []
     if row.warm_us > 0 and abs(row.warm_us - row.traced_us) <= deviation_us:
-        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} us): inputs were cached in the trace")
+        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} us)")
     if row.low_us > 0 and row.high_us / row.low_us > NOISY:
         reasons.append(f"noisy here (p90/p10 = {row.high_us / row.low_us:.1f})")
     mean_us = row.entry.total_us / max(row.entry.count, 1)

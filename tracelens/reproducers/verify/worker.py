@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from tracelens.errors import TracelensError
-from tracelens.reproducers.folder import Entry
+from tracelens.reproducers.folder import GENERATED, Entry
 
 ISOLATED = "-I"
 RUNNER = Path(__file__).with_name("runner.py")
@@ -286,31 +286,40 @@ def private_copy(folder: Path, entry: Entry) -> Iterator[Path]:
     Raises:
         Refused: it is no regular file in the folder, or was changed since it was written.
     """
+    files = {entry.file: entry.sha256}
+    if entry.source:
+        files[GENERATED.format(entry.source)] = entry.source
+    contents = {name: _unmodified(folder, name, sha256) for name, sha256 in files.items()}
+    with TemporaryDirectory(prefix="tracelens-") as private:  # mode 0700, with a name nobody can predict
+        for name, content in contents.items():
+            Path(private, name).write_bytes(content)
+        yield Path(private, entry.file)
+
+
+def _unmodified(folder: Path, name: str, sha256: str) -> bytes:
+    """The content of a file, whose SHA-256 begins so; raises as `private_copy`."""
     # A regular file only, without following a link or waiting for a pipe.
     try:
-        descriptor = os.open(folder / entry.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        link = (folder / entry.file).is_symlink()
+        link = (folder / name).is_symlink()
         reason = "a symbolic link" if link else error.strerror or str(error)
         raise Refused(f"no such file in {folder}: {reason}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Refused(f"no such file in {folder}: not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
-            script = file.read(_LARGEST_SCRIPT + 1)
+            content = file.read(_LARGEST_SCRIPT + 1)
     finally:
         os.close(descriptor)
-    if len(script) > _LARGEST_SCRIPT:
+    if len(content) > _LARGEST_SCRIPT:
         raise Refused(f"larger than {_LARGEST_SCRIPT:,} bytes: not written by tracelens")
-    if hashlib.sha256(script).hexdigest() != entry.sha256:
+    if not hashlib.sha256(content).hexdigest().startswith(sha256):
         raise Refused(
             "modified since tracelens wrote it (SHA-256 differs from replay.json): run it directly "
-            f"with python {entry.file}, or regenerate the scripts"
+            f"with python {name}, or regenerate the scripts"
         )
-    with TemporaryDirectory(prefix="tracelens-") as private:  # mode 0700, with a name nobody can predict
-        copy = Path(private, entry.file)
-        copy.write_bytes(script)
-        yield copy
+    return content
 
 
 def environment() -> dict[str, str]:

@@ -90,7 +90,7 @@ os.environ.setdefault("TRACELENS_JOBS", "1")
 settings.register_profile(
     "default",
     deadline=None,
-    max_examples=30,
+    max_examples=20,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -72,7 +72,14 @@ def punched(hole: Hole, folder: Path) -> Report:
     return tracelens.report_files(folder)
 
 
-@pytest.fixture(scope="module", params=HOLES)
+SELDOM = ("device and links", "groups")
+"""Holes that few recordings have: their tests are slow."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ()) for name in HOLES],
+)
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return punched(HOLES[request.param], tmp_path_factory.mktemp("holes"))
 
@@ -88,8 +95,9 @@ def columns(report: Report) -> Iterator[tuple[Result, str, Table, Column]]:
 
 def test_frames_have_na(report: Report) -> None:
     unknown = 0
+    frames = {(result.analyzer, name): result[name] for result in report.results for name in result.exported}
     for result, name, table, column in columns(report):
-        values = result[name][column.name]
+        values = frames[result.analyzer, name][column.name]
         assert values.isna().tolist() == table.unknown(column.name).tolist()
         is_amount = column.name in SIGNED or (values.dropna() >= 0).all()
         assert is_amount, f"{result.analyzer}.{name}.{column.name}"

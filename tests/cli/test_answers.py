@@ -18,18 +18,15 @@ from tracelens.rendering.tables import compared, leading_column
 from tracelens.table import Report
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-RUNS = (
-    "ladder/ep4/00_baseline",
+RUNS = ("ladder/ep4/00_baseline", "one_gpu/grouped", "pipeline/plain", "cpu/tiny")
+MORE = (
     "ladder/ep4/08_graph",
     "one_gpu/loop",
-    "one_gpu/grouped",
-    "pipeline/plain",
     "pipeline/interleaved",
     "serving/tbo_request",
     "serving/delayer_off",
     "faults/host_delay",
     "faults/token_skew",
-    "cpu/tiny",
 )
 REAL = ("nvidia-h200-megatron/ep8", "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz")
 BASELINE = SAMPLES / RUNS[0]
@@ -58,7 +55,7 @@ def fits(whole: Report) -> None:
         assert any(map(len, compared(result).values())) == any(char.isdigit() for char in text), text
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [*RUNS, *(pytest.param(run, marks=pytest.mark.slow) for run in MORE)])
 def test_every_answer_fits_one_screen(run: str) -> None:
     fits(report(SAMPLES / run))
 
@@ -71,7 +68,7 @@ def test_every_answer_about_a_real_run_fits_one_screen(run: str, corpus: Path) -
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_column_that_a_table_is_sorted_by_is_shown(width: int) -> None:
-    for run in RUNS[:2]:
+    for run in (RUNS[0], RUNS[2]):
         for result in report(SAMPLES / run).results:
             table = next((table for table in compared(result).values() if len(table)), None)
             leading = leading_column(table) if table and table.schema.kind != "entries" else None

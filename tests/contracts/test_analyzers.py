@@ -126,6 +126,11 @@ SIGNED = {
 NAMES = [item.name for item in in_order()]
 cases = pytest.mark.parametrize("case", CASES)
 analyzers = pytest.mark.parametrize("name", NAMES)
+EXTREME = {"ordinary", "two ranks", "a rank without GPU work", "nothing on the CPU", "one instant", "host"}
+"""Cases that between them fill and empty all tables."""
+extremes = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in EXTREME else pytest.mark.slow) for case in CASES]
+)
 
 
 @cache
@@ -246,7 +251,7 @@ def test_a_rank_is_in_the_headline_table_or_in_a_skip(name: str) -> None:
 
 
 @analyzers
-@cases
+@extremes
 def test_it_comes_again_and_the_trace_stays_as_it_is(name: str, case: str) -> None:
     run = CASES[case]()
     before = [copied(trace.tables) for trace in run.traces]
@@ -337,13 +342,7 @@ def test_meta_is_json(name: str) -> None:
         json.dumps(dict(result_of(name, case).meta), allow_nan=False)
 
 
-EXTREME = {"ordinary", "two ranks", "a rank without GPU work", "nothing on the CPU", "one instant", "host"}
-"""Cases that between them fill and empty all tables; what renderers do with the others is tested slowly."""
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in EXTREME else pytest.mark.slow) for case in CASES]
-)
+@extremes
 def test_every_renderer_takes_every_result(case: str) -> None:
     whole = reported(case, "all")
     for name, item in RENDERERS.items():

@@ -18,8 +18,9 @@ from tracelens.rendering.tables import compared, leading_column
 from tracelens.table import Report
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-RUNS = ("ladder/ep4/00_baseline", "one_gpu/grouped", "pipeline/plain", "cpu/tiny")
+RUNS = ("ladder/ep4/00_baseline", "one_gpu/grouped", "cpu/tiny")
 MORE = (
+    "pipeline/plain",
     "ladder/ep4/08_graph",
     "one_gpu/loop",
     "pipeline/interleaved",

@@ -73,7 +73,7 @@ def punched(hole: Hole, folder: Path) -> Report:
     return tracelens.report_files(folder)
 
 
-SELDOM = ("device and links", "groups")
+SELDOM = ("steps", "device and links", "groups")
 """Holes that few recordings have: their tests are slow."""
 
 

@@ -172,9 +172,8 @@ def test_without_pace_nothing_fails_that_is_the_same() -> None:
 PROGRAMS = sorted({program for program, _ in four_programs()})
 
 
-@pytest.mark.parametrize(
-    "count", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_built_in_rules_fail_none_of_four_programs_and_decide_most(count: int) -> None:
     found = [of_four(program, "same", count) for program in PROGRAMS]
     assert not any(seen["fail"] for seen in found)

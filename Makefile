@@ -22,8 +22,8 @@ REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_l
 BENCH ?= check --json bench_figures.json
 WORKERS := 2
 # A browser that does not answer in time is asked once more; no test whose assertion fails is.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
-	--reruns 1 --only-rerun TimeoutException --only-rerun WebDriverException
+RERUNS = --reruns 1 --only-rerun TimeoutException --only-rerun WebDriverException
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(RERUNS)
 # What the package is built with, and what is compiled then.
 BUILT := pyproject.toml hatch_build.py $(wildcard tracelens/native/*.cpp tracelens/native/*.h) \
 	tracelens/rendering/templates.py $(wildcard tracelens/rendering/assets/*.j2)
@@ -45,6 +45,7 @@ demo: $(VENV)/.core ## make a report of four GPUs that train together: demo_repo
 	@echo "The report is $(CURDIR)/demo_report.html - open it in a browser."
 
 # mypy has use for one core only, and takes most of a minute: tests run beside it. What it says stands at the end.
+test: RERUNS := -p no:rerunfailures  # none of these opens a browser, and the plugin keeps a book on each test
 test: $(VENV)/.dev ## run the linters, the type checker and the tests that take seconds
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

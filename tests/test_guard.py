@@ -135,7 +135,11 @@ def test_a_banner_names_each_part_once() -> None:
 
 @pytest.mark.parametrize("name", [name for name, _ in ANALYZERS.items()])
 @pytest.mark.parametrize(
-    "load", [tracelens.report_files, lambda path: tracelens.report(tracelens.load(path))]
+    "load",
+    [
+        tracelens.report_files,
+        pytest.param(lambda path: tracelens.report(tracelens.load(path)), marks=pytest.mark.slow),
+    ],
 )
 def test_one_analyzer(
     name: str, load: Callable[[Path], Report], ranks: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,9 @@
 """The modules of the package as the architecture tests see them: files and syntax trees."""
 
 import ast
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,14 +45,29 @@ class Module:
         return f"{self}:{getattr(node, 'lineno', 1)}"
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Trees stay: the garbage collector would look at all nodes again and again while they grow."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @cache
 def _parse(path: Path, text: str) -> ast.Module:
-    return ast.parse(text, filename=str(path))
+    with uncollected():
+        return ast.parse(text, filename=str(path))
 
 
 @cache
 def _walk(path: Path, text: str) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(_parse(path, text)))
+    tree = _parse(path, text)
+    with uncollected():
+        return tuple(ast.walk(tree))
 
 
 @cache

@@ -23,15 +23,25 @@ DRAWING = """
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two ranks before, after, and after that slowed them down; the report of those before."""
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path_factory.mktemp("drawn")
     for name, ns in (("before", 1000), ("after", 1000), ("slow", 1100)):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         for rank in range(2):
-            write(tmp_path / name / f"rank{rank}.json", events(DRAWING, ns_per_char=ns), rank=rank)
-    assert run_cli(["report", "before", "-o", "base.json"]) == 0
+            write(folder / name / f"rank{rank}.json", events(DRAWING, ns_per_char=ns), rank=rank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run_cli(["report", "before", "-o", "base.json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, the current folder."""
+    shutil.copytree(drawn, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

@@ -102,7 +102,15 @@ def lines(draw: st.DrawFn, command: Command) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("path", HOMES, ids=" ".join)
+OFTEN = {("report",), ("analyze",), ("diff",), ("gate",), ("project", "whatif"), ("project", "memory")}
+"""Commands that between them have every kind of option; lines of the others are drawn slowly."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path in OFTEN else pytest.mark.slow) for path in HOMES],
+    ids=" ".join,
+)
 def test_a_plain_line_has_the_values_that_typer_reads(path: tuple[str, ...]) -> None:
     command = HOMES[path].command()
     plain = 0

@@ -19,7 +19,7 @@ from tracelens.analysis import ANALYZERS, SHARED, in_order
 from tracelens.analysis.common import noted
 from tracelens.errors import WrongOption
 from tracelens.rendering import RENDERERS
-from tracelens.table import Coded, Result, Table
+from tracelens.table import Coded, Report, Result, Table
 from tracelens.trace import Run, make_run
 from tracelens.trace.activities import SCOPES
 
@@ -126,6 +126,11 @@ SIGNED = {
 NAMES = [item.name for item in in_order()]
 cases = pytest.mark.parametrize("case", CASES)
 analyzers = pytest.mark.parametrize("name", NAMES)
+EXTREME = {"ordinary", "two ranks", "a rank without GPU work", "nothing on the CPU", "one instant", "host"}
+"""Cases that between them fill and empty all tables."""
+extremes = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in EXTREME else pytest.mark.slow) for case in CASES]
+)
 
 
 @cache
@@ -134,10 +139,14 @@ def run_of(case: str) -> Run:
 
 
 @cache
+def reported(case: str, scope: str) -> Report:
+    """All analyzers at once: what several of them need is made once."""
+    names = [name for name in NAMES if scope == "all" or options_of(name, scope)]
+    return report(run_of(case), names, **({} if scope == "all" else {"scope": scope}))
+
+
 def result_of(name: str, case: str, scope: str = "all") -> Result:
-    if scope != "all" and not options_of(name, scope):
-        return result_of(name, case)
-    return analyze(run_of(case), name, **options_of(name, scope))
+    return reported(case, scope if options_of(name, scope) else "all")[name]
 
 
 def scopes_of(name: str) -> tuple[str, ...]:
@@ -180,25 +189,40 @@ def same(left: Mapping[Any, Any], right: Mapping[Any, Any]) -> bool:
 def test_tables_fit_their_schemas(name: str, case: str) -> None:
     results = [result_of(name, case, scope) for scope in scopes_of(name)]
     assert all(isinstance(result, Result) for result in results)
-    tables = [(result, *item) for result in results for item in result.data.items()]
-    for result, table_name, table in tables:
-        frame = result[table_name]
-        assert list(frame.columns) == table.schema.names
+    for table_name, table in ((item, table) for result in results for item, table in result.data.items()):
+        assert list(table.columns) == table.schema.names
         for column in table.schema.columns:
             where = f"{table_name}.{column.name}"
-            dtype = column.dtype if column.absent is None else column.dtype.capitalize()
-            assert str(frame[column.name].dtype) == dtype, where
             values = table.columns[column.name]
             if isinstance(values, Coded):
-                assert len(set(values.values)) == len(values.values)
-            known = frame[column.name].dropna()
-            assert len(known) == len(frame) or column.absent is not None, where
+                assert len(set(values.values)) == len(values.values), where
+                assert not len(values) or 0 <= values.codes.min() <= values.codes.max() < len(values.values)
+            if column.dtype in ("str", "category"):
+                assert all(isinstance(text, str) for text in table.values(column.name)), where
+            if not column.is_number:
+                continue
+            known = table.known(column.name)
             if column.dtype == "float64":
                 assert np.isfinite(known).all(), where
             if column.unit == "fraction":
-                assert known.between(0, 1 + 1e-9).all(), where
-            if column.is_number and column.name not in SIGNED:
+                assert ((known >= 0) & (known <= 1 + 1e-9)).all(), where
+            if column.name not in SIGNED:
                 assert (known >= 0).all(), where
+
+
+@analyzers
+def test_frames_have_the_declared_types(name: str) -> None:
+    for case in ("ordinary", "two ranks", "host", "no GPU work"):
+        result = result_of(name, case)
+        for table_name, table in result.data.items():
+            frame = result[table_name]
+            kinds = [
+                column.dtype if column.absent is None else column.dtype.capitalize()
+                for column in table.schema.columns
+            ]
+            assert list(map(str, frame.dtypes)) == kinds, table_name
+            known = [column.name for column in table.schema.columns if column.absent is None]
+            assert not frame[known].isna().any(axis=None), table_name
 
 
 @analyzers
@@ -227,7 +251,7 @@ def test_a_rank_is_in_the_headline_table_or_in_a_skip(name: str) -> None:
 
 
 @analyzers
-@cases
+@extremes
 def test_it_comes_again_and_the_trace_stays_as_it_is(name: str, case: str) -> None:
     run = CASES[case]()
     before = [copied(trace.tables) for trace in run.traces]
@@ -318,9 +342,9 @@ def test_meta_is_json(name: str) -> None:
         json.dumps(dict(result_of(name, case).meta), allow_nan=False)
 
 
-@pytest.mark.parametrize("case", CASES)
+@extremes
 def test_every_renderer_takes_every_result(case: str) -> None:
-    whole = report(run_of(case))
+    whole = reported(case, "all")
     for name, item in RENDERERS.items():
         files = item.files(whole)
         assert files, name

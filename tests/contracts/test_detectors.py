@@ -61,6 +61,7 @@ def test_what_the_code_measures_is_declared() -> None:
             assert any(declares(item, measure) for item in detectors), f"{module}: {measure}"
 
 
+@pytest.mark.slow
 def test_what_runs_measure_is_declared() -> None:
     measured = set()
     for folder in FOLDERS:

@@ -60,7 +60,7 @@ ARGUMENT = st.tuples(st.sampled_from(SHAPES), st.sampled_from(TYPES), st.sampled
 ARGUMENTS = st.one_of([st.lists(ARGUMENT, min_size=count, max_size=count) for count in range(19)])
 
 
-@settings(derandomize=True, max_examples=10 * settings().max_examples)
+@settings(derandomize=True, max_examples=5 * settings().max_examples)
 @given(arguments=ARGUMENTS, kernel=st.sampled_from(KERNELS), blocks=st.integers(-1, 9))
 def test_any(arguments: list[tuple[Any, str, str]], kernel: str, blocks: int) -> None:
     """Making arguments takes longer than counting them, so all functions are called with each."""

@@ -245,7 +245,9 @@ def test_a_move_that_fails_moves_all_back(
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("killed_after", range(1, 8))
+@pytest.mark.parametrize(
+    "killed_after", [1, 4, 7, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 5, 6))]
+)
 def test_leftovers_of_a_killed_command_are_ours(tmp_path: Path, killed_after: int) -> None:
     code = f"""
 import os

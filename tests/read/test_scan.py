@@ -50,7 +50,9 @@ def array(*events: str) -> bytes:
     return f"[{','.join(events)}]".encode()
 
 
-@pytest.mark.parametrize("path", SAMPLES[:: effort(7, 1)], ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path", SAMPLES[:: effort(14, 1)], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
 def test_samples_are_read_alike(path: Path) -> None:
     check_cores(path)
 
@@ -259,7 +261,7 @@ def mutants(count: int, seed: int) -> Iterator[bytes]:
 
 
 def test_mutants_are_read_alike() -> None:
-    taken = sum(check(text) for text in mutants(effort(2000, 50_000), seed=7))
+    taken = sum(check(text) for text in mutants(effort(1000, 50_000), seed=7))
     assert taken > 100
 
 
@@ -288,7 +290,7 @@ VALUES = [
 def test_events_with_other_values_are_read_alike() -> None:
     rng = random.Random(8)
     taken = 0
-    for _ in range(effort(2000, 50_000)):
+    for _ in range(effort(1000, 50_000)):
         event = json.loads(json.dumps(rng.choice(EVENTS)))
         for _ in range(rng.randint(1, 3)):
             owner = event["args"] if rng.random() < 0.6 and isinstance(event.get("args"), dict) else event

@@ -12,7 +12,13 @@ import tracelens
 from tests.session import totals
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-NAMES = ("one_gpu/grouped", "ladder/ep4/08_graph", "pipeline/interleaved", "serving/tbo_token", "cpu/tiny")
+NAMES = (
+    "one_gpu/grouped",
+    "pipeline/interleaved",
+    "cpu/tiny",
+    pytest.param("ladder/ep4/08_graph", marks=pytest.mark.slow),
+    pytest.param("serving/tbo_token", marks=pytest.mark.slow),
+)
 
 
 @cache

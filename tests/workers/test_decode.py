@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tracelens
+from tests.once import made_once
 from tracelens.errors import TracelensError
 from tracelens.native import PURE, core
 from tracelens.read import open_source
@@ -17,8 +18,8 @@ from tracelens.read.json import Chunk, Part, Splitter, decode_all, encode, merge
 from tracelens.workers import Children, jobs
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A trace of some 6 MB: a dozen chunks."""
     event = {
         "ph": "X",
@@ -29,9 +30,11 @@ def large(tmp_path: Path) -> str:
         "args": {"Input type": ["float"] * 8},
     }
     events = [event | {"name": f"op{number % 50}", "ts": 1.0 * number} for number in range(40_000)]
-    path = tmp_path / "large.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    return str(path)
+
+    def write(folder: Path) -> None:
+        (folder / "large.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+
+    return str(made_once(tmp_path_factory, "large", write) / "large.json")
 
 
 @pytest.mark.usefixtures("each_core")

@@ -89,8 +89,14 @@ ONE_F_ONE_B = "F0 F1 B0 F2 B1 B2"
 
 
 @pytest.mark.parametrize("order", ["F0 B0 F1 B1", ONE_F_ONE_B, "F0 F1 F2"])
-@pytest.mark.parametrize("messages", [False, True], ids=["embedding", "messages"])
-@pytest.mark.parametrize("recompute", ["", "reentrant", "hooks"])
+@pytest.mark.parametrize(
+    ("messages", "recompute"),
+    [(False, ""), (True, "reentrant"), (False, "hooks")]
+    + [
+        pytest.param(*more, marks=pytest.mark.slow)
+        for more in ((True, ""), (False, "reentrant"), (True, "hooks"))
+    ],
+)
 def test_micro_batches_in_any_order(order: str, messages: bool, recompute: Any) -> None:
     model = Model(
         order=order,

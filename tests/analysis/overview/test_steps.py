@@ -202,6 +202,7 @@ def test_a_large_trace_is_a_small_baseline(corpus: Path) -> None:
     assert result["steps"]["kernels"].nunique() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ns_resolution", "negative_queue", "hta_control", "hta_test", "nccl_data"])
 def test_recorded_steps_have_the_same_kernels(corpus: Path, name: str) -> None:
     """The marks of some of these are far from when the GPU came to the step."""

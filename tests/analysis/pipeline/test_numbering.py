@@ -47,7 +47,9 @@ def check(lanes: Lanes, chunks: int, **style: Any) -> Result:
 
 @pytest.mark.parametrize("recompute", [False, True], ids=("stored", "recomputed"))
 @pytest.mark.parametrize("p2p", ["", "overlap", "batch"])
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "chunks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("size", [2, 4])
 def test_interleaved_schedules(size: int, chunks: int, p2p: str, recompute: bool) -> None:
     """Also where the host scales the loss behind a message, which is a node and no forward."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.schedules import Piece, pieces, played, stage, stages
 from tests.builders import draw_run, records
+from tests.effort import effort
 from tracelens import analyze
 from tracelens.table import Result
 from tracelens.trace import make_run, select_step
@@ -391,7 +392,7 @@ def test_inference_has_forwards_only() -> None:
     assert result["bubble"]["expected_fraction"].tolist() == [2 / 5] * 3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=effort(15, 200), deadline=None)
 @given(
     st.integers(2, 4),
     st.integers(1, 3),

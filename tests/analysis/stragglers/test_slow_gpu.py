@@ -74,8 +74,7 @@ def causes(run: Run) -> pd.DataFrame:
     return analyze(run, "stragglers")["causes"]
 
 
-@pytest.mark.parametrize("factor", [1.5, 2.4])
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize(("factor", "steps"), [(1.5, 5), (2.4, 2)])
 @pytest.mark.parametrize("comm_stream", [7, 9])
 @pytest.mark.parametrize(("tick_ns", "overlap_ns"), [(1, 0), (1, 1), (1000, 0), (1000, 1000)])
 def test_a_slow_gpu_stands_out(

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracelens
 from tests.builders import draw
 from tests.compare.gate.gate_sides import side
+from tests.effort import effort
 from tracelens.compare.gate import Samples, Verdict, from_result, gate, read_rule
 from tracelens.compare.gate.runs import RecordingDoubt, from_saved
 from tracelens.errors import TracelensError
@@ -191,6 +192,7 @@ def test_rules_share_the_doubt() -> None:
     assert alone.tail == pytest.approx(0.02)
 
 
+@settings(max_examples=effort(10, 1000))
 @given(st.lists(st.lists(st.floats(0, 1e9), min_size=4, max_size=4), min_size=1, max_size=3))
 def test_a_run_against_itself_never_fails(rows: list[list[float]]) -> None:
     run = side(metrics={f"m{number}.time": row for number, row in enumerate(rows)})

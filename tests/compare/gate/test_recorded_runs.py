@@ -172,6 +172,7 @@ def test_without_pace_nothing_fails_that_is_the_same() -> None:
 PROGRAMS = sorted({program for program, _ in four_programs()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_built_in_rules_fail_none_of_four_programs_and_decide_most(count: int) -> None:
     found = [of_four(program, "same", count) for program in PROGRAMS]
@@ -180,7 +181,9 @@ def test_the_built_in_rules_fail_none_of_four_programs_and_decide_most(count: in
 
 
 @pytest.mark.parametrize("program", ["ep", "gpu", "host"])
-@pytest.mark.parametrize("change", ["gpu1", "gpu2", "gpu5"])
+@pytest.mark.parametrize(
+    "change", ["gpu1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpu2", "gpu5"))]
+)
 def test_single_runs_find_one_per_cent_of_gpu_work(program: str, change: str) -> None:
     found = of_four(program, change, 1)
     assert found["fail"] == total(found) == 32

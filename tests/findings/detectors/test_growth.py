@@ -25,7 +25,7 @@ def test_one_step_out_of_line_does_not_bend_it() -> None:
     assert growth.each == pytest.approx(3.0, rel=0.1)
 
 
-@pytest.mark.parametrize("count", [4, 5, 6, 7])
+@pytest.mark.parametrize("count", [4, 5, 6, pytest.param(7, marks=pytest.mark.slow)])
 def test_chance_is_the_share_of_all_orders(count: int) -> None:
     """Of all orders of values that grow enough, as many are told to grow as the threshold says, at most."""
     orders = list(permutations([100.0 + 10 * value for value in range(count)]))

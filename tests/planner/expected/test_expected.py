@@ -131,7 +131,7 @@ def test_parameters_are_those_that_torch_counts(config: Config, data: st.DataObj
 
 
 @given(configs())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_ranks_hold_the_model_as_often_as_they_replicate_it(config: Config) -> None:
     layout, whole = config.layout, 0
     copies = {"stage": layout.stage_ranks, "dense": layout.dp * layout.cp}

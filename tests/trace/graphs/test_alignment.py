@@ -254,7 +254,7 @@ def graph(layer: str, depth: int) -> list[str]:
     return ["embed", *(LAYERS[layer] * depth), "head"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(30, 200), deadline=None)
 @given(
     st.sampled_from(sorted(LAYERS)), st.integers(3, 12), st.sampled_from([0.0, 0.5]), st.integers(0, 10**9)
 )

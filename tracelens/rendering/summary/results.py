@@ -485,7 +485,10 @@ def answer(result: Result) -> str:
     if summary is not None:
         return one_line(str(summary.verdict))
     first = ANSWERS.get(result.analyzer)
-    text = first(result) if first else ""
+    try:
+        text = first(result) if first else ""
+    except KeyError:  # a plugin's table of the same name may lack the columns
+        text = ""
     if not text:
         fact = headline(result)
         text = f"{result.title}: {fact}" if fact else f"{result.title}: nothing to tell"
@@ -516,7 +519,7 @@ def _largest(amount: str, noun: str) -> Callable[[Result], str]:
         each = duration(float(sums[most]) / ranks) + (" a rank" if ranks > 1 else "")
         share = percent(float(sums[most] / max(sums.sum(), 1)))
         count = plural(int(np.count_nonzero(sums)), noun)
-        return f"{_quoted(coded.values[most])} takes most time of {count}: {each}, {share} of the GPU time"
+        return f"Most time of {count}: {_quoted(coded.values[most])}, {each}, {share} of the GPU time"
 
     return sentence
 

@@ -306,7 +306,15 @@ _BINARY = (
     (b"7z\xbc\xaf", "a 7z archive", _UNPACK),
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the file with git lfs pull"),
 )
-_NSIGHT = (".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep")
+_TAR_AT = 257
+"""Where the first member of a tar archive says what it is."""
+_NAMES = (
+    (re.compile(r"\.(?:nsys-rep|qdrep|qdstrm|ncu-rep)$"), "a report of NVIDIA Nsight", _RECORD),
+    (re.compile(r"\.py$"), "a Python script", f"{_RECORD}, and pass what that writes"),
+    (re.compile(r"tfevents"), "a log of TensorBoard", "pass the .pt.trace.json beside it"),
+    (re.compile(r"\.safetensors$"), "a checkpoint", _ITSELF),
+)
+"""Kinds that the name of a file tells."""
 _ROCPD = "`rocpd convert -i FILE --output-format pftrace` makes it one for Perfetto; to report on it"
 _FIRST_PATTERNS = (
     (
@@ -351,7 +359,7 @@ _PATTERNS = (
     ),
     (re.compile(rb"<"), "HTML or XML, perhaps a web page saved by mistake", "download it again"),
     (
-        re.compile(rb"[\x20-\x7e\t]*(?:,[\x20-\x7e\t]*){2,}\r?\n"),
+        re.compile(rb"[\x20-\x7e\t\x80-\xff]*(?:,[\x20-\x7e\t\x80-\xff]*){2,}\r?\n"),
         "a text table, as nsys stats and rocprof write",
         _RECORD,
     ),
@@ -369,6 +377,10 @@ _REPORT = re.compile(rb'\A\s*\{\s*"schema_version"\s*:\s*\d+\s*,\s*"(?:results|a
 _CHAKRA = re.compile(rb'"schema"\s*:\s*"[\d.]+-chakra')
 # Kineto's header, which may be cut off before its events, has a pg_config as well.
 _FLIGHT = re.compile(rb'(?s)(?!.{0,64}"schemaVersion").*"(?:pg_config|pg_status|collective_seq_id)"\s*:')
+_LINES = re.compile(rb"\A\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
+_EVENT_LINES = re.compile(rb'\A\s*\{[^\n]*"ph"\s*:')
+_NOTEBOOK = re.compile(rb'"nbformat"\s*:|\A\s*\{\s*"cells"\s*:')
+_SPEEDSCOPE = re.compile(rb'"[^"]*speedscope[^"]*"')
 _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 
@@ -378,8 +390,9 @@ def not_json(text: bytes | bytearray, path: str) -> str:
     text = text[:_SAMPLE_BYTES]
     first = text.lstrip()
     kinds = deep + [kind for magic, *kind in _BINARY if first.startswith(magic)]
-    if path.lower().endswith(_NSIGHT):
-        kinds.insert(0, ["a report of NVIDIA Nsight", _RECORD])
+    kinds = [kind for pattern, *kind in _NAMES if pattern.search(path.lower())] + kinds
+    if text[_TAR_AT:].startswith(b"ustar"):
+        kinds.insert(0, ["a tar archive", "unpack it, and pass the folder"])
     kinds += [kind for pattern, *kind in _PATTERNS if pattern.match(text) or pattern.match(first)]
     if not kinds:
         return "not a JSON trace: it starts with neither { nor [; pass what torch.profiler wrote"
@@ -404,4 +417,12 @@ def no_events(text: bytes | bytearray) -> str:
         return "is a dump of the NCCL flight recorder; read it with torchfrtrace"
     if _ROCPROF.match(text):
         return f"is JSON of rocprofv3; {_RECORD}"
+    if _EVENT_LINES.match(text) and _LINES.match(text):
+        return "is JSON Lines, an event a line; make a list of it: jq -s . OLD > NEW"
+    if _LINES.match(text):
+        return "is JSON Lines, as logs of metrics; pass what export_chrome_trace wrote"
+    if _NOTEBOOK.search(text[:4096]):
+        return "is a notebook; pass the traces that it reads"
+    if _SPEEDSCOPE.search(text[:4096]):
+        return f"is a profile of speedscope, which has no GPU work; {_RECORD}"
     return 'JSON without a "traceEvents" list is not a profiler trace; pass what export_chrome_trace wrote'

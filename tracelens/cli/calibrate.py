@@ -26,9 +26,9 @@ class CalibrateOptions(OptionGroup):
 def calibrate(request: CalibrateOptions) -> None:
     """Measure a GPU, and write the results as a device file.
 
-    GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the
-    host's cost per launch: under a minute on an idle GPU. Under `torchrun --nproc-per-node N -m tracelens
-    calibrate` also messages among the ranks, by size. It needs torch (extra `workload`).
+    Times GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory traffic by size, and
+    the host's launches; takes under a minute on an idle GPU. `torchrun --nproc-per-node N -m tracelens
+    calibrate` also times messages among the ranks, by size. Needs torch (extra `workload`).
 
     Examples:
         tracelens calibrate -o mygpu.toml

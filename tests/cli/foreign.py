@@ -50,6 +50,7 @@ JSON: dict[str, Any] = {
         {},  # as XLA ends its list
         displayTimeUnit="ns",
     ),
+    "mixed/trace.json": torch_trace(),
     "rocprof.json": chrome(
         named("process", "2", "CPU HIP API"),
         named("process", "6", "GPU0"),
@@ -84,6 +85,8 @@ JSON: dict[str, Any] = {
         for stamp in (_OLD, _NEW)
     },
 }
+
+JSON["mixed/jax.json"] = JSON["jax.json"]
 
 
 def _tar(mode: str) -> bytes:

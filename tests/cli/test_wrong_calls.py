@@ -81,6 +81,7 @@ REFUSALS = {
     "report nothing": ("holds no trace", "looked for .json"),
     "report dumps": ("holds no trace", "nccl_trace_rank_0 is not a trace", "read it with torchfrtrace"),
     "report links": ("holds no trace, only links to what is not there: trace.json",),
+    "report mixed": ("mixed/jax.json: a trace of JAX or XLA", "pass the other traces without it"),
     "report deep": ("holds no trace itself", "pass deep/er/traces"),
     "report logs": ("only files of other kinds (1 .log)", "looked for .json"),
     "report tensorboard": ("holds 2 dumps of worker host_7", f"pass the newest: tensorboard/host_7.{NEW};"),

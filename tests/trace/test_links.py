@@ -257,3 +257,22 @@ def test_forward_threads_with_the_same_numbers_are_told_apart() -> None:
     """)
     ops = trace.events["name"].astype(str).tolist()
     assert sorted(ops[row] for row in trace.tables["links"].array("forward_op_id")) == ["aten::a", "aten::b"]
+
+
+def test_frames_have_na_where_the_arrays_have_minus_one() -> None:
+    trace = draw("""
+        op aten::mm                | -----
+        launch one                 |   a
+        s7 mm                      |     aa
+        s7 unlaunched              |        ==
+        s9 ncclDevKernel_AllReduce | --
+    """)
+    for name in ("events", "ops", "links", "collectives"):
+        table, frame = trace.tables[name], getattr(trace, name)
+        for column in table.schema.columns:
+            if column.absent is not None:
+                assert frame[column.name].dtype == "Int64"
+                assert frame[column.name].isna().tolist() == (table.array(column.name) == -1).tolist()
+        numbers = frame.select_dtypes("number")
+        assert not (numbers == -1).fillna(False).any(axis=None)
+    assert trace.links["op_id"].isna().sum() == 2

@@ -320,7 +320,8 @@ class Events(NamedTuple):
 class Trace:
     """One rank's trace: tables of the schemas above; event i is row i of `events`.
 
-    `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames.
+    `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames
+    with NA for what is unknown, which the columns have as -1.
     `window`, if set, narrows what analyzers see as GPU work to one step, see run.select_step. `source`, if
     set, is the trace of which this one is an excerpt, see `excerpt`.
     """

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.cli import run
-from tracelens.cli.calibrate import measured_rates
-from tracelens.devices import device, device_toml
+from tracelens.devices import device, device_toml, measured_rates
 
 
 def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from tracelens.cli.command import command
 from tracelens.cli.output import check_outputs, progress, say
 from tracelens.errors import MissingExtra
 from tracelens.session import OUTPUT, OptionGroup, option
-from tracelens.units import duration, three_digit_decimals
-
-if TYPE_CHECKING:
-    from tracelens.devices import Device
 
 
 class CalibrateOptions(OptionGroup):
@@ -34,7 +29,7 @@ def calibrate(request: CalibrateOptions) -> None:
         tracelens calibrate -o mygpu.toml
         tracelens report trace.json.gz --device-file mygpu.toml
     """
-    from tracelens.devices import device_toml
+    from tracelens.devices import device_toml, measured_rates
     from tracelens.outputs import write_file
 
     check_outputs((), (), [request.output])
@@ -55,24 +50,3 @@ def calibrate(request: CalibrateOptions) -> None:
         say(f"includes launches, no graph could be captured: {name}: {reason}")
     write_file(request.output, device_toml(result.device).encode())
     say(f"wrote {request.output}")
-
-
-def measured_rates(device: Device) -> str:
-    """The best rates that were measured, beside what the device could do at most."""
-    measured, parts = device.measured, []
-    for dtype in dict.fromkeys(curve.dtype for curve in measured.gemms):
-        rate, peak = measured.best_gemm(dtype) or 0.0, device.matrix.get(dtype, 0.0)
-        share = f" ({rate / peak:.0%} of its peak)" if peak > rate else ""
-        parts.append(f"GEMM {dtype} {_three_digits(rate / 1e12)} TFLOP/s{share}")
-    copies = [max(curve.bytes_per_s) for curve in measured.bandwidths if curve.name == "copy"]
-    if copies:
-        rate, peak = max(copies), device.hbm_bytes_per_s
-        share = f" ({rate / peak:.0%} of its peak)" if peak > rate else ""
-        parts.append(f"memory {_three_digits(rate / 1e12)} TB/s{share}")
-    if measured.launch.kernel_ns:
-        parts.append(f"{duration(measured.launch.kernel_ns)} per launch")
-    return f"{device.title}: {', '.join(parts) or 'nothing could be measured'}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.{three_digit_decimals(value)}f}"

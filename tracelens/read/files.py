@@ -209,7 +209,7 @@ def _broken_links(folder: str) -> str:
 
 def _known_kind(file: str) -> str:
     """What a file that is no trace is, and what to do with it; "" where that is not known."""
-    from tracelens.read.json import not_json
+    from tracelens.read.foreign import not_json  # a slip needs it, not a run
 
     if is_url(file):
         return ""

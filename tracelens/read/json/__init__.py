@@ -12,7 +12,7 @@ from tracelens.read.json.columns import (
 )
 from tracelens.read.json.events import FIRST_NS, LAST_NS, MISSING, integer, summable
 from tracelens.read.json.pool import decode_all, encode
-from tracelens.read.json.split import Chunk, Splitter, not_json
+from tracelens.read.json.split import Chunk, Splitter
 
 __all__ = [
     "FIRST_NS",
@@ -30,7 +30,6 @@ __all__ = [
     "encode",
     "integer",
     "merge",
-    "not_json",
     "plain_text",
     "summable",
 ]

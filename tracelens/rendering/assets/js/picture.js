@@ -379,7 +379,7 @@
       const caption = { idle: "cause", waiting: "waits", communication: "collective", copy: "kind", fill: "kind" }[state] || "op";
       return {
         ...common, title: this.label(state), color: info.colors[state === "waiting" ? "communication" : state],
-        fields: [[caption, detail], ...kernel, ...where],
+        fields: [[caption, detail], ...where, ...kernel],
         copies: [["name", detail ? `${this.label(state)}: ${detail}` : this.label(state)], ["Perfetto position", position]],
       };
     }

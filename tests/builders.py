@@ -176,7 +176,7 @@ def records(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 def kernel_names(trace: Trace, column: str = "kernel_id") -> list[str]:
     """Names of the events that a column of the links table points at, '' for none."""
     names = trace.events["name"].astype(str).tolist()
-    return [names[row] if row >= 0 else "" for row in trace.links[column].tolist()]
+    return [names[row] if row >= 0 else "" for row in trace.tables["links"].array(column).tolist()]
 
 
 def _row(words: Sequence[str], timeline: str, ns_per_char: int, start_ns: int) -> list[Event]:

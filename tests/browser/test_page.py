@@ -84,7 +84,7 @@ def test_the_first_screen_holds_verdict_tiles_and_the_first_finding(run: Run) ->
 
 def test_sections_are_closed_at_first_and_their_figures_not_drawn(browser: Any, run: Run) -> None:
     browser.refresh()  # another test may have opened the others
-    assert run("return document.querySelectorAll('.result > details').length") == 4
+    assert run("return document.querySelectorAll('.result > details').length") == 5
     assert run("return document.querySelectorAll('.result > details[open]').length") == 0
     assert run("return document.querySelectorAll('.js-plotly-plot').length") == 0
     assert "computation 62%" in run("return document.querySelector('#timeline summary').innerText")
@@ -123,7 +123,7 @@ def test_one_button_opens_and_closes_all_sections(run: Run) -> None:
     assert run(count) == 0
     assert run("return document.getElementById('fold-all').ariaPressed") == "true"
     run("document.getElementById('fold-all').click()")
-    assert run(count) == 5
+    assert run(count) == 6
 
 
 def test_a_click_copies_a_command_and_says_so(browser: Any, run: Run) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import sqlite3
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,7 @@ JSON: dict[str, Any] = {
         {},  # as XLA ends its list
         displayTimeUnit="ns",
     ),
+    "mixed/trace.json": torch_trace(),
     "rocprof.json": chrome(
         named("process", "2", "CPU HIP API"),
         named("process", "6", "GPU0"),
@@ -67,6 +71,9 @@ JSON: dict[str, Any] = {
     "rocprofv3.json": {"rocprofiler-sdk-tool": []},
     "chakra.json": {"schema": "1.1.1-chakra.0.0.4", "nodes": []},
     "report.json": {"schema_version": 1, "results": {}},
+    "notebook.ipynb": {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5},
+    "speedscope.json": {"$schema": "https://www.speedscope.app/file-format-schema.json", "profiles": []},
+    "deep/er/traces/rank0.json": torch_trace(),
     "sidecar/run.json": {"schema": "tracelens.run/1", "files": {}},
     f"tensorboard/host_7.{_OLD}.pt.trace.json": torch_trace(),
     f"tensorboard/host_7.{_NEW}.pt.trace.json": torch_trace(100),
@@ -78,6 +85,27 @@ JSON: dict[str, Any] = {
         for stamp in (_OLD, _NEW)
     },
 }
+
+JSON["mixed/jax.json"] = JSON["jax.json"]
+
+
+def _tar(mode: str) -> bytes:
+    data, held = json.dumps(torch_trace()).encode(), io.BytesIO()
+    with tarfile.open(fileobj=held, mode=mode) as archive:  # type: ignore[call-overload]
+        member = tarfile.TarInfo("trace.json")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return held.getvalue()
+
+
+def _zip(members: dict[str, str]) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return held.getvalue()
+
+
 BYTES = {
     "host.xplane.pb": b"\x0a\x89\x01\x08\x01\x12\x0c/host:CPU\x00abc",
     "gpu.xplane.pb": b"\x0a\xa1\x02\x12\x0d/device:GPU:0\x1a\x10",
@@ -95,6 +123,18 @@ BYTES = {
     "empty.json.gz": gzip.compress(b""),
     "cut.json.gz": gzip.compress(b'{"traceEvents": [{"ph": "X"')[:20],
     "logs/train.log": b"step 1\n",
+    "dumps/nccl_trace_rank_0": pickle.dumps(_DUMP),
+    "events.jsonl": b"\n".join(json.dumps(event).encode() for event in torch_trace()["traceEvents"]),
+    "metrics.ndjson": b'{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.4}\n',
+    "traces.tar": _tar("w"),
+    "traces.tar.gz": _tar("w:gz"),
+    "twice.json.gz": gzip.compress(gzip.compress(json.dumps(torch_trace()).encode())),
+    "archive.zip": _zip({"notes.txt": "none", "stats.csv": "1,2"}),
+    "book.xlsx": _zip({"[Content_Types].xml": "<x/>", "xl/workbook.xml": "<x/>"}),
+    "table.parquet": b"PAR1\x15\x04\x15\x00PAR1",
+    "train.py": b"import torch\nprint(torch.ones(1))\n",
+    "events.out.tfevents.17.host": b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3",
+    "kernels.csv": "name,Count,Mean Time (µs)\ngemm,1,2\n".encode(),
 }
 TABLES = {
     "results.db": "rocpd_info_node",
@@ -106,7 +146,7 @@ TABLES = {
 def write(folder: Path) -> None:
     """Write all of them."""
     for name, document in JSON.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(document))
     for name, data in BYTES.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -115,3 +155,6 @@ def write(folder: Path) -> None:
         with sqlite3.connect(folder / name) as connection:
             connection.execute(f"create table {table} (id int)")
     (folder / "nothing").mkdir()
+    (folder / "links").mkdir()
+    (folder / "links" / "trace.json").symlink_to("/nowhere/trace.json")
+    (folder / "link.json").symlink_to("/nowhere/trace.json")

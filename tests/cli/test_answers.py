@@ -14,7 +14,7 @@ from tracelens.analysis import in_order
 from tracelens.cli import run as run_cli
 from tracelens.rendering.formats import answered
 from tracelens.rendering.summary import answer
-from tracelens.rendering.tables import compared, leading_column
+from tracelens.rendering.tables import column_format, compared, leading_column
 from tracelens.table import Report
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -79,6 +79,18 @@ def test_the_column_that_a_table_is_sorted_by_is_shown(width: int) -> None:
         assert all(any(word in line for line in lines) for word in words), leading.name
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_times_of_a_table_have_one_unit_and_those_of_a_single_call_another(run: str) -> None:
+    for result in report(SAMPLES / run).results:
+        for name, table in compared(result).items():
+            units: dict[bool, set[str]] = {True: set(), False: set()}
+            for column in table.schema.columns:
+                if column.unit == "ns" and not column.name.endswith("ts_ns"):
+                    single = bool(re.search(r"(^|_)(median|mean|min|max|p\d+)_ns$", column.name))
+                    units[single].add(column_format(table, column).unit)
+            assert all(len(each) <= 1 for each in units.values()), (result.analyzer, name, units)
+
+
 def test_a_table_of_one_name_takes_the_place_of_the_first() -> None:
     lines = screen(report(BASELINE), "collectives", 120, "traffic")
     header = next(number for number, line in enumerate(lines) if line.startswith("group"))
@@ -112,6 +124,11 @@ TASKS = {
     "what was not recorded": ("completeness", "", r"missing or contradictory data"),
     "the shapes of one kernel": ("findings", "candidates", r"shapes"),
     "the share of waiting in communication": ("collectives", "", r"\d+% of it waiting for late ranks"),
+    "the share of waiting in one collective": (
+        "collectives",
+        "summary",
+        r"wait +.*fraction .*all_to_allv.* [\d.]+%",
+    ),
     "the remedy of finding 1": ("findings", "", r"First row's remedy: \w+"),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.cli import run
-from tracelens.devices import device, device_toml
+from tracelens.devices import device, device_toml, measured_rates
 
 
 def test_without_torch_it_says_how_to_install_it(tmp_path: Path) -> None:
@@ -47,3 +47,14 @@ def test_a_projection_takes_the_file(tmp_path: Path, capfd: pytest.CaptureFixtur
         steps.append(json.loads(capfd.readouterr().out)["tables"]["layouts"][0])
     assert [step.pop("device") for step in steps] == ["h200", "mine"]
     assert steps[0]["step_ns"] == steps[1]["step_ns"]
+
+
+def test_what_was_measured_is_told_first_and_beside_what_is_possible() -> None:
+    known = device("h200")
+    rate = known.measured.best_gemm("bf16")
+    assert rate is not None
+    told = measured_rates(known)
+    assert f"GEMM bf16 {rate / 1e12:.0f} TFLOP/s ({rate / known.matrix['bf16']:.0%} of its peak)" in told
+    assert f"{known.measured.launch.kernel_ns / 1e3:.2f} us per launch" in told
+    nothing = replace(known, measured=type(known.measured)())
+    assert measured_rates(nothing) == f"{known.title}: nothing could be measured"

@@ -71,7 +71,7 @@ def test_report_prints_one_screen_and_everything_when_asked(run) -> None:
     brief, full = run("report", str(SAMPLE)), run("report", str(SAMPLE), "--full")
     assert len(brief.out.splitlines()) <= 25
     assert len(full.out.splitlines()) > 100
-    verdict = brief.out.splitlines()[1]
+    verdict = brief.out.splitlines()[0]
     assert verdict in full.out
     assert "Kernels by name" in full.out
 
@@ -171,7 +171,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "tracelens report\n"
+    assert done.stdout.count("\n") == 1
     assert done.stderr == ""
 
 

@@ -54,7 +54,7 @@ def test_traces_and_reports_are_sides(
     assert run_cli(["gate", base, candidate]) == code
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens gate\n" + ("Regression: 2 of 5" if code else "No regression: "))
+    assert out.startswith("Regression: 2 of 5" if code else "No regression: ")
     if code:
         failed = [line.split()[1] for line in out.splitlines() if line.startswith("fail ")]
         assert failed == ["computation.time<=1.003", "step.time<=1.01"]
@@ -156,7 +156,7 @@ def test_exit_codes_of_what_noise_hides(folder: Path, capfd: pytest.CaptureFixtu
     assert run_cli(arguments) == 3
     out = capfd.readouterr().out
     assert "no regression" not in out.lower()
-    assert out.startswith("tracelens gate\nInconclusive: noise hides")
+    assert out.startswith("Inconclusive: noise hides")
     assert "only the noise within a run is known" in " ".join(out.split())
     assert [run_cli([*arguments, "--inconclusive", word]) for word in ("pass", "fail")] == [0, 1]
     Path("tracelens.toml").write_text("[gate]\ninconclusive = 'pass'\n")

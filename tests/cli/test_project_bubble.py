@@ -18,7 +18,7 @@ def test_the_published_example(capfd: pytest.CaptureFixture[str], monkeypatch: p
     assert run_cli([*EXAMPLE, "--seq", "4096", "--mbs", "1", "--vpp", "6"]) == 0
     out, err = capfd.readouterr()
     assert err == ""
-    assert out.startswith("tracelens project bubble\nThe pipeline idles 13.51% of the time")
+    assert out.startswith("The pipeline idles 13.51% of the time")
     assert "15 / (15 + 16 x 6) = 13.51%" in out
     assert "figure 10" in out
 

@@ -38,8 +38,8 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "tracelens project scaling of deepseek_v2_lite on 16 x mi300x"
-    assert lines[1].startswith("From EP 8 to 16, alltoall keeps ")
+    assert lines[0].startswith("From EP 8 to 16, alltoall keeps ")
+    assert "tracelens project scaling of deepseek_v2_lite on 16 x mi300x" in lines[:3]
     for text in ("Throughput by expert parallelism", "Time of a step", "One dispatch"):
         assert text in out
 

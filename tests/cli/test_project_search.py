@@ -50,7 +50,7 @@ def test_it_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert err == ""
     lines = out.splitlines()
-    assert lines[0] == "tracelens project memory --search of deepseek_v2_lite; without --optimised"
+    assert "tracelens project memory --search of deepseek_v2_lite; without --optimised" in lines
     for text in ("Layouts that fit, fastest first", "global batch: 64", "Assumptions of the step time"):
         assert text in out
 

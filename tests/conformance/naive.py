@@ -144,8 +144,10 @@ def op_times(trace: Trace, kernel_ids: Iterable[int]) -> dict[tuple[str, bool], 
     events = trace.events
     name = events["name"].astype(object).to_numpy()
     start, dur = events["ts_ns"].tolist(), events["dur_ns"].tolist()
-    parent = events["parent_id"].tolist()
-    op_of = dict(zip(trace.links["kernel_id"].tolist(), trace.links["op_id"].tolist(), strict=True))
+    parent = trace.tables["events"].array("parent_id").tolist()
+    op_of = dict(
+        zip(trace.links["kernel_id"].tolist(), trace.tables["links"].array("op_id").tolist(), strict=True)
+    )
     own: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel in kernel_ids:
         if op_of[kernel] >= 0:

@@ -19,7 +19,7 @@ def launched(trace: Trace) -> pd.DataFrame:
     for name in ("group", "collective", "dtype", "in_split", "out_split"):
         table[name] = table[name].astype(str)
     for name in ("ts_ns", "dur_ns"):
-        table[name] = trace.events[name].to_numpy()[table["kernel_id"]]
+        table[name] = trace.events[name].to_numpy()[table["kernel_id"].astype("int64")]
     return table
 
 

@@ -55,7 +55,7 @@ def recomputed(reference: Reference, work: Work) -> np.ndarray:
     trace = reference.trace
     names = trace.events["name"].cat
     frames = {code for code, name in enumerate(names.categories) if is_recompute_frame(name)}
-    code, parent = names.codes.tolist(), trace.events["parent_id"].tolist()
+    code, parent = names.codes.tolist(), trace.tables["events"].array("parent_id").tolist()
     return np.array(
         [
             call >= 0 and any(code[row] in frames for row in ancestors(parent, call))

@@ -77,7 +77,9 @@ def carrying(trace: Trace) -> dict[str, int]:
         if text and any(isinstance(shape, list) and shape for shape in json.loads(text))
     }
     found: dict[str, int] = {}
-    for kernel, op in zip(trace.links["kernel_id"].tolist(), trace.links["op_id"].tolist(), strict=True):
+    for kernel, op in zip(
+        trace.links["kernel_id"].tolist(), trace.tables["links"].array("op_id").tolist(), strict=True
+    ):
         if op in shaped:
             found[names[op]] = found.get(names[op], 0) + durations[kernel]
     return found
@@ -111,7 +113,7 @@ def test_each_different_call_is_a_script(replayed: Replayed) -> None:
     found = replayed.result["scripts"]
     collective = ~found["subject"].str.contains("::")
     assert ((~collective).sum(), collective.sum()) == (known.ops, known.collectives)
-    ops = trace.ops.set_index("event_id").loc[trace.links["op_id"].loc[lambda op: op >= 0].unique()]
+    ops = trace.ops.set_index("event_id").loc[trace.links["op_id"].dropna().unique()]
     names = trace.events["name"].astype(str).to_numpy()[ops.index]
     texts = ops[["shapes", "dtypes", "strides", "values"]].astype(str)
     long = texts["dtypes"].str.contains("TensorList") & ~texts["shapes"].str.contains(r"\d")

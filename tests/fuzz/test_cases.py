@@ -198,7 +198,7 @@ def test_a_message_of_the_largest_size(turn: int, value: int) -> None:
     through_everything("ep4", change, turn)
     run = load(mutated("ep4", change))
     for trace in run.traces:
-        assert set(trace.collectives["in_bytes"]) == {-1}
+        assert set(trace.tables["collectives"].array("in_bytes")) == {-1}
 
 
 def load(traces: Sequence[Document]) -> Run:

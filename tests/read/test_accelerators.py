@@ -71,8 +71,8 @@ def test_kernels_of_accelerators_are_gpu_work(
     assert not trace.meta.cpu_only
     assert trace.meta.problems == ()
     assert records(trace.events, "kind", "device", "stream", "linked") == [
-        ("op", -1, -1, False),
-        ("launch", -1, -1, False),
+        ("op", None, None, False),
+        ("launch", None, None, False),
         ("kernel", 0, 7, True),
     ]
     assert records(trace.links, "kernel_id", "launch_id", "op_id") == [(2, 1, 0)]

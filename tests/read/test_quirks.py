@@ -75,7 +75,9 @@ def links(trace: Trace) -> list[tuple[str, str, str]]:
     names = [*trace.events["name"].astype(str), ""]
     return [
         (names[kernel], names[launch], names[op])
-        for kernel, launch, op in records(trace.links, "kernel_id", "launch_id", "op_id")
+        for kernel, launch, op in zip(
+            *map(trace.tables["links"].array, ("kernel_id", "launch_id", "op_id")), strict=True
+        )
     ]
 
 
@@ -209,10 +211,10 @@ def test_4_streams_sizes_and_ids_as_text(read: Read) -> None:
         x("d", 7, 1, "gpu_memcpy", 2, "stream 3", bytes=None),
     )
     assert records(trace.events, "name", "device", "stream", "bytes", "correlation_id") == [
-        ("a", 1, 0, -1, 9),
-        ("b", 0, 31, -1, 9),
-        ("c", 0, 0, 2560, -1),
-        ("d", 2, -2, -1, -1),
+        ("a", 1, 0, None, 9),
+        ("b", 0, 31, None, 9),
+        ("c", 0, 0, 2560, None),
+        ("d", 2, -2, None, None),
     ]
 
 
@@ -226,9 +228,9 @@ def test_4_process_and_thread_ids_of_any_type(read: Read) -> None:
         x("apart", 3, 1, pid="", tid="side"),
         '{"ph": "X", "cat": "cpu_op", "name": "bare", "ts": 1, "dur": 1}',
     )
-    assert trace.events["parent_id"].tolist() == [-1, 0, -1, 2, -1, -1]
-    assert trace.events["pid"].tolist()[:2] == trace.events["tid"].tolist()[:2] == [7, 7]
-    assert set(trace.events["pid"][2:5]) == {-2}
+    assert trace.tables["events"].array("parent_id").tolist() == [-1, 0, -1, 2, -1, -1]
+    assert trace.tables["events"].array("pid").tolist()[:2] == trace.events["tid"].tolist()[:2] == [7, 7]
+    assert set(trace.tables["events"].array("pid")[2:5]) == {-2}
     assert trace.events["tid"].nunique() == 4
 
 
@@ -258,7 +260,7 @@ def test_5_hip_calls_and_copies(read: Read) -> None:
         ("ncclDevKernel_Generic", "", ""),
     ]
     assert trace.events["kind"].tolist()[4:] == ["memset", "kernel", "kernel"]
-    assert set(trace.events["stream"][4:]) == {0}
+    assert set(trace.tables["events"].array("stream")[4:]) == {0}
 
 
 def test_5_old_traces_without_any_argument(read: Read) -> None:
@@ -267,8 +269,8 @@ def test_5_old_traces_without_any_argument(read: Read) -> None:
         '{"ph": "X", "cat": "Memcpy", "name": "Memcpy DtoD", "pid": 3, "tid": 2, "ts": 5, "dur": 1}',
     )
     assert records(trace.events, "kind", "device", "stream", "bytes", "correlation_id") == [
-        ("kernel", 3, 2, -1, -1),
-        ("memcpy", 3, 2, -1, -1),
+        ("kernel", 3, 2, None, None),
+        ("memcpy", 3, 2, None, None),
     ]
 
 
@@ -380,7 +382,7 @@ def test_8_children_may_overrun_and_tie(read: Read) -> None:
         x("at the end", 10, 0),
     )
     names = trace.events["name"].tolist()
-    parents = [names[row] if row >= 0 else "" for row in trace.events["parent_id"]]
+    parents = [names[row] if row >= 0 else "" for row in trace.tables["events"].array("parent_id")]
     assert dict(zip(names, parents, strict=True)) == {
         "outer": "",
         "overruns": "outer",
@@ -398,7 +400,7 @@ def test_8_of_equal_extents_the_kind_then_the_order_tells(read: Read) -> None:
         x("aten::b", 0, 5),
         x("train.py(1): f", 0, 5, "python_function"),
     )
-    assert trace.events["parent_id"].tolist() == [2, 3, 1, -1]
+    assert trace.tables["events"].array("parent_id").tolist() == [2, 3, 1, -1]
     assert trace.events["depth"].tolist() == [3, 1, 2, 0]
 
 
@@ -420,9 +422,9 @@ def test_10_annotations_and_syncs_on_streams_are_no_work(read: Read) -> None:
         KERNEL,
     )
     assert records(trace.events, "kind", "device", "stream", "parent_id") == [
-        ("gpu_annotation", -1, -1, -1),
-        ("sync", -1, -1, -1),
-        ("kernel", 0, 7, -1),
+        ("gpu_annotation", None, None, None),
+        ("sync", None, None, None),
+        ("kernel", 0, 7, None),
     ]
     assert trace.links["kernel_id"].tolist() == [2]
 
@@ -495,7 +497,7 @@ def test_12_peers_of_sends_and_receives(text: Read, kind: str, fields: dict[str,
         **fields,
     }
     trace = text(json.dumps([json.loads(x("record_param_comms", 1, 2, **record))]))
-    assert records(trace.collectives, "collective", "peer") == [(kind, peer)]
+    assert records(trace.collectives, "collective", "peer") == [(kind, None if peer < 0 else peer)]
 
 
 # 13: generic traces
@@ -518,11 +520,11 @@ def test_13_begin_end_pairs_nest(text: Read) -> None:
     ]
     trace = text(f"[{','.join(events)}]")
     assert records(trace.events, "name", "ts_ns", "dur_ns", "parent_id") == [
-        ("outer", 1000, 8000, -1),
+        ("outer", 1000, 8000, None),
         ("inner", 2000, 2000, 0),
         ("innermost", 2000, 500, 1),
         ("next", 4000, 1000, 0),
-        ("elsewhere", 3000, 3000, -1),
+        ("elsewhere", 3000, 3000, None),
     ]
     assert (trace.meta.read, trace.meta.kept, trace.meta.dropped) == (12, 10, {ALONE: 2})
     assert trace.meta.format == "chrome"

@@ -119,3 +119,23 @@ def test_results_that_say_nothing_are_gathered_at_the_end() -> None:
     assert [(skip.subject, skip.reason) for skip in last.skips] == [("Silent", "no label")]
     assert for_people(Report((silent,))).results == (silent,)
     assert for_people(Report((spoken,))).results == (spoken,)
+
+
+def test_what_several_results_lack_in_part_is_gathered_for_all_ranks_together() -> None:
+    table = Schema("T", (Column("rank", "int64"),)).table({"rank": [1]})
+
+    def result(name: str, *skips: Skip) -> Result:
+        return Result(name, name.title(), {"t": table}, skips=skips)
+
+    memory = [Skip(f"rank {rank}: memory", "no events") for rank in range(4)]
+    fits = [Skip(f"fit {number}", "one size") for number in range(5)]
+    report = Report((result("steps", *memory), result("comm", *fits, Skip("rank 0", "alone"))))
+    assert for_people(report) == report
+    *spoken, gathered = for_people(report, parts=True).results
+    assert tuple(spoken) == report.results
+    assert [(skip.subject, skip.reason) for skip in gathered.skips] == [
+        ("Steps: memory", "no events"),
+        ("Comm: fit 0; fit 1; fit 2 and 2 more", "one size"),
+        ("Comm", "alone"),
+    ]
+    assert for_people(Report(report.results[:1]), parts=True).results == report.results[:1]

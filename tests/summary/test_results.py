@@ -170,10 +170,10 @@ def test_scaling_says_what_is_kept_and_which_dispatch_is_faster() -> None:
         f"From EP 8 to 64, alltoall keeps {kept[0]} and deepep {kept[1]} of its tokens/s; "
         f"deepep is {low} to {high} times as fast as alltoall."
     )
-    assert tile(made, "best").text == "deepep with EP 8"
+    assert tile(made, "best").text == "deepep, EP 8"
     assert tile(made, "kept_deepep").value == rows.loc[("deepep", 64), "relative"]
     alone = summed_up(project_scaling("moe_2t", 64, "mi300x", ep=8, pp=1, dispatch="dedup"))
-    assert alone.verdict.startswith("Dedup with EP 8: ")
+    assert alone.verdict.startswith("Dedup, EP 8: ")
 
 
 def test_schedules_are_compared_with_the_first() -> None:

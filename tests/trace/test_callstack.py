@@ -98,7 +98,7 @@ def test_kinds_of_equal_extent_nest_from_python_to_launch() -> None:
         s7 k        |     a
     """)
     names = trace.events["name"].astype(str).tolist()
-    parent = trace.events["parent_id"].tolist()
+    parent = trace.tables["events"].array("parent_id").tolist()
     assert [names[row] if row >= 0 else "" for row in parent] == ["aten::mm", "fwd", "f", "", ""]
 
 
@@ -108,7 +108,7 @@ def test_threads_do_not_nest_into_each_other() -> None:
         op b tid=2 |   ---
         op c tid=1 |    --
     """)
-    assert trace.events["parent_id"].tolist() == [-1, -1, 0]
+    assert trace.tables["events"].array("parent_id").tolist() == [-1, -1, 0]
 
 
 def test_gpu_work_and_gpu_annotations_do_not_nest() -> None:
@@ -117,7 +117,7 @@ def test_gpu_work_and_gpu_annotations_do_not_nest() -> None:
         s7 k       |  ---
         s7 k       |   =
     """)
-    assert trace.events["parent_id"].tolist() == [-1, -1, -1]
+    assert trace.tables["events"].array("parent_id").tolist() == [-1, -1, -1]
     assert trace.events["depth"].tolist() == [0, 0, 0]
 
 

@@ -13,9 +13,9 @@ def linked(trace: Trace) -> list[bool]:
 
 def forward_of(trace: Trace) -> dict[str, list[int]]:
     """Kernel name to the start, in columns, of the forward op of each of its launches (-1: none)."""
-    table, links = trace.events, trace.links
+    table, links = trace.events, trace.tables["links"]
     found: dict[str, list[int]] = {}
-    for kernel, forward in zip(links["kernel_id"], links["forward_op_id"], strict=True):
+    for kernel, forward in zip(links.array("kernel_id"), links.array("forward_op_id"), strict=True):
         start = int(table["ts_ns"][forward]) // 1000 if forward >= 0 else -1
         found.setdefault(str(table["name"][kernel]), []).append(start)
     return found
@@ -139,7 +139,7 @@ def test_arrows_stand_in_for_missing_correlation_ids() -> None:
     """,
         correlations=False,
     )
-    assert trace.events["correlation_id"].tolist()[-3:] == [-1, -1, -1]
+    assert trace.tables["events"].array("correlation_id").tolist()[-3:] == [-1, -1, -1]
     assert dict(zip(kernel_names(trace), kernel_names(trace, "launch_id"), strict=True)) == {
         "ka": "one",
         "kb": "two",
@@ -238,7 +238,9 @@ def test_two_forward_threads_count_on_their_own() -> None:
     # Starts of a, b, c on thread 1, then of d, e on thread 2; b and d start together.
     assert forward_of(trace) == {"k": [0, 2, 4, 2, 5]}
     ops = trace.events["name"].astype(str).tolist()
-    assert [ops[row] for row in trace.links["forward_op_id"]] == [f"aten::{letter}" for letter in "abcde"]
+    assert [ops[row] for row in trace.tables["links"].array("forward_op_id")] == [
+        f"aten::{letter}" for letter in "abcde"
+    ]
 
 
 def test_forward_threads_with_the_same_numbers_are_told_apart() -> None:
@@ -254,4 +256,23 @@ def test_forward_threads_with_the_same_numbers_are_told_apart() -> None:
         s8 k                       |        b
     """)
     ops = trace.events["name"].astype(str).tolist()
-    assert sorted(ops[row] for row in trace.links["forward_op_id"]) == ["aten::a", "aten::b"]
+    assert sorted(ops[row] for row in trace.tables["links"].array("forward_op_id")) == ["aten::a", "aten::b"]
+
+
+def test_frames_have_na_where_the_arrays_have_minus_one() -> None:
+    trace = draw("""
+        op aten::mm                | -----
+        launch one                 |   a
+        s7 mm                      |     aa
+        s7 unlaunched              |        ==
+        s9 ncclDevKernel_AllReduce | --
+    """)
+    for name in ("events", "ops", "links", "collectives"):
+        table, frame = trace.tables[name], getattr(trace, name)
+        for column in table.schema.columns:
+            if column.absent is not None:
+                assert frame[column.name].dtype == "Int64"
+                assert frame[column.name].isna().tolist() == (table.array(column.name) == -1).tolist()
+        numbers = frame.select_dtypes("number")
+        assert not (numbers == -1).fillna(False).any(axis=None)
+    assert trace.links["op_id"].isna().sum() == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,27 @@ __getattr__, __dir__ = lazy(
 OK, WRONG, INTERRUPTED = 0, 2, 130
 """Exit codes: done; bad input or any failure; stopped by the user. 1 is a verdict, never an accident."""
 
+_NO_SUCH = re.compile(r"No such (command|option):? '?([^\s']+)")
+_MEANT_COMMANDS = {
+    "compare": "tracelens diff",
+    "help": "tracelens --help",
+    "merge": "tracelens fuse",
+    "record": "tracelens workload run",
+    "search": "tracelens project memory --search",
+    "show": "tracelens report",
+    "version": "tracelens --version",
+    "view": "tracelens report",
+}
+"""Words of other tools to our commands."""
+_MEANT_OPTIONS = {
+    "--csv": "-o DIRECTORY",
+    "--format": "-o NAME.SUFFIX",
+    "--html": "-o NAME.html",
+    "--json": "-o NAME.json",
+    "--rank": "the file of that rank as PATH",
+    "--ranks": "the files of those ranks as PATH",
+}
+"""Options of other commands and tools to what does it here."""
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -150,8 +172,7 @@ def _with_typer(words: list[str]) -> int:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        if context and not context.parent and os.path.exists(words[0]):
-            message += f" Did you mean: tracelens report {words[0]}"
+        message += _advice(message, words)
         _say(f"{context.command_path if context else 'tracelens'}: {message} (see --help)")
         return WRONG
     except Abort:
@@ -162,6 +183,35 @@ def _with_typer(words: list[str]) -> int:
         if COMPLETION not in os.environ:  # a plugin's: no command of ours ends in this way
             raise
         return OK if end.code == 0 else WRONG
+
+
+def _advice(message: str, words: Sequence[str]) -> str:
+    """What somebody may have meant by a command or option that is none; "" where typer says so itself."""
+    wrong = _NO_SUCH.match(message)
+    if not wrong or "Did you mean" in message:
+        return ""
+    kind, word = wrong.groups()
+    if kind == "command" and word == words[0] and os.path.exists(word):
+        return f" Did you mean: tracelens report {word}"
+    meant = _meant_commands(word) if kind == "command" else _MEANT_OPTIONS.get(word)
+    end = "" if message.endswith((".", ")")) else "."
+    return f"{end} Did you mean: {meant}" if meant else ""
+
+
+def _meant_commands(word: str) -> str:
+    """The commands of this name in other groups, or what others call so."""
+    from tracelens.cli.commands import ROOT, CommandGroup
+
+    groups = {name: group for name, group in ROOT.members.items() if isinstance(group, CommandGroup)}
+    if word in _MEANT_COMMANDS:
+        return _MEANT_COMMANDS[word]
+    found = [f"tracelens {name} {word}" for name, group in groups.items() if word in group.members]
+    found += [f"tracelens {word}"] if word in ROOT.members else []
+    if not found:
+        from tracelens.analysis import in_order
+
+        found = [f"tracelens analyze {word}"] if word in {item.name for item in in_order()} else []
+    return " or ".join(found)
 
 
 def _end_like_ctrl_c() -> None:

@@ -21,15 +21,15 @@ class CalibrateOptions(OptionGroup):
 def calibrate(request: CalibrateOptions) -> None:
     """Measure a GPU, and write the results as a device file.
 
-    GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory bandwidth by size, the
-    host's cost per launch: under a minute on an idle GPU. Under `torchrun --nproc-per-node N -m tracelens
-    calibrate` also messages among the ranks, by size. It needs torch (extra `workload`).
+    Times GEMMs and grouped GEMMs by rows and type, attention by sequence length, memory traffic by size, and
+    the host's launches; takes under a minute on an idle GPU. `torchrun --nproc-per-node N -m tracelens
+    calibrate` also times messages among the ranks, by size. Needs torch (extra `workload`).
 
     Examples:
         tracelens calibrate -o mygpu.toml
         tracelens report trace.json.gz --device-file mygpu.toml
     """
-    from tracelens.devices import device_toml
+    from tracelens.devices import device_toml, measured_rates
     from tracelens.outputs import write_file
 
     check_outputs((), (), [request.output])
@@ -43,6 +43,7 @@ def calibrate(request: CalibrateOptions) -> None:
         result = measure(request.device, line)
     if os.environ.get("RANK", "0") != "0":
         return
+    say(measured_rates(result.device))
     for failure in result.failures:
         say(f"not measured: {failure.name}: {failure.reason}")
     for name, reason in result.eager.items():

@@ -142,7 +142,7 @@ PROJECT = CommandGroup(
             "scaling": Home(
                 "project",
                 "scaling",
-                "Tokens/s and time breakdown for expert parallelism of several sizes, by way of dispatch",
+                "Tokens/s and step time of several expert-parallel sizes, for each way to dispatch tokens",
             ),
             "pipeline": Home(
                 "project", "pipeline", "Simulate pipeline schedules: step time, bubble, activations in flight"

@@ -183,7 +183,11 @@ def print_answer(report: Report, table: str | None = None) -> None:
     result = report.results[0]
     known = [name for name, data in result.exported.items() if len(data)]
     if table is not None and table not in known:
-        hint = suggestion(table, known) or f"it has: {', '.join(known) or 'none with rows'}"
+        if table in result.exported:
+            reason = next((f": {skip.reason}" for skip in result.skips), "; leave --table out")
+            raise TracelensError(f"{result.analyzer}: the table {table!r} has no rows here{reason}")
+        names = known or [*result.exported]
+        hint = suggestion(table, names) or f"it has: {', '.join(names)}"
         raise TracelensError(f"{result.analyzer} has no table {table!r} here; {hint}")
 
     def text(report: Report) -> str:

@@ -135,7 +135,7 @@ def memory(request: MemoryRequest, how: Searched, search: SearchRequest, given: 
 
 @command
 def scaling(request: ScalingRequest, out: Delivery) -> None:
-    """Tokens/s and time breakdown for expert parallelism of several sizes, by way of dispatch.
+    """Tokens/s and step time of several expert-parallel sizes, for each way to dispatch tokens.
 
     An all-to-all sends a token once per expert; DeepEP once per node over the network, and from there once
     per GPU over the links of the node.

@@ -21,6 +21,7 @@ from tracelens.devices.spec import (
     GemmKind,
     LaunchCost,
     Measured,
+    measured_rates,
 )
 from tracelens.lazy import lazy
 
@@ -47,6 +48,7 @@ __all__ = [
     "gemm_rate",
     "launch_cost",
     "match",
+    "measured_rates",
     "memory_rate",
     "read_device",
     "typical_memory_rate",

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import Literal
 
+from tracelens.units import duration, three_digit_decimals
+
 Engine = Literal["matrix", "vector"]
 
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "i64", "i32", "i16", "i8")
@@ -273,3 +275,24 @@ def is_grid(points: Iterable[tuple[int, ...]]) -> bool:
     for coordinates in zip(*known, strict=True):
         count *= len(set(coordinates))
     return count == len(known)
+
+
+def measured_rates(device: Device) -> str:
+    """The best rates that were measured, beside what the device could do at most."""
+    measured, parts = device.measured, []
+    for dtype in dict.fromkeys(curve.dtype for curve in measured.gemms):
+        rate, peak = measured.best_gemm(dtype) or 0.0, device.matrix.get(dtype, 0.0)
+        share = f" ({rate / peak:.0%} of its peak)" if peak > rate else ""
+        parts.append(f"GEMM {dtype} {_three_digits(rate / 1e12)} TFLOP/s{share}")
+    copies = [max(curve.bytes_per_s) for curve in measured.bandwidths if curve.name == "copy"]
+    if copies:
+        rate, peak = max(copies), device.hbm_bytes_per_s
+        share = f" ({rate / peak:.0%} of its peak)" if peak > rate else ""
+        parts.append(f"memory {_three_digits(rate / 1e12)} TB/s{share}")
+    if measured.launch.kernel_ns:
+        parts.append(f"{duration(measured.launch.kernel_ns)} per launch")
+    return f"{device.title}: {', '.join(parts) or 'nothing could be measured'}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.{three_digit_decimals(value)}f}"

@@ -27,6 +27,7 @@ _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 _DEPTH = 2  # folders below a directory that are searched for runs
 _SHOWN = 6  # runs that a message names
+_SNIFFED_BYTES = 65536  # of a file, which tell what it is
 # Two letters at least: one letter before the colon is a drive. `simplecache::s3://...` chains drivers.
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")
 _HTTP = re.compile(r"https?://", re.IGNORECASE)
@@ -165,6 +166,10 @@ def _expand(path: str) -> list[str]:
             kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
             held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
             what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
+            if not listing.files and (missing := _broken_links(path)):
+                raise ParseError(path, f"{what}, only links to what is not there: {missing}")
+            if listing.files and (first := _known_kind(listing.files[0])):
+                raise ParseError(path, f"{what}: {first}")
             raise ParseError(path, f"{what}; {_LOOKED_FOR}{inner}")
         first, *others = runs
         if not others:
@@ -192,6 +197,28 @@ def _expand(path: str) -> list[str]:
         bare = f"matches folders without a trace ({_LOOKED_FOR})"
         raise ParseError(path, bare if listing.folders else "no file matches this pattern")
     return sorted(traces or listing.files, key=_natural)
+
+
+def _broken_links(folder: str) -> str:
+    """Names of links in a local folder that lead nowhere, "" without any."""
+    if is_url(folder):
+        return ""
+    names = [name for name in sorted(os.listdir(folder)) if not os.path.exists(os.path.join(folder, name))]
+    return ", ".join(names[:_SHOWN])
+
+
+def _known_kind(file: str) -> str:
+    """What a file that is no trace is, and what to do with it; "" where that is not known."""
+    from tracelens.read.foreign import not_json  # a slip needs it, not a run
+
+    if is_url(file):
+        return ""
+    try:
+        with open(file, "rb") as stream:
+            told = not_json(stream.read(_SNIFFED_BYTES), file)
+    except OSError:
+        return ""
+    return f"{os.path.basename(file)} is {told}" if told.startswith("not a trace but ") else ""
 
 
 def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracelens.errors import ParseError, WrongOption
 from tracelens.filenames import CAPTURES, traces_among
-from tracelens.read.files import TraceFiles
+from tracelens.read.files import MAGIC, TraceFiles, is_url
 from tracelens.registry import Registry
 
 if TYPE_CHECKING:
@@ -45,11 +45,22 @@ _SIZE = re.compile(r"(?:^|_)bs_?(\d+)(?=[_.])")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 
 
+_NO_TWIN = "no such file or folder of a run without graphs"
+
+
 class GraphSources(NamedTuple):
     """What a caller names as the origin of graphs; "" for what lies beside the trace, or for nothing."""
 
     captures: str = ""  # a trace of captures, or a folder of them
     twin: str = ""  # a trace of the same program without graphs, or a folder of its ranks
+
+    @classmethod
+    def named(cls, captures: str, twin: str) -> GraphSources:
+        """What a caller names; raises ParseError where it is not there, even if no graph needs it."""
+        for path, what in ((captures, "no such file or folder of capture traces"), (twin, _NO_TWIN)):
+            if path and not is_url(path) and not MAGIC.search(path) and not os.path.exists(path):
+                raise ParseError(path, what)
+        return cls(captures, twin)
 
 
 BESIDE = GraphSources()
@@ -145,7 +156,7 @@ def sources_of_sides(
             raise WrongOption(f"{option}: {len(values)} paths; name one for both sides, or one for each")
         values = [os.fspath(path) for path in values] or [""]
         paths.append((values[0], values[-1]))
-    base, cand = (GraphSources(*side) for side in zip(*paths, strict=True))
+    base, cand = (GraphSources.named(*side) for side in zip(*paths, strict=True))
     return base, cand
 
 

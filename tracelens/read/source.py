@@ -11,6 +11,7 @@ import stat
 import struct
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -205,6 +206,9 @@ def open_source(path: str) -> list[Source]:
         else:
             stream = open_url(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115
     except FileNotFoundError:
+        if os.path.islink(path):
+            problem = f"is a link to {os.readlink(path)}, which is not there; copy what it stands for"
+            raise ParseError(name, problem) from None
         folder, base = os.path.split(path)
         near = ""
         with suppress(OSError):  # no such folder either, or a URL
@@ -384,6 +388,13 @@ def _members(stream: IO[bytes], path: str) -> list[Source]:
         )
     # As with directories: where some members are named like traces, the others are notes, logs and the like.
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
+    kinds = Counter(os.path.splitext(name)[1] for name in names)
+    if not traces and len(names) > 1 and "" not in kinds:
+        archive.close()
+        held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+        raise ParseError(
+            path, f"holds no trace, only files of other kinds ({held}); pass the traces themselves"
+        )
     # Members may share their compressed bytes, so the whole archive has one meter.
     meter = Meter(path, archive_bytes=size)
     return [

@@ -331,7 +331,7 @@ class ScalingRequest(ApiRequest["Result"], panel=LAYOUT):
         default="alltoall,deepep",
     )
     overlap: Texts = option(
-        "Dispatches that 1F1B overlaps with the computation of another micro-batch; none for none.",
+        "Dispatches that 1F1B hides behind the computation of another micro-batch, or none.",
         COMPARED,
         metavar="LIST",
         type=str,

@@ -85,7 +85,7 @@ class Graphs(Partial, panel=READING):
     @property
     def graphs(self) -> GraphSources:
         """Captures and twin."""
-        return GraphSources(self.captures, self.twin)
+        return GraphSources.named(os.fspath(self.captures), os.fspath(self.twin))
 
 
 class GraphsOfSides(Partial, panel=READING):

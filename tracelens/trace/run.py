@@ -144,8 +144,11 @@ def check_ranks(
     if -1 in ranks:
         numbers = _by_difference([meta.path for meta in metas])
         if not numbers or not all(rank in (-1, number) for rank, number in zip(ranks, numbers, strict=True)):
+            unnamed = metas[ranks.index(-1)]
+            if foreign := next((meta for meta in metas if meta.no_work), None):
+                raise ParseError(foreign.path, f"{foreign.no_work}; pass the other traces without it")
             problem = "neither the trace nor its name says which rank it is; name it rank<N>.json"
-            raise ParseError(metas[ranks.index(-1)].path, problem)
+            raise ParseError(unnamed.path, problem)
         ranks = numbers
     if len(metas) > 1:
         _check_duplicates(metas, ranks)

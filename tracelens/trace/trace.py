@@ -76,22 +76,34 @@ EVENTS = Schema(
         Column("name", "category", doc="as the profiler recorded it"),
         Column("ts_ns", "int64", "ns", "start, on the trace's own clock"),
         Column("dur_ns", "int64", "ns", "0 for an instant"),
-        Column("pid", "int64", doc="process; non-numeric names are numbered from -2 downwards"),
+        Column(
+            "pid",
+            "int64",
+            doc="process, missing if not recorded; names are numbered from -2 downwards",
+            absent=-1,
+        ),
         Column("tid", "int64", doc="thread, or stream of a GPU row"),
-        Column("device", "int64", doc="GPU index of GPU work, else -1"),
-        Column("stream", "int64", doc="stream of GPU work, else -1"),
+        Column("device", "int64", doc="GPU index of GPU work, else missing", absent=-1),
+        Column("stream", "int64", doc="stream of GPU work, else missing", absent=-1),
         Column(
             "bytes",
             "int64",
             "bytes",
-            "bytes of a copy or memset; for a memory event, total bytes then allocated on its GPU; else -1",
+            "bytes of a copy or memset; for a memory event, bytes then allocated on its GPU; else missing",
+            absent=-1,
         ),
         Column(
-            "blocks", "int64", "count", "thread blocks of a kernel or its launch call, -1 if not recorded"
+            "blocks",
+            "int64",
+            "count",
+            "thread blocks of a kernel or its launch call; missing: not recorded",
+            absent=-1,
         ),
-        Column("parent_id", "int64", doc="enclosing event on the same thread, -1 at the top"),
+        Column("parent_id", "int64", doc="enclosing event on the same thread, missing at the top", absent=-1),
         Column("depth", "int64", "count", "number of enclosing events"),
-        Column("correlation_id", "int64", doc="joins a launch call and its GPU work, -1 if none"),
+        Column(
+            "correlation_id", "int64", doc="joins a launch call and its GPU work, missing if none", absent=-1
+        ),
         Column(
             "linked", "bool", doc="GPU work with a flow arrow from a launch call in the trace: scope linked"
         ),
@@ -117,8 +129,13 @@ OPS = Schema(
             doc="types and sizes of the tensor arguments where a graph was captured for another batch size, "
             "else ''; then the columns above are empty",
         ),
-        Column("sequence", "int64", doc="autograd sequence number, -1 if none"),
-        Column("forward_thread", "int64", doc="profiler's number of the forward thread; >0 on backward ops"),
+        Column("sequence", "int64", doc="autograd sequence number, missing if none", absent=-1),
+        Column(
+            "forward_thread",
+            "int64",
+            doc="profiler's number of the forward thread; >0 on backward ops; missing: not recorded",
+            absent=-1,
+        ),
     ),
 )
 LAUNCHES = Schema(
@@ -132,21 +149,28 @@ COLLECTIVES = Schema(
     "collectives",
     (
         Column("event_id", "int64", doc="the CPU record, or the kernel if only that carries the metadata"),
-        Column("kernel_id", "int64", doc="its GPU kernel (for gloo the annotation), -1 if not in the trace"),
+        Column(
+            "kernel_id",
+            "int64",
+            doc="its GPU kernel (for gloo the annotation), missing if not in the trace",
+            absent=-1,
+        ),
         Column("collective", "category", doc="allreduce, all_to_allv, ..."),
         Column("group", "category", doc="process group name"),
         Column(
             "group_description", "category", doc="what the program calls the group, '' where not recorded"
         ),
         Column("group_ranks", "category", doc="JSON text; may be cut by the profiler"),
-        Column("group_size", "int64", "count", "ranks in the group, -1 if not recorded"),
+        Column("group_size", "int64", "count", "ranks in the group, missing if not recorded", absent=-1),
         Column("dtype", "category", doc="element type, as the profiler writes it"),
-        Column("in_bytes", "int64", "bytes", "input of this rank, -1 if not recorded"),
-        Column("out_bytes", "int64", "bytes", "output of this rank, -1 if not recorded"),
+        Column("in_bytes", "int64", "bytes", "input of this rank, missing if not recorded", absent=-1),
+        Column("out_bytes", "int64", "bytes", "output of this rank, missing if not recorded", absent=-1),
         Column("in_split", "category", doc="JSON text of the split sizes sent, elements"),
         Column("out_split", "category", doc="JSON text of the split sizes received, elements"),
         Column("order", "int64", "count", "position among the collectives of its group, by start"),
-        Column("peer", "int64", doc="the other rank of a send or receive, -1 if not recorded"),
+        Column(
+            "peer", "int64", doc="the other rank of a send or receive, missing if not recorded", absent=-1
+        ),
     ),
 )
 LINKS = Schema(
@@ -157,10 +181,22 @@ LINKS = Schema(
             "int64",
             doc="GPU work: kernels, copies and memsets; in a CPU-only trace ops and gloo's communication",
         ),
-        Column("launch_id", "int64", doc="the runtime or driver call, -1 if not in the trace"),
-        Column("call_id", "int64", doc="copied launch call of a node that a graph replays, -1 if none"),
-        Column("op_id", "int64", doc="innermost op around the launch call, -1 if none"),
-        Column("forward_op_id", "int64", doc="forward op whose gradient this computes, -1 if none"),
+        Column(
+            "launch_id", "int64", doc="the runtime or driver call, missing if not in the trace", absent=-1
+        ),
+        Column(
+            "call_id",
+            "int64",
+            doc="copied launch call of a node that a graph replays, missing if none",
+            absent=-1,
+        ),
+        Column("op_id", "int64", doc="innermost op around the launch call, missing if none", absent=-1),
+        Column(
+            "forward_op_id",
+            "int64",
+            doc="forward op whose gradient this computes, missing if none",
+            absent=-1,
+        ),
     ),
 )
 
@@ -284,7 +320,8 @@ class Events(NamedTuple):
 class Trace:
     """One rank's trace: tables of the schemas above; event i is row i of `events`.
 
-    `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames.
+    `tables` holds the columns; `events`, `ops`, `collectives` and `links` are the same as DataFrames
+    with NA for what is unknown, which the columns have as -1.
     `window`, if set, narrows what analyzers see as GPU work to one step, see run.select_step. `source`, if
     set, is the trace of which this one is an excerpt, see `excerpt`.
     """

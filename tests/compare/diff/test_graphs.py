@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import tracelens
 from tests.builders import aligned, draw, records
 from tracelens.compare.diff import diff
-from tracelens.errors import WrongOption
+from tracelens.errors import ParseError, WrongOption
 from tracelens.read import GraphSources, sources_of_sides
 from tracelens.rendering.summary import result_summary
 from tracelens.table import Result
@@ -190,11 +192,16 @@ def test_no_graph_no_table() -> None:
     assert not level(result, "graph")
 
 
-def test_sources_of_sides() -> None:
+def test_sources_of_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("twin.json", "a", "b", "c"):
+        Path(name).touch()
     assert sources_of_sides((), "twin.json") == (GraphSources("", "twin.json"), GraphSources("", "twin.json"))
     assert sources_of_sides(["a", "b"], ()) == (GraphSources("a"), GraphSources("b"))
     with pytest.raises(WrongOption, match="3 paths"):
         sources_of_sides(["a", "b", "c"], ())
+    with pytest.raises(ParseError, match="d: no such file or folder"):
+        sources_of_sides(["a", "d"], ())
 
 
 def test_what_is_unattributed() -> None:

@@ -42,7 +42,10 @@ def tied(trace: Trace) -> list[tuple[str, str, int]]:
     """Name of each annotation, of its op, and the column at which the op begins."""
     names, found = trace.events["name"].astype(str).tolist(), []
     starts = trace.events["ts_ns"].tolist()
-    pairs = sorted(records(trace.links, "kernel_id", "op_id"), key=lambda pair: starts[pair[0]])
+    pairs = sorted(
+        zip(*map(trace.tables["links"].array, ("kernel_id", "op_id")), strict=True),
+        key=lambda pair: starts[pair[0]],
+    )
     for work, op in pairs:
         if names[work].startswith("gloo:"):
             found.append((names[work], names[op] if op >= 0 else "", starts[op] // 1000 if op >= 0 else -1))
@@ -182,7 +185,7 @@ def test_sends_and_receives_say_to_whom() -> None:
 
 def test_without_a_header_nothing_is_said_about_the_group() -> None:
     (row,) = told(draw(ALL_REDUCE + " | --"), "group_ranks", "group_size", "kernel_id", "event_id")
-    assert row == ("", -1, 0, 0)  # the op itself stands for the communication that was not recorded
+    assert row == ("", None, 0, 0)  # the op itself stands for the communication that was not recorded
 
 
 def test_groups_of_the_header() -> None:

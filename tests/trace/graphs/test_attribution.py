@@ -40,12 +40,15 @@ def ops(trace: Trace) -> list[str]:
 def shapes(trace: Trace) -> list[str]:
     """Shapes of the op of each piece of GPU work."""
     texts = dict(records(trace.ops, "event_id", "shapes"))
-    return [str(texts.get(row, "")).replace(" ", "") for row in trace.links["op_id"].tolist()]
+    return [str(texts.get(row, "")).replace(" ", "") for row in trace.tables["links"].array("op_id").tolist()]
 
 
 def chain(trace: Trace, row: int) -> list[str]:
     """Names of an event and all around it, innermost first."""
-    names, parents = trace.events["name"].astype(str).tolist(), trace.events["parent_id"].tolist()
+    names, parents = (
+        trace.events["name"].astype(str).tolist(),
+        trace.tables["events"].array("parent_id").tolist(),
+    )
     around = []
     while row >= 0:
         around.append(names[row])
@@ -66,7 +69,7 @@ def test_the_launch_stays_the_graph_launch_and_the_capture_stands_under_it() -> 
     assert chain(trace, int(work.host_call[0])) == [
         "hipLaunchKernel", "aten::mm", "nn.Module: Mlp_0", "hipGraphLaunch", "decode bs=4"
     ]  # fmt: skip
-    assert (work.op == trace.links["op_id"]).all()
+    assert (work.op == trace.tables["links"].array("op_id")).all()
 
 
 def test_grids_that_only_the_capture_records() -> None:

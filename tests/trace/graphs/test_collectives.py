@@ -57,7 +57,7 @@ def test_sizes_of_another_batch_are_unknown() -> None:
     record = template.tables["collectives"].array("event_id")[:1]
     replay = Replayed(template, record, 100, np.array([0]), np.array([3]), has_arguments=False)
     table = collectives(trace, np.arange(200), [replay])
-    assert records(table.frame, "event_id", "in_bytes", "out_bytes") == [(0, 16, 16), (100, -1, -1)]
+    assert records(table.frame, "event_id", "in_bytes", "out_bytes") == [(0, 16, 16), (100, None, None)]
     assert table.texts("in_split")[1] == ""
 
 

@@ -44,7 +44,7 @@ def captured(*batches: int) -> Trace:
 
 def texts(trace: Trace, column: str) -> list[str]:
     of_op = dict(records(trace.ops, "event_id", column))
-    return [str(of_op.get(op, "")).replace(" ", "") for op in trace.links["op_id"].tolist()]
+    return [str(of_op.get(op, "")).replace(" ", "") for op in trace.tables["links"].array("op_id").tolist()]
 
 
 OPS = ["aten::norm", "aten::mm", "aten::silu"]

@@ -84,7 +84,7 @@ RANKS = Schema(
     "Communication of each rank",
     (
         RANK,
-        Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + sync"),
+        Column("kernel_ns", "int64", "ns", "time of all communication kernels = comm + wait"),
         Column("comm_ns", "int64", "ns", "part transferring"),
         Column(
             "wait_ns",
@@ -117,9 +117,10 @@ SUMMARY = Schema(
             absent=-1,
         ),
         Column("count", "int64", "count", "collectives"),
-        Column("kernel_ns", "int64", "ns", "time of the kernels of all ranks = comm + sync"),
+        Column("kernel_ns", "int64", "ns", "time of the kernels of all ranks = comm + wait"),
         Column("comm_ns", "int64", "ns", "part transferring"),
         Column("wait_ns", "int64", "ns", "part waiting for ranks that arrived later"),
+        Column("wait_fraction", "float64", "fraction", "wait / kernel"),
         Column("latency_median_ns", "float64", "ns", "median duration on the last rank to arrive"),
         Column("start_skew_median_ns", "float64", "ns", "median of last start - first start"),
         Column("end_skew_median_ns", "float64", "ns", "median of last end - first end"),
@@ -261,7 +262,7 @@ def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
         scope: "all", or "linked" for work whose launch call is in the trace.
 
     Returns:
-        tables `ranks` (kernel = comm + sync), `summary`, `collectives`, `fit`, `all_to_all`, `traffic`,
+        tables `ranks` (kernel = comm + wait), `summary`, `collectives`, `fit`, `all_to_all`, `traffic`,
         `clocks` and `participants` (each collective by rank).
     """
     ranks, on_one_clock = aligned.ranks, aligned.collectives
@@ -400,6 +401,7 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "kernel_ns": [kernel],
                 "comm_ns": [kernel - sync],
                 "wait_ns": [sync],
+                "wait_fraction": [sync / max(kernel, 1)],
                 "latency_median_ns": [float(median(matched.latency_ns for matched in alike))],
                 "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in alike))],
                 "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in alike))],

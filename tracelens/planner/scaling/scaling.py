@@ -239,7 +239,7 @@ def scaling(request: Request, device: Device) -> Result:
             "seq": training.seq,
             "recomputed_layers": len(request.config.toggles.recompute_layer_ids),
             "overlapped": [name for name in request.dispatches if name in request.overlapped],
-            "network": request.network,
+            "network": request.network or "line rate",
             "routing": "balanced" if request.expert_ids_TK is None else "recorded",
             "tokens_per_step": runs[0].time.tokens,
             "step_times": request.machine.step_times,

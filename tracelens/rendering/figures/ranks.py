@@ -51,6 +51,7 @@ from tracelens.rendering.thresholds import EVEN_SPAN, UNEVEN_SPAN
 from tracelens.table import Coded, Result, Table
 
 _MATRIX = 64
+_WRITTEN = 8  # ranks of a matrix whose cells have room for their numbers
 
 _MOST_ROWS = 32
 _TOP = 15
@@ -110,6 +111,8 @@ def _traffic(traffic: Table) -> list[Figure]:
         "colorbar": {"title": {"text": "MiB"}},
         "hovertemplate": "rank %{y} to rank %{x}: %{z:,.2f} MiB<extra></extra>",
     }
+    if len(names) <= _WRITTEN:
+        drawn["texttemplate"] = "%{z:,.2f}"
     title = f"Bytes from rank to rank in group {plain(groups.values[group], 30)}"
     if len(groups.values) > 1:
         title += f", the largest of {len(groups.values)}"

@@ -72,11 +72,12 @@ def console_text(report: Report, *, width: int = 100, color: bool = False, rows:
     incomplete = banner(report.failures)
     report = for_people(report)
     screen = _new_screen(width, color)
-    screen.print(one_line(report.title), style="bold", soft_wrap=True)
     if incomplete:
         screen.print(one_line(incomplete), style="bold red")
+    if report.summary is not None:  # the answer first
+        screen.print(one_line(report.summary.verdict), style="bold")
+    screen.print(one_line(report.title), style="dim" if report.summary else "bold", soft_wrap=True)
     if report.summary is not None:
-        screen.print(one_line(report.summary.verdict))
         screen.print()
         _print_tiles(screen, report.summary.tiles)
         screen.print()
@@ -122,10 +123,10 @@ def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = F
     At most LINES lines, in terminals of 80 columns and more.
     """
     screen = _new_screen(width, color)
-    screen.print(shorten(one_line(report.title.partition(": ")[0]), width), style="dim")
     if incomplete := banner(report.failures):
         screen.print(one_line(incomplete), style="bold red")
     screen.print(one_line(summary.verdict), style="bold")
+    screen.print(shorten(one_line(report.title.partition(": ")[0]), width), style="dim")
     screen.print()
     _print_tiles(screen, summary.tiles)
     head = _screen_text(screen)

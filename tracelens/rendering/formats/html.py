@@ -33,6 +33,7 @@ from tracelens.rendering.interactive import (
 )
 from tracelens.rendering.picture import picture
 from tracelens.rendering.renderer import renderer
+from tracelens.rendering.summary import answer, result_summary
 from tracelens.rendering.tables import (
     Grid,
     details,
@@ -63,6 +64,7 @@ PICTURE_SCRIPTS = ("lanes", "rows", "paint", "card", "gestures", "picture")
 LAST_SCRIPTS = ("selection",)
 """What all others listen to."""
 
+_FIGURE = re.compile(r"\d(?:[\d.,]*\d)?")
 _HEADERS_BYTES = 400_000  # what describes the columns of tables
 _LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
 
@@ -77,6 +79,7 @@ class PageSection:
     id: str
     title: str
     headline: str
+    answer: str  # the sentence that `tracelens analyze` begins with; "" where the headline has its figures
     doc: str
     meta: list[tuple[str, str]]
     figures: list[tuple[str, str, int]]
@@ -101,7 +104,7 @@ def files(report: Report) -> Mapping[str, bytes]:
         results.append(replace(kept, data=result.data))
     report = replace(report, results=tuple(results))
     incomplete = banner(report.failures)
-    report = for_people(report)
+    report = for_people(report, parts=True)
     placed: list[Figure] = []
     tables = {result.analyzer: views(result) for result in report.results}
     sections = []
@@ -188,6 +191,7 @@ def section(
         id=result.analyzer,
         title=result.title,
         headline=headline(result),
+        answer=_answer(result),
         doc=result.doc,
         meta=meta_items(result.meta),
         figures=figures or [],
@@ -198,6 +202,14 @@ def section(
         details=details(result),
         skips=skipped(result),
     )
+
+
+def _answer(result: Result) -> str:
+    """The answer to a section's question, unless the headline or the page's verdict has all figures of it."""
+    if result_summary(result):
+        return ""
+    sentence = answer(result)
+    return sentence if {*_FIGURE.findall(sentence)} - {*_FIGURE.findall(headline(result))} else ""
 
 
 @cache

@@ -239,14 +239,14 @@ def scaling_summary(result: Result) -> Summary | None:
         low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
         verdicts.append(f"{name} is {low if low == high else f'{low} to {high}'} times as fast as {first}")
     best = max(range(len(rate)), key=rate.__getitem__)
-    fastest = f"{table.texts('dispatch')[best]} with EP {ranks[best]}"
+    fastest = f"{table.texts('dispatch')[best]}, EP {ranks[best]}"
     most = "" if result.meta["step_times"] == "projected" else "at most "
     tiles = [
         Tile("best", "Fastest", None, "", note=f"{most}{three_digits(rate[best])} tokens/s per GPU",
              section="scaling", text=fastest),
         *(
-            Tile(f"kept_{name}", f"{name}, EP {ranks[rows[-1]]}", relative[rows[-1]], "fraction",
-                 note=f"of the tokens/s with EP {ranks[rows[0]]}", section="scaling")
+            Tile(f"kept_{name}", f"{name} keeps", relative[rows[-1]], "fraction",
+                 note=f"EP {ranks[rows[-1]]}, of the tokens/s with EP {ranks[rows[0]]}", section="scaling")
             for name, rows in list(rows_of.items())[:NAMED]
             if len(rows) > 1
         ),
@@ -485,7 +485,10 @@ def answer(result: Result) -> str:
     if summary is not None:
         return one_line(str(summary.verdict))
     first = ANSWERS.get(result.analyzer)
-    text = first(result) if first else ""
+    try:
+        text = first(result) if first else ""
+    except KeyError:  # a plugin's table of the same name may lack the columns
+        text = ""
     if not text:
         fact = headline(result)
         text = f"{result.title}: {fact}" if fact else f"{result.title}: nothing to tell"
@@ -516,7 +519,7 @@ def _largest(amount: str, noun: str) -> Callable[[Result], str]:
         each = duration(float(sums[most]) / ranks) + (" a rank" if ranks > 1 else "")
         share = percent(float(sums[most] / max(sums.sum(), 1)))
         count = plural(int(np.count_nonzero(sums)), noun)
-        return f"{_quoted(coded.values[most])} takes most time of {count}: {each}, {share} of the GPU time"
+        return f"Most time of {count}: {_quoted(coded.values[most])}, {each}, {share} of the GPU time"
 
     return sentence
 

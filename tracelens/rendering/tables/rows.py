@@ -34,6 +34,7 @@ from tracelens.table import Column, Report, Result, Rows, Skip, Table
 from tracelens.units import PERCENT
 
 _BRIEF = 3
+_OF_RANK = re.compile(r"^rank \d+(: |$)")
 
 
 @dataclass(frozen=True)
@@ -212,21 +213,44 @@ def compared(result: Result) -> dict[str, Table]:
     return {name: across_ranks(table) or table for name, table in tables.items()}
 
 
-def for_people(report: Report) -> Report:
-    """The report with the results that say nothing gathered in one at the end, if others say something."""
+def for_people(report: Report, *, parts: bool = False) -> Report:
+    """The report with the results that say nothing gathered in one at the end, if others say something.
+
+    With `parts`, what each of several others lacks stands there as well as in its own section.
+    """
     silent = [result for result in report.results if _is_silent(result)]
-    if not silent or len(silent) == len(report.results):
-        return report
     spoken = tuple(result for result in report.results if not _is_silent(result))
+    if not spoken:
+        return report
     reasons = {result.title: dict.fromkeys(reason for _, reason in skipped(result)) for result in silent}
+    skips = [Skip(title, "; ".join(texts)) for title, texts in reasons.items()]
+    skips += (
+        [skip for result in spoken for skip in _missing_parts(result)] if parts and len(spoken) > 1 else []
+    )
+    if not skips:
+        return report
     gathered = Result(
         "not_in_these_traces",
         "Not in these traces",
         {},
         doc="Skipped: the traces have no data for it.",
-        skips=tuple(Skip(title, "; ".join(texts)) for title, texts in reasons.items()),
+        skips=tuple(skips),
     )
     return replace(report, results=(*spoken, gathered))
+
+
+def _missing_parts(result: Result) -> list[Skip]:
+    """What a result could not compute, of all ranks together: 'Steps: memory.peak', and why."""
+    parts: dict[str, dict[str, None]] = {}
+    for skip in result.skips:
+        parts.setdefault(one_line(skip.reason), {})[_OF_RANK.sub("", one_line(skip.subject))] = None
+    skips = []
+    for reason, named in parts.items():
+        names = [*filter(None, named)]
+        more = f" and {len(names) - _BRIEF} more" if len(names) > _BRIEF else ""
+        subject = f"{result.title}: {'; '.join(names[:_BRIEF])}{more}" if names else result.title
+        skips.append(Skip(subject, reason))
+    return skips
 
 
 def _is_silent(result: Result) -> bool:

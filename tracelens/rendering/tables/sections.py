@@ -142,6 +142,8 @@ def _special(result: Result) -> str:
             if all(isinstance(end, int | float) and end > 0 for end in ends):
                 base, cand = (float(str(end)) for end in ends)
                 return f"{duration(base)} to {duration(cand)}, {cand / base - 1:+.1%}"
+        case "not_in_these_traces":
+            return ", ".join(skip.subject for skip in result.skips)
         case "memory":
             if worst_bytes := result.meta.get("worst_bytes"):
                 return f"{size_text(worst_bytes)} on the fullest GPU"

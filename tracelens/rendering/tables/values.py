@@ -47,6 +47,7 @@ _LIST_WIDTH = 160
 EFFICIENCY_BEYOND = "beyond the peak: cached input, another device, or less work than counted"
 _WORDS = {"dur": "time", "ts": "start", "gpu": "GPU"}
 _SIDES = ("base", "cand", "delta", "projected")
+_PERCENTILE = re.compile(r"p\d+")
 _STATISTICS = ("median", "mean", "min", "max")
 
 
@@ -188,19 +189,33 @@ def shorten(text: str, width: int) -> str:
 
 
 def column_format(table: Table, column: Column) -> ColumnFormat:
-    """How a column of a table is written; those that are read against each other have one unit."""
+    """How a column of a table is written; those that are read against each other have one unit.
+
+    All times of a table are: parts of one whole, and apart from them what a single one of them takes.
+    """
     if column.is_text:
         return format_for(column, None)
     compared = _compared(column)
-    if table.schema.kind == "entries" and _is_duration(column):
+    if _is_duration(column):
         # The facts of an entry stand in one line.
-        compared = [other.name for other in table.schema.columns if _is_duration(other)]
+        alone = table.schema.kind != "entries" and _is_statistic(column)
+        compared += [
+            other.name
+            for other in table.schema.columns
+            if _is_duration(other) and (table.schema.kind == "entries" or _is_statistic(other) == alone)
+        ]
     peaks = [np.abs(table.known(name)).max(initial=0) for name in compared if name in table.columns]
     return format_for(column, table.known(column.name), float(max(peaks, default=0)))
 
 
 def _is_duration(column: Column) -> bool:
     return column.unit == "ns" and not re.search(r"(^|_)(ts|at)_ns$", column.name)
+
+
+def _is_statistic(column: Column) -> bool:
+    """Whether it says of the rows behind a row how long one is: `latency_median_ns`."""
+    statistic = stem_and_suffix(column)[0].rpartition("_")[2]
+    return statistic in _STATISTICS or bool(_PERCENTILE.fullmatch(statistic))
 
 
 def _compared(column: Column) -> list[str]:

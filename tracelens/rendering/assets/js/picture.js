@@ -375,12 +375,28 @@
       }
       const state = this.states[line.kind[at]];
       const detail = line.detail(at);
+      const kernel = this.kernelOf(row, at, state);
       const caption = { idle: "cause", waiting: "waits", communication: "collective", copy: "kind", fill: "kind" }[state] || "op";
       return {
         ...common, title: this.label(state), color: info.colors[state === "waiting" ? "communication" : state],
-        fields: [[caption, detail], ...where],
+        fields: [[caption, detail], ...where, ...kernel],
         copies: [["name", detail ? `${this.label(state)}: ${detail}` : this.label(state)], ["Perfetto position", position]],
       };
+    }
+
+    // Fields of the kernel that takes most of a piece of a lane, once kernels are there.
+    kernelOf({ line, rank }, at, state) {
+      const category = state === "waiting" ? "communication" : state;
+      let [most, best] = [0, null];
+      for (const stream of this.kernels?.of.get(rank) || []) {
+        const kernel = largest(stream, line.start[at], line.end[at]);
+        if (kernel < 0 || this.categories[stream.kind[kernel]] !== category) continue;
+        const inside = Math.min(stream.end[kernel], line.end[at]) - Math.max(stream.start[kernel], line.start[at]);
+        if (inside > most) [most, best] = [inside, stream.row[kernel]];
+      }
+      if (best === null) return [];
+      const label = most > 0.9 * (line.end[at] - line.start[at]) ? "kernel" : "longest kernel";
+      return [[label, this.kernelText("name", best)], ["shapes", this.kernelText("shapes", best)]];
     }
 
     // Shows the card of a piece, where it starts or where the pointer is.

@@ -54,11 +54,16 @@ from tracelens.analysis.stragglers.causes import (
     StragglerVerdict,
 )
 from tracelens.analysis.stragglers.segments import (
+    BLOCKED,
     COMM,
+    GARBAGE,
     LATE,
+    LOADING,
     LOADING_CODE,
     OTHER,
     PROFILER,
+    PYTHON,
+    SILENT,
     STALLED,
     TIMES,
     WORK,
@@ -124,8 +129,9 @@ _ONCE = (LOADING_CODE, PROFILER)
 """Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 _JUDGED_BY_TESTS = (LATE, OTHER)
 """Kinds that recur without a fault, where hosts differ: size alone tells nothing of them."""
-_RECURS_ANYWHERE = (STALLED,)
-"""Kinds that recur at other places in each step: a scheduler takes a core when its slice is over."""
+_RECURS_ANYWHERE = (SILENT, PYTHON, LOADING, GARBAGE, BLOCKED, STALLED)
+"""Kinds that also recur at other places in each step: a scheduler takes a core when its slice is over, and
+Python collects garbage when enough objects are there."""
 UNTESTED = "not tested"
 
 _NO_INTERVAL = np.iinfo(np.int64).min  # a loss of time can be negative: no smaller number is left
@@ -554,7 +560,10 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
         unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
         recurs = np.zeros(ranks, dtype=bool)
         if kind not in _JUDGED_BY_TESTS:
-            recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
+            recurring_ns = delays.recurring(kind)
+            if kind in _RECURS_ANYWHERE:
+                recurring_ns = np.maximum(recurring_ns, delays.recurring(kind, anywhere=True))
+            recurs = recurring_ns >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
             mean, low, high = float(excess_ns[index]), nan, nan

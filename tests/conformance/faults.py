@@ -106,7 +106,6 @@ class Rank:
     def places(self, where: str, count: int = 1) -> list[Place]:
         """Of each step the `start`, `middle` or `end`, or `count` places all over it."""
         found: list[Place] = []
-        fraction = 0.0
         for step, (begin, end) in enumerate(self.steps):
             inside = [gap for gap in self.gaps if begin <= gap[0] and gap[1] <= end]
             if where == "start":
@@ -116,11 +115,8 @@ class Rank:
                 low, high = [gap for gap in self.gaps if gap[0] < end][-1]
                 found.append(Place(step, low + min(1000, (high - low) / 2)))
             elif where == "middle":
-                # The same place of the program in all steps, as far as these are alike.
-                if not step:
-                    nearest = min(range(len(inside)), key=lambda i: abs(inside[i][0] - (begin + end) / 2))
-                    fraction = nearest / len(inside)
-                found.append(Place(step, sum(inside[round(fraction * len(inside))]) / 2))
+                # By the calls before it, so that it is the same place of the program in all steps and ranks.
+                found.append(Place(step, sum(inside[len(inside) // 2]) / 2))
             else:
                 spread = {round((part + 0.5) * len(inside) / count - 0.5) for part in range(count)}
                 found += [Place(step, sum(inside[index]) / 2) for index in sorted(spread)]

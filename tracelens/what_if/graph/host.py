@@ -203,9 +203,9 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     """Where a thread waits for another one.
 
     A thread waits for another between two of its nodes if the other has nodes in that gap, is busy for most
-    of the time in which the first is in no op, its own pauses aside, is idle right before and after, and the
-    first is in no op while the other works. Then the other's first node in the gap follows the node before the gap, and the
-    node after the gap follows the other's last one.
+    of the time in which the first is in no op (its own pauses aside), is idle right before and after, and the
+    first is in no op while the other works. Then the other's first node in the gap follows the node before
+    the gap, and the node after the gap follows the other's last one.
 
     `thread` is the number of each event's thread, `chains` thread to its nodes in order.
     """

@@ -40,7 +40,7 @@ from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, drop_host_time, work_nodes
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, work_nodes
 from tracelens.what_if.thresholds import GROUPED_ROWS, LOOP_GEMMS, LOOP_SHARE
 
 
@@ -272,7 +272,7 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launches = int((idle & ~busy).sum())
     edit.dur[work] = 0
     edit.delay[work | point] = 0
-    drop_host_time(graph, edit, (graph.edge == Edge.HOST) & point[graph.dst])
+    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
     edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
     edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
     source = (

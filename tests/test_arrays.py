@@ -52,6 +52,8 @@ def test_distinct_values(values):
         ([1, 6, 4, 5, 4], 1, 2),
         ([90, 5], 1, 0),  # a recording that ended early
         ([100, 40, 60, 3], 1, 1),
+        ([23, 632, 23], 2, 2),  # kernels were loaded in the second step
+        ([500, 23], 2, 1),
     ],
 )
 def test_the_step_that_stands_for_a_run(durations, ranks, step):

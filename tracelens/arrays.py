@@ -91,6 +91,7 @@ def typical_step(durations: Sequence[float], ranks: int) -> int:
         ranks: how many.
     """
     steady = steady_steps(len(durations), ranks)
-    least = STUB * median_high(durations[step] for step in steady)
+    # Where something held one of few steps up, the first one tells what is a stub.
+    least = STUB * min(median_high(durations), median_high(durations[step] for step in steady))
     whole = [durations[step] for step in steady if durations[step] >= least]
     return durations.index(median_low(whole), steady.start)

@@ -191,6 +191,19 @@ def test_a_pause_is_no_waiting_unless_another_thread_fills_it(main: str, other: 
     assert len(edges(recorded, "order")) == (number == 0)
 
 
+@pytest.mark.parametrize(("behind", "number"), [(5400, 2), (0, 0)])
+def test_the_thread_that_is_waited_for_may_pause(behind: int, number: int) -> None:
+    """The main thread is silent from 2 to 5,950 us. The other one works for 980 us, and pauses in between.
+
+    Where it ends before the pause, the main thread may as well pause itself.
+    """
+    events = [step(0, 0, 6000), *call(1, 2), *call(2, 5950)]
+    events += [host("cpu_op", "aten::before", 20, 480, 99), *call(3, 100, tid=99)]
+    if behind:
+        events += [host("cpu_op", "aten::behind", behind, 500, 99), *call(4, behind + 100, tid=99)]
+    assert len(edges(assert_identity(loaded([events])), "handover")) == number
+
+
 def crowd(threads: int) -> Run:
     """A thread pauses for 1,940 us; another one works for half of that, amid two calls each of many more."""
     events = [step(0, 0, 2000), *call(1, 2), *call(2, 1950)]

@@ -62,7 +62,8 @@ than recorded. From before a change to after it, the factor became 0.66 to 1.23 
 
 PAUSE_NS = 1_000_000
 """Time without a call up to which the profiler lengthens it, as it does by writing events; what is beyond is
-a pause. In 15 recordings, without pauses of 15 to 60 ms the right step is left (`test_planted`)."""
+a pause. In 15 recordings, without pauses of 15 to 60 ms the right step is left (`test_planted`). Scenarios
+that fuse kernels leave pauses, and nobody can tell which of two silent threads is in one."""
 
 PAUSES_MATTER = 0.05
 """Share of a step that pauses of the host decide, from which they may explain why it takes another time

@@ -455,14 +455,14 @@ class Delays(NamedTuple):
         by_step: Float = ns.sum(axis=2)
         return by_step
 
-    def recurring(self, kind: int, *, anywhere: bool = False) -> Float:
+    def recurring(self, *kinds: int, anywhere: bool = False) -> Float:
         """What each rank loses at the same places of its steps, beyond the most of the others there, ns.
 
         Args:
-            kind: of delay, of TIMES.
+            kinds: of delay, of TIMES; of several their sum.
             anywhere: whether a step is one place.
         """
-        ns = self._by_place(kind)
+        ns = self._by_place(*kinds)
         ranks, steps, positions = ns.shape
         if ranks < 2 or steps < 2 or not positions:
             return np.zeros(ranks)
@@ -477,10 +477,10 @@ class Delays(NamedTuple):
         result: Float = np.maximum(least - of_others, 0).sum(axis=1)
         return result
 
-    def _by_place(self, kind: int) -> Float:
+    def _by_place(self, *kinds: int) -> Float:
         """By rank, step and position among the collectives."""
         total = np.zeros((len(self.ranks), len(self.steps), int(self.position.max(initial=-1)) + 1))
-        np.add.at(total, (self.rank, self.step, self.position), self.ns[:, kind])
+        np.add.at(total, (self.rank, self.step, self.position), self.ns[:, kinds].sum(axis=1))
         return total
 
     def by_position(self, kind: int, ranks: Int) -> Float:

@@ -360,7 +360,12 @@ def segments(trace: Trace, *, scope: Scope = "all") -> Segments:
         held_ns = np.zeros((len(by_call), len(TIMES)), dtype=np.int64)
         np.add.at(held_ns, (between[pieces.gap], held_by), pieces.dur)
         held[by_call] = held_ns.cumsum(axis=0)
-    blocked_end = np.sort(trace.arrays.end[blocking])
+    # A slow host is in the call of a copy for longer than that takes on an idle GPU, but waits for nothing.
+    waits, copied = blocking.copy(), work.take(~work.is_kernel & (work.launch >= 0))
+    called_ns = np.minimum(trace.arrays.start[copied.launch], copied.start)
+    at_once = union(work.start, work.end).covered(called_ns, copied.start) == 0
+    waits[copied.launch[at_once]] = False
+    blocked_end = np.sort(trace.arrays.end[waits])
     marks = steps_of(trace)
     begins = np.concatenate(([edges[0]], marks.edges))
     begun = begins[np.maximum(np.searchsorted(begins, called, side="right") - 1, 0)]

@@ -54,11 +54,17 @@ from tracelens.analysis.stragglers.causes import (
     StragglerVerdict,
 )
 from tracelens.analysis.stragglers.segments import (
+    BLOCKED,
+    COLLECTIVE,
     COMM,
+    GARBAGE,
     LATE,
+    LOADING,
     LOADING_CODE,
     OTHER,
     PROFILER,
+    PYTHON,
+    SILENT,
     STALLED,
     TIMES,
     WORK,
@@ -124,8 +130,11 @@ _ONCE = (LOADING_CODE, PROFILER)
 """Kinds of delay that no rank has more of than another for a reason, and that end with the first steps."""
 _JUDGED_BY_TESTS = (LATE, OTHER)
 """Kinds that recur without a fault, where hosts differ: size alone tells nothing of them."""
-_RECURS_ANYWHERE = (STALLED,)
-"""Kinds that recur at other places in each step: a scheduler takes a core when its slice is over."""
+_RECURS_ANYWHERE = (SILENT, PYTHON, LOADING, GARBAGE, BLOCKED, STALLED)
+"""Kinds that also recur at other places in each step: a scheduler takes a core when its slice is over, and
+Python collects garbage when enough objects are there."""
+_STANDS_STILL = (SILENT, PYTHON, COLLECTIVE, STALLED)
+"""What a host shows that does not get its core: it depends on where in the program it is then."""
 UNTESTED = "not tested"
 
 _NO_INTERVAL = np.iinfo(np.int64).min  # a loss of time can be negative: no smaller number is left
@@ -548,13 +557,19 @@ def effects(delays: Delays, step_ns: float) -> Mapping[tuple[int, int], Effect]:
     total = sum(1 / count for count in opportunities.values())
     steps, ranks = len(delays.steps), len(delays.ranks)
     result = {}
+    stands_still = delays.recurring(*_STANDS_STILL, anywhere=True)
     for kind in kinds:
         share = 1 / opportunities[kind] / total if kind in matters else 1.0
         excess_ns = (whole[kind] - median_of_others(whole[kind])).mean(axis=1)
         unrecorded_ns = whole[kind][:, 0] - by_step[kind][:, 0]
         recurs = np.zeros(ranks, dtype=bool)
         if kind not in _JUDGED_BY_TESTS:
-            recurs = delays.recurring(kind, anywhere=kind in _RECURS_ANYWHERE) >= RECURS * step_ns
+            recurring_ns = delays.recurring(kind)
+            if kind in _RECURS_ANYWHERE:
+                recurring_ns = np.maximum(recurring_ns, delays.recurring(kind, anywhere=True))
+            if kind in _STANDS_STILL:
+                recurring_ns = np.maximum(recurring_ns, stands_still)
+            recurs = recurring_ns >= RECURS * step_ns
         for index, rank in enumerate(delays.ranks):
             lost = beyond[kind][index]
             mean, low, high = float(excess_ns[index]), nan, nan

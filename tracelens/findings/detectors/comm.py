@@ -480,15 +480,21 @@ def _waiting(
 
 
 def _blamed(lost: Table, rows: Bool, scenario: str) -> tuple[str, str, str]:
-    """Title and fix of a finding, "" where several ranks are to blame; the cause of most of the waiting."""
+    """Title and fix of a finding, "" where several ranks are alike to blame; the cause of most waiting."""
     dur = lost.array("dur_ns")[rows].astype(float)
     causes, of_cause = np.unique(np.array(lost.texts("cause", rows)), return_inverse=True)
     ranks, of_rank = np.unique(lost.array("late_rank")[rows], return_inverse=True)
     by_cause, by_rank = np.bincount(of_cause, weights=dur), np.bincount(of_rank, weights=dur)
     cause = str(causes[by_cause.argmax()]) if by_cause.max() > dur.sum() / 2 else ""
+    rank = int(ranks[by_rank.argmax()])
     if by_rank.max() <= (1 - BLAMED_SHARE) * dur.sum():
-        return "", "", cause
-    rank, said = int(ranks[by_rank.argmax()]), _LATE_RANK.get(cause, "")
+        if by_rank.max() <= dur.sum() / 2:
+            return "", "", cause
+        own = np.bincount(of_cause, weights=dur * (of_rank == by_rank.argmax()))
+        of_most = str(causes[own.argmax()]) if own.max() > by_rank.max() / 2 else ""
+        said = _LATE_RANK.get(of_most, "")
+        return f"Ranks wait for late ranks, most for rank {rank}{said and f', {said}'}", "", cause or of_most
+    said = _LATE_RANK.get(cause, "")
     title, fix = f"Ranks wait for rank {rank}{said and f', {said}'}", ""
     if scenario == f"median_pace={rank}":
         fix = f"rank {rank}{said and f', {said},'} at the pace of the others"

@@ -14,9 +14,16 @@ import numpy as np
 from tracelens.analysis.host import blocking_calls, threads
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.table import nearest
-from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, exclusive, matching, rows_by_code, union
+from tracelens.trace import STEP_MARK, WORK_KINDS, Events, Trace, exclusive, matching, rows_by_code, union
 from tracelens.what_if.graph.graph import Draft, Edge, Node
-from tracelens.what_if.thresholds import AROUND_NS, BUSY_SHARE, IDLE_SHARE, QUEUE_DEPTH, STALLED_LAUNCH
+from tracelens.what_if.thresholds import (
+    AROUND_NS,
+    BUSY_SHARE,
+    IDLE_SHARE,
+    PAUSE_NS,
+    QUEUE_DEPTH,
+    STALLED_LAUNCH,
+)
 
 
 class HostCalls(NamedTuple):
@@ -196,9 +203,9 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     """Where a thread waits for another one.
 
     A thread waits for another between two of its nodes if the other has nodes in that gap, is busy for most
-    of the time in which the first is in no op, is idle right before and after, and the first is in no op
-    while the other works. Then the other's first node in the gap follows the node before the gap, and the
-    node after the gap follows the other's last one.
+    of the time in which the first is in no op (its own pauses aside), is idle right before and after, and the
+    first is in no op while the other works. Then the other's first node in the gap follows the node before
+    the gap, and the node after the gap follows the other's last one.
 
     `thread` is the number of each event's thread, `chains` thread to its nodes in order.
     """
@@ -256,9 +263,11 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     silent = (high - low) - ops.covered(own, low, high)
     outside = active.covered(other, low - around, low) + active.covered(other, high, high + around)
     at_border = active.covered(other, low, low + 1) + active.covered(other, high, high + 1)
+    # While neither does anything, such as in a pause of the other's program, nobody can tell who waits.
+    resting = pauses(lane_of_event, events, is_root | events.where("launch")).covered(other, begun, done + 1)
     waits = np.flatnonzero(
         (at_border == 0)
-        & (active.covered(other, low, high) >= BUSY_SHARE * silent)
+        & (active.covered(other, low, high) >= BUSY_SHARE * (silent - resting))
         & (ops.covered(own, begun, done + 1) <= IDLE_SHARE * (done + 1 - begun))
         & (outside <= IDLE_SHARE * 2 * around)
     )
@@ -267,6 +276,19 @@ def handovers(trace: Trace, thread: Int, chains: Mapping[int, Chain]) -> Handove
     before, after = (np.stack(pair, axis=1).ravel() for pair in zip(there, back, strict=True))
     lag = np.stack((begun - low, high - done), axis=1)[waits].ravel()
     return Handovers(node[before], node[after], lag, unseen)
+
+
+def pauses(lane: Int, events: Events, mask: Bool) -> Covered:
+    """When each lane is in none of these events for over PAUSE_NS, from one of them to the next."""
+    rows = np.flatnonzero((lane >= 0) & mask)
+    rows = rows[np.lexsort((events.start[rows], lane[rows]))]
+    start, own = exclusive(events.start[rows], events.end[rows], lane[rows]), lane[rows]
+    kept = events.end[rows] > start
+    start, end, own = start[kept], events.end[rows][kept], own[kept]
+    order = np.lexsort((start, own))
+    start, end, own = start[order], end[order], own[order]
+    index = np.flatnonzero((own[1:] == own[:-1]) & (start[1:] - end[:-1] > PAUSE_NS))
+    return Covered(own[index], end[index], start[index + 1])
 
 
 def _candidates(gap: Int, lane: Int, start: Int, end: Int, lanes: int) -> tuple[Int, Int]:

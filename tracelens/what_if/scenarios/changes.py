@@ -9,6 +9,7 @@ import numpy as np
 from tracelens.analysis.fusable import Chains
 from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
+from tracelens.what_if.thresholds import PAUSE_NS
 
 ALL_TO_ALLS = ("all_to_all", "alltoall")
 """How the names of all-to-alls begin."""
@@ -45,10 +46,17 @@ def cut(lag: Int, mask: Bool) -> None:
     lag[mask] = np.minimum(lag[mask], 0)
 
 
+def drop_host_time(graph: RunGraph, edit: Edit, mask: Bool) -> None:
+    """Host time under a mask is gone, but for its pauses: what the program does in them is no launching."""
+    pauses = mask & (graph.lag > PAUSE_NS)
+    cut(edit.lag, mask & ~pauses)
+    edit.set_lag(pauses, edit.lag[pauses] * (1 - PAUSE_NS / graph.lag[pauses]))
+
+
 def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
     """Work under a mask is launched together with other work: its calls, and those in `also`, take no time.
 
-    Returns the number of launches that go.
+    Pauses of the host before them stay. Returns the number of launches that go.
     """
     # Calls all of whose work goes.
     launch = graph.edge == Edge.LAUNCH
@@ -58,7 +66,7 @@ def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = N
     calls = launches if also is None else launches | also
     gone = work | calls
     edit.delay[gone] = 0
-    cut(edit.lag, (graph.edge == Edge.HOST) & calls[graph.dst])
+    drop_host_time(graph, edit, (graph.edge == Edge.HOST) & calls[graph.dst])
     cut(edit.lag, (graph.edge == Edge.STREAM) & work[graph.dst])
     return int(launches.sum())
 

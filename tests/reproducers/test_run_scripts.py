@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from tests.reproducers.calls import CATALOG, RANDOM, case_of, described, script_
 from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.folder import write
 from tracelens.reproducers.scripts import script
-from tracelens.reproducers.verify import failed, runner, verify
+from tracelens.reproducers.verify import RUNNER, failed, verify
 
 torch = pytest.importorskip("torch")
 
@@ -279,6 +281,23 @@ def test_out_of_the_box_it_takes_the_cpu() -> None:
     space = space_of(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text)
     assert described(space["arguments"]()) == [("float32", (4, 4), (4, 1))] * 2
     assert space["ON"] == "cpu"
+
+
+def test_what_a_script_runs_is_run_as_it_was_written(tmp_path: Path) -> None:
+    text = "from pathlib import Path\nprint(*sorted(path.name for path in Path(__file__).parent.iterdir()))\n"
+    text += "print({check})\n".format(check=repr(json.dumps({"check": "ok", "median_us": 1})))
+    source = "def kernel(): pass\n"
+    key = hashlib.sha256(source.encode()).hexdigest()[:16]
+    one = script_of("aten::mm", "bf16 8 16", "bf16 16 4")._replace(name="a", text=text, source=key)
+    write(tmp_path, [one], [], lambda _: {f"generated_{key}.py": source.encode()})
+    assert verify(tmp_path, device="cpu").data["scripts"].texts("status") == ["ran"]
+    (tmp_path / f"generated_{key}.py").write_text("import os")
+    found = verify(tmp_path, device="cpu")
+    assert found.data["scripts"].texts("status") == ["failed"]
+    assert f"run it directly with python generated_{key}.py" in found.data["notes"].texts("note")[0]
+
+
+runner = SimpleNamespace(**runpy.run_path(str(RUNNER)))
 
 
 def test_what_a_call_overwrites_is_put_back() -> None:

@@ -285,7 +285,9 @@ def test_out_of_the_box_it_takes_the_cpu() -> None:
 
 def test_what_a_script_runs_is_run_as_it_was_written(tmp_path: Path) -> None:
     text = "from pathlib import Path\nprint(*sorted(path.name for path in Path(__file__).parent.iterdir()))\n"
-    text += "print({check})\n".format(check=repr(json.dumps({"check": "ok", "median_us": 1})))
+    text += "print({check})\n".format(
+        check=repr(json.dumps({"check": "ok", "device": "cpu", "median_us": 1}))
+    )
     source = "def kernel(): pass\n"
     key = hashlib.sha256(source.encode()).hexdigest()[:16]
     one = script_of("aten::mm", "bf16 8 16", "bf16 16 4")._replace(name="a", text=text, source=key)

@@ -198,7 +198,8 @@ def test_a_ladder_is_reported_from_its_folder(folder: Path, capfd: pytest.Captur
     assert "Throughput of each rung" in (folder / "l.html").read_text()
     assert run_cli(["workload", "ladder", "--from", str(folder)]) == 0
     out = capfd.readouterr().out
-    assert out.startswith("tracelens workload ladder\n1.00 x the throughput: 4.05 ms to 4.05 ms a step ")
+    assert out.startswith("1.00 x the throughput: 4.05 ms to 4.05 ms a step ")
+    assert "\ntracelens workload ladder\n" in out
     assert "tracelens analyze ladder" not in out
 
 

@@ -30,6 +30,12 @@ FLAGS = (
 T = TypeVar("T")
 
 
+_WHOLE = """
+    const done = arguments[0];
+    document.readyState === "complete" ? done() : addEventListener("load", () => done(), {once: true});
+"""
+
+
 @contextmanager
 def chromium(folder: Path) -> Iterator[Any]:
     """A driver of a Chromium with an empty profile below `folder`; skips the test where there is none."""
@@ -48,6 +54,14 @@ def chromium(folder: Path) -> Iterator[Any]:
     driver.set_script_timeout(WAIT_S)
     # Without a window of its own a page may be without the focus, and then it gets no events of it.
     driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+    get = driver.get
+
+    def whole(url: str) -> None:
+        """A large page is sometimes said to be there before its end is."""
+        get(url)
+        driver.execute_async_script(_WHOLE)
+
+    driver.get = whole
     try:
         yield driver
     finally:

@@ -108,8 +108,8 @@ SCRIPTS = Schema(
         Column("count", "int64", "count", "traced calls that the script represents"),
         Column("check", "str", doc="of the result: ok, wrong, or none (no reference)"),
     ),
-    doc="Wrong and failed scripts first, then by traced time. Arguments change from call to call: caches "
-        "are cold, as in most of a model.",
+    doc="Wrong and failed scripts first, then by traced time. Before each call caches are emptied, but for "
+        "arguments that the recorder saw touched not long before.",
 )  # fmt: skip
 NOTES = Schema(
     "Notes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst", ".zip", ".trace", ".trace.gz")
@@ -27,6 +28,12 @@ PACE_FILE = re.compile(r"rank\d+\.pace\.json")
 """What it writes for the other ranks, of which run.json says nothing."""
 VALUES = ".values.json.zst"
 """Ending, behind that of a rank's name, of what the profiler leaves out of its calls."""
+
+
+def kinds_among(files: Iterable[str]) -> str:
+    """The commonest kinds of files, as '2 .csv, 1 without suffix'."""
+    kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in files)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
 
 
 def named_like_a_trace(file: str) -> bool:

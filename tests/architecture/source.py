@@ -1,12 +1,11 @@
 """The modules of the package as the architecture tests see them: files and syntax trees."""
 
 import ast
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from tests.garbage import uncollected
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tracelens"
@@ -43,18 +42,6 @@ class Module:
     def at(self, node: ast.AST) -> str:
         """`file:line` of a node, for messages."""
         return f"{self}:{getattr(node, 'lineno', 1)}"
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Trees stay: the garbage collector would look at all nodes again and again while they grow."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

@@ -22,7 +22,8 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules, uncollected
+from tests.architecture.source import PACKAGE, ROOT, Definition, Module, modules
+from tests.garbage import uncollected
 
 BASE = {"arrays", "dtypes", "errors", "filenames", "guard", "lazy", "limits", "native"}
 BASE |= {"printable", "registry", "symbols", "units", "version"}

@@ -23,7 +23,8 @@ import numpy as np
 import tracelens
 from tests.fuzz import invariants
 from tests.fuzz.mutate import dumps
-from tests.fuzz.sources import Document, documents, uncollected
+from tests.fuzz.sources import Document, documents
+from tests.garbage import uncollected
 from tracelens.analysis import ANALYZERS, in_order
 from tracelens.analysis.comm import align_run
 from tracelens.compare.gate import Samples, commands, from_result, gate, junit

@@ -7,13 +7,11 @@ first, then what else has room.
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +20,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import zstandard
+
+from tests.garbage import uncollected
 
 Event = dict[str, Any]
 Document = dict[str, Any]
@@ -105,18 +105,6 @@ SOURCES = {
     )
 }
 IN_REPOSITORY = tuple(name for name, source in SOURCES.items() if not source.folder)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection: it would walk through all events and syntax trees again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache

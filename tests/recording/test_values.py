@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -150,6 +151,11 @@ def test_generated_kernels_and_their_source(tmp_path: Path, monkeypatch: pytest.
     assert [argument.get("below") for argument in call["arguments"]] == [4, None, None, None]
     assert call["arguments"][3] == {"value": 4}
     assert whole["cut"] == "1 generated kernels that could not be read (TypeError)"
+    # A source goes with the calls that need it.
+    monkeypatch.setattr(values, "MAX_BYTES", 250)
+    file.write_text("".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(99)))
+    assert noted(tmp_path / "b", work) == []
+    assert content(tmp_path / "b")["sources"] == {}
 
 
 def test_misaligned_tensors_are_told(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from glob import escape, iglob
@@ -18,7 +17,15 @@ from io import BufferedReader, RawIOBase
 from typing import IO, Any, NamedTuple, cast
 
 from tracelens.errors import MissingExtra, ParseError
-from tracelens.filenames import CAPTURES, LADDER, PACE_FILE, SIDE_FILES, TRACE_SUFFIXES, traces_among
+from tracelens.filenames import (
+    CAPTURES,
+    LADDER,
+    PACE_FILE,
+    SIDE_FILES,
+    TRACE_SUFFIXES,
+    kinds_among,
+    traces_among,
+)
 from tracelens.limits import limits
 
 MAGIC = re.compile(r"[*?\[]")
@@ -163,8 +170,7 @@ def _expand(path: str) -> list[str]:
             return sorted(traces, key=_natural)
         if not runs:
             inner = f"; for its folders, pass '{os.path.join(path, '*')}'" if listing.folders else ""
-            kinds = Counter(os.path.splitext(file)[1] or "without suffix" for file in listing.files)
-            held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+            held = kinds_among(listing.files)
             what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
             if not listing.files and (missing := _broken_links(path)):
                 raise ParseError(path, f"{what}, only links to what is not there: {missing}")
@@ -209,16 +215,16 @@ def _broken_links(folder: str) -> str:
 
 def _known_kind(file: str) -> str:
     """What a file that is no trace is, and what to do with it; "" where that is not known."""
-    from tracelens.read.foreign import not_json  # a slip needs it, not a run
+    from tracelens.read.foreign import not_json_but  # a slip needs it, not a run
 
     if is_url(file):
         return ""
     try:
         with open(file, "rb") as stream:
-            told = not_json(stream.read(_SNIFFED_BYTES), file)
+            told = not_json_but(stream.read(_SNIFFED_BYTES), file)
     except OSError:
         return ""
-    return f"{os.path.basename(file)} is {told}" if told.startswith("not a trace but ") else ""
+    return f"{os.path.basename(file)} is {told}" if told else ""
 
 
 def _runs_below(folders: Iterable[str], depth: int = _DEPTH) -> dict[str, list[str]]:

@@ -103,6 +103,12 @@ _ROCPROF = re.compile(rb'\A\s*\{\s*"rocprofiler-sdk-tool"')
 
 def not_json(text: bytes | bytearray, path: str) -> str:
     """What is wrong with a file that is not JSON, and what to do; `text` is its first block."""
+    known = not_json_but(text, path)
+    return known or "not a JSON trace: it starts with neither { nor [; pass what torch.profiler wrote"
+
+
+def not_json_but(text: bytes | bytearray, path: str) -> str:
+    """As `not_json`; "" where it is not known what the file is."""
     deep = [kind for pattern, *kind in _FIRST_PATTERNS if pattern.match(text)]
     text = text[:_SAMPLE_BYTES]
     first = text.lstrip()
@@ -112,7 +118,7 @@ def not_json(text: bytes | bytearray, path: str) -> str:
         kinds.insert(0, ["a tar archive", "unpack it, and pass the folder"])
     kinds += [kind for pattern, *kind in _PATTERNS if pattern.match(text) or pattern.match(first)]
     if not kinds:
-        return "not a JSON trace: it starts with neither { nor [; pass what torch.profiler wrote"
+        return ""
     what, advice = kinds[0]
     return f"not a trace but {what}; {advice}"
 
@@ -128,9 +134,9 @@ def no_events(text: bytes | bytearray) -> str:
         return (
             "is a JSON report of tracelens, which only tracelens gate reads; pass the traces it is made from"
         )
-    if _CHAKRA.search(text[:4096]):
+    if _CHAKRA.search(text[:_SAMPLE_BYTES]):
         return f"is an execution trace (Chakra), which has no times; {_RECORD}"
-    if _FLIGHT.match(text[:4096]):
+    if _FLIGHT.match(text[:_SAMPLE_BYTES]):
         return "is a dump of the NCCL flight recorder; read it with torchfrtrace"
     if _ROCPROF.match(text):
         return f"is JSON of rocprofv3; {_RECORD}"
@@ -138,8 +144,8 @@ def no_events(text: bytes | bytearray) -> str:
         return "is JSON Lines, an event a line; make a list of it: jq -s . OLD > NEW"
     if _LINES.match(text):
         return "is JSON Lines, as logs of metrics; pass what export_chrome_trace wrote"
-    if _NOTEBOOK.search(text[:4096]):
+    if _NOTEBOOK.search(text[:_SAMPLE_BYTES]):
         return "is a notebook; pass the traces that it reads"
-    if _SPEEDSCOPE.search(text[:4096]):
+    if _SPEEDSCOPE.search(text[:_SAMPLE_BYTES]):
         return f"is a profile of speedscope, which has no GPU work; {_RECORD}"
     return 'JSON without a "traceEvents" list is not a profiler trace; pass what export_chrome_trace wrote'

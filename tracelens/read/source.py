@@ -11,7 +11,6 @@ import stat
 import struct
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from io import BytesIO
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tracelens.errors import Damage, DamageKind, ParseError, suggestion
-from tracelens.filenames import TRACE_SUFFIXES, VALUES
+from tracelens.filenames import TRACE_SUFFIXES, VALUES, kinds_among
 from tracelens.limits import limits
 
 if TYPE_CHECKING:
@@ -388,10 +387,9 @@ def _members(stream: IO[bytes], path: str) -> list[Source]:
         )
     # As with directories: where some members are named like traces, the others are notes, logs and the like.
     traces = [name for name in names if name.lower().endswith(TRACE_SUFFIXES)]
-    kinds = Counter(os.path.splitext(name)[1] for name in names)
-    if not traces and len(names) > 1 and "" not in kinds:
+    if not traces and len(names) > 1 and all(os.path.splitext(name)[1] for name in names):
         archive.close()
-        held = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+        held = kinds_among(names)
         raise ParseError(
             path, f"holds no trace, only files of other kinds ({held}); pass the traces themselves"
         )

@@ -86,6 +86,7 @@ class Values:
         self._noting = False
         self._mode: TorchDispatchMode | None = None
         self._sources: dict[str, str] = {}
+        self._keys: dict[str, str] = {}  # path of a generated file to its name in the former
         self._unwatch: Callable[[], None] = lambda: None
         self._touched: dict[int, int] = {}  # address of a storage to the place of its last touch in the next
         self._bytes = 0  # that all calls have touched
@@ -149,19 +150,19 @@ class Values:
             return
         try:
             name = kernel.inductor_meta["kernel_name"]
-            source = Path(kernel.filename).read_text(encoding="utf-8")
-            key = hashlib.sha256(source.encode()).hexdigest()[:16]
-            if key not in self._sources:
+            if kernel.filename not in self._keys:
+                source = Path(kernel.filename).read_text(encoding="utf-8")
                 if sum(map(len, self._sources.values())) + len(source) > _MOST_SOURCES:
                     self._leave_out("generated kernels beyond what is kept")
                     return
-                self._sources[key] = source
+                key = hashlib.sha256(source.encode()).hexdigest()[:16]
+                self._keys[kernel.filename], self._sources[key] = key, source
             names = kernel.fn.arg_names
             arguments = [
                 self._of_generated(value, is_read=not names[index].startswith("out_ptr"))
                 for index, value in enumerate(values)
             ]
-            self._count(name, arguments, source=key)
+            self._count(name, arguments, source=self._keys[kernel.filename])
             self._touch(values)
         except (*_FAILURES, OSError, KeyError) as error:
             self._leave_out(f"generated kernels that could not be read ({type(error).__name__})")
@@ -206,8 +207,10 @@ class Values:
         while True:
             texts = [text[:-1] + b', "count": %d}' % count for text, count in calls]
             cut = "; ".join(f"{count:,} {what}" for what, count in self.cut.items())
-            head = {"schema": SCHEMA, "step": step, "cut": cut, "sources": self._sources}
-            document = json.dumps(head).encode()[:-1] + b', "calls": [' + b",\n".join(texts) + b"]}\n"
+            listed = b",\n".join(texts)
+            sources = {key: source for key, source in self._sources.items() if key.encode() in listed}
+            head = {"schema": SCHEMA, "step": step, "cut": cut, "sources": sources}
+            document = json.dumps(head).encode()[:-1] + b', "calls": [' + listed + b"]}\n"
             packed = zstandard.compress(document)
             if len(packed) <= MAX_BYTES:
                 break

@@ -176,11 +176,12 @@ def callable_op(trace: Trace, work: Work) -> Int:
     return np.where(hidden | (ops.row[op] < 0), -1, op)
 
 
-def generated_kernel(trace: Trace, work: Work, noted: NotedCalls) -> list[str]:
-    """Name of the generated kernel that each piece of GPU work is a launch of, "" for none that was noted."""
-    name = lookup(trace.arrays.name, work.op, -1).tolist()
-    known = [name if name in noted.generated else "" for name in trace.arrays.names]
-    return [known[code] if code >= 0 else "" for code in name]
+def generated_kernels(trace: Trace, work: Work, noted: NotedCalls | None) -> Int:
+    """Code, into the names of events, of the noted kernel that a piece of GPU work launches; -1 for none."""
+    generated = noted.generated if noted else {}
+    known = np.array([name in generated for name in trace.arrays.names], dtype=bool)
+    name = lookup(trace.arrays.name, work.op, -1)
+    return np.where(lookup(known, name, False), name, -1)
 
 
 def account(
@@ -221,10 +222,9 @@ def account(
     # Of work without an op to call the first reason that is true of it.
     op_name = lookup(events.name, work.op, -1)
     registered, generated = matching(events.names, _REGISTERED), matching(events.names, _INDUCTOR)
-    noted_kernel = np.array(generated_kernel(trace, work, noted or NotedCalls()), dtype=bool)
     reasons_without_op = (
         (np.isin(work.event, trace.tables["collectives"].array("kernel_id")), COLLECTIVE),
-        (noted_kernel, OP_SCRIPT if trust_generated else GENERATED),
+        (generated_kernels(trace, work, noted) >= 0, OP_SCRIPT if trust_generated else GENERATED),
         (work.unlinked, BEFORE),
         (_by_graph(trace, work), BY_GRAPH),
         (work.kind == WORK_KINDS.index("comm"), NO_SIZES),

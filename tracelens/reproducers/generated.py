@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tracelens.arrays import Int
 from tracelens.dtypes import element_bytes
 from tracelens.reproducers.arguments import (
     Argument,
@@ -19,7 +20,7 @@ from tracelens.reproducers.arguments import (
     same_tensors,
     tensors,
 )
-from tracelens.reproducers.calls import generated_kernel
+from tracelens.reproducers.calls import generated_kernels
 from tracelens.reproducers.folder import GENERATED, Script
 from tracelens.reproducers.scripts import Kit, about, call_arguments, makers, plain, render, timed
 from tracelens.trace import Run, Work
@@ -37,28 +38,29 @@ def generated_scripts(run: Run, works: Sequence[Work], noted: NotedCalls) -> lis
         works: the GPU work in question, by trace of `run`.
         noted: what the recorder noted.
     """
-    times: dict[str, list[int]] = {}
-    ranks: dict[str, dict[int, None]] = {}
+    times: dict[str, list[Int]] = {}
+    ranks: dict[str, list[int]] = {}
     devices: dict[str, None] = {}
     for trace, work in zip(run.traces, works, strict=True):
         devices |= dict.fromkeys(trace.meta.devices.values())
-        for name, dur in zip(generated_kernel(trace, work, noted), work.dur.tolist(), strict=True):
-            if name:
-                times.setdefault(name, []).append(dur)
-                ranks.setdefault(name, {})[trace.meta.rank] = None
+        kernel = generated_kernels(trace, work, noted)
+        for code in np.unique(kernel[kernel >= 0]).tolist():
+            name = trace.arrays.names[code]
+            times.setdefault(name, []).append(work.dur[kernel == code])
+            ranks.setdefault(name, []).append(trace.meta.rank)
     scripts = []
     for name, of_kernel in times.items():
         call = noted.generated[name]
         digest = hashlib.sha256(noted.sources[call.source].encode()).hexdigest()
         if _NAME.fullmatch(name) and digest.startswith(call.source):
             try:
-                scripts.append(_script(call, np.array(of_kernel), [*ranks[name]], [*devices]))
+                scripts.append(_script(call, np.concatenate(of_kernel), ranks[name], [*devices]))
             except Unreplayable:
                 continue
     return scripts
 
 
-def _script(call: NotedCall, times: np.ndarray, ranks: Sequence[int], devices: Sequence[str]) -> Script:
+def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence[str]) -> Script:
     arguments: list[Argument] = []
     for known in call.arguments:
         if known is None or not known.dtype:

@@ -203,15 +203,11 @@ def replay(
     skips += noted_skips
 
     def beside(entries: list[Entry]) -> dict[str, bytes]:
+        if hand_over and peaks is not None:  # calls with a roofline, which generated kernels have not
+            gpu_ns = sum(int(trace.work.dur.sum()) for trace in run.traces)
+            return handed_over(taken, entries, peaks, gpu_ns)
         used = {entry.source for entry in entries} - {""}
         return {GENERATED.format(source): noted.sources[source].encode() for source in used}
-
-    if hand_over and peaks is not None:
-        known = peaks
-        gpu_ns = sum(int(trace.work.dur.sum()) for trace in run.traces)
-
-        def beside(entries: list[Entry]) -> dict[str, bytes]:
-            return handed_over(taken, entries, known, gpu_ns)
 
     return _written(run, folder, scripts, skips, len(candidates), beside)
 

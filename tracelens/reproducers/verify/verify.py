@@ -238,7 +238,9 @@ def verify(
         if device == "cuda" and not machine.devices:
             raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; use --device cpu")
         rows = {
-            entry: row(entry, partial(_run, workers, [*arguments, *_ages(entry)], timeout_s))
+            entry: row(
+                entry, partial(workers.run, arguments=[*arguments, *_ages(entry)], timeout_s=timeout_s)
+            )
             if (machine.devices and device != "cpu") or entry.kind != "generated"
             else unrun(entry, "skipped", "a generated Triton kernel needs a GPU")
             for entry in entries
@@ -373,10 +375,6 @@ def failed(result: Result, *, strict: bool = False) -> bool:
     if statuses.intersection(BROKEN):
         return True
     return strict and (bool(statuses.intersection(DIFFERENT)) or "match" not in statuses)
-
-
-def _run(workers: Workers, arguments: Sequence[str], timeout_s: float, path: Path) -> Ran:
-    return workers.run(path, arguments, timeout_s)
 
 
 def _ages(entry: Entry) -> list[str]:

@@ -261,3 +261,27 @@ def test_the_same_trace_makes_the_same_files(tmp_path: Path) -> None:
         replay(run, tmp_path / name)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_without_notes_ages_come_from_what_ran_before(tmp_path: Path) -> None:
+    """Bytes from the end of the call that wrote an argument, or touched it last, to the call.
+
+        relu a     reads and writes 1 MiB                   a of none
+        neg a      age 0
+        mul a w    w is of 4 KiB, nobody wrote it
+        relu B     reads and writes 128 MiB
+        add a a    behind 256 MiB of others                 29 bits
+        sqrt       behind 1 GiB more                        in no cache
+    """
+    a, w, big, huge = (f"fp32 {n}" for n in (1 << 18, 1 << 10, 1 << 25, 1 << 27))
+    calls = (
+        called("aten::relu", a), called("aten::neg", a), called("aten::mul", a, w),
+        called("aten::relu", big), called("aten::add", a, a, 1), called("aten::relu", huge),
+        called("aten::sqrt", a),
+    )  # fmt: skip
+    replay(run_of(*calls), tmp_path, top=None)
+    ages = {(entry.subject, entry.shapes): entry.ages for entry in read(tmp_path)}
+    assert ages["aten::neg", "fp32[262144]"] == (0,)
+    assert ages["aten::mul", "fp32[262144] fp32[1024]"] == (0, None)
+    assert ages["aten::add", "fp32[262144] fp32[262144]"] == (29, 29, None)
+    assert all(age == () for (op, _), age in ages.items() if op in ("aten::relu", "aten::sqrt"))

@@ -130,6 +130,10 @@ class NotedCalls:
         self.generated: dict[str, NotedCall] = {}  # kernels by name, each as most of its calls are
         self._calls: dict[object, list[NotedCall]] = {}
 
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
     def read(self, content: bytes) -> None:
         """Add those of a file; raises TracelensError for one that the recorder did not write."""
         try:

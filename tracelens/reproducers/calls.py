@@ -120,6 +120,7 @@ class OpCase(NamedTuple):
     # where the op and its arguments are recorded, see trace.tables.EVENT_SOURCES
     sources: tuple[str, ...] = ("trace",)
     noted: NotedCall | None = None  # what the recorder noted of such a call
+    ages: tuple[int | None, ...] = ()  # of its arguments, see caches.argument_ages
 
     @property
     def total_ns(self) -> int:

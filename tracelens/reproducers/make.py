@@ -16,6 +16,7 @@ from tracelens.analysis.roofline import least_ns, reachable_time
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.reproducers.arguments import NotedCalls, Unreplayable
+from tracelens.reproducers.caches import argument_ages
 from tracelens.reproducers.calls import (
     OpCase,
     ReplaySelection,
@@ -138,9 +139,10 @@ def replay(
     progress("finding calls")
     works = [selected_work(trace, selection) for trace in run.traces]
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
-    calls = [
-        case._replace(noted=noted.of(case.call.op, case.call.shapes, case.call.dtypes)) for case in calls
-    ]
+    recent: dict[tuple[str, ...], tuple[int | None, ...]] = {}
+    for trace in run.traces[::-1]:
+        recent |= argument_ages(trace)
+    calls = [_known(case, noted, recent) for case in calls]
     calls = [case for case in calls if fits(case, selection)]
     candidates: list[tuple[float, OpCase | Script]] = []  # us that each is worth
     peaks = device or own_device(run.traces[0])
@@ -210,6 +212,16 @@ def replay(
         return {GENERATED.format(source): noted.sources[source].encode() for source in used}
 
     return _written(run, folder, scripts, skips, len(candidates), beside)
+
+
+def _known(
+    case: OpCase, noted: NotedCalls, recent: Mapping[tuple[str, ...], tuple[int | None, ...]]
+) -> OpCase:
+    """The case with what the recorder noted of such calls; it notes nothing of those that graphs replay."""
+    call = noted.of(case.call.op, case.call.shapes, case.call.dtypes)
+    if noted.has_calls and "trace" in case.sources:
+        return case._replace(noted=call, ages=call.ages if call else ())
+    return case._replace(noted=call, ages=recent.get((case.call.op, *case.call.recorded), ()))
 
 
 def handed_over(

@@ -490,7 +490,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         count=len(case.times),
         traced_us=median_us if unscaled else 0.0,
         total_us=case.total_ns / 1e3,
-        ages=case.noted.ages if case.noted and unscaled else (),
+        ages=case.ages if unscaled else (),
     )
 
 

@@ -73,6 +73,10 @@ USUAL_HOST_SHARE, HOST_SHARE_DEVIATION = 0.66, 0.15
 """Median of the host time without the profiler, as a share of the recorded, and its deviation (see
 `projector`)."""
 
+HOST_DECIDES = 0.05
+"""Change of the step, relative to that of host time, below which the step without the profiler does not tell
+how much host time is the profiler's: another factor gives the same step, and the usual one is likelier."""
+
 PAUSE_DEVIATION = 0.1
 """Relative deviation of a pause from run to run: garbage collections of one program took 53 to 61 ms."""
 

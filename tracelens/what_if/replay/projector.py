@@ -33,6 +33,7 @@ from tracelens.what_if.scenario import NotApplicable, ScenarioContext, ScenarioR
 from tracelens.what_if.thresholds import (
     CALIBRATED,
     FLAT,
+    HOST_DECIDES,
     HOST_SHARE_DEVIATION,
     LEAST_HOST_SHARE,
     LOWER_HOST_SHARE,
@@ -348,20 +349,19 @@ def profiler_share(known_ns: float | None, replayed_ns: Callable[..., int]) -> P
     pauses_ns = (recorded_ns - replayed_ns(1.0, 1 - _STEP)) / _STEP
     if pauses_ns > PAUSES_MATTER * recorded_ns:
         return _with_pauses(known_ns, pauses_ns, replayed_ns)
-    if known_ns >= recorded_ns:
-        why = "host time stays as recorded"
-        # So the host does not decide the step, and nothing tells how much of its time is the profiler's.
-        return ProfilerShare(1.0, 1.0, known_ns, UNKNOWN_HOST_SHARE, _unreached(known_ns, recorded_ns, why))
-    if known_ns > least_ns:
-        return ProfilerShare(
-            _fitted(known_ns, recorded_ns, least_ns, replayed_ns), 1.0, known_ns, LOWER_HOST_SHARE
-        )
-    nearest_ns = least_ns * (1 + FLAT)
+    nearest_ns = max(known_ns, least_ns * (1 + FLAT))
     factor = _fitted(nearest_ns, recorded_ns, least_ns, replayed_ns) if nearest_ns < recorded_ns else 1.0
+    usual_ns = replayed_ns(USUAL_HOST_SHARE)
+    told = min(HOST_DECIDES * abs(factor / USUAL_HOST_SHARE - 1), NOTEWORTHY)
+    if abs(usual_ns / known_ns - 1) <= told:
+        return ProfilerShare(USUAL_HOST_SHARE, 1.0, known_ns, UNKNOWN_HOST_SHARE)
+    if known_ns > least_ns and factor < 1:
+        return ProfilerShare(factor, 1.0, known_ns, LOWER_HOST_SHARE)
     why = f"host time is {factor:.2f} of the recorded; less would not shorten the step, which is GPU-bound"
-    return ProfilerShare(
-        factor, 1.0, known_ns, LOWER_HOST_SHARE, _unreached(known_ns, replayed_ns(factor), why)
-    )
+    if factor == 1:  # so nothing tells how much of host time is the profiler's
+        why = "host time stays as recorded"
+    limit = _unreached(known_ns, replayed_ns(factor), why)
+    return ProfilerShare(factor, 1.0, known_ns, LOWER_HOST_SHARE if factor < 1 else UNKNOWN_HOST_SHARE, limit)
 
 
 _STEP = 0.1

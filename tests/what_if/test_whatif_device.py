@@ -100,13 +100,9 @@ def test_devices_that_nobody_knows() -> None:
         projected(run, "device=mi999")
 
 
-@pytest.mark.parametrize(("here", "there", "error"), [("h100", "mi300x", -0.02), ("mi300x", "h100", 0.34)])
+@pytest.mark.parametrize(("here", "there", "error"), [("h100", "mi300x", -0.02), ("mi300x", "h100", -0.01)])
 def test_one_run_on_two_devices(corpus: Path, here: str, there: str, error: float) -> None:
-    """One eager run of a 0.5B model, recorded on both.
-
-    The efficiency is not the same on both, as the scenario has it: products on the MI300X reach less of its
-    peak. And the hosts are other ones.
-    """
+    """One eager run of a 0.5B model, recorded on both. The hosts decide, which are other ones."""
     name = "Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
     scenario = f"device={there}"
     step = interval(whatif(tracelens.load(corpus / here / name), [scenario]), scenario)[1]

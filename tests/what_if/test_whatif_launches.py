@@ -59,7 +59,7 @@ def test_the_quickest_rank_says_what_is_usual() -> None:
 
 
 def test_a_step_as_one_graph() -> None:
-    """b and c are launched with a, at 1: kernels of 2, 2 and 8 columns run from 2, with two gaps of 0.2.
+    """b and c are launched with a, at 1: kernels of 2, 2 and 8 columns run from 2, with two gaps of 0.3.
 
     No kernel was launched before the one ahead of it began, so the trace shows no such gap.
     """
@@ -70,7 +70,7 @@ def test_a_step_as_one_graph() -> None:
     """)
     assert_identity(run)
     assert projected(run, "identity") == 22
-    assert projected(run, "step_graph") == pytest.approx(14 + 2 * 0.2)
+    assert projected(run, "step_graph") == pytest.approx(14 + 2 * 0.3)
     text = whatif(run, ["step_graph"])["assumptions"]["assumption"][0]
     assert text.startswith("2 of 3 launches disappear")
 

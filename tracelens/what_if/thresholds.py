@@ -115,6 +115,7 @@ EVEN_STAGES = 1.005
 """Slowest stage / mean of its pipeline up to which all have equal work: a smaller gain is not
 worth a projection."""
 
-GRAPH_GAP_NS = 200
-"""From the end of a kernel of a graph to the start of the next, mean of four recorded graphs of one stream:
-564 and 141 ns on H200s (310 and 1,920 gaps), 38 and 54 ns on MI300Xs (543 and 336)."""
+GRAPH_GAP_NS = 300
+"""From the end of a kernel of a graph to the start of the next, mean of nine graphs on NVIDIA's GPUs: 141 and
+564 ns on H200s (1,920 and 310 gaps), 29 to 481 ns on H100s (seven graphs of 218 to 779 kernels, steps without
+the profiler). On MI300Xs it is 38 and 54 ns (543 and 336 gaps)."""

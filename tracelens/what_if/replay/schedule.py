@@ -34,14 +34,6 @@ class SteadyStep(NamedTuple):
     extents: Sequence[Extent]  # its last repetition on each rank
 
 
-class Repetitions(NamedTuple):
-    """Of a step that follows itself."""
-
-    first: list[Extent]  # on each rank
-    last: list[Extent]
-    early: Int  # nodes that were ready earlier than recorded in one of them, ascending
-
-
 _MOST_REPETITIONS = 32
 
 
@@ -75,7 +67,6 @@ class StepReplay:
             self._lanes = self._lanes[:0]
         self._last_before, self._last = last_before[self._lanes], last[self._lanes]
         self._rank = graph.rank[self._last]
-        self._alone = np.bincount(graph.lockstep)[graph.lockstep] == 1
         # With nothing changed: how long the step takes on each rank, and which nodes are early.
         self._unchanged: dict[Delays, tuple[Int, Int]] = {}
 
@@ -96,20 +87,17 @@ class StepReplay:
             same = EditedSegment(self.segment, Edit.of(self.graph))
             early = np.zeros(0, dtype=np.int64)
             for _ in range(2):  # as an edit is replayed: with what is early known from the begin
-                unchanged = self._repetitions(same, delays, early)
-                early = unchanged.early
-            self._unchanged[delays] = durations(unchanged.last), early
+                unchanged, early = self._repeated(same, delays, early)
+            self._unchanged[delays] = durations(unchanged), early
         before, known_early = self._unchanged[delays]
-        replayed = self._repetitions(edited, delays, known_early)
-        after = durations(replayed.last)
+        extents, _ = self._repeated(edited, delays, known_early)
+        after = durations(extents)
         # Of what took no time there is no share.
         dur = np.where(before > 0, np.rint(self.recorded * (after / np.maximum(before, 1))), after)
-        # A rank that waits for no other takes no less than behind what was recorded before.
-        dur = np.where(self._alone, np.maximum(dur, durations(replayed.first)), dur)
-        return SteadyStep(dur.astype(np.int64), replayed.last)
+        return SteadyStep(dur.astype(np.int64), extents)
 
-    def _repetitions(self, edited: EditedSegment, delays: Delays, known_early: Int) -> Repetitions:
-        """The first and the last repetition of the edited step on each rank.
+    def _repeated(self, edited: EditedSegment, delays: Delays, known_early: Int) -> tuple[list[Extent], Int]:
+        """The last repetition of the edited step on each rank, and which nodes were ever early.
 
         Delays that end as recorded in the first one may be too long in others, whose times are those of the
         first: what was ready earlier once has its delay from then on, as has what `known_early` names.
@@ -117,13 +105,11 @@ class StepReplay:
         core = edited.reduction.core
         begin, shift = self._begin, np.zeros(self.graph.lanes, dtype=np.int64)
         early, known = np.zeros(len(core), dtype=bool), np.isin(core, known_early)
-        first: list[Extent] = []
         stride = 1
         taken = np.full(len(begin), -1)
         for _ in range(_MOST_REPETITIONS):
             schedule = edited.schedule(delays, shift, early)
             extents = self._behind(begin, schedule)
-            first = first or extents
             if not len(self._lanes):
                 break
             before, (begin, shift) = shift, self._left_behind(extents)
@@ -135,7 +121,7 @@ class StepReplay:
                 if not late.any():
                     break
                 shift, stride = shift + late * (stride - 1), 2 * stride
-        return Repetitions(first, extents, core[early])
+        return extents, core[early]
 
     def extents(self, schedule: NodeSchedule | NodeTimes) -> list[Extent]:
         """The step on each rank, by this schedule, behind what was recorded before it."""

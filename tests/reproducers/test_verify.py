@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.builders import aligned, draw, records
+from tests.reproducers.fake_torch import H100, MI300X, checked, listed, on_gpu, source
 from tracelens.errors import TracelensError
 from tracelens.rendering.formats import console_text
 from tracelens.reproducers import folder as folders
@@ -26,82 +27,10 @@ from tracelens.reproducers.verify import failed, verify
 from tracelens.table import Report, Result
 from tracelens.trace import gpu_work
 
-H100 = "NVIDIA H100 80GB HBM3"
-MI300X = "AMD Instinct MI300X"
-
-# What the runner asks of torch, with a GPU for each name in FAKE_GPUS. `flag` stands for torch.backends.
-TORCH = """
-import os
-__version__ = "9.9+fake"
-names = [name for name in os.environ.get("FAKE_GPUS", "").split(",") if name]
-poisoned = False
-dtype, seeds = "float32", []
-get_default_dtype = lambda: dtype
-def set_default_dtype(new):
-    global dtype
-    dtype = new
-get_default_device = lambda: device
-device = "cpu"
-manual_seed = seeds.append
-class cuda:
-    is_available = lambda: bool(names)
-    device_count = lambda: len(names)
-    get_device_name = lambda number=0: names[number]
-    is_initialized = lambda: True
-    empty_cache = lambda: None
-    memory_allocated = lambda: held
-    def synchronize():
-        if poisoned:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-held = 0
-"""
-
-
-@pytest.fixture
-def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake, in an environment of its own: scripts see what is installed, and nothing else."""
-    home = tmp_path / "environment"
-    packages = home / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
-    (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "__init__.py").write_text(TORCH)
-    (home / "bin").mkdir()
-    real = Path(sys.executable).resolve()
-    (home / "bin" / "python").symlink_to(real)
-    (home / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
-    monkeypatch.setattr(sys, "executable", str(home / "bin" / "python"))
-    return packages
-
-
-def source(told: dict[str, Any] | None = None, *, before: str = "", after: str = "", code: int = 0) -> str:
-    """A script that prints a result."""
-    result = {"op": "aten::mm", "check": "ok", "device": "cpu", "median_us": 50.0, "traced_us": 50.0,
-              "traced_on": H100} | (told or {})  # fmt: skip
-    lines = [
-        "import json, os, sys; from math import inf, nan",
-        before,
-        f"print(json.dumps({result!r}))",
-        after,
-        f"raise SystemExit({code})",
-    ]
-    return "\n".join(filter(None, lines)) + "\n"
-
 
 def writing(text: str, tmp_path: Path) -> str:
     """The script with the name of the file that it writes to."""
     return f"TOLD = {str(tmp_path / 'told')!r}\n{text}"
-
-
-def listed(text: str, **other: Any) -> Script:
-    """A script that stands for one call of 50 us, where nothing else is said."""
-    made = Script("s", "op", "aten::mm", "[2, 3]", text, count=1, traced_us=50.0, total_us=50.0)
-    return made._replace(**other)
-
-
-def checked(tmp_path: Path, *scripts: str | Script, **options: Any) -> Result:
-    """The result for these scripts."""
-    folder = tmp_path / "replay"
-    folders.write(folder, [one if isinstance(one, Script) else listed(one) for one in scripts], [])
-    return verify(folder, **options)
 
 
 def rows(result: Result, *names: str) -> list[tuple[Any, ...]]:
@@ -109,10 +38,6 @@ def rows(result: Result, *names: str) -> list[tuple[Any, ...]]:
     notes = dict(records(result["notes"], "file", "note"))
     found = records(result["scripts"].sort_values("file"), *(names or ("status", "file")))
     return found if names else [(status, notes.get(file, "")) for status, file in found]
-
-
-def on_gpu(**told: Any) -> str:
-    return source({"device": H100, **told})
 
 
 def test_times_within_the_tolerance_match_and_others_do_not(

@@ -64,11 +64,19 @@ def listed(text: str, **other: Any) -> Script:
     return made._replace(**other)
 
 
+def collective(text: str, processes: int = 2) -> Script:
+    return listed(text, kind="collective", processes=processes)
+
+
+def written(folder: Path, *scripts: str | Script) -> Path:
+    """The folder with these scripts in it."""
+    folders.write(folder, [one if isinstance(one, Script) else listed(one) for one in scripts], [])
+    return folder
+
+
 def checked(tmp_path: Path, *scripts: str | Script, **options: Any) -> Result:
     """The result for these scripts."""
-    folder = tmp_path / "replay"
-    folders.write(folder, [one if isinstance(one, Script) else listed(one) for one in scripts], [])
-    return verify(folder, **options)
+    return verify(written(tmp_path / "replay", *scripts), **options)
 
 
 def on_gpu(**told: Any) -> str:

@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from tests.builders import aligned, draw, records
-from tests.reproducers.fake_torch import H100, MI300X, checked, listed, on_gpu, source
+from tests.reproducers.fake_torch import H100, MI300X, checked, collective, listed, on_gpu, source, written
 from tracelens.errors import TracelensError
 from tracelens.rendering.formats import console_text
-from tracelens.reproducers import folder as folders
 from tracelens.reproducers.calls import cases
-from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import script as made_of
 from tracelens.reproducers.verify import failed, verify
 from tracelens.table import Report, Result
@@ -283,10 +281,6 @@ def test_who_fails_in_a_used_process_gets_a_new_one(tmp_path: Path, torch: Path)
     assert [status for status, _ in rows(checked(tmp_path, spoils, suffers))] == ["ran", "ran"]
 
 
-def collective(text: str, processes: int = 2) -> Script:
-    return listed(text, kind="collective", processes=processes)
-
-
 def test_collectives_start_their_processes_themselves(tmp_path: Path, torch: Path) -> None:
     alone = source({"busbw_bytes_per_s": 3e11}, before="assert 'RANK' not in os.environ")
     result = checked(
@@ -344,7 +338,7 @@ def test_too_few_gpus_for_a_collective(tmp_path: Path, torch: Path, monkeypatch:
 
 def test_only_listed_files_of_the_directory_itself_are_run(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source()), listed(source())], [])
+    written(folder, source(), source(), source())
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')"
     (folder / "00_other.py").write_text(trap)
     (tmp_path / "outside.py").write_text(trap)
@@ -364,7 +358,7 @@ def test_only_listed_files_of_the_directory_itself_are_run(tmp_path: Path, torch
 
 def test_a_script_that_was_changed_is_not_run(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source()), collective(source())], [])
+    written(folder, source(), source(), collective(source()))
     for name in ("02_s.py", "03_s.py"):
         (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     result = verify(folder)
@@ -378,7 +372,7 @@ def test_a_script_that_was_changed_is_not_run(tmp_path: Path, torch: Path) -> No
 
 def test_pipes_and_folders_are_no_scripts(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source())], [])
+    written(folder, source(), source())
     for name in ("01_s.py", "02_s.py"):
         (folder / name).unlink()
     os.mkfifo(folder / "01_s.py")
@@ -417,7 +411,7 @@ def test_no_module_but_installed_ones_is_imported(
     imported, folder = tmp_path / "imported", tmp_path / "replay"
     places = [folder, tmp_path / "here", tmp_path / "elsewhere"]
     scripts = [listed(source(before=ALONE)), collective(f"STRAYS = {str(places[1])!r}\n{SPAWNS}")]
-    folders.write(folder, scripts, [])
+    written(folder, *scripts)
     for place in places:
         place.mkdir(exist_ok=True)
         for name in ("torch", "json", "colorsys", "multiprocessing", "sitecustomize", "usercustomize"):

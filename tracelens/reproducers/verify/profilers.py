@@ -49,11 +49,11 @@ class CountedKernel:
     units: int = -1  # SMs or CUs
 
 
-class Uncounted(TracelensError):
+class NotCounted(TracelensError):
     """A script has no counters; the message says why."""
 
 
-class Forbidden(Uncounted):
+class Forbidden(NotCounted):
     """No script will have any; the message says what to do."""
 
 
@@ -71,14 +71,14 @@ class Profiler(ABC):
         """What a command launches in the call that it marks, as Rounds.count does, in order.
 
         Raises:
-            Uncounted: nothing was counted.
+            NotCounted: nothing was counted.
         """
 
     def _run(self, command: Sequence[str], timeout_s: float) -> Ran:
         # Without a locale's own separators in numbers.
         ran = run_together(["env", "LC_ALL=C", self._path, *command], timeout_s, _LONGEST_OUTPUT)
         if ran.code is None:
-            raise Uncounted(
+            raise NotCounted(
                 f"{self.name} exceeded the time limit of {timeout_s:g} s: raise it with --timeout"
             )
         return ran
@@ -205,7 +205,7 @@ def _in_base(unit: str) -> float:
     return _SCALES[known["scale"]] / _SCALES[known["per"] or ""] if known else 1.0
 
 
-def _ncu_failure(text: str, reason: str) -> Uncounted:
+def _ncu_failure(text: str, reason: str) -> NotCounted:
     """Why there are no counters, from what Nsight Compute and the script have written."""
     if "ERR_NVGPUCTRPERM" in text:
         return Forbidden(
@@ -213,7 +213,7 @@ def _ncu_failure(text: str, reason: str) -> Uncounted:
             "with --cap-add SYS_ADMIN, or load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0"
         )
     errors = re.findall(r"^==ERROR== (.*)", text, re.MULTILINE)
-    return Uncounted(f"ncu: {errors[0]}" if errors else reason or "ncu profiled no kernel of the call")
+    return NotCounted(f"ncu: {errors[0]}" if errors else reason or "ncu profiled no kernel of the call")
 
 
 # ====================
@@ -250,7 +250,7 @@ class Rocprof(Profiler):
                 agents = tables["agent_info"]
         kernels = rocprof_kernels(passes, agents, self._gpu)
         if not kernels:
-            raise Uncounted(why or "rocprofv3 counted no kernel of the call")
+            raise NotCounted(why or "rocprofv3 counted no kernel of the call")
         return kernels
 
 

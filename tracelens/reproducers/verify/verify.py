@@ -262,6 +262,7 @@ def verify(
     arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(RANKS if ranks is None else ranks)]
     gpus = len(machine.devices)
     most = ranks if ranks is not None else gpus or RANKS
+    runner = [interpreter, ISOLATED, str(RUNNER)]
     for entry in (entry for entry in entries if entry.processes > 1):
         if 0 < gpus < entry.processes:
             why = f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
@@ -271,16 +272,14 @@ def verify(
             why = f"starts {entry.processes} processes{where}, limit {most}; "
             rows[entry] = unrun(entry, "skipped", f"{why}allow them with --ranks {entry.processes}")
         else:
-            rows[entry] = row(
-                entry, lambda path: run_together([interpreter, ISOLATED, str(path), *arguments], timeout_s)
-            )
+            rows[entry] = row(entry, lambda path: run_together([*runner, str(path), *arguments], timeout_s))
     verified = _verify_result([rows[entry] for entry in entries], machine, tolerance)
     if counting is None:
         return verified
     counted, skips = _counted(
         [rows[entry] for entry in entries],
         lambda path, entry: counting.kernels(
-            [interpreter, ISOLATED, str(RUNNER), str(path), "--device", "cuda", "--counters", *_ages(entry)],
+            [*runner, str(path), "--device", "cuda", "--counters", *_ages(entry)],
             timeout_s,
         ),
         folder,

@@ -22,15 +22,16 @@ from tracelens.reproducers.verify.thresholds import (
 from tracelens.table import Column, Schema, Table
 
 CAUSES = {
-    "HBM-bound": "the HBM runs near its peak: only fewer bytes would help",
-    "matrix-bound": "the matrix units run near their peak: only fewer FLOPs or a narrower type would help",
-    "unfilled": "fewer workgroups than SMs or CUs: split the work further",
-    "uneven": "SMs idle while others work: the last wave, or workgroups of uneven length",
-    "memory waits": "matrix units idle while the HBM is busy: reuse more of what is loaded",
-    "low occupancy": "too few warps to keep the HBM busy",
-    "low clock": "the clock is below boost: power or temperature",
-}
-"""Each cause and its meaning. All but the last exclude each other: the first that holds counts."""
+    "HBM-bound": f"HBM at {HBM_BOUND:.0%} of peak or more, only fewer bytes help",
+    "matrix-bound": f"matrix units at {MATRIX_BOUND:.0%} of peak or more, only fewer FLOPs help",
+    "unfilled": f"fewer than {FILLED:.1f} workgroups per SM or CU, split the work further",
+    "uneven": f"enough workgroups, but the mean SM has work under {BUSY:.0%} of the time, as in a last wave",
+    "memory waits": f"matrix units used, but under {MATRIX_IDLE:.0%}, with HBM at {MEMORY_BUSY:.0%} or more",
+    "low occupancy": f"under {LOW_OCCUPANCY:.0%} of the warps that fit, matrix units unused, HBM under "
+        f"{MEMORY_BUSY:.0%}, too few warps to keep it busy",
+    "low clock": f"under {NEAR_BOOST:.0%} of the highest clock, by power or temperature",
+}  # fmt: skip
+"""Each cause: where it holds, and what it means. All but the last exclude each other: the first counts."""
 
 _FIGURES = (
     Column(

@@ -66,13 +66,24 @@ class Profiler(ABC):
     def __init__(self, path: str, machine: TorchMachine) -> None:
         self._path, self._gpu = path, machine.devices[0]
 
-    @abstractmethod
     def kernels(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
-        """What a command launches in the call that it marks, as Rounds.count does, in order.
+        """What a command launches in the call that it marks, as Rounds.count does, in order; at least one.
 
         Raises:
             NotCounted: nothing was counted.
         """
+        try:
+            kernels = self._count(command, timeout_s)
+        except (csv.Error, KeyError) as error:
+            raise NotCounted(f"{self.name} wrote a table that cannot be read: {error}") from None
+        timed = [kernel for kernel in kernels if kernel.dur_ns > 0]
+        if not timed:
+            raise NotCounted(f"{self.name} counted no kernel of the call")
+        return timed
+
+    @abstractmethod
+    def _count(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
+        """As `kernels`, which may be none."""
 
     def _run(self, command: Sequence[str], timeout_s: float) -> Ran:
         # Without a locale's own separators in numbers.
@@ -105,7 +116,6 @@ def profiler(machine: TorchMachine) -> Profiler:
 NCU_METRICS: Mapping[str, str] = {
     "dur_ns": "gpu__time_duration.sum",
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
-    "occupancy_limit": "sm__maximum_warps_per_active_cycle_pct",
     "busy": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
     "matrix": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "l2_hit": "lts__t_sector_hit_rate.pct",
@@ -115,6 +125,12 @@ NCU_METRICS: Mapping[str, str] = {
 }
 """Attribute of CountedKernel to metric; names that GA100, GH100 and GB202 have in common."""
 
+NCU_OF_LAUNCH: Mapping[str, str] = {
+    "occupancy_limit": "sm__maximum_warps_per_active_cycle_pct",
+    "workgroups": "launch__grid_size",
+}
+"""The same of what is computed from the launch, so that no GPU lists it among what it counts."""
+
 NCU_LIMITS: Mapping[str, str] = {
     "launch__occupancy_limit_registers": "registers",
     "launch__occupancy_limit_shared_mem": "shared memory",
@@ -123,8 +139,6 @@ NCU_LIMITS: Mapping[str, str] = {
 }
 """Metric, workgroups that fit on a SM, to what allows no more of them."""
 
-# Computed from the launch, so that no GPU lists them among what it counts.
-_OF_LAUNCH = ("launch__", "sm__maximum_")
 _BOOST, _UNITS = "device__attribute_clock_rate", "device__attribute_multiprocessor_count"  # in any raw page
 _SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"(?P<scale>[numkKMGT]?)(?P<base>s|sec|second|hz|Hz|byte|cycle)(?:/(?P<per>[num]?)\w+)?\Z")
@@ -140,7 +154,7 @@ class Ncu(Profiler):
         super().__init__(path, machine)
         self._metrics: list[str] | None = None
 
-    def kernels(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
+    def _count(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
         if self._metrics is None:
             self._metrics = self._known(timeout_s)
         with TemporaryDirectory(prefix="tracelens-") as folder:
@@ -155,18 +169,28 @@ class Ncu(Profiler):
             text = log.read_text(errors="replace") if log.exists() else ""
         kernels = ncu_kernels(text)
         if not kernels or ran.code:
-            raise _ncu_failure(text + ran.output + ran.errors, ran.last_words if ran.code else "")
+            self._fail(text + ran.output + ran.errors)
+            if ran.code:
+                raise NotCounted(ran.last_words or f"{self.name} ended with exit status {ran.code}")
         return kernels
 
     def _known(self, timeout_s: float) -> list[str]:
-        """Metrics that this GPU has: with one that it has not, Nsight Compute counts nothing."""
-        wanted = [*NCU_METRICS.values(), "launch__grid_size", *NCU_LIMITS]
-        listed = {
-            line.split(" ", 1)[0] for line in self._run(["--query-metrics"], timeout_s).output.split("\n")
-        }
-        known = [name for name in wanted if name.startswith(_OF_LAUNCH) or name.split(".")[0] in listed]
-        # Where there is no list, the first run says why.
-        return known if any(name in known for name in NCU_METRICS.values()) else wanted
+        """Metrics that this GPU has: asked for one that it has not, Nsight Compute counts nothing."""
+        listed = self._run(["--query-metrics"], timeout_s).output.split("\n")
+        names = {line.split(" ", 1)[0] for line in listed}
+        counted = [metric for metric in NCU_METRICS.values() if metric.split(".")[0] in names]
+        # Where there is no list, the first script says why.
+        return [*(counted or NCU_METRICS.values()), *NCU_OF_LAUNCH.values(), *NCU_LIMITS]
+
+    def _fail(self, text: str) -> None:
+        """Raise NotCounted with the reason that Nsight Compute gives, if it gives one."""
+        if "ERR_NVGPUCTRPERM" in text:
+            raise Forbidden(
+                "ERR_NVGPUCTRPERM: only administrators may read counters: run as root, in a container with "
+                "--cap-add SYS_ADMIN, or load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0"
+            )
+        if errors := re.findall(r"^==ERROR== (.*)", text, re.MULTILINE):
+            raise NotCounted(f"{self.name}: {errors[0]}")
 
 
 def ncu_kernels(text: str) -> list[CountedKernel]:
@@ -191,7 +215,8 @@ def _ncu_kernel(values: Mapping[str, str], units: Mapping[str, str]) -> CountedK
         name=values["Kernel Name"],
         limiter=min(limits, key=lambda what: limits[what]) if limits else "",
         boost_hz=number(_BOOST, 1e3),
-        workgroups=int(number("launch__grid_size")),
+        occupancy_limit=number(NCU_OF_LAUNCH["occupancy_limit"]),
+        workgroups=int(number(NCU_OF_LAUNCH["workgroups"])),
         units=int(number(_UNITS)),
         **{name: number(metric, 1e9 if name == "dur_ns" else 1) for name, metric in NCU_METRICS.items()},
     )
@@ -203,17 +228,6 @@ def _in_base(unit: str) -> float:
         return 0.01
     known = _UNIT.match(unit)
     return _SCALES[known["scale"]] / _SCALES[known["per"] or ""] if known else 1.0
-
-
-def _ncu_failure(text: str, reason: str) -> NotCounted:
-    """Why there are no counters, from what Nsight Compute and the script have written."""
-    if "ERR_NVGPUCTRPERM" in text:
-        return Forbidden(
-            "ERR_NVGPUCTRPERM: only administrators may read the counters: run as root, in a container "
-            "with --cap-add SYS_ADMIN, or load the nvidia module with NVreg_RestrictProfilingToAdminUsers=0"
-        )
-    errors = re.findall(r"^==ERROR== (.*)", text, re.MULTILINE)
-    return NotCounted(f"ncu: {errors[0]}" if errors else reason or "ncu profiled no kernel of the call")
 
 
 # ====================
@@ -236,7 +250,7 @@ class Rocprof(Profiler):
     name = "rocprofv3"
     absent = "it is part of ROCm since 6.2 (or apt install rocprofiler-sdk)"
 
-    def kernels(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
+    def _count(self, command: Sequence[str], timeout_s: float) -> list[CountedKernel]:
         passes, agents, why = [], "", ""
         for counters in ROCPROF_PASSES:
             with TemporaryDirectory(prefix="tracelens-") as folder:
@@ -248,10 +262,9 @@ class Rocprof(Profiler):
             else:
                 passes.append(tables["counter_collection"])
                 agents = tables["agent_info"]
-        kernels = rocprof_kernels(passes, agents, self._gpu)
-        if not kernels:
-            raise NotCounted(why or "rocprofv3 counted no kernel of the call")
-        return kernels
+        if not passes:
+            raise NotCounted(why)
+        return rocprof_kernels(passes, agents, self._gpu)
 
 
 def _joined(folder: Path, kind: str) -> str:
@@ -268,7 +281,7 @@ def rocprof_kernels(passes: Sequence[str], agents: str, gpu: str) -> list[Counte
         agents: agent_info.csv, which says how many units a GPU has.
         gpu: its name.
     """
-    launches, *others = [_fenced(text) for text in passes] or [[]]
+    launches, *others = map(_fenced, passes)
     for other in others:
         if [values["Kernel_Name"] for values in other] == [values["Kernel_Name"] for values in launches]:
             launches = [more | values for values, more in zip(launches, other, strict=True)]

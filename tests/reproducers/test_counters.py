@@ -217,6 +217,8 @@ DRAWN: Mapping[str, tuple[Mapping[str, float], str]] = {
     "few workgroups": ({"grid": 66, "busy": 48}, "unfilled"),
     "one for nearly each": ({"grid": 128, "busy": 94}, ""),
     "a last wave": ({"grid": 140, "busy": 55}, "uneven"),
+    "few us": ({"us": 4, "grid": 140, "busy": 55}, "short"),
+    "busy within few us": ({"us": 4}, ""),
     # warps
     "few warps": ({"occupancy": 12, "matrix": 0}, "low occupancy"),
     "few warps of a GEMM": ({"occupancy": 12, "matrix": 20}, ""),

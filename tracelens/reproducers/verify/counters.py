@@ -18,6 +18,7 @@ from tracelens.reproducers.verify.thresholds import (
     MATRIX_USED,
     MEMORY_BUSY,
     NEAR_BOOST,
+    RAMP_NS,
 )
 from tracelens.table import Column, Schema, Table
 
@@ -26,6 +27,7 @@ CAUSES = {
     "matrix-bound": f"matrix units at {MATRIX_BOUND:.0%} of peak or more, only fewer FLOPs help",
     "unfilled": f"fewer than {FILLED:.1f} workgroups per SM or CU, split the work further",
     "uneven": f"enough workgroups, but the mean SM has work under {BUSY:.0%} of the time, as in a last wave",
+    "short": f"the same of a kernel under {RAMP_NS / 1e3:.0f} µs, most of which is its start and end",
     "memory waits": f"matrix units used, but under {MATRIX_IDLE:.0%}, with HBM at {MEMORY_BUSY:.0%} or more",
     "low occupancy": f"under {LOW_OCCUPANCY:.0%} of the warps that fit, matrix units unused, HBM under "
         f"{MEMORY_BUSY:.0%}, too few warps to keep it busy",
@@ -145,7 +147,7 @@ def causes(kernel: CountedKernel) -> Iterator[str]:
     elif kernel.workgroups > 0 and not filled:
         yield "unfilled"
     elif 0 <= kernel.busy < BUSY and filled:
-        yield "uneven"
+        yield "uneven" if kernel.dur_ns >= RAMP_NS else "short"
     elif multiplies and kernel.matrix < MATRIX_IDLE and kernel.hbm >= MEMORY_BUSY:
         yield "memory waits"
     # Kernels that multiply hide latency with what each warp has in flight: few warps are no fault of theirs.
@@ -202,6 +204,10 @@ def _evidence(cause: str, kernel: CountedKernel) -> str:
             return f"{kernel.workgroups} workgroups for {kernel.units} units"
         case "uneven":
             return f"the mean SM has work {kernel.busy:.0%} of the time, {kernel.workgroups} workgroups"
+        case "short":
+            return (
+                f"{kernel.dur_ns / 1e3:.1f} µs, in which the mean SM has work {kernel.busy:.0%} of the time"
+            )
         case "memory waits":
             return f"matrix units at {kernel.matrix:.0%} of peak, HBM at {kernel.hbm:.0%}"
         case "low occupancy":

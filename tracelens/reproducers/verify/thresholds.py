@@ -30,6 +30,10 @@ BUSY = 0.75
 """Share of the time (0-1) that the mean SM has work, below which a last wave or uneven workgroups cost over a
 quarter of it: with two waves, the second is half empty."""
 
+RAMP_NS = 8_000
+"""Duration (ns) below which SMs idle for over a quarter of it while a kernel starts and ends: about 1 us each
+on an H100."""
+
 NEAR_BOOST = 0.9
 """Share of the highest clock (0-1) below which the clock counts as lowered: boost itself varies by a few
 percent from GPU to GPU and with temperature."""

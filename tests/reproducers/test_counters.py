@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,10 @@ sm__pipe_tensor_cycles_active   Counter         cycle           # of cycles wher
 sm__warps_active                Counter         warp            cumulative # of warps in flight
 """
 
-Files = Callable[..., Path]
-
 
 @pytest.fixture
 def profilers(tmp_path: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what both write, on a machine with an H100; they are on PATH and nothing else is."""
+    """A folder for what both write, on a machine with an H100 that has both on PATH."""
     files, programs = tmp_path / "files", tmp_path / "programs"
     files.mkdir()
     programs.mkdir()

@@ -31,6 +31,7 @@ SLOW = (
     "test_reports.py",
     # Processes: how they end, what they are told and how often they read.
     "cli/test_process.py",
+    "reproducers/test_counters.py",
     "reproducers/test_verify.py",
     "session/test_one_read.py",
     # Hundreds of drawn runs, to count false alarms and what is found.

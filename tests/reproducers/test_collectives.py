@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import tracelens
-from tests.builders import aligned, draw, draw_run
+from tests.builders import aligned, draw, draw_run, records
+from tests.reproducers.fake_torch import checked
 from tests.reproducers.torch_process import run_script
 from tracelens.reproducers.collectives import CollectiveMessage, collectives
 from tracelens.reproducers.folder import Script
@@ -353,6 +354,13 @@ def run(folder: Path, texts: Sequence[str], *options: str) -> tuple[list[tuple[i
         found.append((done.returncode, json.loads(done.stdout or "{}")))
         errors += done.stderr
     return found, errors
+
+
+@pytest.mark.torch
+def test_verify_measures_them(tmp_path: Path) -> None:
+    found = checked(tmp_path, script_of("allreduce", 2, "Float"), device="cpu", iters=1)
+    assert records(found["scripts"], "status", "check") == [("ran", "ok")]
+    assert found["scripts"]["replayed_ns"][0] > 0
 
 
 @pytest.mark.torch

@@ -339,3 +339,36 @@ def test_only_what_is_written_once_is_written_anew() -> None:
     assert not runner.dense(torch.ones(3).expand(4, 3))
     assert not runner.dense(torch.ones(0))
     assert runner.known_ages("12,,0") == [12, -1, 0]
+
+
+def test_a_profiler_counts_one_call_after_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between start and stop for Nsight Compute, between two fences for rocprofv3, which knows no start."""
+    done: list[str] = []
+    cudart = SimpleNamespace(
+        cudaProfilerStart=lambda: done.append("start"), cudaProfilerStop=lambda: done.append("stop")
+    )
+    cuda = SimpleNamespace(
+        _sleep=lambda cycles: done.append("fence"), synchronize=lambda: done.append("wait")
+    )
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(**vars(cuda), cudart=lambda: cudart))
+
+    def call(args: list[Any]) -> None:
+        done.append("call")
+        args[0].mul_(2)
+
+    given = [torch.ones(4)]
+    rounds = runner.Rounds(torch, call, given, [])
+    done.clear()
+    rounds.count()
+    before = ["call"] * runner.WARM_UP + ["fence", "wait"]
+    assert done == [*before, "start", "call", "wait", "stop", "fence", "wait"]
+    assert given[0].tolist() == [4, 4, 4, 4]  # what the call overwrites was put back
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    done.clear()
+    rounds.count()
+    assert done == [*before, "call", "wait", "fence", "wait"]
+
+
+def test_counters_need_a_gpu(tmp_path: Path) -> None:
+    done = run(script_of("aten::mm", "fp32 4 4", "fp32 4 4").text, tmp_path, "--counters")
+    assert (done.returncode, done.stderr.strip()) == (1, "--counters needs a GPU")

@@ -16,74 +16,14 @@ from typing import Any
 import pytest
 
 from tests.builders import aligned, draw, records
+from tests.reproducers.fake_torch import H100, MI300X, checked, collective, listed, on_gpu, source, written
 from tracelens.errors import TracelensError
 from tracelens.rendering.formats import console_text
-from tracelens.reproducers import folder as folders
 from tracelens.reproducers.calls import cases
-from tracelens.reproducers.folder import Script
 from tracelens.reproducers.scripts import script as made_of
 from tracelens.reproducers.verify import failed, verify
 from tracelens.table import Report, Result
 from tracelens.trace import gpu_work
-
-H100 = "NVIDIA H100 80GB HBM3"
-MI300X = "AMD Instinct MI300X"
-
-# What the runner asks of torch, with a GPU for each name in FAKE_GPUS. `flag` stands for torch.backends.
-TORCH = """
-import os
-__version__ = "9.9+fake"
-names = [name for name in os.environ.get("FAKE_GPUS", "").split(",") if name]
-poisoned = False
-dtype, seeds = "float32", []
-get_default_dtype = lambda: dtype
-def set_default_dtype(new):
-    global dtype
-    dtype = new
-get_default_device = lambda: device
-device = "cpu"
-manual_seed = seeds.append
-class cuda:
-    is_available = lambda: bool(names)
-    device_count = lambda: len(names)
-    get_device_name = lambda number=0: names[number]
-    is_initialized = lambda: True
-    empty_cache = lambda: None
-    memory_allocated = lambda: held
-    def synchronize():
-        if poisoned:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-held = 0
-"""
-
-
-@pytest.fixture
-def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake, in an environment of its own: scripts see what is installed, and nothing else."""
-    home = tmp_path / "environment"
-    packages = home / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
-    (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "__init__.py").write_text(TORCH)
-    (home / "bin").mkdir()
-    real = Path(sys.executable).resolve()
-    (home / "bin" / "python").symlink_to(real)
-    (home / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
-    monkeypatch.setattr(sys, "executable", str(home / "bin" / "python"))
-    return packages
-
-
-def source(told: dict[str, Any] | None = None, *, before: str = "", after: str = "", code: int = 0) -> str:
-    """A script that prints a result."""
-    result = {"op": "aten::mm", "check": "ok", "device": "cpu", "median_us": 50.0, "traced_us": 50.0,
-              "traced_on": H100} | (told or {})  # fmt: skip
-    lines = [
-        "import json, os, sys; from math import inf, nan",
-        before,
-        f"print(json.dumps({result!r}))",
-        after,
-        f"raise SystemExit({code})",
-    ]
-    return "\n".join(filter(None, lines)) + "\n"
 
 
 def writing(text: str, tmp_path: Path) -> str:
@@ -91,28 +31,11 @@ def writing(text: str, tmp_path: Path) -> str:
     return f"TOLD = {str(tmp_path / 'told')!r}\n{text}"
 
 
-def listed(text: str, **other: Any) -> Script:
-    """A script that stands for one call of 50 us, where nothing else is said."""
-    made = Script("s", "op", "aten::mm", "[2, 3]", text, count=1, traced_us=50.0, total_us=50.0)
-    return made._replace(**other)
-
-
-def checked(tmp_path: Path, *scripts: str | Script, **options: Any) -> Result:
-    """The result for these scripts."""
-    folder = tmp_path / "replay"
-    folders.write(folder, [one if isinstance(one, Script) else listed(one) for one in scripts], [])
-    return verify(folder, **options)
-
-
 def rows(result: Result, *names: str) -> list[tuple[Any, ...]]:
     """These columns of the scripts, in the order of the files; none stands for status and note."""
     notes = dict(records(result["notes"], "file", "note"))
     found = records(result["scripts"].sort_values("file"), *(names or ("status", "file")))
     return found if names else [(status, notes.get(file, "")) for status, file in found]
-
-
-def on_gpu(**told: Any) -> str:
-    return source({"device": H100, **told})
 
 
 def test_times_within_the_tolerance_match_and_others_do_not(
@@ -358,10 +281,6 @@ def test_who_fails_in_a_used_process_gets_a_new_one(tmp_path: Path, torch: Path)
     assert [status for status, _ in rows(checked(tmp_path, spoils, suffers))] == ["ran", "ran"]
 
 
-def collective(text: str, processes: int = 2) -> Script:
-    return listed(text, kind="collective", processes=processes)
-
-
 def test_collectives_start_their_processes_themselves(tmp_path: Path, torch: Path) -> None:
     alone = source({"busbw_bytes_per_s": 3e11}, before="assert 'RANK' not in os.environ")
     result = checked(
@@ -419,7 +338,7 @@ def test_too_few_gpus_for_a_collective(tmp_path: Path, torch: Path, monkeypatch:
 
 def test_only_listed_files_of_the_directory_itself_are_run(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source()), listed(source())], [])
+    written(folder, source(), source(), source())
     trap = f"open({str(tmp_path / 'ran')!r}, 'w')"
     (folder / "00_other.py").write_text(trap)
     (tmp_path / "outside.py").write_text(trap)
@@ -439,7 +358,7 @@ def test_only_listed_files_of_the_directory_itself_are_run(tmp_path: Path, torch
 
 def test_a_script_that_was_changed_is_not_run(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source()), collective(source())], [])
+    written(folder, source(), source(), collective(source()))
     for name in ("02_s.py", "03_s.py"):
         (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     result = verify(folder)
@@ -453,7 +372,7 @@ def test_a_script_that_was_changed_is_not_run(tmp_path: Path, torch: Path) -> No
 
 def test_pipes_and_folders_are_no_scripts(tmp_path: Path, torch: Path) -> None:
     folder = tmp_path / "replay"
-    folders.write(folder, [listed(source()), listed(source())], [])
+    written(folder, source(), source())
     for name in ("01_s.py", "02_s.py"):
         (folder / name).unlink()
     os.mkfifo(folder / "01_s.py")
@@ -492,7 +411,7 @@ def test_no_module_but_installed_ones_is_imported(
     imported, folder = tmp_path / "imported", tmp_path / "replay"
     places = [folder, tmp_path / "here", tmp_path / "elsewhere"]
     scripts = [listed(source(before=ALONE)), collective(f"STRAYS = {str(places[1])!r}\n{SPAWNS}")]
-    folders.write(folder, scripts, [])
+    written(folder, *scripts)
     for place in places:
         place.mkdir(exist_ok=True)
         for name in ("torch", "json", "colorsys", "multiprocessing", "sitecustomize", "usercustomize"):

@@ -82,6 +82,10 @@ class Verification(OptionGroup, panel=RUN):
         shown="the number of GPUs, or 8 on the CPU",
     )
     python: str = option("Python interpreter with torch.", metavar="FILE", default="", shown="this one")
+    counters: bool = option(
+        "Run each op once more under Nsight Compute or rocprofv3, and name the cause that counters suggest.",
+        default=False,
+    )
 
 
 class VerifyDelivery(Delivery):
@@ -105,6 +109,7 @@ def verify(scripts: Verification, out: VerifyDelivery) -> int:
     Examples:
         tracelens replay verify replay/
         tracelens replay verify replay/ --device cpu --iters 1 --only mm
+        tracelens replay verify replay/ --counters --only mm
     """
     from tracelens.reproducers import LIST
     from tracelens.reproducers.verify import failed
@@ -115,7 +120,7 @@ def verify(scripts: Verification, out: VerifyDelivery) -> int:
     with progress() as line:
         result = run_all(
             folder,
-            **scripts.values("device", "iters", "max_bytes", "tolerance", "timeout_s", "ranks"),
+            **scripts.values("device", "iters", "max_bytes", "tolerance", "timeout_s", "ranks", "counters"),
             python=scripts.python or None,
             only=re.compile(re.escape(scripts.only)) if scripts.only else None,
             progress=line,

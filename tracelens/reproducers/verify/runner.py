@@ -107,7 +107,8 @@ def main(arguments: Sequence[str]) -> None:
             absent = isinstance(error, ImportError) and error.name == library
             answer(client, {"absent": absent, "reason": str(error)})
             return
-        answer(client, {"torch": str(torch.__version__), "devices": devices(torch) if gpu == "gpu" else []})
+        found = devices(torch) if gpu == "gpu" else []
+        answer(client, {"torch": str(torch.__version__), "devices": found, "hip": bool(torch.version.hip)})
         while True:
             job = json.loads(client.recv_bytes())
             answer(client, run(torch, job["path"], job["arguments"]))
@@ -238,7 +239,7 @@ def replay(torch: Any, path: str, arguments: Sequence[str]) -> None:
         start_ranks(torch, space, path, options)
     else:
         torch.manual_seed(0)
-        finished(measured(torch, space, options), options)
+        finished((counted if options.counters else measured)(torch, space, options), options)
 
 
 def defined(path: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -277,6 +278,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     cli.add_argument("--iters", type=lambda number: max(int(number), 1), default=50, help="timed calls (50)")
     cli.add_argument("--profile", metavar="FILE", help="write a profiler trace of the calls")
     cli.add_argument("--compile", action="store_true", help="time the torch.compile version")
+    cli.add_argument(
+        "--counters", action="store_true", help="run one call, for a profiler around this process"
+    )
     cli.add_argument("--json", action="store_true", help="print the result as one JSON object")
     cli.add_argument("--ages", type=known_ages, default=[], help="when arguments were touched")
     cli.add_argument("--max-bytes", type=int, help="scale messages of a collective down to N bytes")
@@ -388,6 +392,28 @@ class Rounds:
         torch.cuda.synchronize()
         return sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs[WARM_UP:])
 
+    def count(self) -> None:
+        """One call with cold caches, alone in what a hardware profiler counts.
+
+        Nsight Compute counts from start to stop. rocprofv3 counts all that the process does: there, the call
+        is what lies between the last two kernels of `_sleep`.
+        """
+        cuda = self._torch.cuda
+        for _ in range(WARM_UP):
+            self.prepare(cold=False)
+            self._run(self._given)
+        self.prepare(cold=True)
+        cuda._sleep(1)
+        cuda.synchronize()
+        if not self._torch.version.hip:
+            cuda.cudart().cudaProfilerStart()
+        self._run(self._given)
+        cuda.synchronize()
+        if not self._torch.version.hip:
+            cuda.cudart().cudaProfilerStop()
+        cuda._sleep(1)
+        cuda.synchronize()
+
     def kernel_us(self, iters: int, op: str, file: str | None) -> float:
         """Mean time of a call's kernels, as a trace has it: without those of ops inside it."""
         with self._torch.profiler.profile() as profile:
@@ -468,6 +494,14 @@ def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> 
         "flop_per_s": 1e6 * space["FLOPS"] / us, "byte_per_s": 1e6 * space["BYTES"] / us,
         "of_roofline": sum(least / us for name, least in space["LEAST_US"].items() if name in device),
     }  # fmt: skip
+
+
+def counted(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Run one call under a hardware profiler; what it counts, the profiler writes."""
+    if space["ON"] != "cuda":
+        raise SystemExit("--counters needs a GPU")
+    Rounds(torch, space["call"], space["arguments"](), options.ages).count()
+    return {"op": space["OP"], "check": "none: counted", "device": torch.cuda.get_device_name()}
 
 
 def start_ranks(torch: Any, space: dict[str, Any], path: str, options: argparse.Namespace) -> None:

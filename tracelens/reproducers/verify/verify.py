@@ -23,8 +23,11 @@ from tracelens.errors import TracelensError
 from tracelens.reproducers import folder as folders
 from tracelens.reproducers.folder import Entry
 from tracelens.reproducers.make import quiet
+from tracelens.reproducers.verify.counters import COUNTERS, KERNELS, counter_tables
+from tracelens.reproducers.verify.profilers import CountedKernel, Forbidden, profiler
 from tracelens.reproducers.verify.worker import (
     ISOLATED,
+    RUNNER,
     Ran,
     Refused,
     TorchMachine,
@@ -48,7 +51,6 @@ STAND_IN = "stand-in for "
 BROKEN = ("wrong", "failed", "timeout")
 DIFFERENT = ("slower", "faster", "other device")
 _NOTE = 300  # characters of a note at most
-_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$).*")
 
 SUMMARY = Schema(
     "Scripts by status",
@@ -120,7 +122,13 @@ NOTES = Schema(
     ),
     doc="Errors, and likely reasons where a time differs from the trace.",
 )
-TABLES = {"summary": SUMMARY, "notes": NOTES, "scripts": SCRIPTS}
+TABLES = {
+    "summary": SUMMARY,
+    "notes": NOTES,
+    "scripts": SCRIPTS,
+    "counters": COUNTERS,
+    "counter_kernels": KERNELS,
+}
 
 OPS = Schema(
     "Ops",
@@ -188,6 +196,7 @@ def verify(
     timeout_s: float = TIMEOUT_S,
     ranks: int | None = None,
     only: re.Pattern[str] | None = None,
+    counters: bool = False,
     progress: Callable[[str], None] = quiet,
 ) -> Result:
     """Run the scripts of a directory: are results correct, and do times match the trace?
@@ -202,15 +211,17 @@ def verify(
         timeout_s: for each script.
         ranks: processes that a collective may start; None: as many as there are GPUs, or RANKS on the CPU.
         only: found in the file's name, the subject or the shapes; None: all.
+        counters: run each op that is right once more, under Nsight Compute or rocprofv3.
         progress: called with a line of text before each script.
 
     Returns:
-        tables `summary`, one row a status; `notes`, of those scripts that need one; and `scripts`, those of
-        BROKEN first. Meta: device, torch, scripts by status, and `matching_fraction`, of the traced time.
+        tables `summary`, one row a status; `notes`, of those scripts that need one; `scripts`, those of
+        BROKEN first; and of counters `counters` and `counter_kernels`. Skips: what was not counted, and why.
+        Meta: device, torch, scripts by status, and `matching_fraction`, of the traced time.
 
     Raises:
-        TracelensError: no directory of scripts, nothing that `only` names, an interpreter without torch, or
-            no GPU for device "cuda".
+        TracelensError: no directory of scripts, nothing that `only` names, an interpreter without torch, no
+            GPU for device "cuda" or for counters, or no profiler for these.
     """
     entries = [
         entry
@@ -237,6 +248,7 @@ def verify(
         machine = workers.machine
         if device == "cuda" and not machine.devices:
             raise TracelensError(f"torch {machine.torch} of {interpreter} sees no GPU; use --device cpu")
+        counting = profiler(machine) if counters else None
         rows = {
             entry: row(
                 entry, partial(workers.run, arguments=[*arguments, *_ages(entry)], timeout_s=timeout_s)
@@ -250,6 +262,7 @@ def verify(
     arguments += [*_option("--max-bytes", max_bytes), "--ranks", str(RANKS if ranks is None else ranks)]
     gpus = len(machine.devices)
     most = ranks if ranks is not None else gpus or RANKS
+    runner = [interpreter, ISOLATED, str(RUNNER)]
     for entry in (entry for entry in entries if entry.processes > 1):
         if 0 < gpus < entry.processes:
             why = f"needs {entry.processes} GPUs, found {gpus}; --device cpu runs it on gloo"
@@ -259,10 +272,49 @@ def verify(
             why = f"starts {entry.processes} processes{where}, limit {most}; "
             rows[entry] = unrun(entry, "skipped", f"{why}allow them with --ranks {entry.processes}")
         else:
-            rows[entry] = row(
-                entry, lambda path: run_together([interpreter, ISOLATED, str(path), *arguments], timeout_s)
-            )
-    return _verify_result([rows[entry] for entry in entries], machine, tolerance)
+            rows[entry] = row(entry, lambda path: run_together([*runner, str(path), *arguments], timeout_s))
+    verified = _verify_result([rows[entry] for entry in entries], machine, tolerance)
+    if counting is None:
+        return verified
+    counted, skips = _counted(
+        [rows[entry] for entry in entries],
+        lambda path, entry: counting.kernels(
+            [*runner, str(path), "--device", "cuda", "--counters", *_ages(entry)],
+            timeout_s,
+        ),
+        folder,
+        progress,
+    )
+    return replace(
+        verified, data={**verified.data, **counter_tables(counted)}, skips=(*verified.skips, *skips)
+    )
+
+
+def _counted(
+    rows: Sequence[ScriptRow],
+    count: Callable[[Path, Entry], list[CountedKernel]],
+    folder: Path,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, tuple[float, list[CountedKernel]]], list[Skip]]:
+    """What is counted of the scripts that are right, by file, with the share of the roofline; and why not."""
+    right = [row for row in rows if row.status not in (*BROKEN, "skipped")]
+    ops = [row for row in right if row.entry.kind in ("op", "generated")]
+    counted, skips = {}, []
+    for number, row in enumerate(ops, 1):
+        progress(f"counters {number} of {len(ops)}: {row.entry.file}")
+        try:
+            with private_copy(folder, row.entry) as path:
+                counted[row.entry.file] = row.of_roofline, count(path, row.entry)
+        except Forbidden as error:
+            skips.append(Skip("counters", str(error)))
+            break
+        except TracelensError as error:
+            skips.append(Skip(f"counters of {row.entry.file}", str(error)))
+    if others := len(right) - len(ops):
+        skips.append(
+            Skip(f"counters of {others} scripts", "only single ops are counted, not sequences or collectives")
+        )
+    return counted, skips
 
 
 _Time = Annotated[float, Meta(ge=0, le=1e18)] | None
@@ -445,7 +497,7 @@ def unrun(entry: Entry, status: str, note: str) -> ScriptRow:
 def judged(entry: Entry, ran: Ran, tolerance: float) -> ScriptRow:
     """The row of a script that was run: its result, whether that is the traced one, and why it may not be."""
     if ran.code is None:
-        return unrun(entry, "timeout", _last_words(ran) or STATUSES["timeout"])
+        return unrun(entry, "timeout", ran.last_words or STATUSES["timeout"])
     report: Mapping[str, Any] = {}  # the JSON object that a script prints last
     for line in reversed(ran.output.splitlines()):
         if line.startswith("{"):
@@ -458,7 +510,7 @@ def judged(entry: Entry, ran: Ran, tolerance: float) -> ScriptRow:
                 break
     check = str(report.get("check", ""))
     if not check or (ran.code and not check.startswith("wrong")):
-        words = ran.reason or _last_words(ran)
+        words = ran.reason or ran.last_words
         if ran.code == 0:
             why = "it printed no result"
         elif ran.code < 0:
@@ -530,13 +582,6 @@ def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tu
     if 0 < late_us <= BETWEEN_US:
         reasons.append(f"short: the {late_us:.1f} us difference may be the gap between two kernels")
     return "slower" if row.ratio > 1 else "faster", reasons
-
-
-def _last_words(ran: Ran) -> str:
-    """The error among what a script wrote to stderr: Python's last one, else the last line."""
-    lines = [line for line in ran.errors.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.match(line)]
-    return (errors or lines or [""])[-1]
 
 
 def _positive(value: Any) -> float:

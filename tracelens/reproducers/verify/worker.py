@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import stat
@@ -35,6 +36,7 @@ _LOOK_S = 0.2  # between looks whether a process that does not answer is still t
 _END_S = 10  # for a process to end that has closed its end of the socket; one with much memory needs a while
 _LARGEST_SCRIPT = 1 << 26  # bytes
 _TAIL = 1 << 18  # characters of the output that are looked at: the result is its last line
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$).*")
 
 
 class TorchMachine(NamedTuple):
@@ -42,6 +44,7 @@ class TorchMachine(NamedTuple):
 
     torch: str  # version
     devices: tuple[str, ...]  # names of the GPUs; none where scripts run on the CPU
+    hip: bool  # built for AMD's GPUs
 
 
 class Ran(NamedTuple):
@@ -51,6 +54,13 @@ class Ran(NamedTuple):
     output: str = ""  # end of what it printed
     errors: str = ""  # end of what it wrote to stderr
     reason: str = ""  # the error that ended it in one line, "" where it is not known
+
+    @property
+    def last_words(self) -> str:
+        """The error among what it wrote to stderr: Python's last one, else the last line."""
+        lines = [line for line in self.errors.splitlines() if line.strip()]
+        errors = [line for line in lines if _ERROR.match(line)]
+        return (errors or lines or [""])[-1]
 
 
 class Logs(NamedTuple):
@@ -64,8 +74,8 @@ class Logs(NamedTuple):
         for file in (self.output, self.errors):
             os.ftruncate(file.fileno(), 0)
 
-    def tails(self) -> tuple[str, str]:
-        return _tail(self.output), _tail(self.errors)
+    def tails(self, size: int = _TAIL) -> tuple[str, str]:
+        return _tail(self.output, size), _tail(self.errors, size)
 
 
 class Refused(TracelensError):
@@ -155,7 +165,7 @@ class Worker:
                 )
             if "torch" not in reply:
                 raise TracelensError(f"{python} cannot import torch: {reply.get('reason')}")
-            self.machine = TorchMachine(reply["torch"], tuple(reply["devices"]))
+            self.machine = TorchMachine(reply["torch"], tuple(reply["devices"]), reply["hip"])
             self._stack = stack.pop_all()
 
     def run(self, script: Path, arguments: Sequence[str], timeout_s: float) -> Ran:
@@ -214,9 +224,8 @@ def logs() -> Iterator[Logs]:
         yield Logs(folder, output, errors)
 
 
-def _tail(file: BinaryIO) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(size - _TAIL, 0))
+def _tail(file: BinaryIO, size: int) -> str:
+    file.seek(max(file.seek(0, os.SEEK_END) - size, 0))
     return file.read().decode(errors="replace")
 
 
@@ -265,8 +274,8 @@ def _descendants(number: int) -> list[int]:
     return pids
 
 
-def run_together(command: Sequence[str], timeout_s: float) -> Ran:
-    """Run a command that starts several processes."""
+def run_together(command: Sequence[str], timeout_s: float, tail: int = _TAIL) -> Ran:
+    """Run a command that starts several processes; of what they print the last `tail` bytes are kept."""
     with logs() as to:
         process = start(command, to)
         try:
@@ -276,7 +285,7 @@ def run_together(command: Sequence[str], timeout_s: float) -> Ran:
             code = None
         finally:
             stop(process)
-        return Ran(code, *to.tails())
+        return Ran(code, *to.tails(tail))
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from tracelens.planner.collectives import (
     StepLatency,
     all_to_all_seconds,
     hierarchical_all_reduce,
+    measured_time,
     one_shot_all_reduce,
     ring_all_reduce,
     ring_seconds,
@@ -149,7 +150,9 @@ class Platform:
     def rates(self) -> LinkRates:
         """Bandwidths of one GPU."""
         rate = self.link_bytes_per_s or self.device.gpu_link_bytes_per_s
-        return self._machine.rates(replace(self.device, gpu_link_bytes_per_s=rate))
+        # Bounds take the links' bandwidth; what was measured stands beside them.
+        rates = self._machine.rates(replace(self.device, gpu_link_bytes_per_s=rate))
+        return rates._replace(measured=self.device.measured)
 
     def steps(self) -> StepLatency:
         """Latency of one step inside and between nodes."""
@@ -168,6 +171,9 @@ class Platform:
             Assumption("link_bytes_per_s", f"{rates.links:.4g}", HELP["link_bytes_per_s"], link),
             Assumption("hbm_bytes_per_s", f"{self.device.hbm_bytes_per_s:.4g}", "memory bandwidth", device),
         ]
+        if among := self.device.measured.message_ranks:
+            meaning = "columns `measured_ns`: messages on the device; the nearest number of ranks counts"
+            figures.append(Assumption("measured_messages", among, meaning, device))
         for dtype in dtypes:
             rate = f"{self.matrix_rate(dtype):.4g}"
             figures.append(Assumption(f"matrix_flops_per_s.{dtype}", rate, "GEMM rate", device))
@@ -247,10 +253,19 @@ PUBLISHED_TIMES = (
 )
 """Only all-to-all times have a citable source; the leaderboard itself is not archived."""
 
+_MEASURED = Column(
+    "measured_ns",
+    "float64",
+    "ns",
+    "messages as measured on the device; missing: not measured",
+    intensive=True,
+    absent=-1,
+)
 _RESOURCES = (
     Column("gemm_ns", "float64", "ns", "FLOPs of a GPU at its GEMM rate"),
     Column("memory_ns", "float64", "ns", "bytes of a GPU at its memory bandwidth", intensive=True),
     Column("link_ns", "float64", "ns", "bytes of a GPU over its links", intensive=True),
+    _MEASURED,
 )
 _BOUNDS = (
     Column("overlapped_ns", "float64", "ns", "bound with perfect overlap: the busiest resource"),
@@ -401,6 +416,7 @@ TRANSFERS = Schema(
         Column("nodes", "int64", "count", "nodes that they are on"),
         Column("latency_ns", "float64", "ns", "median, without waiting: of the last rank to arrive"),
         Column("bound_ns", "float64", "ns", "median of the bounds of their links"),
+        _MEASURED,
         Column("achieved", "float64", "efficiency", "sum of the bounds / sum of the latencies"),
         Column("excess_ns", "float64", "ns", "latencies - bounds, of all of them"),
         Column(
@@ -506,8 +522,8 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
         ]
     dtypes = tuple(dict.fromkeys(operation.dtype for operation in operations if operation.flops))
     rows = {
-        "all_to_all": [_row(*limit) for limit in limits if not limit[0].flops],
-        "gemms": [_row(*limit) for limit in limits if limit[0].flops],
+        "all_to_all": [_row(*limit, platform) for limit in limits if not limit[0].flops],
+        "gemms": [_row(*limit, platform) for limit in limits if limit[0].flops],
         "geometric_means": means,
         "published": published,
         **_all_reduce(platform),
@@ -533,7 +549,18 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     )
 
 
-def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
+def _row(operation: Operation, limit: Bound, platform: Platform) -> dict[str, Any]:
+    times = [
+        measured_time(
+            message.collective,
+            max(message.sent, message.received),
+            operation.ranks,
+            operation.ranks,
+            platform.rates(),
+        )
+        for message in operation.messages
+    ]
+    measured_ns = sum(time.seconds for time in times if time) * 1e9 if all(times) else -1.0
     return {
         "operation": operation.name,
         **operation.sizes,
@@ -541,6 +568,7 @@ def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
         "gemm_ns": limit.gemm * 1e9,
         "memory_ns": limit.memory * 1e9,
         "link_ns": limit.links * 1e9,
+        "measured_ns": measured_ns,
         "overlapped_ns": limit.overlapped * 1e9,
         "serial_ns": limit.serial * 1e9,
         "limited_by": limit.limit,

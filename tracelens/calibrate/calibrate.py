@@ -55,7 +55,7 @@ def calibrate(
     """
     for name in only:
         if name not in PARTS:
-            raise UnknownName("--only:", name, PARTS)
+            raise UnknownName("part", name, PARTS)
     if device not in ("cuda", "cpu"):
         raise TracelensError(f"--device must be cuda or cpu, not {device}")
     on_gpu = device == "cuda"

@@ -40,6 +40,8 @@ def ranks() -> tuple[int, int, int]:
 def join_ranks(device: torch.device) -> None:
     """Initialize the process group of all ranks."""
     on_gpu = device.type == "cuda"
+    # Else buffers in graphs, unlike those of a program's calls, are registered with the links.
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
 
 
@@ -130,8 +132,6 @@ def _all_to_all(device: torch.device, size: int, skew: float) -> Call:
     splits = [first, *[other] * (count - 1)]
     own = splits[rank]
     sent, received = _buffers(device, sum(splits), own * count)
-    if skew == 1:
-        return partial(dist.all_to_all_single, received, sent)
     return partial(dist.all_to_all_single, received, sent, [own] * count, splits)
 
 

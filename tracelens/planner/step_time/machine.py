@@ -259,7 +259,7 @@ class Machine:
                         name=f"{name}_bytes_per_s",
                         value=f"{_EXAMPLE_MESSAGE / known.seconds:.4g}",
                         meaning=f"bytes / time of {_EXAMPLE_MESSAGE >> 20} MiB among {self.node} ranks",
-                        source=f"measured among {known.ranks}"
+                        source=f"measured among {known.ranks} ranks"
                         + ("" if known.ranks == self.node else ", scaled by bus bandwidth"),
                     )
                 )

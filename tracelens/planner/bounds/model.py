@@ -265,7 +265,6 @@ _RESOURCES = (
     Column("gemm_ns", "float64", "ns", "FLOPs of a GPU at its GEMM rate"),
     Column("memory_ns", "float64", "ns", "bytes of a GPU at its memory bandwidth", intensive=True),
     Column("link_ns", "float64", "ns", "bytes of a GPU over its links", intensive=True),
-    _MEASURED,
 )
 _BOUNDS = (
     Column("overlapped_ns", "float64", "ns", "bound with perfect overlap: the busiest resource"),
@@ -275,6 +274,7 @@ _LIMIT = Column("limited_by", "category", doc="the busiest resource: GEMM, memor
 _MOVED = (
     Column("memory_bytes", "float64", "bytes", "per GPU, read and written"),
     Column("message_bytes", "float64", "bytes", "full buffer of each message, as nccl-tests count"),
+    _MEASURED,
 )
 ALL_TO_ALL = Schema(
     "MoE dispatch and combine",
@@ -416,12 +416,12 @@ TRANSFERS = Schema(
         Column("nodes", "int64", "count", "nodes that they are on"),
         Column("latency_ns", "float64", "ns", "median, without waiting: of the last rank to arrive"),
         Column("bound_ns", "float64", "ns", "median of the bounds of their links"),
-        _MEASURED,
         Column("achieved", "float64", "efficiency", "sum of the bounds / sum of the latencies"),
         Column("excess_ns", "float64", "ns", "latencies - bounds, of all of them"),
         Column(
             "limited_by", "category", doc="links, network, or latency where its steps take longer than that"
         ),
+        _MEASURED,
         Column("note", "str", doc="reason for an efficiency above 100%"),
     ),
     doc="Bound: bytes over the busiest link, with the split sizes of each message where recorded.",

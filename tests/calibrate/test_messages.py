@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tracelens.calibrate.sizes import TRIAL
 from tracelens.cli import run
 from tracelens.devices import COLLECTIVES, Bandwidth, device, read_device
 
+SIZES, UNEVEN = (4096, 16384), (16384,)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 PATIENCE_S = 100
 """Below the two minutes that a rank waits in a collective."""
@@ -85,7 +85,7 @@ def test_ranks_add_their_messages_to_a_device_file(tmp_path: Path) -> None:
     for ranks in (2, 3):
         even = [curve for curve in of_ranks(path, ranks) if curve.skew == 1]
         assert sorted(curve.name for curve in even) == sorted(COLLECTIVES)
-        assert all(curve.size_bytes == TRIAL.message_bytes for curve in even)
+        assert all(curve.size_bytes == SIZES for curve in even)
         assert all(curve.ranks_per_node == ranks for curve in even)
         uneven = [(curve.name, curve.skew) for curve in of_ranks(path, ranks) if curve.skew > 1]
         assert uneven == [("all_to_all", 1.5), ("all_to_all", 2)]
@@ -94,12 +94,11 @@ def test_ranks_add_their_messages_to_a_device_file(tmp_path: Path) -> None:
 
 
 def test_a_rate_is_of_the_slowest_rank(tmp_path: Path) -> None:
-    sizes, uneven = TRIAL.message_bytes, TRIAL.uneven_bytes
     result = outcome(tmp_path, CLOCKS)
     assert result["failures"] == []
     factors = {"all_reduce": 1, "all_gather": 0.5, "reduce_scatter": 0.5, "all_to_all": 0.5, "send_recv": 1}
-    expected = {f"{name} 1": [size * factor / 2e-3 for size in sizes] for name, factor in factors.items()}
-    expected |= {f"all_to_all {skew}": [size * 0.5 / 2e-3 for size in uneven] for skew in ("1.5", "2")}
+    expected = {f"{name} 1": [size * factor / 2e-3 for size in SIZES] for name, factor in factors.items()}
+    expected |= {f"all_to_all {skew}": [size * 0.5 / 2e-3 for size in UNEVEN] for skew in ("1.5", "2")}
     assert result["rates"].keys() == expected.keys()
     for name, rates in expected.items():
         assert result["rates"][name] == pytest.approx(rates), name
@@ -146,4 +145,4 @@ def test_one_part_alone_keeps_the_rest_of_a_file(tmp_path: Path) -> None:
     assert (measured.gemms, measured.attention) == (kept.gemms, kept.attention)
     assert {curve.name for curve in measured.bandwidths} == {curve.name for curve in kept.bandwidths}
     copy = next(curve for curve in measured.bandwidths if curve.name == "copy")
-    assert copy.size_bytes == tuple(2 * size for size in TRIAL.memory_bytes)
+    assert copy.size_bytes == (2 << 16, 2 << 18)

@@ -10,12 +10,11 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from tracelens.calibrate.bandwidth import memory_bandwidths, transfer_bandwidths
 from tracelens.calibrate.gemms import attention_curve, gemm_curves
 from tracelens.calibrate.launches import launch_cost
-from tracelens.calibrate.messages import join_ranks, message_bandwidths, ranks
+from tracelens.calibrate.messages import joined_ranks, message_bandwidths, ranks
 from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes
 from tracelens.calibrate.timing import FailedMeasurement, Stopwatch
 from tracelens.devices import AttentionCurve, Bandwidth, Device, GemmCurve, LaunchCost, Measured, match
@@ -81,16 +80,14 @@ def calibrate(
         cache_bytes = max(reported, known.cache_bytes if known else 0, 32 << 20)
     watch = Stopwatch(here, cache_bytes, is_quick=not on_gpu)
     sizes = FULL if on_gpu else TRIAL
-    if count > 1:
-        join_ranks(here)
     before = _state(here)
 
-    # The first rank measures its GPU, all of them the links.
-    parts: dict[str, Callable[[], Sequence[_Measurement]]] = {}
-    if count > 1:
-        parts["messages"] = lambda: message_bandwidths(
-            watch, sizes.message_bytes, sizes.uneven_bytes, sizes.skews
-        )
+    # The first rank measures its GPU, all of them their messages.
+    def messages() -> Sequence[_Measurement]:
+        with joined_ranks(here):
+            return message_bandwidths(watch, sizes.message_bytes, sizes.uneven_bytes, sizes.skews)
+
+    parts: dict[str, Callable[[], Sequence[_Measurement]]] = {"messages": messages} if count > 1 else {}
     if rank == 0:
         parts["launches"] = lambda: [launch_cost(watch, sizes.launches)]
         parts["memory"] = lambda: memory_bandwidths(watch, sizes.memory_bytes)
@@ -108,8 +105,6 @@ def calibrate(
             progress(part)
         outcome = guard(part, measure)
         results += [FailedMeasurement(part, outcome)] if isinstance(outcome, Failure) else outcome
-    if count > 1:
-        dist.destroy_process_group()
 
     driver = f"CUDA {torch.version.cuda}" if torch.version.cuda else ""
     if torch.version.hip:

@@ -7,7 +7,8 @@ counts. On a GPU the calls are captured in one graph (nccl-tests -G), so that no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -37,12 +38,17 @@ def ranks() -> tuple[int, int, int]:
     return rank, count, on_node
 
 
-def join_ranks(device: torch.device) -> None:
-    """Initialize the process group of all ranks."""
+@contextmanager
+def joined_ranks(device: torch.device) -> Iterator[None]:
+    """The process group of all ranks."""
     on_gpu = device.type == "cuda"
     # Else buffers in graphs, unlike those of a program's calls, are registered with the links.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def message_bandwidths(

@@ -12,7 +12,7 @@ its message rate. For a message of b bytes (the full buffer, as in nccl-tests):
   through the NICs of its m ranks, one ring through each;
 - all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes once, as an all-gather.
 
-`message_time` takes what was measured on the device instead, where it was (`tracelens.devices.messages`).
+That is `modeled_seconds`; `measured_time` is what was measured on the device (`tracelens.devices.messages`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LinkRates(NamedTuple):
     # otherwise there is a switch
     is_mesh: bool
     messages: float = math.inf  # that the NIC sends per second
-    measured: Measured = Measured()  # of the device; `message_time` takes its messages inside a node
+    measured: Measured = Measured()  # on the device; for `measured_time`
 
     def among(self, near: int) -> float:
         """Bandwidth of a rank within a group of `near` ranks on its node, at least 2."""
@@ -63,17 +63,6 @@ class LinkRates(NamedTuple):
     def through_nic(self, size: float, messages: float) -> float:
         """Seconds that a NIC takes for these bytes in so many messages."""
         return max(size / self.nic, messages / self.messages)
-
-
-def message_time(
-    collective: str, size: float, ranks: int, near: int, rates: LinkRates, skew: float = 1.0
-) -> MessageTime:
-    """Time of a collective of `size` bytes (the larger buffer of a rank), `near` of `ranks` on one node.
-
-    As measured on the device where it was; else by bandwidth, without latency, and of 0 measured ranks.
-    """
-    measured = measured_time(collective, size, ranks, near, rates, skew)
-    return measured or MessageTime(modeled_seconds(collective, size, ranks, near, rates), 0)
 
 
 def measured_time(

@@ -34,12 +34,11 @@ from tracelens.planner.collectives import (
     AlphaBeta,
     LinkRates,
     StepLatency,
-    all_to_all_seconds,
     hierarchical_all_reduce,
     measured_time,
+    modeled_seconds,
     one_shot_all_reduce,
     ring_all_reduce,
-    ring_seconds,
     two_shot_all_reduce,
 )
 from tracelens.planner.config import at_least_one, one_of
@@ -656,8 +655,7 @@ def gemm_seconds(flops: float, dtype: str, platform: Platform) -> float:
 
 def link_seconds(message: Exchange, ranks: int, rates: LinkRates) -> float:
     """Bytes over the links of one GPU, all ranks on one node."""
-    seconds = all_to_all_seconds if message.collective == "all_to_all" else ring_seconds
-    return seconds(max(message.sent, message.received), ranks, ranks, rates)
+    return modeled_seconds(message.collective, max(message.sent, message.received), ranks, ranks, rates)
 
 
 def gemm_reduce_scatter(m: int, n: int, k: int, ranks: int, dtype: str = "bf16") -> Operation:

@@ -379,7 +379,7 @@ def _between_devices(collective: MatchedCollective, recorded: Device, target: De
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:
     """Seconds per byte of the full message."""
-    from tracelens.planner import LinkRates, all_to_all_seconds, ring_seconds
+    from tracelens.planner import LinkRates, modeled_seconds
 
     rates = LinkRates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
     if not rates.links:
@@ -389,9 +389,7 @@ def _seconds(collective: str, count: int, near: int, device: Device | None, mach
             )
         # The link rate cancels in the ratio of the two times.
         rates = rates._replace(links=1.0, is_mesh=False)
-    if collective.startswith(ALL_TO_ALLS):
-        return all_to_all_seconds(1, count, near, rates)
-    return ring_seconds(1, count, near, rates)
+    return modeled_seconds(collective_of(collective), 1, count, near, rates)
 
 
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,16 +53,6 @@ def test_without_a_gpu_there_is_one_line(tmp_path: Path, capfd: pytest.CaptureFi
 def test_another_device_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TracelensError, match="--device must be cuda or cpu, not tpu"):
         calibrate("tpu")
-
-
-def test_ranks_measure_their_links(tmp_path: Path) -> None:
-    path = tmp_path / "two.toml"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "tracelens"]
-    command += ["calibrate", "--device", "cpu", "-o", str(path)]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    links = [curve for curve in read_device(path).measured.bandwidths if curve.ranks == 2]
-    assert [curve.name for curve in links] == ["all_reduce", "all_to_all", "send_recv"]
-    assert all(curve.ranks_per_node == 2 and curve.size_bytes == TRIAL.message_bytes for curve in links)
 
 
 def test_sizes_are_grids_that_a_device_file_takes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import tracelens
 from tests.what_if.replays import interval, projected, run_of
-from tracelens.devices import device, memory_rate
+from tracelens.devices import Bandwidth, device, device_toml, memory_rate
 from tracelens.errors import UnknownName
 from tracelens.what_if import whatif
 from tracelens.what_if.scenarios.scaling import MemoryCurves
@@ -46,6 +47,15 @@ def test_products_go_by_peaks_where_a_device_publishes_no_more() -> None:
     assert projected_on(run_of(WORK), "h100", "mi300x") == pytest.approx(step, rel=0.005)
 
 
+def with_messages(path: Path, name: str, rate: float, ranks: int = 2) -> str:
+    """A device file in which all-to-alls have one bus bandwidth."""
+    curve = Bandwidth("all_to_all", (1,), (rate,), ranks, ranks)
+    known = device(name)
+    bandwidths = (*known.measured.bandwidths, curve)
+    path.write_text(device_toml(replace(known, measured=replace(known.measured, bandwidths=bandwidths))))
+    return str(path)
+
+
 def projected_on(run: tracelens.Run, to: str, home: str) -> float:
     scenario = f"device={to}"
     return interval(whatif(run, [scenario], device=home), scenario)[1]
@@ -67,6 +77,19 @@ def test_transfers_go_by_the_links_and_waiting_stays() -> None:
     for to in ("mi355x", "h100"):
         step = 6 + 8 * links / device(to).gpu_link_bytes_per_s
         assert projected_on(run, to, "mi300x") == pytest.approx(step, abs=0.01)
+
+
+def test_transfers_measured_on_both_devices_go_by_these(tmp_path: Path) -> None:
+    """8 us of transfer at 40 GB/s instead of 20; the links of both have the same rate."""
+    run = run_of(EXCHANGE.format(kernel="  aaaaaaaaaaaa"), EXCHANGE.format(kernel="      aaaaaaaa"))
+    home = with_messages(tmp_path / "home.toml", "h200", 20e9)
+    to = with_messages(tmp_path / "to.toml", "h100", 40e9, ranks=8)
+    result = whatif(run, [f"device={to}"], device=home)
+    assert interval(result, f"device={to}")[1] == pytest.approx(6 + 8 / 2, abs=0.01)
+    text = result["assumptions"]["assumption"].iloc[0]
+    assert "measured by size among 2 ranks of NVIDIA H200 SXM and 8 ranks of NVIDIA H100 SXM" in text
+    # With messages of one device alone it goes by the links.
+    assert projected_on(run, to, "mi300x") == pytest.approx(6 + 8 * 448 / 450, abs=0.01)
 
 
 def test_a_device_of_one_s_own(tmp_path: Path) -> None:

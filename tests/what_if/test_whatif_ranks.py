@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.what_if.replays import interval, run_of
 from tracelens.analysis.comm import MatchedCollective, Participant, Record
-from tracelens.devices import device
+from tracelens.devices import Bandwidth, Measured, device
 from tracelens.errors import TracelensError
 from tracelens.planner.step_time import Machine
 from tracelens.table import Result
 from tracelens.trace import Run
 from tracelens.what_if import NotApplicable, whatif
-from tracelens.what_if.scenarios.scaling import transfer_ratio
+from tracelens.what_if.scenarios.scaling import measured_ratio, transfer_ratio
 
 
 def collective(
@@ -46,6 +47,19 @@ def collective(
 def test_transfers_behind_a_switch(name: str, members: Sequence[int], times: int, ratio: float) -> None:
     change = transfer_ratio(collective(name, members), times, device("h200"), Machine())
     assert change == pytest.approx(ratio)
+
+
+def test_inside_a_node_measured_times_count() -> None:
+    """1 MiB: 1/2 of it at 100 GB/s among two, 7/8 at 50 among eight; two nodes are not measured."""
+    curves = tuple(
+        Bandwidth("all_to_all", (1,), (rate,), ranks, ranks) for rate, ranks in ((100e9, 2), (50e9, 8))
+    )
+    measured = replace(device("h200"), measured=Measured(bandwidths=curves))
+    pair = collective("all_to_all", (0, 1))
+    assert measured_ratio(pair, 4, measured, Machine()) == pytest.approx((7 / 8 / 50) / (1 / 2 / 100))
+    assert measured_ratio(pair, 8, measured, Machine()) is None
+    assert measured_ratio(pair, 4, device("a100"), Machine()) is None
+    assert measured_ratio(collective("allreduce", (0, 1)), 4, measured, Machine()) is None
 
 
 def test_ranks_with_a_link_to_each_other_use_more_of_them() -> None:

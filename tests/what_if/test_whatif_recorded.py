@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import tracelens
 from tests.effort import of_its_kind
 from tests.what_if.replays import check_explained, check_identity
+from tracelens.devices import Bandwidth, Measured, device, device_toml
 from tracelens.trace import Run
 from tracelens.what_if import whatif
 
@@ -31,6 +34,22 @@ def test_balanced_tokens_are_what_a_run_without_skew_measured() -> None:
     projected = int(skewed["whatif"]["projected_ns"][0])
     assert skewed.meta["base_ns"] / control > 1.15
     assert projected / control == pytest.approx(1, abs=0.1)
+
+
+def test_balanced_all_to_alls_take_measured_times(tmp_path: Path) -> None:
+    """At one rate they shrink as their bytes do; where all take as long, they keep their time."""
+    run, left = tracelens.load(LADDER / "00_baseline"), []
+    sizes = (1, 1 << 30)
+    for name, rates in (("plain", ()), ("flat", (1e11, 1e11)), ("same", (1e2, 1e2 * sizes[1]))):
+        curves = (Bandwidth("all_to_all", sizes, rates, 4, 4),) if rates else ()
+        path = tmp_path / f"{name}.toml"
+        path.write_text(device_toml(replace(device("h200"), measured=Measured(bandwidths=curves))))
+        text = whatif(run, ["balanced"], device=str(path))["assumptions"]["assumption"][0]
+        before, after = re.findall(r"(\S+) ms", text)
+        left.append(float(after) / float(before))
+        assert ("at the rates measured among 4 ranks" in text) == (name != "plain")
+    assert left == [left[0], left[0], 1.0]
+    assert left[0] < 0.99
 
 
 def test_without_garbage_collection_a_run_is_what_one_without_it_measured() -> None:

@@ -1,27 +1,14 @@
-"""Achieved bandwidths: device memory, in order and not, host and device, and the ranks of `torchrun`."""
+"""Achieved bandwidths: device memory, in order and not, and between host and device."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence
 from functools import partial
-from statistics import median
 
 import torch
-import torch.distributed as dist
 
-from tracelens.calibrate.timing import (
-    HOST_REPETITIONS,
-    HOST_WARM_UP,
-    Call,
-    FailedMeasurement,
-    Stopwatch,
-    first_line,
-)
+from tracelens.calibrate.timing import Call, Stopwatch
 from tracelens.devices import Bandwidth
-
-_MESSAGES = 5  # of a measurement
 
 
 def memory_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth]:
@@ -80,53 +67,3 @@ def transfer_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidt
         Bandwidth("to_device", tuple(sizes), tuple(to_device)),
         Bandwidth("to_host", tuple(sizes), tuple(to_host)),
     ]
-
-
-def ranks() -> tuple[int, int, int]:
-    """Number of this rank, of all ranks, and of those on this node, as torchrun sets them."""
-    variables = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1))
-    rank, count, on_node = (int(os.environ.get(name, value)) for name, value in variables)
-    return rank, count, on_node
-
-
-def link_bandwidths(watch: Stopwatch, sizes: Sequence[int]) -> list[Bandwidth | FailedMeasurement]:
-    """Of all-reduce, all-to-all and messages to the next rank; needs an initialized process group.
-
-    Rates are of bytes that have to leave a GPU: a rank of n keeps 1/n of an all-to-all, and an all-reduce
-    sends each byte 2 (n-1)/n times. Messages go to the rank half of the ranks away, so that on several nodes
-    it is on another one. Times are those of the slowest rank.
-    """
-    rank, count, on_node = ranks()
-    sent_share = (count - 1) / count
-    results: list[Bandwidth | FailedMeasurement] = []
-    for name, share in (("all_reduce", 2 * sent_share), ("all_to_all", sent_share), ("send_recv", 1.0)):
-        rates = []
-        try:
-            for size in sizes:
-                sent = torch.ones(size // 4, device=watch.device)
-                received = torch.empty_like(sent)
-                seconds = []
-                for _ in range(HOST_WARM_UP + HOST_REPETITIONS):
-                    dist.barrier()
-                    watch.wait()
-                    begin = time.perf_counter()
-                    for _ in range(_MESSAGES):
-                        if name == "all_reduce":
-                            dist.all_reduce(sent)
-                        elif name == "all_to_all":
-                            dist.all_to_all_single(received, sent)
-                        else:
-                            send = dist.P2POp(dist.isend, sent, (rank + count // 2) % count)
-                            receive = dist.P2POp(dist.irecv, received, (rank - count // 2) % count)
-                            for work in dist.batch_isend_irecv([send, receive]):
-                                work.wait()
-                    watch.wait()
-                    seconds.append((time.perf_counter() - begin) / _MESSAGES)
-                slowest = torch.tensor(median(seconds[HOST_WARM_UP:]), device=watch.device)
-                dist.all_reduce(slowest, dist.ReduceOp.MAX)
-                rates.append(size * share / float(slowest))
-        except RuntimeError as error:
-            results.append(FailedMeasurement(name, first_line(error)))
-            continue
-        results.append(Bandwidth(name, tuple(sizes), tuple(rates), count, min(count, on_node)))
-    return results

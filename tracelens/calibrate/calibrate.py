@@ -10,17 +10,19 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from tracelens.calibrate.bandwidth import link_bandwidths, memory_bandwidths, ranks, transfer_bandwidths
+from tracelens.calibrate.bandwidth import memory_bandwidths, transfer_bandwidths
 from tracelens.calibrate.gemms import attention_curve, gemm_curves
 from tracelens.calibrate.launches import launch_cost
+from tracelens.calibrate.messages import joined_ranks, message_bandwidths, ranks
 from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes
 from tracelens.calibrate.timing import FailedMeasurement, Stopwatch
 from tracelens.devices import AttentionCurve, Bandwidth, Device, GemmCurve, LaunchCost, Measured, match
-from tracelens.errors import TracelensError
+from tracelens.errors import TracelensError, UnknownName
 from tracelens.guard import Failure, guard
 
+PARTS = ("messages", "launches", "memory", "transfers", "attention", "gemms")
+"""What can be measured alone."""
 _Measurement = GemmCurve | AttentionCurve | Bandwidth | LaunchCost | FailedMeasurement
 
 
@@ -33,14 +35,26 @@ class Calibration(NamedTuple):
     eager: dict[str, str]
 
 
-def calibrate(device: str = "cuda", progress: Callable[[str], None] | None = None) -> Calibration:
+def calibrate(
+    device: str = "cuda",
+    progress: Callable[[str], None] | None = None,
+    only: Sequence[str] = (),
+    base: Device | None = None,
+) -> Calibration:
     """Measure the GPU of this process; with torchrun, also messages among its ranks.
 
-    On "cpu" the same code runs on small sizes.
+    Args:
+        device: "cuda"; on "cpu" the same code runs on small sizes.
+        progress: told what is measured now.
+        only: of PARTS, what to measure; empty: everything.
+        base: device whose other measurements are kept; with `only`, by default the bundled one.
 
     Raises:
-        TracelensError: there is no GPU.
+        TracelensError: there is no GPU, no such part, or one rank where messages alone are asked for.
     """
+    for name in only:
+        if name not in PARTS:
+            raise UnknownName("part", name, PARTS)
     if device not in ("cuda", "cpu"):
         raise TracelensError(f"--device must be cuda or cpu, not {device}")
     on_gpu = device == "cuda"
@@ -49,26 +63,31 @@ def calibrate(device: str = "cuda", progress: Callable[[str], None] | None = Non
             f"torch {torch.__version__} finds no GPU: run `tracelens calibrate` on a machine with one"
         )
     rank, count, on_node = ranks()
+    if set(only) == {"messages"} and count == 1:
+        raise TracelensError("messages need ranks: torchrun --nproc-per-node N -m tracelens calibrate ...")
     here = torch.device(f"cuda:{rank % on_node}" if on_gpu else "cpu")
     name, properties, cache_bytes = "CPU", None, 1 << 20
     if on_gpu:
         torch.cuda.set_device(here)
         name, properties = torch.cuda.get_device_name(here), torch.cuda.get_device_properties(here)
     known = match(name)
+    base = base or (known if only else None)
+    if only and base is None and "gemms" not in only:
+        raise TracelensError(f"no device file of {name}: name one with --update, or measure gemms, too")
     if properties:
         reported = int(getattr(properties, "L2_cache_size", 0))
         # ROCm reports the L2 of one die; the Infinity Cache behind it is larger.
         cache_bytes = max(reported, known.cache_bytes if known else 0, 32 << 20)
     watch = Stopwatch(here, cache_bytes, is_quick=not on_gpu)
     sizes = FULL if on_gpu else TRIAL
-    if count > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if on_gpu else "gloo")
     before = _state(here)
 
-    # The first rank measures its GPU, all of them the links.
-    parts: dict[str, Callable[[], Sequence[_Measurement]]] = {}
-    if count > 1:
-        parts["messages"] = lambda: link_bandwidths(watch, sizes.message_bytes)
+    # The first rank measures its GPU, all of them their messages.
+    def messages() -> Sequence[_Measurement]:
+        with joined_ranks(here):
+            return message_bandwidths(watch, sizes.message_bytes, sizes.uneven_bytes, sizes.skews)
+
+    parts: dict[str, Callable[[], Sequence[_Measurement]]] = {"messages": messages} if count > 1 else {}
     if rank == 0:
         parts["launches"] = lambda: [launch_cost(watch, sizes.launches)]
         parts["memory"] = lambda: memory_bandwidths(watch, sizes.memory_bytes)
@@ -80,6 +99,8 @@ def calibrate(device: str = "cuda", progress: Callable[[str], None] | None = Non
             parts[f"{kind} {gemm.dtype} {gemm.kind} ({number})"] = partial(gemm_curves, watch, gemm)
     results: list[_Measurement] = []
     for part, measure in parts.items():
+        if only and (part if part in PARTS else "gemms") not in only:
+            continue
         if progress:
             progress(part)
         outcome = guard(part, measure)
@@ -99,6 +120,11 @@ def calibrate(device: str = "cuda", progress: Callable[[str], None] | None = Non
         "before": before,
         "after": _state(here),
     }
+    if base is not None and set(only) == {"messages"}:
+        about = {}  # all else is as it was measured then
+    if any(isinstance(result, Bandwidth) and result.ranks > 1 for result in results):
+        where = f"{count} of {name}, {min(count, on_node)} per node"
+        about[f"ranks_{count}"] = f"{date}, {where}, torch {torch.__version__}, {driver}".rstrip(", ")
     measured = Measured(
         gemms=tuple(curve for curve in results if isinstance(curve, GemmCurve)),
         attention=tuple(curve for curve in results if isinstance(curve, AttentionCurve)),
@@ -107,6 +133,8 @@ def calibrate(device: str = "cuda", progress: Callable[[str], None] | None = Non
         about={key: text for key, text in about.items() if text},
     )
     failures = [result for result in results if isinstance(result, FailedMeasurement)]
+    if base is not None:
+        return Calibration(replace(base, measured=base.measured.updated(measured)), failures, watch.eager)
     if known is not None:
         return Calibration(replace(known, measured=measured), failures, watch.eager)
 

@@ -48,7 +48,9 @@ class BenchmarkSizes(NamedTuple):
     attention: tuple[MeasuredAttention, ...]
     memory_bytes: tuple[int, ...]  # of each buffer in device memory
     transfer_bytes: tuple[int, ...]  # between host and device
-    message_bytes: tuple[int, ...]  # send buffers of collectives
+    message_bytes: tuple[int, ...]  # a rank's larger buffer in collectives
+    uneven_bytes: tuple[int, ...]  # the busiest rank's buffer in uneven all-to-alls
+    skews: tuple[float, ...]  # of these: what that rank receives / the mean
     launches: int  # ops in a chain whose host time is measured
 
 
@@ -77,7 +79,9 @@ FULL = BenchmarkSizes(
     ),
     memory_bytes=tuple(MIB << power for power in range(11)),
     transfer_bytes=(MIB, 16 * MIB, 256 * MIB),
-    message_bytes=tuple((64 << 10) << (2 * power) for power in range(7)),
+    message_bytes=tuple((4 << 10) << (2 * power) for power in range(10)),
+    uneven_bytes=(MIB, 16 * MIB, 256 * MIB),
+    skews=(1.5, 2, 4),
     launches=400,
 )
 
@@ -91,6 +95,8 @@ TRIAL = BenchmarkSizes(
     memory_bytes=(1 << 16, 1 << 18),
     transfer_bytes=(1 << 16,),
     message_bytes=(1 << 12, 1 << 14),
+    uneven_bytes=(1 << 14,),
+    skews=(1.5, 2, 4),
     launches=20,
 )
 """Small enough for a CPU: says nothing about it, but runs the same code."""

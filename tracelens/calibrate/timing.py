@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +24,7 @@ HOST_WARM_UP, HOST_REPETITIONS = 3, 9
 _MOST_BUFFERS = 64
 _LEAST_CALLS = 12
 _REPETITIONS = 5
+_WARM_UP_CALLS, _CALLS_IN_A_ROW = 5, 20  # of a collective, as in nccl-tests
 _LEAST_SECONDS = 4e-3  # of one repetition
 
 
@@ -76,19 +78,53 @@ class Stopwatch:
 
         run: Call = eager
         if capture:
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph):
-                    eager()
-                run = graph.replay
-            except RuntimeError as error:
-                self.wait()
-                self.eager[name] = first_line(error)
+            run = self._captured(eager, name)
         # Repeated until each measurement is long enough.
         first = self._events(run, 1)
         times = ceil(_LEAST_SECONDS / max(first, 1e-6)) if first < _LEAST_SECONDS else 1
         repetitions = 1 if self.is_quick else _REPETITIONS if first < 0.05 else 2
         return median(self._events(run, times) for _ in range(repetitions)) / (rounds * len(calls))
+
+    def in_a_row(self, call: Call, name: str) -> float:
+        """Median time of a call; ranks that call this together make as many calls."""
+
+        def calls() -> None:
+            for _ in range(_CALLS_IN_A_ROW):
+                call()
+
+        for _ in range(_WARM_UP_CALLS):
+            call()
+        self.wait()
+        repetitions = 1 if self.is_quick else _REPETITIONS
+        if self.device.type != "cuda":
+            marks = [time.perf_counter()]
+            for _ in range(repetitions):
+                calls()
+                marks.append(time.perf_counter())
+            seconds = [end - begin for begin, end in pairwise(marks)]
+        else:
+            run = self._captured(calls, name)
+            # The first repetition, which does not count, brings the ranks together; they stay so, as nothing
+            # is between one repetition and the next.
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+            for event in events:
+                run()
+                event.record()
+            self.wait()
+            seconds = [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(events)]
+        return max(median(seconds) / _CALLS_IN_A_ROW, 1e-9)
+
+    def _captured(self, calls: Call, name: str) -> Call:
+        """The calls as a graph, or as they are where they cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                calls()
+        except RuntimeError as error:
+            self.wait()
+            self.eager[name] = first_line(error)
+            return calls
+        return graph.replay
 
     def wait(self) -> None:
         """Until the device has done everything."""

@@ -13,6 +13,7 @@ from tracelens.devices.efficiency import (
     typical_memory_rate,
 )
 from tracelens.devices.files import SECONDARY, device_toml, read_device
+from tracelens.devices.messages import COLLECTIVES, MessageTime, bus_factor, message_seconds
 from tracelens.devices.spec import (
     AttentionCurve,
     Bandwidth,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tracelens.devices.tiles import GemmSizes, gemm_ns
 
 __all__ = [
+    "COLLECTIVES",
     "MEASURED",
     "SECONDARY",
     "AttentionCurve",
@@ -39,8 +41,10 @@ __all__ = [
     "GemmSizes",
     "LaunchCost",
     "Measured",
+    "MessageTime",
     "Rate",
     "attention_rate",
+    "bus_factor",
     "device",
     "device_toml",
     "devices",
@@ -50,6 +54,7 @@ __all__ = [
     "match",
     "measured_rates",
     "memory_rate",
+    "message_seconds",
     "read_device",
     "typical_memory_rate",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, get_args
 
+from tracelens.devices.messages import COLLECTIVES
 from tracelens.devices.spec import (
     DTYPES,
     AttentionCurve,
@@ -48,9 +50,10 @@ _CURVES = ("gemm", "attention", "bandwidth")
 _COSTS = ("kernel_ns", "op_ns", "forward_ns", "backward_ns")
 _ATTENTION_RATES = ("forward_flops_per_s", "backward_flops_per_s")
 _BANDWIDTHS = (
-    "copy", "triad", "concat", "scatter", "to_device", "to_host", "all_reduce", "all_to_all", "send_recv",
+    "copy", "triad", "concat", "scatter", "to_device", "to_host", *COLLECTIVES,
 )  # fmt: skip
 """Names of bandwidths, see `Bandwidth`."""
+_BANDWIDTH_KEYS = ("name", "ranks", "ranks_per_node", "skew", "size_bytes", "bytes_per_s")
 
 _LEAST = 1e9
 """In bytes, bytes/s or FLOP/s: no GPU has less, so the number was meant in GB, GB/s or TFLOP/s."""
@@ -288,9 +291,13 @@ def _read_measured(table: Mapping[str, Any], wrong: Callable[[str], TracelensErr
             bytes_per_s=entry.numbers("bytes_per_s"),
             ranks=entry.count("ranks", 1),
             ranks_per_node=entry.count("ranks_per_node", 1),
+            skew=entry.number("skew", 1.0),
         )
-        for entry in entries("bandwidth", "name", "size_bytes", "bytes_per_s", "ranks", "ranks_per_node")
+        for entry in entries("bandwidth", *_BANDWIDTH_KEYS)
     ]
+    for (named, ranks, *_), times in Counter(curve.measurement for curve in bandwidths).items():
+        if times > 1:
+            raise wrong(f"[[measured.bandwidth]]: {named} (ranks = {ranks}) is there twice; keep one")
     launch = table.get("launch", {})
     if not isinstance(launch, dict):
         raise wrong("measured.launch must be a table: write [measured.launch]")
@@ -331,6 +338,12 @@ class _MeasuredEntry:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST:
             raise self.wrong(f"{self.where}: {key} must be a whole number of 1 or more")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.values.get(key, default)
+        if not _is_positive(value) or value < 1:
+            raise self.wrong(f"{self.where}: {key} must be a number of 1 or more")
+        return float(value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         values = self.values.get(key)
@@ -393,6 +406,7 @@ def measured_lines(measured: Measured) -> list[str]:
     for curve in measured.bandwidths:
         entry: dict[str, object] = {"name": curve.name}
         entry |= {"ranks": curve.ranks, "ranks_per_node": curve.ranks_per_node} if curve.ranks != 1 else {}
+        entry |= {"skew": curve.skew} if curve.skew != 1 else {}
         entry |= {"size_bytes": curve.size_bytes, "bytes_per_s": curve.bytes_per_s}
         lines += _lines("[[measured.bandwidth]]", entry)
     for head in measured.attention:

@@ -1,8 +1,8 @@
 """`Device`: the figures of one GPU by element type, and what it was measured to achieve by size.
 
-Measured are GEMMs, attention, memory, links, and launches on the host. Rates between measured sizes are
-interpolated on logarithmic scales. Below the smallest size a kernel takes as long as at the smallest, so that
-its rate falls in proportion; above the largest the rate stays.
+Measured are GEMMs, attention, memory, messages among ranks, and launches on the host. Rates between measured
+sizes are interpolated on logarithmic scales. Below the smallest size a kernel takes as long as at the
+smallest, so that its rate falls in proportion; above the largest the rate stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tracelens.units import duration, three_digit_decimals
 
@@ -59,6 +59,11 @@ class GemmCurve:
     matrices: int = 1  # of a grouped GEMM; 1 for a plain one
     kind: GemmKind = "output"  # what is multiplied
 
+    @property
+    def measurement(self) -> tuple[object, ...]:
+        """What the whole grid is of: curves of several measurements make no grid."""
+        return self.dtype, self.kind, self.matrices > 1
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionCurve:
@@ -71,19 +76,31 @@ class AttentionCurve:
     forward_flops_per_s: tuple[float, ...]
     backward_flops_per_s: tuple[float, ...]
 
+    @property
+    def measurement(self) -> tuple[object, ...]:
+        return self.dtype, self.query_dim, self.value_dim
+
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
     """Bytes per second by size."""
 
     # in device memory `copy`, `triad` (elementwise), `concat` (of parts of heads) and `scatter` (rows added
-    # in any order), by bytes read and written; `to_device` and `to_host`; `all_reduce`, `all_to_all`,
-    # `send_recv`, by bytes that a rank has to send
+    # in any order), by bytes read and written; `to_device` and `to_host`; among ranks `all_reduce`,
+    # `all_gather`, `reduce_scatter`, `all_to_all` and `send_recv`, by bytes that a rank has to send
     name: str
-    size_bytes: tuple[int, ...]  # moved by one call, ascending; of collectives, the send buffer of a rank
-    bytes_per_s: tuple[float, ...]  # of a GPU
+    size_bytes: tuple[int, ...]  # moved by one call, ascending; of collectives, a rank's larger buffer
+    bytes_per_s: tuple[float, ...]  # of a GPU; of collectives, the bus bandwidth of nccl-tests
     ranks: int = 1  # of a collective
     ranks_per_node: int = 1  # of these on one node
+    skew: float = 1.0  # of an all-to-all: what its busiest rank, which sizes are of, receives / the mean
+
+    @property
+    def measurement(self) -> tuple[object, ...]:
+        return self.name, self.ranks, self.ranks_per_node, self.skew
+
+
+_Curve = TypeVar("_Curve", GemmCurve, AttentionCurve, Bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +183,41 @@ class Measured:
         rates = nearest.backward_flops_per_s if backward else nearest.forward_flops_per_s
         return interpolate(seq, nearest.seq, rates)
 
-    def bandwidth(self, name: str, size_bytes: float, ranks: int = 1) -> float | None:
-        """Bytes per second of a size; None where it was not measured among this many ranks."""
+    def bandwidth(self, name: str, size_bytes: float) -> float | None:
+        """Bytes per second in memory, or from and to the host; None where that was not measured.
+
+        `message_seconds` tells of messages among ranks.
+        """
         for curve in self.bandwidths:
-            if curve.name == name and curve.ranks == ranks:
+            if curve.name == name and curve.ranks == 1:
                 return interpolate(size_bytes, curve.size_bytes, curve.bytes_per_s)
         return None
+
+    @property
+    def message_ranks(self) -> str:
+        """Among how many ranks of a node messages were measured, as text: "2 and 8 ranks"; "" for none."""
+        counts = sorted({curve.ranks for curve in self.bandwidths if 1 < curve.ranks == curve.ranks_per_node})
+        return f"{' and '.join(map(str, counts))} ranks" if counts else ""
+
+    def updated(self, newer: Measured) -> Measured:
+        """This, with newer measurements in place of those of the same."""
+        return Measured(
+            gemms=_merged(self.gemms, newer.gemms),
+            attention=_merged(self.attention, newer.attention),
+            bandwidths=_merged(self.bandwidths, newer.bandwidths),
+            launch=newer.launch if newer.launch != LaunchCost() else self.launch,
+            about={**self.about, **newer.about},
+        )
 
     def best_gemm(self, dtype: str) -> float | None:
         """The highest FLOP/s of a GEMM."""
         rates = [max(c.flops_per_s) for c in self.gemms if c.dtype == dtype]
         return max(rates, default=None)
+
+
+def _merged(old: Iterable[_Curve], new: tuple[_Curve, ...]) -> tuple[_Curve, ...]:
+    replaced = [curve.measurement for curve in new]
+    return tuple([curve for curve in old if curve.measurement not in replaced]) + new
 
 
 def interpolate(size: float, sizes: Sequence[float], rates: Sequence[float]) -> float:
@@ -289,6 +330,10 @@ def measured_rates(device: Device) -> str:
         rate, peak = max(copies), device.hbm_bytes_per_s
         share = f" ({rate / peak:.0%} of its peak)" if peak > rate else ""
         parts.append(f"memory {_three_digits(rate / 1e12)} TB/s{share}")
+    for curve in measured.bandwidths:
+        if curve.ranks > 1 and curve.skew == 1:
+            best = _three_digits(max(curve.bytes_per_s) / 1e9)
+            parts.append(f"{curve.name} {best} GB/s among {curve.ranks} ranks")
     if measured.launch.kernel_ns:
         parts.append(f"{duration(measured.launch.kernel_ns)} per launch")
     return f"{device.title}: {', '.join(parts) or 'nothing could be measured'}"

@@ -11,6 +11,8 @@ its message rate. For a message of b bytes (the full buffer, as in nccl-tests):
 - all-gather, reduce-scatter: rings, (n-1)/n of b over the links of each rank; (n-m)/n of b enters a node
   through the NICs of its m ranks, one ring through each;
 - all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes once, as an all-gather.
+
+That is `modeled_seconds`; `measured_time` is what was measured on the device (`tracelens.devices.messages`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from tracelens.devices import Measured, MessageTime, message_seconds
+
+_PAIRS = ("send", "recv", "send_recv")
 
 _FAR = 9.0
 """Standard deviations beyond which the normal distribution has nothing that counts."""
@@ -44,14 +50,47 @@ class LinkRates(NamedTuple):
     # otherwise there is a switch
     is_mesh: bool
     messages: float = math.inf  # that the NIC sends per second
+    measured: Measured = Measured()  # on the device; for `measured_time`
 
     def among(self, near: int) -> float:
         """Bandwidth of a rank within a group of `near` ranks on its node, at least 2."""
-        return self.links * min(1.0, (near - 1) / MESH_LINKS) if self.is_mesh else self.links
+        return self.links * self.share(near)
+
+    def share(self, near: int) -> float:
+        """Share of a rank's links that are between `near` ranks of its node."""
+        return min(1.0, (near - 1) / MESH_LINKS) if self.is_mesh else 1.0
 
     def through_nic(self, size: float, messages: float) -> float:
         """Seconds that a NIC takes for these bytes in so many messages."""
         return max(size / self.nic, messages / self.messages)
+
+
+def measured_time(
+    collective: str, size: float, ranks: int, near: int, rates: LinkRates, skew: float = 1.0
+) -> MessageTime | None:
+    """Time with latency, measured on the device inside a node; None where that was not, or between nodes.
+
+    The bus bandwidth is that among the nearest number of ranks; in a mesh it grows with the links between
+    them. In an all-to-all of uneven parts the busiest rank has `size` bytes, `skew` times the mean.
+    """
+    is_pair = collective in _PAIRS
+    if near < (2 if is_pair else ranks):
+        return None
+    among = 2 if is_pair else ranks
+    known = message_seconds(rates.measured, "send_recv" if is_pair else collective, size, among, skew)
+    if known is None or is_pair:
+        return known
+    return known._replace(seconds=known.seconds * rates.share(known.ranks) / rates.share(ranks))
+
+
+def modeled_seconds(collective: str, size: float, ranks: int, near: int, rates: LinkRates) -> float:
+    """Time by the bandwidths of links and NICs."""
+    if collective in _PAIRS:
+        return pair_seconds(size, near > 1, rates)
+    if collective == "all_to_all":
+        return all_to_all_seconds(size, ranks, near, rates)
+    # An all-reduce is a reduce-scatter and an all-gather; a broadcast sends all bytes once.
+    return (2 if collective == "all_reduce" else 1) * ring_seconds(size, ranks, near, rates)
 
 
 def all_to_all_seconds(size: float, ranks: int, near: int, rates: LinkRates) -> float:

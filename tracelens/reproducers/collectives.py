@@ -29,8 +29,8 @@ from tracelens.analysis.comm import (
     RankCommunication,
     Record,
     align_run,
-    bus_factor,
 )
+from tracelens.devices import bus_factor
 from tracelens.dtypes import element_bytes, epsilon, torch_dtype
 from tracelens.reproducers.arguments import Unreplayable
 from tracelens.reproducers.folder import Script

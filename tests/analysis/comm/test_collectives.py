@@ -86,7 +86,7 @@ def test_bandwidths() -> None:
     ],
 )
 def test_bus_bandwidth_by_the_conventions_of_nccl_tests(name: str, size: int, factor: float) -> None:
-    from tracelens.analysis.comm import bus_factor
+    from tracelens.devices import bus_factor
 
     assert bus_factor(name, size) == factor
 

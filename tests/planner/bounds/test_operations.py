@@ -6,9 +6,10 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
-from tracelens.devices import device
+from tracelens.devices import Bandwidth, Measured, device
 from tracelens.errors import TracelensError
 from tracelens.planner.bounds import (
     Operation,
@@ -52,6 +53,19 @@ def test_a_large_gemm_is_limited_by_its_flops() -> None:
     assert limit.overlapped == pytest.approx(2 * 8192 * 8192 * 29568 / 8 / BF16)
     achievable = bound(gemm_reduce_scatter(8192, 8192, 29568, 8), replace(MI300X, matrix="achievable"))
     assert achievable.gemm == pytest.approx(limit.gemm * 1307.4 / 708)
+
+
+def test_measured_messages_stand_beside_the_links() -> None:
+    """Two messages of an all-to-all at 44.8 GB/s take ten times as long as at 448."""
+    curves = tuple(Bandwidth("all_to_all", (1,), (44.8e9,), ranks, ranks) for ranks in (2, 8))
+    measured = replace(MI300X, device=replace(MI300X.device, measured=Measured(bandwidths=curves)))
+    exchange, gemm = moe_all_to_all(256, 8, 7168, 256, 8), gemm_reduce_scatter(512, 4096, 12288, 8)
+    tables = bounds(measured, [exchange, gemm])
+    (line,) = tables["all_to_all"].to_dict("records")
+    assert line["measured_ns"] == pytest.approx(10 * line["link_ns"])
+    # A reduce-scatter was not measured.
+    (line,) = tables["gemms"].to_dict("records")
+    assert pd.isna(line["measured_ns"])
 
 
 def routed(experts: int, topk: int, tokens: int, ranks: int, copies: str) -> Counter[tuple[int, int]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import tracelens
 from tests.builders import aligned, draw_run
+from tracelens.devices import Bandwidth, Measured, device, device_toml
 from tracelens.table import Result
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -60,6 +63,21 @@ def test_each_collective_has_the_bytes_of_its_links(name: str, sent: int, out: i
     kernels = "    aaaaaaaa"
     rows = compared(rank(kernels, name, 2, sent, out), rank(kernels, name, 2, sent, out))["collectives"]
     assert rows["bound_ns"].tolist() == pytest.approx([bound_ns])
+
+
+def test_what_was_measured_on_the_device_stands_beside_the_bound(tmp_path: Path) -> None:
+    """An all-reduce of 450 kB between two at 225 GB/s: 2 us, of which the links need one."""
+    curve = Bandwidth("all_reduce", (1,), (225e9,), 2, 2)
+    path = tmp_path / "node.toml"
+    path.write_text(device_toml(replace(device("h200"), measured=Measured(bandwidths=(curve,)))))
+    ranks = [rank("    aaaaaaaa")] * 2
+    result = tracelens.project_bounds(draw_run(*ranks), device=str(path))
+    (row,) = result["collectives"].to_dict("records")
+    assert (row["bound_ns"], row["measured_ns"]) == (pytest.approx(1000), pytest.approx(2000))
+    noted = result["assumptions"].set_index("name")
+    assert noted.loc["measured_messages", "value"] == "2 ranks"
+    (unknown,) = compared(*ranks)["collectives"].to_dict("records")
+    assert pd.isna(unknown["measured_ns"])
 
 
 def test_a_mesh_of_two_has_one_link() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracelens.devices import device
+from tracelens.devices import Bandwidth, Device, Measured, device
 from tracelens.errors import TracelensError
-from tracelens.planner.config import MODELS, Layout
-from tracelens.planner.step_time import Machine, Network
+from tracelens.planner.config import MODELS, Config, Layout
+from tracelens.planner.step_time import ROOFLINE, Machine, Network, assumed, estimate
 
 FREE = Machine(link_latency_ns=0, nic_latency_ns=0)
 SIZE = 8_000_000_000
@@ -41,6 +41,93 @@ def test_links_from_each_to_each_by_hand() -> None:
     assert seconds(pairs, "all_gather", "cp", 2) == pytest.approx(4 / 450)
     switch = Network(pairs, device("mi300x"), replace(FREE, links="switch"))
     assert switch.nanoseconds("all_gather", "cp", 2, SIZE, SIZE) / 1e9 == pytest.approx(4 / 448)
+
+
+def with_links(name: str, ranks: int, *, skewed: bool = False) -> Device:
+    """A device with the same bus bandwidth for all sizes: 100 GB/s, 25 in all-to-alls of skew 4."""
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+    curves = [Bandwidth(collective, (1,), (100e9,), ranks, ranks) for collective in names]
+    if skewed:
+        curves.append(Bandwidth("all_to_all", (1,), (25e9,), ranks, ranks, skew=4))
+    return replace(device(name), measured=Measured(bandwidths=tuple(curves)))
+
+
+def test_inside_a_node_what_was_measured_counts_without_another_latency() -> None:
+    """8 GB at 100 GB/s; the ranks of a group are as many as measured, or fewer."""
+    network = Network(Layout(ranks=16, node=8), with_links("h200", 8), Machine())
+    for collective, share in (
+        ("all_to_all", 7),
+        ("all_gather", 7),
+        ("reduce_scatter", 7),
+        ("all_reduce", 14),
+    ):
+        measured_ns = network.nanoseconds(collective, "dp_node", 8, SIZE, SIZE)  # type: ignore[arg-type]
+        assert measured_ns == pytest.approx(share / 100 * 1e9)
+    assert network.nanoseconds("all_gather", "tp", 2, SIZE, SIZE) == pytest.approx(4 / 100 * 1e9)
+    # Between nodes, and broadcasts, which are not measured: bandwidth and latency.
+    far = network.nanoseconds("all_to_all", "ep", 16, SIZE, SIZE)
+    assert far == pytest.approx(4 / 50 * 1e9 + Machine().nic_latency_ns)
+    broadcast = network.nanoseconds("broadcast", "dp_node", 8, SIZE, SIZE)
+    assert broadcast == pytest.approx(7 / 450 * 1e9 + Machine().link_latency_ns)
+
+
+def test_stages_of_a_node_send_at_the_measured_rate() -> None:
+    pipeline = Network(Layout(ranks=8, pp=2), with_links("h200", 2), Machine())
+    assert pipeline.nanoseconds("send", "pp", 2, SIZE, 0) == pytest.approx(8 / 100 * 1e9)
+
+
+def test_a_mesh_has_more_links_among_more_ranks_than_measured() -> None:
+    """Measured over the one link of two ranks: eight have seven of them, behind a switch no more."""
+    for name, links in (("mi300x", 7), ("h200", 1)):
+        network = Network(Layout(ranks=8), with_links(name, 2), Machine())
+        measured_ns = network.nanoseconds("all_to_all", "ep", 8, SIZE, SIZE)
+        assert measured_ns == pytest.approx(7 / 100 / links * 1e9)
+
+
+def test_an_uneven_all_to_all_takes_the_rate_of_its_skew() -> None:
+    network = Network(Layout(ranks=8), with_links("h200", 8, skewed=True), Machine())
+    for skew, rate in ((1, 100), (2, 50), (4, 25), (8, 25)):
+        measured_ns = network.nanoseconds("all_to_all", "ep", 8, SIZE, SIZE, skew)
+        assert measured_ns == pytest.approx(7 / rate * 1e9)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [Machine(messages="bandwidth"), Machine(link_efficiency=0.5), ROOFLINE],
+    ids=["bandwidth", "efficiency", "roofline"],
+)
+def test_links_as_assumed_and_bounds_take_no_measured_rates(machine: Machine) -> None:
+    networks = [Network(Layout(ranks=8), each, machine) for each in (with_links("h200", 8), device("h200"))]
+    measured, plain = (network.nanoseconds("all_to_all", "ep", 8, SIZE, SIZE) for network in networks)
+    assert measured == plain
+
+
+def test_assumptions_name_the_number_of_ranks_that_rates_are_from() -> None:
+    for ranks, source in (
+        (8, "measured among 8 ranks"),
+        (2, "measured among 2 ranks, scaled by bus bandwidth"),
+    ):
+        table = assumed(Machine(), [with_links("h200", ranks)], "bf16").frame.set_index("name")
+        assert table.loc["all_to_all_bytes_per_s", "value"] == f"{100e9 * 8 / 7:.4g}"
+        assert str(table.loc["all_to_all_bytes_per_s", "note"]).endswith(source)
+    assert not any(
+        "all_to_all" in name for name in assumed(Machine(), [device("a100")], "bf16").frame["name"]
+    )
+
+
+def test_a_step_takes_the_measured_messages() -> None:
+    """At 100 instead of 450 GB/s all-to-alls take 4.5 times as long."""
+    config = Config(MODELS["deepseek_v2_lite"], Layout(ranks=8, ep=8))
+    slow, fast = (
+        replace(device("h200"), measured=replace(device("h200").measured, bandwidths=curves))
+        for curves in (
+            (*device("h200").measured.bandwidths, *with_links("h200", 8).measured.bandwidths),
+            device("h200").measured.bandwidths,
+        )
+    )
+    machine = Machine(link_latency_ns=0)
+    parts = [estimate(config, each, machine).parts["experts_exchange"] for each in (slow, fast)]
+    assert parts[0] / parts[1] == pytest.approx(4.5, rel=0.01)
 
 
 def test_between_nodes_by_hand() -> None:

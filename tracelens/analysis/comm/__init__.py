@@ -13,7 +13,6 @@ from tracelens.analysis.comm.aligned import (
 from tracelens.analysis.comm.collectives import (
     HostKernels,
     HostSpans,
-    bus_factor,
     fit,
     host_spans,
     spans_of,
@@ -46,7 +45,6 @@ __all__ = [
     "Regathers",
     "align",
     "align_run",
-    "bus_factor",
     "collective_kinds",
     "communication_labels",
     "fit",

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.comm.aligned import SEND_RECV, AlignedRun, MatchedCollective, Participant
+from tracelens.analysis.comm.aligned import AlignedRun, MatchedCollective, Participant
 from tracelens.analysis.comm.records import NO_COMMUNICATION, RankCommunication
 from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.devices import bus_factor
 from tracelens.dtypes import short_dtype
 from tracelens.table import RANK, STEP, Column, Result, Schema, Skip, codes, result
 from tracelens.trace import Scope
@@ -415,16 +416,6 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
 def _busbw(algbw: float, collective: str, ranks: int) -> float:
     """Bus bandwidth, -1 where the message size is not recorded."""
     return algbw * bus_factor(collective, ranks) if algbw >= 0 else -1.0
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth / algorithm bandwidth, by the conventions of nccl-tests (doc/PERFORMANCE.md)."""
-    if ranks < 2:
-        return 1.0
-    if collective.startswith(("allreduce", "all_reduce")):
-        return 2 * (ranks - 1) / ranks
-    one_to_one = ("broadcast", "reduce", "_reduce_oop", "send", "recv", SEND_RECV, "gather", "scatter")
-    return 1.0 if collective in one_to_one else (ranks - 1) / ranks
 
 
 def participant_rows(

@@ -25,6 +25,7 @@ from tracelens.planner.collectives import (
     all_reduce_seconds,
     all_to_all_seconds,
     broadcast_seconds,
+    measured_time,
     pair_seconds,
     ring_seconds,
     traffic_seconds,
@@ -52,6 +53,7 @@ class LinkBound(NamedTuple):
     transfer_s: float  # its bytes over the busiest link
     latency_s: float  # of its steps
     between: bool  # whether the network is among its links
+    measured_s: float  # as messages on the device were measured; -1: they were not
 
     @property
     def limit(self) -> str:
@@ -191,7 +193,7 @@ def link_bound(
         kind = "send_recv"
     if size <= 0 or group.ranks < 2 or kind in ("", "barrier"):
         return None
-    rates = platform.rates()
+    rates, skew = platform.rates(), 1.0
     match kind:
         case "send_recv":
             transfer_s = pair_seconds(size, group.nodes == 1, rates)
@@ -202,6 +204,8 @@ def link_bound(
             else:
                 ranks, sent, _ = matrices
                 own = ranks.index(collective.transfer.rank)
+                moved = np.maximum(sent.sum(axis=1), sent.sum(axis=0)) - np.diag(sent)
+                skew = float(max(moved[own] / max(moved.mean(), 1), 1.0))
                 of_rank = np.zeros_like(sent)
                 of_rank[own], of_rank[:, own] = sent[own], sent[:, own]
                 transfer_s = traffic_seconds(of_rank.tolist(), [node_of[rank] for rank in ranks], rates)
@@ -213,7 +217,14 @@ def link_bound(
         case _:
             transfer_s = ring_seconds(size, group.ranks, group.near, rates)
     step_ns = platform.link_step_ns if group.nodes == 1 else platform.nic_step_ns
-    return LinkBound(transfer_s, _STEPS.get(kind, 1) * step_ns / 1e9, group.nodes > 1)
+    message = collective.transfer.bytes if kind == "all_to_all" else size
+    measured = measured_time(kind, message, group.ranks, group.near, rates, skew)
+    return LinkBound(
+        transfer_s=transfer_s,
+        latency_s=_STEPS.get(kind, 1) * step_ns / 1e9,
+        between=group.nodes > 1,
+        measured_s=measured.seconds if measured else -1.0,
+    )
 
 
 def limited(
@@ -245,6 +256,7 @@ def transfer_rows(known: Sequence[Limited], node_of: Mapping[int, int]) -> list[
         where = place(of_key[0].collective, node_of)
         latencies = [item.collective.transfer.ns for item in of_key]
         bounds_ns = [item.bound.transfer_s * 1e9 for item in of_key]
+        measured_s = [item.bound.measured_s for item in of_key]
         achieved = sum(bounds_ns) / max(sum(latencies), 1)
         rows.append(
             {
@@ -256,6 +268,7 @@ def transfer_rows(known: Sequence[Limited], node_of: Mapping[int, int]) -> list[
                 "nodes": where.nodes,
                 "latency_ns": float(median(latencies)),
                 "bound_ns": median(bounds_ns),
+                "measured_ns": -1.0 if min(measured_s) < 0 else median(measured_s) * 1e9,
                 "achieved": achieved,
                 "excess_ns": sum(latencies) - sum(bounds_ns),
                 "limited_by": max(of_key, key=lambda item: item.collective.bytes).bound.limit,

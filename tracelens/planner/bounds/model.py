@@ -34,11 +34,11 @@ from tracelens.planner.collectives import (
     AlphaBeta,
     LinkRates,
     StepLatency,
-    all_to_all_seconds,
     hierarchical_all_reduce,
+    measured_time,
+    modeled_seconds,
     one_shot_all_reduce,
     ring_all_reduce,
-    ring_seconds,
     two_shot_all_reduce,
 )
 from tracelens.planner.config import at_least_one, one_of
@@ -149,7 +149,9 @@ class Platform:
     def rates(self) -> LinkRates:
         """Bandwidths of one GPU."""
         rate = self.link_bytes_per_s or self.device.gpu_link_bytes_per_s
-        return self._machine.rates(replace(self.device, gpu_link_bytes_per_s=rate))
+        # Bounds take the links' bandwidth; what was measured stands beside them.
+        rates = self._machine.rates(replace(self.device, gpu_link_bytes_per_s=rate))
+        return rates._replace(measured=self.device.measured)
 
     def steps(self) -> StepLatency:
         """Latency of one step inside and between nodes."""
@@ -168,6 +170,9 @@ class Platform:
             Assumption("link_bytes_per_s", f"{rates.links:.4g}", HELP["link_bytes_per_s"], link),
             Assumption("hbm_bytes_per_s", f"{self.device.hbm_bytes_per_s:.4g}", "memory bandwidth", device),
         ]
+        if among := self.device.measured.message_ranks:
+            meaning = "columns `measured_ns`: messages on the device; the nearest number of ranks counts"
+            figures.append(Assumption("measured_messages", among, meaning, device))
         for dtype in dtypes:
             rate = f"{self.matrix_rate(dtype):.4g}"
             figures.append(Assumption(f"matrix_flops_per_s.{dtype}", rate, "GEMM rate", device))
@@ -247,6 +252,14 @@ PUBLISHED_TIMES = (
 )
 """Only all-to-all times have a citable source; the leaderboard itself is not archived."""
 
+_MEASURED = Column(
+    "measured_ns",
+    "float64",
+    "ns",
+    "messages as measured on the device; missing: not measured",
+    intensive=True,
+    absent=-1,
+)
 _RESOURCES = (
     Column("gemm_ns", "float64", "ns", "FLOPs of a GPU at its GEMM rate"),
     Column("memory_ns", "float64", "ns", "bytes of a GPU at its memory bandwidth", intensive=True),
@@ -260,6 +273,7 @@ _LIMIT = Column("limited_by", "category", doc="the busiest resource: GEMM, memor
 _MOVED = (
     Column("memory_bytes", "float64", "bytes", "per GPU, read and written"),
     Column("message_bytes", "float64", "bytes", "full buffer of each message, as nccl-tests count"),
+    _MEASURED,
 )
 ALL_TO_ALL = Schema(
     "MoE dispatch and combine",
@@ -406,6 +420,7 @@ TRANSFERS = Schema(
         Column(
             "limited_by", "category", doc="links, network, or latency where its steps take longer than that"
         ),
+        _MEASURED,
         Column("note", "str", doc="reason for an efficiency above 100%"),
     ),
     doc="Bound: bytes over the busiest link, with the split sizes of each message where recorded.",
@@ -506,8 +521,8 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
         ]
     dtypes = tuple(dict.fromkeys(operation.dtype for operation in operations if operation.flops))
     rows = {
-        "all_to_all": [_row(*limit) for limit in limits if not limit[0].flops],
-        "gemms": [_row(*limit) for limit in limits if limit[0].flops],
+        "all_to_all": [_row(*limit, platform) for limit in limits if not limit[0].flops],
+        "gemms": [_row(*limit, platform) for limit in limits if limit[0].flops],
         "geometric_means": means,
         "published": published,
         **_all_reduce(platform),
@@ -533,7 +548,18 @@ def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     )
 
 
-def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
+def _row(operation: Operation, limit: Bound, platform: Platform) -> dict[str, Any]:
+    times = [
+        measured_time(
+            message.collective,
+            max(message.sent, message.received),
+            operation.ranks,
+            operation.ranks,
+            platform.rates(),
+        )
+        for message in operation.messages
+    ]
+    measured_ns = sum(time.seconds for time in times if time) * 1e9 if all(times) else -1.0
     return {
         "operation": operation.name,
         **operation.sizes,
@@ -541,6 +567,7 @@ def _row(operation: Operation, limit: Bound) -> dict[str, Any]:
         "gemm_ns": limit.gemm * 1e9,
         "memory_ns": limit.memory * 1e9,
         "link_ns": limit.links * 1e9,
+        "measured_ns": measured_ns,
         "overlapped_ns": limit.overlapped * 1e9,
         "serial_ns": limit.serial * 1e9,
         "limited_by": limit.limit,
@@ -628,8 +655,7 @@ def gemm_seconds(flops: float, dtype: str, platform: Platform) -> float:
 
 def link_seconds(message: Exchange, ranks: int, rates: LinkRates) -> float:
     """Bytes over the links of one GPU, all ranks on one node."""
-    seconds = all_to_all_seconds if message.collective == "all_to_all" else ring_seconds
-    return seconds(max(message.sent, message.received), ranks, ranks, rates)
+    return modeled_seconds(message.collective, max(message.sent, message.received), ranks, ranks, rates)
 
 
 def gemm_reduce_scatter(m: int, n: int, k: int, ranks: int, dtype: str = "bf16") -> Operation:

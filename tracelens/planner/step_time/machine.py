@@ -13,11 +13,19 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import Literal, NamedTuple
 
-from tracelens.devices import Device, attention_rate, gemm_rate, launch_cost, typical_memory_rate
+from tracelens.devices import (
+    COLLECTIVES,
+    Device,
+    Measured,
+    attention_rate,
+    gemm_rate,
+    launch_cost,
+    typical_memory_rate,
+)
 from tracelens.dtypes import known_dtype
 from tracelens.errors import TracelensError
 from tracelens.planner.block import AttentionPass, Load, Traffic
-from tracelens.planner.collectives import LinkRates
+from tracelens.planner.collectives import LinkRates, measured_time
 from tracelens.planner.config import Config, at_least_one, one_of
 from tracelens.table import Column, Schema, Table
 
@@ -25,6 +33,7 @@ RateName = Literal["by-size", "achievable", "peak"]
 KernelsName = Literal["eager", "fused"]
 LaunchesName = Literal["eager", "none"]
 LinksName = Literal["auto", "mesh", "switch"]
+MessagesName = Literal["by-size", "bandwidth"]
 OverlapName = Literal["toggle", "off", "1f1b"]
 TrainerName = Literal["none", "primus"]
 
@@ -59,6 +68,8 @@ HELP = {
     "none or primus",
     "node": "GPUs per node, unless the layout sets it",
     "links": "between GPUs of a node: all-to-all links (mesh) or a switch; auto: by vendor",
+    "messages": "inside a node: by-size (as measured on the device, where they were, matrix is by-size and "
+    "link_efficiency is 1), or bandwidth (link rate and latency)",
     "link_efficiency": "share of the link rate that messages reach",
     "nic_bytes_per_s": "network bandwidth per GPU, one direction",
     "nic_efficiency": "share of the network bandwidth that messages reach",
@@ -84,6 +95,7 @@ SOURCES = {
     "trainer": TRAINERS["none"].source,
     "node": "eight GPUs per node in MI300X and MI355X platforms, DGX and HGX",
     "links": "AMD CDNA 3 white paper: a link from each GPU to each of seven others; NVIDIA HGX: NVSwitch",
+    "messages": "tracelens calibrate on the ranks of a node; else link rate and latency",
     "link_efficiency": "roofline",
     "nic_bytes_per_s": "one 400 Gb/s NIC per GPU, as in reference clusters of eight-GPU nodes",
     "nic_efficiency": "roofline",
@@ -99,7 +111,7 @@ SOURCES = {
 
 LEAST_LINK_BYTES_PER_S = 1e6
 """A lower rate was given in another unit, such as GB/s: links and NICs of GPUs are far faster."""
-_EXAMPLE_ROWS, _EXAMPLE, _EXAMPLE_BYTES = (256, 4096), (4096, 4096), 1 << 28
+_EXAMPLE_ROWS, _EXAMPLE, _EXAMPLE_BYTES, _EXAMPLE_MESSAGE = (256, 4096), (4096, 4096), 1 << 28, 64 << 20
 
 
 class Assumption(NamedTuple):
@@ -127,6 +139,7 @@ class Machine:
     trainer: TrainerName = "none"
     node: int = 8
     links: LinksName = "auto"
+    messages: MessagesName = "by-size"
     link_efficiency: float = 1.0
     nic_bytes_per_s: float = 50e9
     nic_efficiency: float = 1.0
@@ -199,7 +212,13 @@ class Machine:
             self.nic_bytes_per_s * self.nic_efficiency,
             is_mesh,
             self.nic_messages_per_s or inf,
+            self.measured(device),
         )
+
+    def measured(self, device: Device) -> Measured:
+        """Measurements of messages that are taken; none at the roofline, or where links are as assumed."""
+        takes = self.matrix == self.messages == "by-size" and self.link_efficiency == 1
+        return device.measured if takes else Measured()
 
     def overlaps(self, toggle: bool) -> bool:
         """Whether computation of another micro-batch hides all-to-alls; `toggle` is the run's own setting."""
@@ -232,6 +251,18 @@ class Machine:
                 "from one GPU to all others of its node", source,
             ),
         ]  # fmt: skip
+        for name in COLLECTIVES:
+            known = measured_time(name, _EXAMPLE_MESSAGE, self.node, self.node, self.rates(device))
+            if known is not None:
+                lines.append(
+                    Assumption(
+                        name=f"{name}_bytes_per_s",
+                        value=f"{_EXAMPLE_MESSAGE / known.seconds:.4g}",
+                        meaning=f"bytes / time of {_EXAMPLE_MESSAGE >> 20} MiB among {self.node} ranks",
+                        source=f"measured among {known.ranks} ranks"
+                        + ("" if known.ranks == self.node else ", scaled by bus bandwidth"),
+                    )
+                )
         if self.matrix != "by-size":
             rate = f"{self.matrix_rate(device, dtype):.4g}"
             lines.insert(0, Assumption("matrix_flops_per_s", rate, "GEMM rate, with its efficiency", source))

@@ -17,19 +17,11 @@ from tracelens.arrays import Int
 from tracelens.devices import Device
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.limits import read_config_file
-from tracelens.planner.collectives import (
-    LinkRates,
-    all_to_all_seconds,
-    deepep_seconds,
-    pair_seconds,
-    ring_seconds,
-)
+from tracelens.planner.collectives import LinkRates, deepep_seconds, measured_time, modeled_seconds
 from tracelens.planner.config import Layout, Model
 from tracelens.planner.distinct import Spread, balanced_spread, routed_spread
 from tracelens.planner.expected import Collective
 from tracelens.planner.step_time.machine import Machine
-
-_REDUCTIONS = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,10 @@ class Network:
     def node(self) -> int:
         return self.layout.node or self.machine.node
 
-    def nanoseconds(self, collective: Collective, group: str, ranks: int, sent: int, received: int) -> float:
-        """Time of one message.
+    def nanoseconds(
+        self, collective: Collective, group: str, ranks: int, sent: int, received: int, skew: float = 1.0
+    ) -> float:
+        """Time of one message: measured on the device, else by bandwidth and latency.
 
         Args:
             collective: its kind.
@@ -53,6 +47,7 @@ class Network:
             ranks: size of the group.
             sent: bytes of the send buffer.
             received: bytes of the receive buffer.
+            skew: of an all-to-all, what this rank has / the mean over ranks.
 
         Raises:
             TracelensError: the message takes links of unknown bandwidth.
@@ -60,18 +55,12 @@ class Network:
         if ranks == 1:
             return 0.0
         near = self.neighbours(group, ranks)
-        rates = self._rates(near)
-        if collective in ("send", "recv"):
-            seconds = pair_seconds(max(sent, received), near > 1, rates)
-        elif collective == "all_to_all":
-            seconds = all_to_all_seconds(max(sent, received), ranks, near, rates)
-        elif collective in _REDUCTIONS:
-            seconds = ring_seconds(max(sent, received), ranks, near, rates)
-        else:
-            # An all-reduce is a reduce-scatter and an all-gather; a broadcast sends all bytes once.
-            times = 2 if collective == "all_reduce" else 1
-            seconds = times * ring_seconds(sent, ranks, near, rates)
-        return self._latency(near, ranks) + seconds * 1e9
+        size = max(sent, received)
+        measured = measured_time(collective, size, ranks, near, self.machine.rates(self.device), skew)
+        if measured is not None:
+            return measured.seconds * 1e9
+        modeled_s = modeled_seconds(collective, size, ranks, near, self._rates(near))
+        return self._latency(near, ranks) + modeled_s * 1e9
 
     def deepep_nanoseconds(self, tokens: float, row: int, spread: Spread, ranks: int) -> float:
         """Time of DeepEP's dispatch or combine of `tokens` of `row` bytes each on a rank.

@@ -444,7 +444,9 @@ class Timer:
             tokens = self.share.tokens * factor
             return self.network.deepep_nanoseconds(tokens, self.share.row, self.spread, message.ranks)
         sent, received = round(exchange.sent * factor), round(exchange.received * factor)
-        return self.network.nanoseconds(exchange.collective, exchange.group, message.ranks, sent, received)
+        return self.network.nanoseconds(
+            exchange.collective, exchange.group, message.ranks, sent, received, skew=factor
+        )
 
 
 def paired_share(config: Config) -> float:

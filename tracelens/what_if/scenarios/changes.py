@@ -11,6 +11,8 @@ from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
 from tracelens.what_if.thresholds import PAUSE_NS
 
+GPUS_PER_NODE = 8
+"""GPUs that the links of a node connect, in all bundled devices' servers."""
 ALL_TO_ALLS = ("all_to_all", "alltoall")
 """How the names of all-to-alls begin."""
 

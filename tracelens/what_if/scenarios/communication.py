@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, MatchedCollective, bus_factor, spans_of
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective, spans_of
 from tracelens.analysis.fusable import StepWork, exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.moe import COMBINE, DISPATCH, STAGES, blocking, deduplicated_share, regions
 from tracelens.arrays import Bool, Float, Int, unique
-from tracelens.devices import Device
+from tracelens.devices import Device, bus_factor
 from tracelens.errors import TracelensError
 from tracelens.table import codes
 from tracelens.trace import WORK_KINDS, Trace, rows_by_code

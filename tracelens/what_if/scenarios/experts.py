@@ -34,13 +34,13 @@ from tracelens.analysis.moe import (
 )
 from tracelens.analysis.roofline import gemm_rate
 from tracelens.arrays import Bool, Float, Int, lookup, unique
-from tracelens.devices import Device
+from tracelens.devices import Device, Measured, message_seconds
 from tracelens.table import codes
 from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, work_nodes
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, GPUS_PER_NODE, work_nodes
 from tracelens.what_if.thresholds import GROUPED_ROWS, LOOP_GEMMS, LOOP_SHARE
 
 
@@ -338,8 +338,8 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """All ranks get equally many tokens: routed experts and permutations take the mean over ranks.
 
     Assumes:
-        All-to-alls take as long as their busiest rank's bytes do; those that do not record how many go where
-        keep their time.
+        All-to-alls take as long as their busiest rank's bytes do, by the rates measured on the device where
+        it has some; those that do not record how many go where keep their time.
     """
     graph = context.graph
     if len(graph.ranks) < 2:
@@ -354,7 +354,8 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
         passes = [layers[rank].layer_pass[collectives.work[rank][kernel]] for rank, kernel in kernels]
         joined = {group[rank] for rank, _ in kernels}
         if min(passes) >= 0:
-            exchanges[number] = _even_share(collective)
+            device = graph.ranks[kernels[0][0]].device
+            exchanges[number] = _even_share(collective, device.measured if device else Measured())
             if len(joined) > 1:
                 group = [min(joined) if rank in joined else rank for rank in group]
     # Of each rank, (its group, pass through an MoE layer, phase, stage) to the nodes of work on its tokens.
@@ -392,17 +393,19 @@ def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
     after_ns = float(edit.dur[meetings][share < 1].sum())
     experts = common & (np.array([key[-1] for key in column]) == EXPERTS)
     imbalance = total.max(axis=0)[experts].sum() / max(mean[experts].sum(), 1)
+    among = next((rank.device.measured.message_ranks for rank in graph.ranks if rank.device), "")
+    by_curves = f" at the rates measured among {among}" if among else ""
     messages = (
         f"transfers of {int((share < 1).sum()):,} all-to-alls shrink from {duration(before_ns)} to "
-        f"{duration(after_ns)}, as their busiest rank's bytes do"
+        f"{duration(after_ns)}, as their busiest rank's bytes do{by_curves}"
         if (share < 1).any()
         else "messages keep their sizes"
     )
     return f"the busiest rank's routed experts take {imbalance:.2f}x the mean; {messages}"
 
 
-def _even_share(collective: MatchedCollective) -> float:
-    """Bytes of an all-to-all's busiest rank to or from others: with equal ranks / as recorded."""
+def _even_share(collective: MatchedCollective, measured: Measured) -> float:
+    """Time of an all-to-all of equal ranks / as recorded, by the busiest rank's bytes to or from others."""
     records = [member.record for member in collective.participants]
     if not collective.collective.startswith(ALL_TO_ALLS) or len(records) < max(records[0].size, 2):
         return 1.0
@@ -412,4 +415,12 @@ def _even_share(collective: MatchedCollective) -> float:
         if any(len(side) != len(records) for side in sides):
             return 1.0
         volumes.append(max(sum(side) - side[place] for side in sides))
-    return float(np.mean(volumes) / max(volumes)) if max(volumes) else 1.0
+    if not max(volumes):
+        return 1.0
+    count, mean, busiest = len(records), float(np.mean(volumes)), max(volumes)
+    # Buffers hold what stays on the rank, too.
+    before = message_seconds(measured, "all_to_all", busiest * count / (count - 1), count, busiest / mean)
+    after = message_seconds(measured, "all_to_all", mean * count / (count - 1), count)
+    if before is None or after is None or count > GPUS_PER_NODE:
+        return mean / busiest
+    return after.seconds / before.seconds

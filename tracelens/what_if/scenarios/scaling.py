@@ -20,17 +20,14 @@ from tracelens.devices import MEASURED, Device, memory_rate, read_device
 from tracelens.devices import device as device_named
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
-from tracelens.trace import WORK_KINDS, Trace, matching
+from tracelens.trace import WORK_KINDS, Trace, collective_of, matching
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
-from tracelens.what_if.scenarios.changes import ALL_TO_ALLS
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, GPUS_PER_NODE
 
 if TYPE_CHECKING:
     from tracelens.planner.step_time import Machine
-
-_NODE = 8
-"""GPUs that the links of a node connect, in all bundled devices' servers."""
 
 _TIMES = re.compile(r"x?([1-9]\d{0,5})$")
 # What programs call their groups: Megatron-LM's parallel_state and torch's meshes, by words.
@@ -127,8 +124,17 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
         edit.set_dur(nodes, np.where(comm, dur_ns, dur_ns * factor))
     recorded = recorded_devices[0]
     meetings, collectives = context.meetings()
-    size = np.array([collective.participants[0].record.size for collective in collectives])
-    near = meetings[size <= _NODE] if len(meetings) else meetings
+    ratio_by_size = np.array(
+        [
+            _between_devices(collective, recorded_devices[rank], target)
+            for rank, collective in zip(graph.rank[meetings].tolist(), collectives, strict=True)
+        ]
+    )
+    by_size = ratio_by_size > 0
+    edit.set_dur(meetings[by_size], edit.dur[meetings[by_size]] * ratio_by_size[by_size])
+    size = np.array([collective.participants[0].record.size for collective in collectives])[~by_size]
+    meetings = meetings[~by_size]
+    near = meetings[size <= GPUS_PER_NODE] if len(meetings) else meetings
     link_rates = np.array([device.gpu_link_bytes_per_s for device in recorded_devices])[graph.rank[near]]
     transfers = ""
     if len(meetings) and (not target.gpu_link_bytes_per_s or not (link_rates > 0).all()):
@@ -139,7 +145,11 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
         transfers = (
             f"transfers of {len(near):,} collectives scale with the links of a node"
             f" ({recorded.gpu_link_bytes_per_s / target.gpu_link_bytes_per_s:.2f}), latency included"
-            + (f", those of {across:,} over more than {_NODE} ranks keep their time" if across else "")
+            + (
+                f", those of {across:,} over more than {GPUS_PER_NODE} ranks keep their time"
+                if across
+                else ""
+            )
         )
     unknown = scaled_ns["memory"] / max(scaled_ns["memory"] + scaled_ns["roofline"], 1)
     parts = [
@@ -150,6 +160,11 @@ def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
         else f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}, by data "
         f"sheets; {unknown:.0%} of GPU time has no cost model and scales with memory bandwidth "
         f"({recorded.hbm_bytes_per_s / target.hbm_bytes_per_s:.2f})",
+        f"transfers of {by_size.sum():,} collectives change as messages measured by size among "
+        f"{recorded.measured.message_ranks} of {recorded.title} and {target.measured.message_ranks} of "
+        f"{target.title}"
+        if by_size.any()
+        else "",
         transfers,
         "host time, launches and stream gaps stay the same",
         "communication recorded on one rank only keeps its time" if scaled_ns["alone"] else "",
@@ -259,20 +274,26 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
     squares = np.bincount(row, (late - mean[row]) ** 2, len(meetings))
     spread = np.sqrt(squares / np.maximum(arrivals - 1, 1))
     factors, waits = np.ones(len(collectives)), np.zeros(len(collectives))
+    measured = 0
     for meeting in np.flatnonzero(larger).tolist():
         collective = collectives[meeting]
         device = graph.ranks[int(graph.rank[meetings[meeting]])].device
         size = records[meeting].size
-        factors[meeting] = transfer_ratio(collective, times, device, machine)
+        by_size = measured_ratio(collective, times, device, machine)
+        measured += by_size is not None
+        factors[meeting] = by_size or transfer_ratio(collective, times, device, machine)
         waits[meeting] = spread[meeting] * (expected_maximum(size * times) - expected_maximum(size))
     # The later arrival prolongs the meeting: no rank resumes before the transfer is over.
     edit.dur[meetings] = np.rint(edit.dur[meetings] * factors + waits).astype(np.int64)
     sizes = [records[meeting].size for meeting in np.flatnonzero(larger).tolist()]
     between = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    among = next((rank.device.measured.message_ranks for rank in graph.ranks if rank.device), "")
+    by_curves = f"{measured:,} change as messages measured on the device among {among}; " if measured else ""
     return (
         f"{len(sizes):,} collectives over {between} ranks grow by {times}x; nodes have {machine.node} "
-        f"GPUs with {machine.nic_bytes_per_s / 1e9:g} GB/s network each; messages keep their efficiency, "
-        "latency included; arrivals are normally distributed with the measured spread of each collective, so "
+        f"GPUs with {machine.nic_bytes_per_s / 1e9:g} GB/s network each; {by_curves}messages keep their "
+        "efficiency, latency included; arrivals are normally distributed with the measured spread of each "
+        "collective, so "
         f"the last rank arrives {waits[larger].mean() / 1e3:,.0f} us later on average; tensor, context and "
         "pipeline groups and all kernels stay the same"
     )
@@ -289,6 +310,34 @@ def transfer_ratio(
     Raises:
         NotApplicable: the group leaves its node and the link rate is unknown.
     """
+    growth = _growth(collective, times, machine)
+    before = _seconds(collective.collective, growth.ranks, growth.near, device, machine)
+    after = _seconds(collective.collective, growth.grown, growth.grown_near, device, machine)
+    return growth.bytes * after / before
+
+
+def measured_ratio(
+    collective: MatchedCollective, times: int, device: Device | None, machine: Machine
+) -> float | None:
+    """As `transfer_ratio`, by the times of its bytes that were measured on the device; None without both."""
+    growth = _growth(collective, times, machine)
+    before = _measured_s(collective, collective.bytes, growth.ranks, growth.near, device, machine)
+    size = collective.bytes * growth.bytes
+    after = _measured_s(collective, size, growth.grown, growth.grown_near, device, machine)
+    return after / before if before and after else None
+
+
+class _Growth(NamedTuple):
+    """A process group, and what it grows to."""
+
+    ranks: int
+    near: int  # of these, ranks on one node
+    grown: int
+    grown_near: int
+    bytes: int  # message / that of the smaller group
+
+
+def _growth(collective: MatchedCollective, times: int, machine: Machine) -> _Growth:
     record = collective.participants[0].record
     size, near = record.size, min(record.size, machine.node)
     if record.group_ranks:
@@ -300,15 +349,37 @@ def transfer_ratio(
     grown = size * times
     # In a group over several nodes, the ranks on the last, least filled node send most to other nodes.
     close = near if near < size else grown % room or room if grown > room else grown
-    before = _seconds(collective.collective, size, near, device, machine)
-    after = _seconds(collective.collective, grown, close, device, machine)
     tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
-    return (times if tokens else 1) * after / before
+    return _Growth(size, near, grown, close, times if tokens else 1)
+
+
+def _measured_s(
+    collective: MatchedCollective, size: float, count: int, near: int, device: Device | None, machine: Machine
+) -> float:
+    """Seconds of so many bytes as measured on the device, 0 where they were not."""
+    from tracelens.planner import measured_time
+
+    kind = collective_of(collective.collective)
+    known = measured_time(kind, size, count, near, machine.rates(device)) if device else None
+    return known.seconds if known else 0.0
+
+
+def _between_devices(collective: MatchedCollective, recorded: Device, target: Device) -> float:
+    """Time of a collective inside a node on `target` / on `recorded`, as measured on both; else -1."""
+    from tracelens.planner.step_time import Machine
+
+    count = collective.participants[0].record.size
+    near = min(count, GPUS_PER_NODE)
+    before, after = (
+        _measured_s(collective, collective.bytes, count, near, device, Machine())
+        for device in (recorded, target)
+    )
+    return after / before if before and after else -1.0
 
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:
     """Seconds per byte of the full message."""
-    from tracelens.planner import LinkRates, all_to_all_seconds, ring_seconds
+    from tracelens.planner import LinkRates, modeled_seconds
 
     rates = LinkRates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
     if not rates.links:
@@ -318,9 +389,7 @@ def _seconds(collective: str, count: int, near: int, device: Device | None, mach
             )
         # The link rate cancels in the ratio of the two times.
         rates = rates._replace(links=1.0, is_mesh=False)
-    if collective.startswith(ALL_TO_ALLS):
-        return all_to_all_seconds(1, count, near, rates)
-    return ring_seconds(1, count, near, rates)
+    return modeled_seconds(collective_of(collective), 1, count, near, rates)
 
 
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)

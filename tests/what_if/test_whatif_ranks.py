@@ -16,7 +16,7 @@ from tracelens.planner.step_time import Machine
 from tracelens.table import Result
 from tracelens.trace import Run
 from tracelens.what_if import NotApplicable, whatif
-from tracelens.what_if.scenarios.scaling import measured_ratio, transfer_ratio
+from tracelens.what_if.scenarios import scaling
 
 
 def collective(
@@ -45,7 +45,7 @@ def collective(
     ],
 )
 def test_transfers_behind_a_switch(name: str, members: Sequence[int], times: int, ratio: float) -> None:
-    change = transfer_ratio(collective(name, members), times, device("h200"), Machine())
+    change = scaling.transfer_ratio(collective(name, members), times, device("h200"), Machine())
     assert change == pytest.approx(ratio)
 
 
@@ -56,31 +56,31 @@ def test_inside_a_node_measured_times_count() -> None:
     )
     measured = replace(device("h200"), measured=Measured(bandwidths=curves))
     pair = collective("all_to_all", (0, 1))
-    assert measured_ratio(pair, 4, measured, Machine()) == pytest.approx((7 / 8 / 50) / (1 / 2 / 100))
-    assert measured_ratio(pair, 8, measured, Machine()) is None
-    assert measured_ratio(pair, 4, device("a100"), Machine()) is None
-    assert measured_ratio(collective("allreduce", (0, 1)), 4, measured, Machine()) is None
+    assert scaling.measured_ratio(pair, 4, measured, Machine()) == pytest.approx((7 / 8 / 50) / (1 / 2 / 100))
+    assert scaling.measured_ratio(pair, 8, measured, Machine()) is None
+    assert scaling.measured_ratio(pair, 4, device("a100"), Machine()) is None
+    assert scaling.measured_ratio(collective("allreduce", (0, 1)), 4, measured, Machine()) is None
 
 
 def test_ranks_with_a_link_to_each_other_use_more_of_them() -> None:
     """Two of eight: half of the bytes over one link; four: a quarter over each of three."""
-    change = transfer_ratio(collective("all_to_all", (0, 1)), 2, device("mi300x"), Machine())
+    change = scaling.transfer_ratio(collective("all_to_all", (0, 1)), 2, device("mi300x"), Machine())
     assert change == pytest.approx((1 / 4) / (1 / 2))
 
 
 def test_gathered_tokens_grow_with_the_ranks_and_parameters_do_not() -> None:
     same = [
-        transfer_ratio(collective("_allgather_base", (0, 1), group), 2, device("h200"), Machine())
+        scaling.transfer_ratio(collective("_allgather_base", (0, 1), group), 2, device("h200"), Machine())
         for group in ("dp_cp", "EXPERT_MODEL_PARALLEL_GROUP")
     ]
     assert same == pytest.approx([1.5, 3.0])
 
 
 def test_a_group_that_leaves_its_node_needs_the_rate_of_the_links() -> None:
-    inside = transfer_ratio(collective("all_to_all", (0, 1)), 4, None, Machine())
+    inside = scaling.transfer_ratio(collective("all_to_all", (0, 1)), 4, None, Machine())
     assert inside == pytest.approx((7 / 8) / (1 / 2))
     with pytest.raises(NotApplicable, match="give --device"):
-        transfer_ratio(collective("all_to_all", (0, 1)), 8, None, Machine())
+        scaling.transfer_ratio(collective("all_to_all", (0, 1)), 8, None, Machine())
 
 
 RECORD = "op record_param_comms collective=all_to_all group=0 ranks=[0,1] size=2 in=4000 out=4000 dtype=Half"

@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING
 from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import (
     MEASURED,
+    MessageTime,
     Rate,
     attention_rate,
+    bus_factor,
     gemm_rate,
     launch_cost,
     memory_rate,
+    message_seconds,
     typical_memory_rate,
 )
 from tracelens.devices.files import SECONDARY, device_toml, read_device
-from tracelens.devices.messages import COLLECTIVES, MessageTime, bus_factor, message_seconds
 from tracelens.devices.spec import (
+    COLLECTIVES,
     AttentionCurve,
     Bandwidth,
     Device,

@@ -9,8 +9,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, get_args
 
-from tracelens.devices.messages import COLLECTIVES
 from tracelens.devices.spec import (
+    COLLECTIVES,
     DTYPES,
     AttentionCurve,
     Bandwidth,

@@ -17,6 +17,8 @@ from tracelens.units import duration, three_digit_decimals
 
 Engine = Literal["matrix", "vector"]
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+"""What is measured among ranks."""
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "i64", "i32", "i16", "i8")
 """Element types that a device file can have peaks for."""
 

@@ -12,7 +12,7 @@ its message rate. For a message of b bytes (the full buffer, as in nccl-tests):
   through the NICs of its m ranks, one ring through each;
 - all-reduce: a reduce-scatter and an all-gather; broadcast: all bytes once, as an all-gather.
 
-That is `modeled_seconds`; `measured_time` is what was measured on the device (`tracelens.devices.messages`).
+That is `modeled_seconds`; `measured_time` is what was measured on the device (`tracelens.devices`).
 """
 
 from __future__ import annotations

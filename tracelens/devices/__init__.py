@@ -4,7 +4,10 @@ from typing import TYPE_CHECKING
 
 from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import (
+    DATA_SHEET,
     MEASURED,
+    MODELED,
+    PEAK,
     Rate,
     attention_rate,
     gemm_rate,
@@ -29,7 +32,10 @@ if TYPE_CHECKING:
     from tracelens.devices.tiles import GemmSizes, gemm_ns
 
 __all__ = [
+    "DATA_SHEET",
     "MEASURED",
+    "MODELED",
+    "PEAK",
     "SECONDARY",
     "AttentionCurve",
     "Bandwidth",

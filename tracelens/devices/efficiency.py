@@ -18,7 +18,9 @@ from typing import NamedTuple
 from tracelens.devices.catalogue import device as bundled
 from tracelens.devices.spec import Device, GemmKind, LaunchCost
 
-MEASURED, PEAK = "measured", "data-sheet peak"
+MEASURED, MODELED, DATA_SHEET = "measured", "modeled", "data sheet"
+"""What a rate is known from, best first."""
+PEAK = "data-sheet peak"
 
 REFERENCE = "h200"
 """The bundled device on which others are modeled."""
@@ -29,6 +31,13 @@ class Rate(NamedTuple):
 
     per_s: float
     source: str
+
+    @property
+    def basis(self) -> str:
+        """MEASURED, MODELED or DATA_SHEET."""
+        if self.source == MEASURED:
+            return MEASURED
+        return MODELED if MODELED in self.source else DATA_SHEET
 
 
 @lru_cache(maxsize=1 << 16)

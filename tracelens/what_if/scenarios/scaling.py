@@ -1,23 +1,21 @@
-"""The same program at another size: another device, more ranks, another element type, larger batches.
+"""The same program at another size: more ranks, another element type, larger batches.
 
-Kernels scale with their roofline times, transfers with the links or the planner's model of collectives.
+Kernels scale with their roofline times, transfers with the planner's model of collectives.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tracelens.analysis.comm import SEND_RECV, MatchedCollective
-from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable_time
+from tracelens.analysis.roofline import least_ns, reachable_time
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
-from tracelens.devices import MEASURED, Device, memory_rate, read_device
-from tracelens.devices import device as device_named
+from tracelens.devices import Device
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, matching
@@ -28,9 +26,6 @@ from tracelens.what_if.scenarios.changes import ALL_TO_ALLS
 
 if TYPE_CHECKING:
     from tracelens.planner.step_time import Machine
-
-_NODE = 8
-"""GPUs that the links of a node connect, in all bundled devices' servers."""
 
 _TIMES = re.compile(r"x?([1-9]\d{0,5})$")
 # What programs call their groups: Megatron-LM's parallel_state and torch's meshes, by words.
@@ -62,12 +57,6 @@ class RankCosts(NamedTuple):
     device: Device | None  # that it ran on, None if unknown
 
 
-def counted(trace: Trace, device: Device | None) -> tuple[list[Counted], Int]:
-    """Kinds of calls of a rank with their costs, and the index among them of each activity, -1 for none."""
-    costs = trace.once(work_costs)
-    return costs.items, costs.item
-
-
 def costs(trace: Trace, device: Device | None) -> RankCosts:
     """What the GPU work of a rank has to do."""
     work, counted = trace.work, trace.once(work_costs)
@@ -85,134 +74,6 @@ def costs(trace: Trace, device: Device | None) -> RankCosts:
         shortest_ns=int(kernels.min()) if len(kernels) else 0,
         device=device,
     )
-
-
-@scenario("device", argument="=NAME or FILE.toml", usual=(), reads=(counted,), in_reports=False)
-def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The run on another device: each kernel scales with its roofline time, the host stays the same.
-
-    Assumes:
-        Where both devices' memory was measured by size, the time that the bytes take changes as the measured
-        rates do, and the rest of each kernel's time stays; a kernel without a cost model counts as one that
-        only moves bytes. GEMMs, and other devices, keep their share of the roofline by data sheets; there, a
-        kernel without a cost model scales with memory bandwidth.
-        Transfers within a node scale with its links where both rates are known, others keep their time.
-        Host time, launches and stream gaps stay the same.
-    """
-    target = read_device(argument) if argument.endswith(".toml") else device_named(argument)
-    graph = context.gpu_graph()
-    scaled_ns = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
-    recorded_devices = []
-    for index, rank in enumerate(graph.ranks):
-        recorded = rank.device
-        if recorded is None:
-            raise NotApplicable(f"rank {rank.number}: unknown device; give --device")
-        recorded_devices.append(recorded)
-        items, item = context.read(counted)[index]
-        factor, modelled = ratios(items, item, recorded, target)
-        nodes = graph.nodes(index, Node.WORK)
-        work_row = graph.work[nodes]
-        comm = rank.is_comm[work_row]
-        dur_ns = edit.dur[nodes].astype(float)
-        factor = factor[work_row]
-        if measured := _is_measured(recorded) and _is_measured(target):
-            by_memory = ~modelled[work_row] | _moves_bytes(items, item)[work_row]
-            curve = MemoryCurves(recorded, target)
-            rows = np.flatnonzero(by_memory & (dur_ns > 0))
-            moved = lookup(_moved(items), lookup(item, work_row[rows], -1), -1.0)
-            factor[rows] = curve.scaled(dur_ns[rows], moved) / dur_ns[rows]
-        scaled_ns["alone"] += dur_ns[comm].sum()
-        scaled_ns["roofline"] += dur_ns[~comm & modelled[work_row]].sum()
-        scaled_ns["memory"] += dur_ns[~comm & ~modelled[work_row]].sum()
-        edit.set_dur(nodes, np.where(comm, dur_ns, dur_ns * factor))
-    recorded = recorded_devices[0]
-    meetings, collectives = context.meetings()
-    size = np.array([collective.participants[0].record.size for collective in collectives])
-    near = meetings[size <= _NODE] if len(meetings) else meetings
-    link_rates = np.array([device.gpu_link_bytes_per_s for device in recorded_devices])[graph.rank[near]]
-    transfers = ""
-    if len(meetings) and (not target.gpu_link_bytes_per_s or not (link_rates > 0).all()):
-        transfers = "collectives keep their time, as a device's link rate is unknown"
-    elif len(meetings):
-        edit.set_dur(near, edit.dur[near] * link_rates / target.gpu_link_bytes_per_s)
-        across = len(meetings) - len(near)
-        transfers = (
-            f"transfers of {len(near):,} collectives scale with the links of a node"
-            f" ({recorded.gpu_link_bytes_per_s / target.gpu_link_bytes_per_s:.2f}), latency included"
-            + (f", those of {across:,} over more than {_NODE} ranks keep their time" if across else "")
-        )
-    unknown = scaled_ns["memory"] / max(scaled_ns["memory"] + scaled_ns["roofline"], 1)
-    parts = [
-        f"bytes move at the rates measured by size on {target.title} instead of {recorded.title}; GEMMs keep "
-        f"their roofline efficiency by data sheets; {unknown:.0%} of GPU time has no cost model and counts "
-        "as moving bytes"
-        if measured
-        else f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}, by data "
-        f"sheets; {unknown:.0%} of GPU time has no cost model and scales with memory bandwidth "
-        f"({recorded.hbm_bytes_per_s / target.hbm_bytes_per_s:.2f})",
-        transfers,
-        "host time, launches and stream gaps stay the same",
-        "communication recorded on one rank only keeps its time" if scaled_ns["alone"] else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-_SIZES = np.geomspace(1 << 12, 1 << 34, 200)
-"""Bytes at which curves are looked up."""
-
-
-class MemoryCurves:
-    """How long moving bytes takes on two devices that were measured, by size."""
-
-    def __init__(self, recorded: Device, target: Device) -> None:
-        self._before_ns, self._after_ns = _curve_ns(recorded), _curve_ns(target)
-
-    def scaled(self, dur_ns: Float, moved: Float) -> Float:
-        """Durations on the other device of kernels that move so many bytes; -1 where that is not known."""
-        # Of a kernel of which nothing is known, as many as would take all of its time.
-        guessed = np.interp(dur_ns, self._before_ns, _SIZES)
-        moved = np.where(moved < 0, guessed, moved)
-        before, after = (np.interp(moved, _SIZES, curve) for curve in (self._before_ns, self._after_ns))
-        # What a kernel takes beyond its bytes, and bytes that came from a cache, change nothing.
-        share = np.minimum(1.0, dur_ns / np.maximum(before, 1e-9))
-        result: Float = dur_ns + (after - before) * share
-        return result
-
-
-@lru_cache(maxsize=8)
-def _curve_ns(device: Device) -> Float:
-    """How long a device takes for as many bytes as each of _SIZES; all ranks of a run ask for the same."""
-    return np.array([size * 1e9 / memory_rate(device, size).per_s for size in _SIZES.tolist()])
-
-
-def _is_measured(device: Device) -> bool:
-    return memory_rate(device, 1 << 26).source == MEASURED
-
-
-def _moved(items: list[Counted]) -> Float:
-    return np.array([item.cost.read_bytes + item.cost.write_bytes for item in items], dtype=float)
-
-
-def _moves_bytes(items: list[Counted], item: Int) -> Bool:
-    """Which activities have a cost without matrix work."""
-    moves = np.array([entry.cost.engine != "matrix" and not entry.cost.link for entry in items], dtype=bool)
-    return lookup(moves, item, False)
-
-
-def ratios(items: list[Counted], item: Int, recorded: Device, target: Device) -> tuple[Float, Bool]:
-    """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modeled.
-
-    `items` and `item` are from `counted`.
-
-    Uses max-achievable FLOP/s if both devices publish it for the type, else the data sheets' peaks.
-    """
-    known_bounds = [bounds(items, device) for device in (recorded, target)]
-    both = (known_bounds[0].maf > 0) & (known_bounds[1].maf > 0)
-    before, after = (np.where(both, bound.maf, bound.roofline) for bound in known_bounds)
-    known = (before > 0) & (after > 0)
-    memory = recorded.hbm_bytes_per_s / target.hbm_bytes_per_s
-    ratio = np.where(known, after / np.where(known, before, 1.0), memory)
-    return lookup(ratio, item, memory), lookup(known, item, False)
 
 
 @scenario("ranks", argument="=xTIMES", usual=())
@@ -290,6 +151,20 @@ def transfer_ratio(
         NotApplicable: the group leaves its node and the link rate is unknown.
     """
     record = collective.participants[0].record
+    before, after = (transfer_seconds(collective, device, machine, grown) for grown in (1, times))
+    tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
+    return (times if tokens else 1) * after / before
+
+
+def transfer_seconds(
+    collective: MatchedCollective, device: Device | None, machine: Machine, times: int = 1
+) -> float:
+    """Seconds per byte of the full message among `times` as many ranks as recorded.
+
+    Raises:
+        NotApplicable: the group leaves its node and the link rate is unknown.
+    """
+    record = collective.participants[0].record
     size, near = record.size, min(record.size, machine.node)
     if record.group_ranks:
         # Group ranks on the node of the first one; consecutive ranks where the trace truncates the list.
@@ -299,11 +174,8 @@ def transfer_ratio(
     room = max(machine.node // max(rank_stride, 1), near)
     grown = size * times
     # In a group over several nodes, the ranks on the last, least filled node send most to other nodes.
-    close = near if near < size else grown % room or room if grown > room else grown
-    before = _seconds(collective.collective, size, near, device, machine)
-    after = _seconds(collective.collective, grown, close, device, machine)
-    tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
-    return (times if tokens else 1) * after / before
+    close = near if near < size or times == 1 else grown % room or room if grown > room else grown
+    return _seconds(collective.collective, grown, close, device, machine)
 
 
 def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:

@@ -19,7 +19,7 @@ import pytest
 import tracelens
 from tests.conformance.corpus import FOREIGN, folder
 from tests.conformance.test_recordings import FOLDER as RECORDINGS
-from tracelens.analysis.roofline import Counted, costing, least_ns
+from tracelens.analysis.roofline import Counted, costing, least_ns, reachable_time
 from tracelens.arrays import Int
 from tracelens.devices import device
 from tracelens.trace import Run
@@ -169,6 +169,20 @@ def test_kernels_between_measured_devices(here: str, there: str) -> None:
     assert table.loc["memory-bound", "device="] < 0.7 * table.loc["memory-bound", "data sheets"]
     assert table.loc["GEMMs", "device="] <= 0.05
     assert abs(table.loc["GEMMs", "device= total"]) <= 0.03
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_gemms_narrower_than_any_that_was_measured(name: str) -> None:
+    """Routers to 64 experts in FP32, of which 2,048 x 2,048 is the least: as long as that would be 20 times."""
+    errors = []
+    for calls in calls_on(name).values():
+        cost, dims = calls.example.cost, dict(calls.example.cost.dims)
+        is_gemm = dims.keys() >= {"M", "N", "K"} and cost.dtype == "fp32" and len(calls.measured_ns) > 1
+        if is_gemm and min(dims.values()) == 64:
+            needed_ns = reachable_time(calls.example.name, cost, device(name)).ns
+            errors.append(needed_ns / float(np.median(calls.measured_ns)) - 1)
+    assert len(errors) >= 3
+    assert np.abs(errors).max() <= 0.4
 
 
 def test_the_page_has_this_table() -> None:

@@ -6,7 +6,6 @@ from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import (
     DATA_SHEET,
     MEASURED,
-    MODELED,
     PEAK,
     Rate,
     attention_rate,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DATA_SHEET",
     "MEASURED",
-    "MODELED",
     "PEAK",
     "SECONDARY",
     "AttentionCurve",

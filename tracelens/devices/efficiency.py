@@ -12,7 +12,7 @@ The ceiling is the published max-achievable rate where there is one, else the da
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
@@ -64,7 +64,7 @@ def gemm_rate(
         if tiled_ns is not None:
             ceiling = device.max_achievable(dtype) or peak
             return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.modeled.source)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
     if kind == "output" and matrices == 1 and device.units and reference.units:
         m = m * reference.units / device.units
@@ -89,7 +89,7 @@ def attention_rate(
     rate = device.measured.attention_rate(seq, query_dim, value_dim, dtype, backward)
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     measured = reference.measured.attention_rate(seq, query_dim, value_dim, "bf16", backward)
     share = measured / _ceiling(reference, "bf16", device) if measured else None
     return _of_ceiling(device, peak, dtype, share, reference)
@@ -103,7 +103,7 @@ def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Ra
     own = device.measured.bandwidth(pattern, size_bytes)
     if own is not None:
         return Rate(min(own, device.hbm_bytes_per_s), MEASURED)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     faster = device.hbm_bytes_per_s / reference.hbm_bytes_per_s
     # What takes equally long at the full rate has the same share of it.
     rate = reference.measured.bandwidth(pattern, size_bytes / faster)
@@ -125,7 +125,12 @@ def launch_cost(device: Device) -> tuple[LaunchCost, str]:
     """Host time per kernel, and where it is from: it is of the host, not of the GPU."""
     if device.measured.launch.forward_ns:
         return device.measured.launch, MEASURED
-    return bundled(REFERENCE).measured.launch, f"measured on a host of {REFERENCE}"
+    return _reference().measured.launch, f"measured on a host of {REFERENCE}"
+
+
+@cache
+def _reference() -> Device:
+    return bundled(REFERENCE)
 
 
 def _measured_gemm(

@@ -242,7 +242,7 @@ def _change_transfers(context: ScenarioContext, edit: Edit, devices: list[Device
     edit.set_dur(meetings, edit.dur[meetings] * ratio)
     between = f"{ratio.min():.2f}" + (f" to {ratio.max():.2f}" if ratio.max() - ratio.min() > 0.005 else "")
     return (
-        f"transfers of {len(meetings):,} collectives scale by {between}, latency included, as the planner's "
+        f"transfers of {len(meetings):,} collectives scale by {between}, latency included, by the planner's "
         f"model of links ({machine.node} GPUs per node, {machine.nic_bytes_per_s / 1e9:g} GB/s network each)"
     )
 

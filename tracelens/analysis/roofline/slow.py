@@ -158,6 +158,11 @@ def _matrix_rate(name: str, cost: OpCost, device: Device) -> Rate:
             # A result of each group: the gradients of their weights, which are sums over the rows.
             rows, inner, kind = dims["K"] / groups, dims["M"], "weight"
         rate = gemm_rate(device, rows, inner, dims["N"], cost.dtype, matrices, kind)
+    elif {"E", "rows"} <= dims.keys() and (depth := dims.get("K", dims.get("H"))):
+        # The GEMMs of experts in one op: of the width that their FLOPs have together.
+        matrices = max(min(dims["E"], dims["rows"]), 1)
+        width = max(round(cost.flops / (2 * max(dims["rows"], 1) * depth)), 1)
+        rate = gemm_rate(device, dims["rows"] / matrices, depth, width, cost.dtype, matrices)
     elif {"Nq", "D"} <= dims.keys():
         width, values = dims["D"], dims.get("Dv", dims["D"])
         rate = attention_rate(device, dims["Nq"], width, values, cost.dtype, "backward" in name)

@@ -196,9 +196,11 @@ def _kind(cost: OpCost) -> str:
         return _LINK
     if cost.engine != "matrix" or not cost.flops:
         return _MEMORY
-    if not dims.keys() >= _GEMM_DIMS:
-        return "attention" if "Nq" in dims else "other matrix work"
-    return "grouped GEMMs" if dims.get("G", 1) > 1 else "GEMMs"
+    if dims.get("G", 1) > 1 or {"E", "rows"} <= dims.keys():
+        return "grouped GEMMs"
+    if dims.keys() >= _GEMM_DIMS:
+        return "GEMMs"
+    return "attention" if "Nq" in dims else "other matrix work"
 
 
 def _bases(before: str, after: str) -> str:
@@ -520,7 +522,7 @@ def _of_batch(cost: OpCost, factor: float, tokens: frozenset[int]) -> OpCost:
     if cost.engine != "matrix":
         return grown
     if not dims.keys() >= _GEMM_DIMS or dims.get("B", 1) > 1:
-        return grown._replace(dims=_times(cost, "B", factor))
+        return grown._replace(dims=_times(cost, "rows" if "rows" in dims else "B", factor))
     if dims["K"] in tokens and dims["M"] not in tokens:
         return grown._replace(write_bytes=cost.write_bytes, dims=_times(cost, "K", factor))
     weights = dims.get("G", 1) * dims["K"] * dims["N"] * BITS.get(cost.dtype, 0) // 8

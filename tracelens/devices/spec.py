@@ -137,7 +137,7 @@ class Measured:
         """FLOP/s of a GEMM of m rows (of each matrix), interpolated; None where none was measured.
 
         Curves of a dtype are a grid in k, n and matrices: the rate is linear in the logarithms of all sizes.
-        Of a k or n below the grid's, a GEMM takes the time of the shortest one on the device and of the
+        Of a k or n below the grid's, a GEMM takes the time of the shortest of its kind and of the
         grid's smallest that part of what is beyond it.
         """
         is_grouped = matrices > 1
@@ -158,7 +158,11 @@ class Measured:
         if part == 1.0:
             return rate
         flops = 2.0 * matrices * max(m, 1.0) * k * n
-        shortest_s = min(2.0 * c.matrices * c.rows[0] * c.k * c.n / c.flops_per_s[0] for c in self.gemms)
+        shortest_s = min(
+            2.0 * c.matrices * c.rows[0] * c.k * c.n / c.flops_per_s[0]
+            for c in self.gemms
+            if c.kind == kind and (c.matrices > 1) == is_grouped
+        )
         beyond_s = max(flops / rate - shortest_s, 0.0)
         return flops / (shortest_s + beyond_s * part)
 

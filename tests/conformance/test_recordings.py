@@ -9,8 +9,7 @@ import pytest
 
 import tracelens
 from tracelens.table import Result
-from tracelens.what_if import Edit, Node, ScenarioContext, parse_request, whatif
-from tracelens.what_if.graph import build
+from tracelens.what_if import whatif
 
 FOLDER = Path(
     os.environ.get("TRACELENS_RECORDINGS", Path(__file__).parents[2].parent / "shared" / "recordings")
@@ -64,31 +63,3 @@ def test_a_finding_names_the_parameters_that_are_gathered_twice() -> None:
     assert found["position"].tolist() == [2]
     saving_ms = result.meta["base_ns"] / 1e6 - projected_ms
     assert found["saving_ns"].tolist() == [pytest.approx(saving_ms * 1e6, rel=1e-6)]
-
-
-CORPUS = Path(os.environ.get("TRACELENS_CORPUS", FOLDER.parent / "corpus"))
-FOREIGN = Path(os.environ.get("TRACELENS_FOREIGN", FOLDER.parent / "foreign"))
-ON_H100 = CORPUS / "nvidia-h100-hf/dsv2_grouped.json.gz"
-ON_H200 = FOREIGN / "nvidia-h200-hf/dsv2_grouped_stack_mem.json.zst"
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "device"),
-    [(ON_H200, ON_H100, "h100"), (ON_H100, ON_H200, "h200")],
-    ids=["h100", "h200"],
-)
-def test_the_gpu_work_of_a_program_on_another_device(here: Path, there: Path, device: str) -> None:
-    """By data sheets alone it would be 15% too much and 11% too little."""
-    if not (here.exists() and there.exists()):
-        pytest.skip("no recordings of both devices: set TRACELENS_CORPUS and TRACELENS_FOREIGN")
-
-    def work_ns(path: Path, scenario: str) -> int:
-        run = tracelens.load(path)
-        recorded = build(run)
-        graph, window = recorded.graph, recorded.windows[-1]
-        edit = Edit.of(graph)
-        for item, argument in parse_request(scenario).parts:
-            item.change(ScenarioContext(recorded, run.traces), edit, argument)
-        return int(edit.dur[(graph.kind == Node.WORK) & (window.step_of == window.number)].sum())
-
-    assert work_ns(here, f"device={device}") == pytest.approx(work_ns(there, "identity"), rel=0.06)

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from tests.devices.test_bundled import DEVICES
 from tracelens.devices import (
+    DATA_SHEET,
+    PEAK,
     Device,
     GemmCurve,
     GemmKind,
     LaunchCost,
     Measured,
+    Rate,
     attention_rate,
     device,
     gemm_rate,
@@ -22,7 +25,7 @@ from tracelens.devices import (
     memory_rate,
     typical_memory_rate,
 )
-from tracelens.devices.efficiency import MEASURED, REFERENCE
+from tracelens.devices.efficiency import MEASURED, MODELED, REFERENCE
 
 H200, MI300X, MI355X, B200 = (device(name) for name in ("h200", "mi300x", "mi355x", "b200"))
 
@@ -62,6 +65,14 @@ def test_no_gemm_of_an_amd_gpu_is_modeled_on_another_one(item: Device, dtype: st
     for kind, matrices in (("output", 1), ("weight", 1), ("output", 8), ("weight", 8)):
         rate = gemm_rate(item, 4096, 2048, 1408, dtype, matrices, kind)
         assert rate is None or rate.source.startswith("modeled (CDNA tiles), ")
+
+
+def test_a_rate_says_what_it_is_known_from() -> None:
+    sizes = (4096, 4096, 4096, "bf16")
+    bases = [rate.basis for item in (H200, MI355X, B200) if (rate := gemm_rate(item, *sizes))]
+    assert bases == [MEASURED, MODELED, MODELED]
+    assert Rate(1.0, PEAK).basis == DATA_SHEET
+    assert memory_rate(MI355X, 1 << 30).basis == MODELED
 
 
 def test_kernels_of_a_framework_reach_a_share_of_the_modeled_bandwidth() -> None:

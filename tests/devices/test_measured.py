@@ -55,6 +55,19 @@ def test_a_gemm_lies_in_the_grid_of_its_sizes() -> None:
     assert measured.best_gemm("bf16") == 16e12
 
 
+def test_a_gemm_narrower_than_measured_takes_part_of_the_time_beyond_the_shortest() -> None:
+    """The shortest of GRID: 16 x 512 x 512; of 64 rows and n = 2048, k = 128 is a fourth of the smallest."""
+    measured = Measured(gemms=GRID)
+    shortest_s = min(2 * c.rows[0] * c.k * c.n / c.flops_per_s[0] for c in GRID)
+    least = measured.gemm_rate(64, 512, 2048, "bf16")
+    assert least
+    smallest_s = 2 * 64 * 512 * 2048 / least
+    narrow = measured.gemm_rate(64, 128, 2048, "bf16")
+    assert narrow
+    assert 2 * 64 * 128 * 2048 / narrow == pytest.approx(shortest_s + (smallest_s - shortest_s) / 4)
+    assert measured.gemm_rate(64, 128, 512, "bf16") < measured.gemm_rate(64, 512, 512, "bf16")  # type: ignore[operator]
+
+
 def test_fewer_matrices_than_measured_are_not_a_smaller_gemm() -> None:
     curves = tuple(
         GemmCurve("bf16", 512, 512, (16, 64), (rate, rate), count) for count, rate in ((8, 1e12), (32, 4e12))

@@ -266,12 +266,12 @@ def test_the_same_trace_makes_the_same_files(tmp_path: Path) -> None:
 def test_without_notes_ages_come_from_what_ran_before(tmp_path: Path) -> None:
     """Bytes from the end of the call that wrote an argument, or touched it last, to the call.
 
-        relu a     reads and writes 1 MiB                   a of none
-        neg a      age 0
-        mul a w    w is of 4 KiB, nobody wrote it
-        relu B     reads and writes 128 MiB
-        add a a    behind 256 MiB of others                 29 bits
-        sqrt       behind 1 GiB more                        in no cache
+    relu a     reads and writes 1 MiB                   a of none
+    neg a      age 0
+    mul a w    w is of 4 KiB, nobody wrote it
+    relu B     reads and writes 128 MiB
+    add a a    behind 256 MiB of others                 29 bits
+    sqrt       behind 1 GiB more                        in no cache
     """
     a, w, big, huge = (f"fp32 {n}" for n in (1 << 18, 1 << 10, 1 << 25, 1 << 27))
     calls = (

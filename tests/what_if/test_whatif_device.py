@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tracelens
 from tests.what_if.replays import interval, projected, run_of
-from tracelens.devices import Bandwidth, device, device_toml, memory_rate
+from tracelens.devices import Bandwidth, device, device_toml, gemm_rate, memory_rate, read_device
 from tracelens.errors import UnknownName
 from tracelens.what_if import whatif
-from tracelens.what_if.scenarios.scaling import MemoryCurves
 
 BF16 = 'types=["c10::BFloat16","c10::BFloat16"]'
 # 10 us each: a product that computes, a copy that moves 32 MiB, a kernel of which nothing is known.
@@ -30,21 +28,72 @@ WORK = f"""
 """
 
 
-def test_work_keeps_its_efficiency_against_the_roofline() -> None:
-    """MI300X and MI325X reach 708 and 843 TFLOP/s, and 5.3 and 6 TB/s."""
+GEMM, COPIED = (8192, 8192, 8192, "bf16"), 32 << 20
+
+
+def bytes_ns(name: str, size: float) -> float:
+    """Time of moving so many bytes on a device."""
+    return size / memory_rate(device(name), size).per_s * 1e9
+
+
+def guessed_ns(here: str, there: str, dur_ns: float) -> float:
+    """Time on one device of the bytes that take so long on another."""
+    size = dur_ns * device(here).hbm_bytes_per_s / 1e9
+    for _ in range(100):
+        size *= dur_ns / bytes_ns(here, size)
+    return bytes_ns(there, size)
+
+
+@pytest.mark.parametrize(("here", "there"), [("mi300x", "mi355x"), ("mi300x", "h100"), ("h200", "mi355x")])
+def test_work_keeps_its_share_of_what_is_measured_or_modeled(here: str, there: str) -> None:
+    rates = [gemm_rate(device(name), *GEMM) for name in (here, there)]
+    assert rates[0]
+    assert rates[1]
+    step = 10 * rates[0].per_s / rates[1].per_s + 10 * bytes_ns(there, COPIED) / bytes_ns(here, COPIED)
+    step += guessed_ns(here, there, 10_000) / 1e3
+    assert projected_on(run_of(WORK), there, here) == pytest.approx(step, rel=0.01)
+
+
+def test_the_assumptions_say_what_priced_which_share() -> None:
     run = run_of(WORK)
-    result = whatif(run, ["device=mi325x", "device=MI300X"], device="mi300x")
-    step = 10 * 708 / 843 + 20 * 5.3 / 6
-    assert interval(result, "device=mi325x")[1] == pytest.approx(step, abs=0.01)
+    result = whatif(run, ["device=h100", "device=MI300X", "device=mi355x"], device="mi300x")
     assert interval(result, "device=MI300X")[1] == pytest.approx(30)
-    assumed = result["assumptions"].set_index("scenario")["assumption"]["device=mi325x"]
-    assert "33% of GPU time has no cost model and scales with memory bandwidth (0.88)" in assumed
+    assumed = result["assumptions"].set_index("scenario")["assumption"]
+    for basis, scenario in (("modeled -> measured", "device=h100"), ("modeled", "device=mi355x")):
+        assert f"33% GEMMs ({basis})" in assumed[scenario]
+        assert f"33% memory-bound kernels ({basis})" in assumed[scenario]
+        assert f"33% kernels without a cost model ({basis})" in assumed[scenario]
+    assert "another vendor" in assumed["device=h100"]
+    assert "another vendor" not in assumed["device=mi355x"]
 
 
-def test_products_go_by_peaks_where_a_device_publishes_no_more() -> None:
-    """The peaks are 1,307.4 and 989.4 TFLOP/s; what an H100 reaches is not published."""
-    step = 10 * 1307.4 / 989.4 + 20 * 5.3 / 3.35
-    assert projected_on(run_of(WORK), "h100", "mi300x") == pytest.approx(step, rel=0.005)
+ARGUMENTS = (
+    "shapes=[[64,64,56,56],[64,64,3,3],[],[],[],[],[],[],[]] "
+    'types=["c10::BFloat16","c10::BFloat16"] '
+    'values=["","","","[1,1]","[1,1]","[1,1]","False","[0,0]","1"]'
+)
+CONVOLUTION = f"""
+    step 0                          | ----
+    op aten::convolution {ARGUMENTS} | -
+    launch                          | a
+    s7 conv                         | aaaaaaaaaa
+"""
+
+
+def test_where_one_device_is_known_by_its_data_sheet_both_are() -> None:
+    """Convolutions: by peaks, and by max-achievable rates where both publish them."""
+    run = run_of(CONVOLUTION)
+    cost = tracelens.analyze(run, "roofline", device="mi300x")["roofline"].iloc[0]
+    assert cost["flops"] > 0
+    result = whatif(run, ["device=mi355x", "device=mi325x"], device="mi300x")
+    assert "100% other matrix work (data sheet)" in result["assumptions"]["assumption"][0]
+    moved = cost["read_bytes"] + cost["write_bytes"]
+    for to, rates in (("mi355x", (1307.4e12, 2516.6e12)), ("mi325x", (708e12, 843e12))):
+        here_s, there_s = (
+            max(cost["flops"] / rate, moved / device(name).hbm_bytes_per_s)
+            for name, rate in zip(("mi300x", to), rates, strict=True)
+        )
+        assert interval(result, f"device={to}")[1] == pytest.approx(10 * there_s / here_s, abs=0.01)
 
 
 def with_messages(path: Path, name: str, rate: float, ranks: int = 2) -> str:
@@ -71,12 +120,14 @@ EXCHANGE = f"""
 
 
 def test_transfers_go_by_the_links_and_waiting_stays() -> None:
-    """Rank 0 waits for 4 us, then 8 us of transfer: links of 448 GB/s become such of 537.6 or 450."""
-    run = run_of(EXCHANGE.format(kernel="  aaaaaaaaaaaa"), EXCHANGE.format(kernel="      aaaaaaaa"))
-    links = device("mi300x").gpu_link_bytes_per_s
-    for to in ("mi355x", "h100"):
-        step = 6 + 8 * links / device(to).gpu_link_bytes_per_s
-        assert projected_on(run, to, "mi300x") == pytest.approx(step, abs=0.01)
+    """After a wait of 4 us, 40 us of transfer: two ranks use one of seven links, or all behind a switch."""
+    run = run_of(EXCHANGE.format(kernel="  " + 44 * "a"), EXCHANGE.format(kernel="      " + 40 * "a"))
+    one_link = device("mi300x").gpu_link_bytes_per_s / 7
+    for to, rate in (
+        ("mi355x", device("mi355x").gpu_link_bytes_per_s / 7),
+        ("h100", device("h100").gpu_link_bytes_per_s),
+    ):
+        assert projected_on(run, to, "mi300x") == pytest.approx(6 + 40 * one_link / rate, abs=0.01)
 
 
 def test_transfers_measured_on_both_devices_go_by_these(tmp_path: Path) -> None:
@@ -96,7 +147,13 @@ def test_a_device_of_one_s_own(tmp_path: Path) -> None:
     """Twice the matrix units and half the memory's bandwidth of an MI300X, and no links."""
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nhbm_bytes_per_s = 2.65e12\n[matrix]\nbf16 = 2614.8e12\n')
-    assert projected_on(run_of(WORK), str(path), "mi300x") == pytest.approx(10 / 2 + 20 * 2, abs=0.01)
+    run = run_of(WORK)
+    rates = [gemm_rate(item, *GEMM) for item in (device("mi300x"), read_device(str(path)))]
+    assert rates[0]
+    assert rates[1]
+    copied = memory_rate(device("mi300x"), COPIED).per_s / memory_rate(read_device(str(path)), COPIED).per_s
+    step = 10 * rates[0].per_s / rates[1].per_s + 10 * copied
+    assert 10 < projected_on(run, str(path), "mi300x") - step < 20
     run = run_of(EXCHANGE.format(kernel="  aaaaaaaaaaaa"), EXCHANGE.format(kernel="      aaaaaaaa"))
     result = whatif(run, [f"device={path}"], device="mi300x")
     assert result["whatif"]["projected_ns"].tolist() == [14_000]
@@ -133,16 +190,21 @@ def test_one_run_on_two_devices(corpus: Path, here: str, there: str, error: floa
     assert step / measured - 1 == pytest.approx(error, abs=0.03)
 
 
-def test_bytes_take_as_long_as_they_did_on_the_device_that_was_measured() -> None:
-    """Large copies at the full rates of both; small ones hardly differ; what is not bytes stays."""
-    curves = MemoryCurves(device("h200"), device("h100"))
-    large = 1 << 30
-    before, after = (large / memory_rate(device(name), large).per_s * 1e9 for name in ("h200", "h100"))
-    slow, exact, small = curves.scaled(
-        np.array([3 * before, before, 3_000.0]), np.array([large, large, 1 << 16], dtype=float)
+def test_what_is_not_bytes_stays_where_both_memories_were_measured() -> None:
+    """A copy three times as slow as its bytes, and a short kernel of which nothing is known."""
+    run = run_of(
+        f"""
+        step 0                                                 | ----
+        op aten::copy_ shapes=[[4096,2048],[4096,2048]] {BF16} | -
+        launch                                                 | a
+        launch                                                 |  b
+        s7 elementwise_copy                                    | aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+        s7 unheard_of                                          |                               bbb
+        """
     )
-    assert exact == pytest.approx(after, rel=0.01)
-    assert slow == pytest.approx(2 * before + after, rel=0.01)
-    assert 3_000 <= small < 3_500
-    same = MemoryCurves(device("h200"), device("h200")).scaled(np.array([5e3, 5e6]), np.array([-1.0, 1e9]))
-    assert same.tolist() == [5e3, 5e6]
+    more = (bytes_ns("h100", COPIED) - bytes_ns("h200", COPIED)) / 1e3
+    assert 2 < more < 5
+    step = 30 + more + guessed_ns("h200", "h100", 3_000) / 1e3
+    assert projected_on(run, "h100", "h200") == pytest.approx(step, rel=0.01)
+    assert projected_on(run, "h200", "h200") == pytest.approx(33)
+    assert 3_000 <= guessed_ns("h200", "h100", 3_000) < 3_500

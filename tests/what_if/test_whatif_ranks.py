@@ -10,7 +10,7 @@ import pytest
 
 from tests.what_if.replays import interval, run_of
 from tracelens.analysis.comm import MatchedCollective, Participant, Record
-from tracelens.devices import Bandwidth, Measured, device
+from tracelens.devices import Bandwidth, Device, Measured, device
 from tracelens.errors import TracelensError
 from tracelens.planner.step_time import Machine
 from tracelens.table import Result
@@ -24,6 +24,10 @@ def collective(
 ) -> MatchedCollective:
     record = Record(0, "", name, "1", description, tuple(members), size or len(members), "Half", 1, 1, (), ())
     return MatchedCollective(name, "1", 0, tuple(Participant(rank, record, 0, 1) for rank in members))
+
+
+def grown(recorded: MatchedCollective, times: int, there: Device | None) -> float:
+    return scaling.transfer_ratio(recorded, there, there, Machine(), times).ratio
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def collective(
     ],
 )
 def test_transfers_behind_a_switch(name: str, members: Sequence[int], times: int, ratio: float) -> None:
-    change = scaling.transfer_ratio(collective(name, members), times, device("h200"), Machine())
+    change = grown(collective(name, members), times, device("h100"))
     assert change == pytest.approx(ratio)
 
 
@@ -56,31 +60,34 @@ def test_inside_a_node_measured_times_count() -> None:
     )
     measured = replace(device("h200"), measured=Measured(bandwidths=curves))
     pair = collective("all_to_all", (0, 1))
-    assert scaling.measured_ratio(pair, 4, measured, Machine()) == pytest.approx((7 / 8 / 50) / (1 / 2 / 100))
-    assert scaling.measured_ratio(pair, 8, measured, Machine()) is None
-    assert scaling.measured_ratio(pair, 4, device("a100"), Machine()) is None
-    assert scaling.measured_ratio(collective("allreduce", (0, 1)), 4, measured, Machine()) is None
+    assert grown(pair, 4, measured) == pytest.approx((7 / 8 / 50) / (1 / 2 / 100))
+    modeled = grown(pair, 4, device("h100"))
+    assert modeled == pytest.approx((7 / 8) / (1 / 2))
+    for unmeasured in (grown(pair, 8, measured), grown(collective("allreduce", (0, 1)), 4, measured)):
+        assert unmeasured in (
+            grown(pair, 8, device("h100")), grown(collective("allreduce", (0, 1)), 4, device("h100"))
+        )  # fmt: skip
 
 
 def test_ranks_with_a_link_to_each_other_use_more_of_them() -> None:
     """Two of eight: half of the bytes over one link; four: a quarter over each of three."""
-    change = scaling.transfer_ratio(collective("all_to_all", (0, 1)), 2, device("mi300x"), Machine())
+    change = grown(collective("all_to_all", (0, 1)), 2, device("mi300x"))
     assert change == pytest.approx((1 / 4) / (1 / 2))
 
 
 def test_gathered_tokens_grow_with_the_ranks_and_parameters_do_not() -> None:
     same = [
-        scaling.transfer_ratio(collective("_allgather_base", (0, 1), group), 2, device("h200"), Machine())
+        grown(collective("_allgather_base", (0, 1), group), 2, device("h100"))
         for group in ("dp_cp", "EXPERT_MODEL_PARALLEL_GROUP")
     ]
     assert same == pytest.approx([1.5, 3.0])
 
 
 def test_a_group_that_leaves_its_node_needs_the_rate_of_the_links() -> None:
-    inside = scaling.transfer_ratio(collective("all_to_all", (0, 1)), 4, None, Machine())
+    inside = grown(collective("all_to_all", (0, 1)), 4, None)
     assert inside == pytest.approx((7 / 8) / (1 / 2))
     with pytest.raises(NotApplicable, match="give --device"):
-        scaling.transfer_ratio(collective("all_to_all", (0, 1)), 8, None, Machine())
+        grown(collective("all_to_all", (0, 1)), 8, None)
 
 
 RECORD = "op record_param_comms collective=all_to_all group=0 ranks=[0,1] size=2 in=4000 out=4000 dtype=Half"

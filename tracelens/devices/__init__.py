@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 from tracelens.devices.catalogue import device, devices, match
 from tracelens.devices.efficiency import (
+    DATA_SHEET,
     MEASURED,
+    PEAK,
     MessageTime,
     Rate,
     attention_rate,
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLLECTIVES",
+    "DATA_SHEET",
     "MEASURED",
+    "PEAK",
     "SECONDARY",
     "AttentionCurve",
     "Bandwidth",

@@ -15,14 +15,16 @@ Messages among ranks of a node have bus bandwidths as in nccl-tests: bytes of th
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import log
 from typing import NamedTuple
 
 from tracelens.devices.catalogue import device as bundled
 from tracelens.devices.spec import Bandwidth, Device, GemmKind, LaunchCost, Measured, interpolate
 
-MEASURED, PEAK = "measured", "data-sheet peak"
+MEASURED, MODELED, DATA_SHEET = "measured", "modeled", "data sheet"
+"""What a rate is known from, best first."""
+PEAK = "data-sheet peak"
 
 REFERENCE = "h200"
 """The bundled device on which others are modeled."""
@@ -33,6 +35,13 @@ class Rate(NamedTuple):
 
     per_s: float
     source: str
+
+    @property
+    def basis(self) -> str:
+        """MEASURED, MODELED or DATA_SHEET."""
+        if self.source == MEASURED:
+            return MEASURED
+        return MODELED if MODELED in self.source else DATA_SHEET
 
 
 class MessageTime(NamedTuple):
@@ -66,7 +75,7 @@ def gemm_rate(
         if tiled_ns is not None:
             ceiling = device.max_achievable(dtype) or peak
             return Rate(min(gemm.flops / tiled_ns * 1e9, ceiling), device.modeled.source)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     # The share of the ceiling is that at as many tiles per compute unit; of BF16 where the type has none.
     if kind == "output" and matrices == 1 and device.units and reference.units:
         m = m * reference.units / device.units
@@ -91,7 +100,7 @@ def attention_rate(
     rate = device.measured.attention_rate(seq, query_dim, value_dim, dtype, backward)
     if rate is not None:
         return Rate(min(rate, peak), MEASURED)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     measured = reference.measured.attention_rate(seq, query_dim, value_dim, "bf16", backward)
     share = measured / _ceiling(reference, "bf16", device) if measured else None
     return _of_ceiling(device, peak, dtype, share, reference)
@@ -105,7 +114,7 @@ def memory_rate(device: Device, size_bytes: float, pattern: str = "triad") -> Ra
     own = device.measured.bandwidth(pattern, size_bytes)
     if own is not None:
         return Rate(min(own, device.hbm_bytes_per_s), MEASURED)
-    reference = bundled(REFERENCE)
+    reference = _reference()
     faster = device.hbm_bytes_per_s / reference.hbm_bytes_per_s
     # What takes equally long at the full rate has the same share of it.
     rate = reference.measured.bandwidth(pattern, size_bytes / faster)
@@ -127,7 +136,12 @@ def launch_cost(device: Device) -> tuple[LaunchCost, str]:
     """Host time per kernel, and where it is from: it is of the host, not of the GPU."""
     if device.measured.launch.forward_ns:
         return device.measured.launch, MEASURED
-    return bundled(REFERENCE).measured.launch, f"measured on a host of {REFERENCE}"
+    return _reference().measured.launch, f"measured on a host of {REFERENCE}"
+
+
+@cache
+def _reference() -> Device:
+    return bundled(REFERENCE)
 
 
 def message_seconds(

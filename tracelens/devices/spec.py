@@ -156,6 +156,8 @@ class Measured:
         """FLOP/s of a GEMM of m rows (of each matrix), interpolated; None where none was measured.
 
         Curves of a dtype are a grid in k, n and matrices: the rate is linear in the logarithms of all sizes.
+        Of a k or n below the grid's, a GEMM takes the time of the shortest of its kind and of the
+        grid's smallest that part of what is beyond it.
         """
         is_grouped = matrices > 1
         curves = [
@@ -170,7 +172,18 @@ class Measured:
         }
         # Rows are of each matrix: fewer of them are not a smaller, slower GEMM.
         matrices = max(matrices, min(c.matrices for c in curves))
-        return _in_grid((k, n, matrices), at_rows)
+        rate = _in_grid((k, n, matrices), at_rows)
+        part = min(k / min(c.k for c in curves), 1.0) * min(n / min(c.n for c in curves), 1.0)
+        if part == 1.0:
+            return rate
+        flops = 2.0 * matrices * max(m, 1.0) * k * n
+        shortest_s = min(
+            2.0 * c.matrices * c.rows[0] * c.k * c.n / c.flops_per_s[0]
+            for c in self.gemms
+            if c.kind == kind and (c.matrices > 1) == is_grouped
+        )
+        beyond_s = max(flops / rate - shortest_s, 0.0)
+        return flops / (shortest_s + beyond_s * part)
 
     def attention_rate(
         self, seq: float, query_dim: int, value_dim: int, dtype: str, backward: bool = False

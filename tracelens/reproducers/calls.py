@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -445,8 +445,12 @@ def _inside(trace: Trace, work: Work, around: Bool) -> Bool:
     return of_op | of_forward
 
 
-def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Union]:
+def time_of(
+    run: Run, name: str, device: Device | None = None, results: Mapping[str, Any] | None = None
+) -> dict[int, Union]:
     """When time is lost to what a detector finds, by rank.
+
+    What it needs and is not among `results` of analyzers, by name, is made.
 
     Raises:
         TracelensError: no such detector, or it finds nothing; the message says why.
@@ -454,7 +458,10 @@ def time_of(run: Run, name: str, device: Device | None = None) -> dict[int, Unio
     detector = DETECTORS.get(name)
     outcome: Mapping[int, Detection] | str
     if detector.needs:
-        outcome = detector.of_run({need: ANALYZERS.get(need)(run) for need in detector.needs})
+        known = results or {}
+        outcome = detector.of_run(
+            {need: known[need] if need in known else ANALYZERS.get(need)(run) for need in detector.needs}
+        )
     else:
         per_rank = {
             trace.meta.rank: detector.of_rank(RankContext(trace, device or own_device(trace)))

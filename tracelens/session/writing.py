@@ -118,14 +118,17 @@ def causes(run: Traces, findings: bool, progress: Callable[[str], None]) -> dict
     from tracelens.reproducers import time_of
 
     tracks: dict[int, list[Track]] = {rank: [] for rank in run.ranks}
+    found, results = None, dict[str, Any]()
     if findings:
         progress("looking for findings")
-    found = ANALYZERS.get("findings")(run).data.get("findings") if findings else None
+        finder = ANALYZERS.get("findings")
+        results = {item.name: item(run) for item in finder.requires}
+        found = finder(run, results).data.get("findings")
     if found is not None:
         columns = map(found.cells, ("finding", "detector", "evidence", "fix", "additional_ns"))
         for title, detector, evidence, fix, saving_ns in zip(*columns, strict=True):
             args = {"evidence": evidence, "fix": fix, "saves": f"{duration(saving_ns)} a step"}
-            for rank, when in time_of(run, detector).items():
+            for rank, when in time_of(run, detector, results=results).items():
                 stretches = zip(when.start.tolist(), (when.end - when.start).tolist(), strict=True)
                 slices = [Slice(title, start, length, args) for start, length in stretches]
                 tracks[rank].append(Track(f"finding: {title}", slices))

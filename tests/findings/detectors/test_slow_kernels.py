@@ -9,8 +9,9 @@ import tracelens
 from tests.builders import aligned, draw, draw_run
 from tests.reference.traces import FOLDERS
 from tracelens.analysis.common import own_device
-from tracelens.analysis.roofline import SLOW_RATIO, slow_calls
-from tracelens.devices import device, gemm_rate, memory_rate
+from tracelens.analysis.roofline import SLOW_RATIO, reachable_time, slow_calls
+from tracelens.costs import OpCost
+from tracelens.devices import DATA_SHEET, MEASURED, device, gemm_rate, memory_rate
 from tracelens.findings.detectors import DETECTORS, Detection, RankContext
 from tracelens.what_if import whatif
 
@@ -40,6 +41,20 @@ def test_the_time_beyond_the_devices_rate_is_lost() -> None:
     assert detection.saving_ns == pytest.approx(1_200_000 - needed_ns, rel=1e-6)
     assert detection.confidence == "medium"
     assert detection.where.total == 1_200_000
+
+
+def test_experts_in_one_op_take_as_long_as_a_grouped_gemm() -> None:
+    """32,768 rows for 32 experts of 2048 x 4096, by (N, K) or by the width of a row alone."""
+    rows, experts, k, n = 32_768, 32, 2048, 4096
+    flops = 2 * rows * k * n
+    rate = gemm_rate(H200, rows / experts, k, n, "bf16", experts)
+    assert rate is not None
+    for dims in (("N", n), ("K", k)), (("H", k),):
+        sizes = (("E", experts), ("rows", rows), *dims)
+        needed = reachable_time("moe", OpCost(flops, 1, 1, "bf16", "matrix", dims=sizes), H200)
+        assert needed == (pytest.approx(flops / rate.per_s * 1e9), MEASURED)
+    unknown = reachable_time("moe", OpCost(flops, 1, 1, "bf16", "matrix"), H200)
+    assert unknown == (pytest.approx(flops / 989.4e12 * 1e9), DATA_SHEET)
 
 
 def test_the_scenario_takes_the_same_time_away() -> None:

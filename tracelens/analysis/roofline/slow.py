@@ -16,7 +16,17 @@ import numpy as np
 from tracelens.analysis.roofline.costing import LARGE_FLOPS, Counted, costing
 from tracelens.arrays import Float, Int, lookup
 from tracelens.costs import OpCost
-from tracelens.devices import MEASURED, Device, GemmKind, attention_rate, gemm_rate, memory_rate
+from tracelens.devices import (
+    DATA_SHEET,
+    MEASURED,
+    PEAK,
+    Device,
+    GemmKind,
+    Rate,
+    attention_rate,
+    gemm_rate,
+    memory_rate,
+)
 from tracelens.dtypes import BITS
 from tracelens.table import sums
 from tracelens.trace import Trace, Work
@@ -71,7 +81,7 @@ class Reachable(NamedTuple):
     """What a call needs at the rates of a device."""
 
     ns: float  # 0 where it is not known
-    is_measured: bool
+    basis: str  # what the rate is known from: MEASURED, MODELED or DATA_SHEET
 
 
 def _kinds(trace: Trace) -> tuple[Int, Int]:
@@ -109,7 +119,7 @@ def slow_calls(trace: Trace, device: Device | None) -> SlowCalls:
         calls=calls[kinds],
         dur_ns=dur_ns[kinds],
         reachable_ns=np.array([needed.ns for _, _, needed in slow]),
-        is_measured=all(needed.is_measured for _, _, needed in slow),
+        is_measured=all(needed.basis == MEASURED for _, _, needed in slow),
         rows=rows,
         kind=kind_of_row[rows],
     )
@@ -119,22 +129,22 @@ def reachable_time(name: str, cost: OpCost, device: Device, best: float = 0.0) -
     """What a call of an op needs at the device's rates; `best` is the run's own of GEMMs, 0 if unknown."""
     moved = cost.read_bytes + cost.write_bytes
     memory = memory_rate(device, max(moved, 1))
-    memory_ns, is_measured = moved / memory.per_s * 1e9, memory.source == MEASURED
+    by_bytes = Reachable(moved / memory.per_s * 1e9, memory.basis)
     if not cost.flops:
-        return Reachable(memory_ns, is_measured)
-    if cost.engine != "matrix":
-        peak = device.peak(cost.engine, cost.dtype)
-        return Reachable(max(memory_ns, cost.flops / peak * 1e9) if peak else 0.0, is_measured)
-    rate, rate_is_measured = _matrix_rate(name, cost, device)
-    if best:
-        rate = min(rate, best) or best
-    if not rate:
-        return Reachable(0.0, False)
-    return Reachable(max(memory_ns, cost.flops / rate * 1e9), is_measured and rate_is_measured)
+        return by_bytes
+    if cost.engine == "matrix":
+        rate = _matrix_rate(name, cost, device)
+        if best:
+            rate = rate._replace(per_s=min(rate.per_s, best) or best)
+    else:
+        rate = Rate(device.peak(cost.engine, cost.dtype) or 0.0, PEAK)
+    if not rate.per_s:
+        return Reachable(0.0, DATA_SHEET)
+    return max(by_bytes, Reachable(cost.flops / rate.per_s * 1e9, rate.basis))
 
 
-def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:
-    """FLOP/s for work of this shape, 0 where the device has none for the type; whether it was measured."""
+def _matrix_rate(name: str, cost: OpCost, device: Device) -> Rate:
+    """FLOP/s for work of this shape, 0 where the device has none for the type."""
     dims = dict(cost.dims)
     rate = None
     if {"M", "N", "K"} <= dims.keys():
@@ -148,9 +158,12 @@ def _matrix_rate(name: str, cost: OpCost, device: Device) -> tuple[float, bool]:
             # A result of each group: the gradients of their weights, which are sums over the rows.
             rows, inner, kind = dims["K"] / groups, dims["M"], "weight"
         rate = gemm_rate(device, rows, inner, dims["N"], cost.dtype, matrices, kind)
+    elif {"E", "rows"} <= dims.keys() and (depth := dims.get("K", dims.get("H"))):
+        # The GEMMs of experts in one op: of the width that their FLOPs have together.
+        matrices = max(min(dims["E"], dims["rows"]), 1)
+        width = max(round(cost.flops / (2 * max(dims["rows"], 1) * depth)), 1)
+        rate = gemm_rate(device, dims["rows"] / matrices, depth, width, cost.dtype, matrices)
     elif {"Nq", "D"} <= dims.keys():
         width, values = dims["D"], dims.get("Dv", dims["D"])
         rate = attention_rate(device, dims["Nq"], width, values, cost.dtype, "backward" in name)
-    if rate is not None:
-        return rate.per_s, rate.source == MEASURED
-    return device.max_achievable(cost.dtype) or device.peak("matrix", cost.dtype) or 0.0, False
+    return rate or Rate(device.max_achievable(cost.dtype) or device.peak("matrix", cost.dtype) or 0.0, PEAK)

@@ -1,11 +1,14 @@
 """The same program at another size: another device, more ranks, another element type, larger batches.
 
-Kernels scale with their roofline times, transfers with the links or the planner's model of collectives.
+Kernels scale with their times at the rates of a device, transfers with the planner's model of collectives. On
+another device, a kernel is priced by the rates of both: measured, else modeled. Where either is neither, both
+are of data sheets, so that no measurement is compared with a peak.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +19,7 @@ from tracelens.analysis.comm import SEND_RECV, MatchedCollective
 from tracelens.analysis.roofline import Counted, bounds, least_ns, reachable_time
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
-from tracelens.devices import MEASURED, Device, memory_rate, read_device
+from tracelens.devices import DATA_SHEET, MEASURED, Device, memory_rate, read_device
 from tracelens.devices import device as device_named
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
@@ -24,10 +27,18 @@ from tracelens.trace import WORK_KINDS, Trace, collective_of, matching
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
-from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, GPUS_PER_NODE
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS
 
 if TYPE_CHECKING:
     from tracelens.planner.step_time import Machine
+
+LEAST_SHARE = 0.005
+"""Of the time of kernels, from which a kind of them is named: a smaller one would be 0% or so."""
+
+_MEMORY, _LINK, _UNKNOWN = "memory-bound kernels", "copies over a link", "kernels without a cost model"
+
+_SIZES = np.geomspace(1 << 12, 1 << 34, 200)
+"""Bytes at which memory rates are looked up."""
 
 _TIMES = re.compile(r"x?([1-9]\d{0,5})$")
 # What programs call their groups: Megatron-LM's parallel_state and torch's meshes, by words.
@@ -86,112 +97,126 @@ def costs(trace: Trace, device: Device | None) -> RankCosts:
 
 @scenario("device", argument="=NAME or FILE.toml", usual=(), reads=(counted,), in_reports=False)
 def other_device(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """The run on another device: each kernel scales with its roofline time, the host stays the same.
+    """The run on another device: kernels scale as the measured or modeled rates of both, the host stays.
 
     Assumes:
-        Where both devices' memory was measured by size, the time that the bytes take changes as the measured
-        rates do, and the rest of each kernel's time stays; a kernel without a cost model counts as one that
-        only moves bytes. GEMMs, and other devices, keep their share of the roofline by data sheets; there, a
-        kernel without a cost model scales with memory bandwidth.
-        Transfers within a node scale with its links where both rates are known, others keep their time.
+        Kernels keep their share of the rates that a device reaches for their sizes: those that were measured,
+        else modeled (GEMMs of AMD GPUs by macro tiles), else those of the data sheets of both. Where the
+        memory of both was measured, what a kernel takes beyond its bytes stays. A kernel without a cost model
+        counts as one that only moves bytes.
+        Transfers scale as the planner's model of links and network has them, latency included.
         Host time, launches and stream gaps stay the same.
     """
     target = read_device(argument) if argument.endswith(".toml") else device_named(argument)
     graph = context.gpu_graph()
-    scaled_ns = {"roofline": 0.0, "memory": 0.0, "alone": 0.0}
-    recorded_devices = []
+    priced_ns: dict[tuple[str, str], float] = defaultdict(float)
+    devices, keeps_communication = [], False
     for index, rank in enumerate(graph.ranks):
-        recorded = rank.device
-        if recorded is None:
+        if rank.device is None:
             raise NotApplicable(f"rank {rank.number}: unknown device; give --device")
-        recorded_devices.append(recorded)
+        devices.append(rank.device)
         items, item = context.read(counted)[index]
-        factor, modelled = ratios(items, item, recorded, target)
         nodes = graph.nodes(index, Node.WORK)
-        work_row = graph.work[nodes]
-        comm = rank.is_comm[work_row]
-        dur_ns = edit.dur[nodes].astype(float)
-        factor = factor[work_row]
-        if measured := _is_measured(recorded) and _is_measured(target):
-            by_memory = ~modelled[work_row] | _moves_bytes(items, item)[work_row]
-            curve = MemoryCurves(recorded, target)
-            rows = np.flatnonzero(by_memory & (dur_ns > 0))
-            moved = lookup(_moved(items), lookup(item, work_row[rows], -1), -1.0)
-            factor[rows] = curve.scaled(dur_ns[rows], moved) / dur_ns[rows]
-        scaled_ns["alone"] += dur_ns[comm].sum()
-        scaled_ns["roofline"] += dur_ns[~comm & modelled[work_row]].sum()
-        scaled_ns["memory"] += dur_ns[~comm & ~modelled[work_row]].sum()
-        edit.set_dur(nodes, np.where(comm, dur_ns, dur_ns * factor))
-    recorded = recorded_devices[0]
-    meetings, collectives = context.meetings()
-    ratio_by_size = np.array(
-        [
-            _between_devices(collective, recorded_devices[rank], target)
-            for rank, collective in zip(graph.rank[meetings].tolist(), collectives, strict=True)
-        ]
-    )
-    by_size = ratio_by_size > 0
-    edit.set_dur(meetings[by_size], edit.dur[meetings[by_size]] * ratio_by_size[by_size])
-    size = np.array([collective.participants[0].record.size for collective in collectives])[~by_size]
-    meetings = meetings[~by_size]
-    near = meetings[size <= GPUS_PER_NODE] if len(meetings) else meetings
-    link_rates = np.array([device.gpu_link_bytes_per_s for device in recorded_devices])[graph.rank[near]]
-    transfers = ""
-    if len(meetings) and (not target.gpu_link_bytes_per_s or not (link_rates > 0).all()):
-        transfers = "collectives keep their time, as a device's link rate is unknown"
-    elif len(meetings):
-        edit.set_dur(near, edit.dur[near] * link_rates / target.gpu_link_bytes_per_s)
-        across = len(meetings) - len(near)
-        transfers = (
-            f"transfers of {len(near):,} collectives scale with the links of a node"
-            f" ({recorded.gpu_link_bytes_per_s / target.gpu_link_bytes_per_s:.2f}), latency included"
-            + (
-                f", those of {across:,} over more than {GPUS_PER_NODE} ranks keep their time"
-                if across
-                else ""
-            )
-        )
-    unknown = scaled_ns["memory"] / max(scaled_ns["memory"] + scaled_ns["roofline"], 1)
-    parts = [
-        f"bytes move at the rates measured by size on {target.title} instead of {recorded.title}; GEMMs keep "
-        f"their roofline efficiency by data sheets; {unknown:.0%} of GPU time has no cost model and counts "
-        "as moving bytes"
-        if measured
-        else f"kernels keep their roofline efficiency on {target.title} instead of {recorded.title}, by data "
-        f"sheets; {unknown:.0%} of GPU time has no cost model and scales with memory bandwidth "
-        f"({recorded.hbm_bytes_per_s / target.hbm_bytes_per_s:.2f})",
-        f"transfers of {by_size.sum():,} collectives change as messages measured by size among "
-        f"{recorded.measured.message_ranks} of {recorded.title} and {target.measured.message_ranks} of "
-        f"{target.title}"
-        if by_size.any()
-        else "",
-        transfers,
-        "host time, launches and stream gaps stay the same",
-        "communication recorded on one rank only keeps its time" if scaled_ns["alone"] else "",
+        row, dur_ns = graph.work[nodes], edit.dur[nodes].astype(float)
+        computes = ~rank.is_comm[row]
+        kind = lookup(item, row, -1)[computes]
+        prices = Prices.of(items, rank.device, target)
+        edit.set_dur(nodes[computes], prices.scaled(dur_ns[computes], kind))
+        keeps_communication |= bool(dur_ns[~computes].any())
+        spent_ns = np.bincount(kind + 1, dur_ns[computes], minlength=len(items) + 1)
+        # The first is of kind -1, whose price is the last.
+        for name, ns in zip(prices.name, np.roll(spent_ns, -1).tolist(), strict=True):
+            priced_ns[name] += ns
+    total_ns = max(sum(priced_ns.values()), 1.0)
+    shares = [
+        f"{ns / total_ns:.0%} {name} ({basis})"
+        for (name, basis), ns in sorted(priced_ns.items(), key=lambda each: -each[1])
+        if ns >= LEAST_SHARE * total_ns
     ]
-    return ", ".join(filter(None, parts))
+    host = "host time, launches and stream gaps stay the same"
+    if target.vendor != devices[0].vendor:
+        host += ", although launches go through another vendor's software"
+    parts = [
+        f"kernels keep their efficiency on {target.title} instead of {devices[0].title}; the rates of both "
+        f"are, by the time of kernels: {', '.join(shares) or 'none'}",
+        _change_transfers(context, edit, devices, target),
+        host,
+        "communication recorded on one rank only keeps its time" if keeps_communication else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
-_SIZES = np.geomspace(1 << 12, 1 << 34, 200)
-"""Bytes at which curves are looked up."""
+class Prices(NamedTuple):
+    """Kinds of calls on two devices, of one array element each; the last is for work without a cost model."""
 
+    name: list[tuple[str, str]]  # what they are, and what their rates are known from
+    before_ns: Float  # at the rates of the device that they ran on; -1 where not known
+    after_ns: Float  # at those of the other
+    keeps_rest: Bool  # whether what they take beyond that stays, instead of scaling
+    curve_ns: tuple[Float, Float]  # of both devices, for as many bytes as each of _SIZES
 
-class MemoryCurves:
-    """How long moving bytes takes on two devices that were measured, by size."""
+    @classmethod
+    def of(cls, items: list[Counted], recorded: Device, target: Device) -> Prices:
+        both, name, before_ns, after_ns = (recorded, target), [], [], []
+        unknown = (_UNKNOWN, _bases(*(memory_rate(device, _SIZES[-1]).basis for device in both)))
+        for item, *by_sheet in zip(items, *_by_data_sheets(items, *both), strict=True):
+            reached = [reachable_time(item.name, item.cost, device) for device in both]
+            bases = _bases(*(DATA_SHEET if item.cost.link else each.basis for each in reached))
+            least_ns = by_sheet if bases == DATA_SHEET else [each.ns for each in reached]
+            known = min(least_ns) > 0
+            name.append((_kind(item.cost), bases) if known else unknown)
+            before_ns.append(least_ns[0] if known else -1.0)
+            after_ns.append(least_ns[1] if known else -1.0)
+        keeps_rest = [kind in (_MEMORY, _UNKNOWN) and basis == MEASURED for kind, basis in (*name, unknown)]
+        return cls(
+            name=[*name, unknown],
+            before_ns=np.array([*before_ns, -1.0]),
+            after_ns=np.array([*after_ns, -1.0]),
+            keeps_rest=np.array(keeps_rest),
+            curve_ns=(_curve_ns(recorded), _curve_ns(target)),
+        )
 
-    def __init__(self, recorded: Device, target: Device) -> None:
-        self._before_ns, self._after_ns = _curve_ns(recorded), _curve_ns(target)
-
-    def scaled(self, dur_ns: Float, moved: Float) -> Float:
-        """Durations on the other device of kernels that move so many bytes; -1 where that is not known."""
-        # Of a kernel of which nothing is known, as many as would take all of its time.
-        guessed = np.interp(dur_ns, self._before_ns, _SIZES)
-        moved = np.where(moved < 0, guessed, moved)
-        before, after = (np.interp(moved, _SIZES, curve) for curve in (self._before_ns, self._after_ns))
-        # What a kernel takes beyond its bytes, and bytes that came from a cache, change nothing.
-        share = np.minimum(1.0, dur_ns / np.maximum(before, 1e-9))
+    def scaled(self, dur_ns: Float, kind: Int) -> Float:
+        """Durations on the other device of work of these kinds; -1 is the last."""
+        before, after = self.before_ns[kind], self.after_ns[kind]
+        # Of a kernel of which nothing is known, as many bytes as would take all of its time.
+        moved = np.interp(dur_ns, self.curve_ns[0], _SIZES)
+        guessed = [np.interp(moved, _SIZES, curve) for curve in self.curve_ns]
+        before, after = np.where(before < 0, guessed[0], before), np.where(before < 0, guessed[1], after)
+        # Bytes that came from a cache change nothing.
+        share = dur_ns / np.maximum(before, 1e-9)
+        share = np.where(self.keeps_rest[kind], np.minimum(share, 1.0), share)
         result: Float = dur_ns + (after - before) * share
         return result
+
+
+def _kind(cost: OpCost) -> str:
+    dims = dict(cost.dims)
+    if cost.link:
+        return _LINK
+    if cost.engine != "matrix" or not cost.flops:
+        return _MEMORY
+    if dims.get("G", 1) > 1 or {"E", "rows"} <= dims.keys():
+        return "grouped GEMMs"
+    if dims.keys() >= _GEMM_DIMS:
+        return "GEMMs"
+    return "attention" if "Nq" in dims else "other matrix work"
+
+
+def _bases(before: str, after: str) -> str:
+    """What the rates of two devices are known from; where one is from a data sheet, both are."""
+    if DATA_SHEET in (before, after):
+        return DATA_SHEET
+    return before if before == after else f"{before} -> {after}"
+
+
+def _by_data_sheets(
+    items: list[Counted], recorded: Device, target: Device
+) -> tuple[list[float], list[float]]:
+    """Least times on both devices, -1 where not known; max-achievable where both publish it for the type."""
+    known = [bounds(items, device) for device in (recorded, target)]
+    both = (known[0].maf > 0) & (known[1].maf > 0)
+    return tuple(np.where(both, bound.maf, bound.roofline).tolist() for bound in known)
 
 
 @lru_cache(maxsize=8)
@@ -200,34 +225,37 @@ def _curve_ns(device: Device) -> Float:
     return np.array([size * 1e9 / memory_rate(device, size).per_s for size in _SIZES.tolist()])
 
 
-def _is_measured(device: Device) -> bool:
-    return memory_rate(device, 1 << 26).source == MEASURED
+def _change_transfers(context: ScenarioContext, edit: Edit, devices: list[Device], target: Device) -> str:
+    """Scale the transfers of collectives that meet; says how."""
+    from tracelens.planner.step_time import Machine
 
-
-def _moved(items: list[Counted]) -> Float:
-    return np.array([item.cost.read_bytes + item.cost.write_bytes for item in items], dtype=float)
-
-
-def _moves_bytes(items: list[Counted], item: Int) -> Bool:
-    """Which activities have a cost without matrix work."""
-    moves = np.array([entry.cost.engine != "matrix" and not entry.cost.link for entry in items], dtype=bool)
-    return lookup(moves, item, False)
-
-
-def ratios(items: list[Counted], item: Int, recorded: Device, target: Device) -> tuple[Float, Bool]:
-    """Time on `target` / time on `recorded` of each of a rank's activities, and which of them are modeled.
-
-    `items` and `item` are from `counted`.
-
-    Uses max-achievable FLOP/s if both devices publish it for the type, else the data sheets' peaks.
-    """
-    known_bounds = [bounds(items, device) for device in (recorded, target)]
-    both = (known_bounds[0].maf > 0) & (known_bounds[1].maf > 0)
-    before, after = (np.where(both, bound.maf, bound.roofline) for bound in known_bounds)
-    known = (before > 0) & (after > 0)
-    memory = recorded.hbm_bytes_per_s / target.hbm_bytes_per_s
-    ratio = np.where(known, after / np.where(known, before, 1.0), memory)
-    return lookup(ratio, item, memory), lookup(known, item, False)
+    meetings, collectives = context.meetings()
+    if not len(meetings):
+        return ""
+    machine, recorded = Machine(), [devices[rank] for rank in context.graph.rank[meetings].tolist()]
+    transfers = [
+        transfer_ratio(collective, device, target, machine)
+        for collective, device in zip(collectives, recorded, strict=True)
+    ]
+    ratio = np.array([transfer.ratio for transfer in transfers])
+    edit.set_dur(meetings, edit.dur[meetings] * ratio)
+    parts = []
+    if measured := sum(transfer.is_measured for transfer in transfers):
+        parts.append(
+            f"transfers of {measured:,} collectives change as messages measured by size among "
+            f"{devices[0].measured.message_ranks} of {devices[0].title} and "
+            f"{target.measured.message_ranks} of {target.title}"
+        )
+    if not target.gpu_link_bytes_per_s or not all(device.gpu_link_bytes_per_s for device in devices):
+        parts.append("collectives keep their time, as a device's link rate is unknown")
+    elif rest := [transfer.ratio for transfer in transfers if not transfer.is_measured]:
+        between = " to ".join(dict.fromkeys((f"{min(rest):.2f}", f"{max(rest):.2f}")))
+        parts.append(
+            f"transfers of {len(rest):,} collectives scale by {between}, latency included, by the planner's "
+            f"model of links ({machine.node} GPUs per node, "
+            f"{machine.nic_bytes_per_s / 1e9:g} GB/s network each)"
+        )
+    return "; ".join(parts)
 
 
 @scenario("ranks", argument="=xTIMES", usual=())
@@ -273,15 +301,13 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
     mean = np.bincount(row, late, len(meetings)) / np.maximum(arrivals, 1)
     squares = np.bincount(row, (late - mean[row]) ** 2, len(meetings))
     spread = np.sqrt(squares / np.maximum(arrivals - 1, 1))
-    factors, waits = np.ones(len(collectives)), np.zeros(len(collectives))
-    measured = 0
+    factors, waits, measured = np.ones(len(collectives)), np.zeros(len(collectives)), 0
     for meeting in np.flatnonzero(larger).tolist():
         collective = collectives[meeting]
         device = graph.ranks[int(graph.rank[meetings[meeting]])].device
         size = records[meeting].size
-        by_size = measured_ratio(collective, times, device, machine)
-        measured += by_size is not None
-        factors[meeting] = by_size or transfer_ratio(collective, times, device, machine)
+        factors[meeting], is_measured = transfer_ratio(collective, device, device, machine, times)
+        measured += is_measured
         waits[meeting] = spread[meeting] * (expected_maximum(size * times) - expected_maximum(size))
     # The later arrival prolongs the meeting: no rank resumes before the transfer is over.
     edit.dur[meetings] = np.rint(edit.dur[meetings] * factors + waits).astype(np.int64)
@@ -299,97 +325,78 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-def transfer_ratio(
-    collective: MatchedCollective, times: int, device: Device | None, machine: Machine
-) -> float:
-    """Transfer time of a collective over `times` the ranks / that of the recorded one.
+class TransferRatio(NamedTuple):
+    """Transfer time of a collective / that of the recorded one."""
 
-    See `tracelens.planner.collectives` for the model; it holds for messages of any size. Gathered or
-    scattered data grows with the ranks if it is tokens (expert groups), not if it is parameters or gradients.
+    ratio: float
+    is_measured: bool  # as the times of its bytes are on both devices
+
+
+def transfer_ratio(
+    collective: MatchedCollective,
+    recorded: Device | None,
+    target: Device | None,
+    machine: Machine,
+    times: int = 1,
+) -> TransferRatio:
+    """Of a collective on `target` and over `times` the ranks.
+
+    As measured on both devices inside a node, else by the model of `tracelens.planner.collectives`, which
+    holds for messages of any size; 1 where links are unknown. Gathered or scattered data grows with the ranks
+    if it is tokens (expert groups), not if it is parameters or gradients.
 
     Raises:
         NotApplicable: the group leaves its node and the link rate is unknown.
     """
-    growth = _growth(collective, times, machine)
-    before = _seconds(collective.collective, growth.ranks, growth.near, device, machine)
-    after = _seconds(collective.collective, growth.grown, growth.grown_near, device, machine)
-    return growth.bytes * after / before
+    from tracelens.planner import LinkRates, measured_time, modeled_seconds
+
+    record = collective.participants[0].record
+    if record.size < 2:
+        return TransferRatio(1.0, False)
+    kind = collective_of(collective.collective)
+    tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
+    growth = times if tokens else 1
+    groups = [_ranks(collective, 1, machine), _ranks(collective, times, machine)]
+    rates = [
+        LinkRates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
+        for device in (recorded, target)
+    ]
+    sizes = (collective.bytes, collective.bytes * growth)
+    before, after = (
+        measured_time(kind, size, *group, rate)
+        for size, group, rate in zip(sizes, groups, rates, strict=True)
+    )
+    if before and after:
+        return TransferRatio(after.seconds / before.seconds, True)
+    if not all(rate.links for rate in rates):
+        if recorded is not target:
+            return TransferRatio(1.0, False)
+        if any(near < count for count, near in groups):
+            raise NotApplicable(
+                "the device's link rate is unknown, and groups leave their node: give --device"
+            )
+        # The link rate cancels in the ratio of the two times.
+        rates = [rate._replace(links=1.0, is_mesh=False) for rate in rates]
+    before_s, after_s = (
+        modeled_seconds(kind, 1, *group, rate) for group, rate in zip(groups, rates, strict=True)
+    )
+    return TransferRatio(growth * after_s / before_s, False)
 
 
-def measured_ratio(
-    collective: MatchedCollective, times: int, device: Device | None, machine: Machine
-) -> float | None:
-    """As `transfer_ratio`, by the times of its bytes that were measured on the device; None without both."""
-    growth = _growth(collective, times, machine)
-    before = _measured_s(collective, collective.bytes, growth.ranks, growth.near, device, machine)
-    size = collective.bytes * growth.bytes
-    after = _measured_s(collective, size, growth.grown, growth.grown_near, device, machine)
-    return after / before if before and after else None
-
-
-class _Growth(NamedTuple):
-    """A process group, and what it grows to."""
-
-    ranks: int
-    near: int  # of these, ranks on one node
-    grown: int
-    grown_near: int
-    bytes: int  # message / that of the smaller group
-
-
-def _growth(collective: MatchedCollective, times: int, machine: Machine) -> _Growth:
+def _ranks(collective: MatchedCollective, times: int, machine: Machine) -> tuple[int, int]:
+    """Ranks of a group that grows, and of these on one node, the last, least filled one of several."""
     record = collective.participants[0].record
     size, near = record.size, min(record.size, machine.node)
     if record.group_ranks:
         # Group ranks on the node of the first one; consecutive ranks where the trace truncates the list.
         first_node = record.group_ranks[0] // machine.node
         near = sum(rank // machine.node == first_node for rank in record.group_ranks)
+    if near < size or times == 1:
+        return size * times, near
     rank_stride = record.group_ranks[1] - record.group_ranks[0] if len(record.group_ranks) > 1 else 1
     room = max(machine.node // max(rank_stride, 1), near)
     grown = size * times
-    # In a group over several nodes, the ranks on the last, least filled node send most to other nodes.
-    close = near if near < size else grown % room or room if grown > room else grown
-    tokens = collective.collective.startswith(_SPLITS) and _OF_TOKENS.search(record.description)
-    return _Growth(size, near, grown, close, times if tokens else 1)
-
-
-def _measured_s(
-    collective: MatchedCollective, size: float, count: int, near: int, device: Device | None, machine: Machine
-) -> float:
-    """Seconds of so many bytes as measured on the device, 0 where they were not."""
-    from tracelens.planner import measured_time
-
-    kind = collective_of(collective.collective)
-    known = measured_time(kind, size, count, near, machine.rates(device)) if device else None
-    return known.seconds if known else 0.0
-
-
-def _between_devices(collective: MatchedCollective, recorded: Device, target: Device) -> float:
-    """Time of a collective inside a node on `target` / on `recorded`, as measured on both; else -1."""
-    from tracelens.planner.step_time import Machine
-
-    count = collective.participants[0].record.size
-    near = min(count, GPUS_PER_NODE)
-    before, after = (
-        _measured_s(collective, collective.bytes, count, near, device, Machine())
-        for device in (recorded, target)
-    )
-    return after / before if before and after else -1.0
-
-
-def _seconds(collective: str, count: int, near: int, device: Device | None, machine: Machine) -> float:
-    """Seconds per byte of the full message."""
-    from tracelens.planner import LinkRates, modeled_seconds
-
-    rates = LinkRates(0.0, machine.nic_bytes_per_s, False) if device is None else machine.rates(device)
-    if not rates.links:
-        if near < count:
-            raise NotApplicable(
-                "the device's link rate is unknown, and groups leave their node: give --device"
-            )
-        # The link rate cancels in the ratio of the two times.
-        rates = rates._replace(links=1.0, is_mesh=False)
-    return modeled_seconds(collective_of(collective), 1, count, near, rates)
+    return grown, grown % room or room if grown > room else grown
 
 
 @scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)
@@ -546,7 +553,7 @@ def _of_batch(cost: OpCost, factor: float, tokens: frozenset[int]) -> OpCost:
     if cost.engine != "matrix":
         return grown
     if not dims.keys() >= _GEMM_DIMS or dims.get("B", 1) > 1:
-        return grown._replace(dims=_times(cost, "B", factor))
+        return grown._replace(dims=_times(cost, "rows" if "rows" in dims else "B", factor))
     if dims["K"] in tokens and dims["M"] not in tokens:
         return grown._replace(write_bytes=cost.write_bytes, dims=_times(cost, "K", factor))
     weights = dims.get("G", 1) * dims["K"] * dims["N"] * BITS.get(cost.dtype, 0) // 8

@@ -34,7 +34,7 @@ def rank(
 
 
 def compared(*ranks: str, **options: Any) -> Result:
-    return tracelens.project_bounds(draw_run(*ranks), device="h200", **options)
+    return tracelens.project_bounds(draw_run(*ranks), device="h100", **options)
 
 
 def test_waiting_is_no_part_of_what_is_compared() -> None:
@@ -69,7 +69,7 @@ def test_what_was_measured_on_the_device_stands_beside_the_bound(tmp_path: Path)
     """An all-reduce of 450 kB between two at 225 GB/s: 2 us, of which the links need one."""
     curve = Bandwidth("all_reduce", (1,), (225e9,), 2, 2)
     path = tmp_path / "node.toml"
-    path.write_text(device_toml(replace(device("h200"), measured=Measured(bandwidths=(curve,)))))
+    path.write_text(device_toml(replace(device("h100"), measured=Measured(bandwidths=(curve,)))))
     ranks = [rank("    aaaaaaaa")] * 2
     result = tracelens.project_bounds(draw_run(*ranks), device=str(path))
     (row,) = result["collectives"].to_dict("records")

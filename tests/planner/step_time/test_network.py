@@ -18,7 +18,7 @@ FREE = Machine(link_latency_ns=0, nic_latency_ns=0)
 SIZE = 8_000_000_000
 
 
-def seconds(layout: Layout, collective: str, group: str, ranks: int, name: str = "h200") -> float:
+def seconds(layout: Layout, collective: str, group: str, ranks: int, name: str = "h100") -> float:
     network = Network(layout, device(name), FREE)
     return network.nanoseconds(collective, group, ranks, SIZE, SIZE) / 1e9  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def test_an_uneven_all_to_all_takes_the_rate_of_its_skew() -> None:
     ids=["bandwidth", "efficiency", "roofline"],
 )
 def test_links_as_assumed_and_bounds_take_no_measured_rates(machine: Machine) -> None:
-    networks = [Network(Layout(ranks=8), each, machine) for each in (with_links("h200", 8), device("h200"))]
+    networks = [Network(Layout(ranks=8), each, machine) for each in (with_links("h200", 8), device("h100"))]
     measured, plain = (network.nanoseconds("all_to_all", "ep", 8, SIZE, SIZE) for network in networks)
     assert measured == plain
 
@@ -119,10 +119,10 @@ def test_a_step_takes_the_measured_messages() -> None:
     """At 100 instead of 450 GB/s all-to-alls take 4.5 times as long."""
     config = Config(MODELS["deepseek_v2_lite"], Layout(ranks=8, ep=8))
     slow, fast = (
-        replace(device("h200"), measured=replace(device("h200").measured, bandwidths=curves))
+        replace(device("h100"), measured=replace(device("h100").measured, bandwidths=curves))
         for curves in (
-            (*device("h200").measured.bandwidths, *with_links("h200", 8).measured.bandwidths),
-            device("h200").measured.bandwidths,
+            (*device("h100").measured.bandwidths, *with_links("h200", 8).measured.bandwidths),
+            device("h100").measured.bandwidths,
         )
     )
     machine = Machine(link_latency_ns=0)
@@ -148,32 +148,32 @@ def test_between_nodes_by_hand() -> None:
 def test_deepep_by_hand() -> None:
     # Top-2 of 4 experts, one per rank, two nodes of two: 2 ranks, and 5/3 nodes, a token.
     model = replace(MODELS["moe_2t"], experts_count=4, top_k=2)
-    network = Network(Layout(ranks=4), device("h200"), replace(FREE, node=2))
+    network = Network(Layout(ranks=4), device("h100"), replace(FREE, node=2))
     spread = network.spread(model)
     assert spread == pytest.approx((2, 2, 5 / 3))
     # Half of the nodes are remote, and half of the ranks are not where the token enters the node.
     through_nic, over_links = 5 / 3 / 2 * 8 / 50, 2 / 2 * 8 / 450
     taken = network.deepep_nanoseconds(1e6, 8000, spread, 4) / 1e9
     assert taken == pytest.approx(max(through_nic, over_links))
-    fast = Network(Layout(ranks=4), device("h200"), replace(FREE, node=2, nic_bytes_per_s=1e12))
+    fast = Network(Layout(ranks=4), device("h100"), replace(FREE, node=2, nic_bytes_per_s=1e12))
     assert fast.deepep_nanoseconds(1e6, 8000, spread, 4) / 1e9 == pytest.approx(over_links)
     # In one node: seven eighths of the distinct ranks are others.
-    inside = Network(Layout(ranks=8), device("h200"), FREE)
+    inside = Network(Layout(ranks=8), device("h100"), FREE)
     ranks = inside.spread(MODELS["moe_2t"]).ranks
     assert inside.deepep_nanoseconds(1e6, 8000, inside.spread(MODELS["moe_2t"]), 8) / 1e9 == pytest.approx(
         ranks * 7 / 8 * 8 / 450
     )
-    assert Network(Layout(ranks=1), device("h200"), FREE).deepep_nanoseconds(1, 1, spread, 1) == 0
+    assert Network(Layout(ranks=1), device("h100"), FREE).deepep_nanoseconds(1, 1, spread, 1) == 0
 
 
 def test_many_small_messages_take_the_message_rate() -> None:
     limited = replace(FREE, nic_messages_per_s=1e6)
-    network = Network(Layout(ranks=64), device("h200"), limited)
+    network = Network(Layout(ranks=64), device("h100"), limited)
     # 56 messages to other nodes, 1 us each; inside the node nothing counts.
     assert network.nanoseconds("all_to_all", "ep", 64, 64, 64) == pytest.approx(56_000)
-    assert Network(Layout(ranks=8), device("h200"), limited).nanoseconds("all_to_all", "ep", 8, 8, 8) < 1
+    assert Network(Layout(ranks=8), device("h100"), limited).nanoseconds("all_to_all", "ep", 8, 8, 8) < 1
     slow = replace(FREE, nic_efficiency=0.5)
-    size = Network(Layout(ranks=64), device("h200"), slow).nanoseconds("all_to_all", "ep", 64, SIZE, SIZE)
+    size = Network(Layout(ranks=64), device("h100"), slow).nanoseconds("all_to_all", "ep", 64, SIZE, SIZE)
     assert size / 1e9 == pytest.approx(8 * 56 / 64 / 25)
 
 
@@ -197,14 +197,14 @@ def test_published_rates_of_deepep_are_below_the_model(nodes: int, published: tu
 
 def test_latency_is_added() -> None:
     machine = Machine(link_latency_ns=7, nic_latency_ns=11)
-    assert Network(Layout(ranks=8), device("h200"), machine).nanoseconds("all_to_all", "ep", 8, 0, 0) == 7
-    assert Network(Layout(ranks=16), device("h200"), machine).nanoseconds("all_to_all", "ep", 16, 0, 0) == 11
+    assert Network(Layout(ranks=8), device("h100"), machine).nanoseconds("all_to_all", "ep", 8, 0, 0) == 7
+    assert Network(Layout(ranks=16), device("h100"), machine).nanoseconds("all_to_all", "ep", 16, 0, 0) == 11
 
 
 def test_a_device_without_link_rate_is_told() -> None:
-    lone = replace(device("h200"), gpu_link_bytes_per_s=0.0)
+    lone = replace(device("h100"), gpu_link_bytes_per_s=0.0)
     network = Network(Layout(ranks=8), lone, FREE)
-    with pytest.raises(TracelensError, match="the link rate of h200 is unknown: add gpu_link_bytes_per_s"):
+    with pytest.raises(TracelensError, match="the link rate of h100 is unknown: add gpu_link_bytes_per_s"):
         network.nanoseconds("all_to_all", "ep", 8, 1, 1)
     assert Network(Layout(ranks=64, ep=8), lone, FREE).nanoseconds("all_gather", "edp", 8, SIZE, SIZE) > 0
 
@@ -221,7 +221,7 @@ def test_who_shares_a_node_is_as_in_the_groups(
         ep = 1
     # Stages begin with a node, as the first one does.
     layout = Layout(ranks=pp * stage, pp=pp, cp=cp, tp=tp, ep=ep)
-    network = Network(layout, device("h200"), replace(FREE, node=node))
+    network = Network(layout, device("h100"), replace(FREE, node=node))
     groups = {"tp": ("tp",), "cp": ("cp",), "ep": ("ep",), "edp": ("edp",), "dp_cp": ("dp", "cp"),
               "cp_tp": ("cp", "tp"), "dp_cp_tp": ("dp", "cp", "tp")}  # fmt: skip
     for name, dimensions in groups.items():

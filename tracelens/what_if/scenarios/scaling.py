@@ -246,9 +246,10 @@ def _change_transfers(context: ScenarioContext, edit: Edit, devices: list[Device
             f"{devices[0].measured.message_ranks} of {devices[0].title} and "
             f"{target.measured.message_ranks} of {target.title}"
         )
-    if not target.gpu_link_bytes_per_s or not all(device.gpu_link_bytes_per_s for device in devices):
+    rest = [transfer.ratio for transfer in transfers if not transfer.is_measured]
+    if rest and not all(device.gpu_link_bytes_per_s for device in (target, *devices)):
         parts.append("collectives keep their time, as a device's link rate is unknown")
-    elif rest := [transfer.ratio for transfer in transfers if not transfer.is_measured]:
+    elif rest:
         between = " to ".join(dict.fromkeys((f"{min(rest):.2f}", f"{max(rest):.2f}")))
         parts.append(
             f"transfers of {len(rest):,} collectives scale by {between}, latency included, by the planner's "

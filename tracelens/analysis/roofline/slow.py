@@ -31,7 +31,7 @@ from tracelens.dtypes import BITS
 from tracelens.table import sums
 from tracelens.trace import Trace, Work
 
-SLOW_RATIO = 1.75
+SLOW_RATIO = 1.7
 """Measured time / reachable time from which a call is slow. The curves are of single sizes on idle devices:
 common kernels of the recordings of H100, H200 and MI300X lie up to 1.6 times above them."""
 

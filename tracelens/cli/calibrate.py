@@ -40,7 +40,7 @@ def calibrate(request: CalibrateOptions) -> None:
     Examples:
         tracelens calibrate -o mygpu.toml
         tracelens report trace.json.gz --device-file mygpu.toml
-        torchrun --nproc-per-node 8 -m tracelens calibrate --only messages --update mygpu.toml -o mygpu.toml
+        tracelens calibrate --only gemms --update mygpu.toml -o mygpu.toml
     """
     from tracelens.devices import device, device_toml, measured_rates
     from tracelens.outputs import write_file

@@ -32,17 +32,17 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
 import torch
 import zstandard
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
 
 from tracelens.outputs import whole_file
 
@@ -88,6 +88,7 @@ class Values:
         self._sources: dict[str, str] = {}
         self._keys: dict[str, str] = {}  # path of a generated file to its name in the former
         self._unwatch: Callable[[], None] = lambda: None
+        self._schemas: dict[Any, _Schema] = {}  # by op
         self._touched: dict[int, int] = {}  # address of a storage to the place of its last touch in the next
         self._bytes = 0  # that all calls have touched
 
@@ -121,26 +122,27 @@ class Values:
         try:
             arguments, tells = self._arguments(op, args, kwargs)
             if tells:
-                self._count(op._schema.name, arguments)
-                if op._schema.name in _INSIDE:
-                    inner, shared = _INSIDE[op._schema.name]
+                name = op._schema.name
+                self._count(name, arguments)
+                if name in _INSIDE:
+                    inner, shared = _INSIDE[name]
                     self._count(inner, arguments[:shared])
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})")
 
     def done(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note what a call has touched, once it is done."""
-        if not self._noting or (not _writes(op) and any(made.alias_info for made in op._schema.returns)):
-            return  # a view
+        if not self._noting or (schema := self._schema(op)).is_view:
+            return
         try:
-            if op._schema.name in _COPIES and isinstance(result, Tensor):
+            if schema.name in _COPIES and isinstance(result, Tensor):
                 ages = [self._age(of) for of in (result, args[0])]
                 if any(ages):
                     pair = zip((result, args[0]), ages, strict=True)
                     self._count("aten::copy_", [self._tensor(of, "", reads=False) | age for of, age in pair])
             # What only makes room touches nothing.
-            touched = [args, *kwargs.values(), *([] if "empty" in op._schema.name else [result])]
-            self._touch(tree_leaves(touched))
+            touched = [args, *kwargs.values(), *([] if "empty" in schema.name else [result])]
+            self._touch(_tensors(touched))
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})")
 
@@ -179,14 +181,14 @@ class Values:
             raise TypeError("an argument of another kind")
         return None if value is None else {"value": value}
 
-    def _touch(self, values: Sequence[Any]) -> None:
+    def _touch(self, values: Iterable[Any]) -> None:
         for tensor in values:
             if type(tensor) in (Tensor, Parameter) and tensor.device.type == _CACHED:
                 self._bytes += tensor.nbytes
                 self._touched[tensor.untyped_storage().data_ptr()] = self._bytes
 
     def _count(self, op: str, arguments: Sequence[dict[str, Any] | None], **more: str) -> None:
-        text = json.dumps({"op": op, **more, "arguments": arguments}, allow_nan=False).encode()
+        text = orjson.dumps({"op": op, **more, "arguments": arguments})
         if text not in self._calls:
             if self._size + len(text) > _MOST_TEXT:
                 self._leave_out("calls beyond what is kept")
@@ -220,6 +222,12 @@ class Values:
         with whole_file(path) as file:
             file.write(packed)
 
+    def _schema(self, op: Any) -> _Schema:
+        schema = self._schemas.get(op)
+        if schema is None:
+            schema = self._schemas[op] = _Schema.of(op)
+        return schema
+
     def _leave_out(self, what: str, count: int = 1) -> None:
         self.cut[what] = self.cut.get(what, 0) + count
 
@@ -227,22 +235,23 @@ class Values:
         self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any] | None], bool]:
         """The arguments in the order of the schema, and whether they tell what a trace lacks."""
-        name, schema = op._schema.name, op._schema.arguments
+        schema = self._schema(op)
+        name = schema.name
         arguments: list[dict[str, Any] | None] = []
         tells = bool(_EXCHANGE.search(name))
         seen: dict[tuple[Any, ...], int] = {}  # tensors of an argument to its number
-        for index, declared in enumerate(schema):
-            value = args[index] if index < len(args) else kwargs.get(declared.name, declared.default_value)
+        for index, declared in enumerate(schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(declared.name, declared.default)
             argument: dict[str, Any] | None = None
             if isinstance(value, Tensor):
-                argument = self._tensor(value, name, reads=not _is_written(declared)) | self._age(value)
+                argument = self._tensor(value, name, reads=not declared.is_written) | self._age(value)
                 tells |= not argument.keys() <= {"shape", "dtype", "stride"}
             elif _is_finite(value) or (isinstance(value, str) and _TEXT.fullmatch(value)):
                 argument = {"value": value}
-                tells |= isinstance(value, str) or "Tensor" in str(declared.type)
+                tells |= isinstance(value, str) or declared.is_tensor
             elif isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
                 tensors = [
-                    self._tensor(item, name, reads=not _is_written(declared))
+                    self._tensor(item, name, reads=not declared.is_written)
                     if isinstance(item, Tensor)
                     else {"shape": []}
                     for item in value
@@ -319,6 +328,38 @@ def _watched(note: Callable[[Any, Sequence[Any]], None]) -> Callable[[], None]:
     return lambda: setattr(kind, "run", run)
 
 
+class _Declared(NamedTuple):
+    """An argument of an op, by its schema."""
+
+    name: str
+    default: Any
+    is_written: bool
+    is_tensor: bool  # or a list of tensors
+
+
+class _Schema(NamedTuple):
+    """What is asked of an op at each call; torch makes objects of it each time."""
+
+    name: str
+    arguments: list[_Declared]
+    is_view: bool
+
+    @classmethod
+    def of(cls, op: Any) -> _Schema:
+        arguments = [
+            _Declared(
+                declared.name,
+                declared.default_value,
+                is_written=declared.alias_info is not None and bool(declared.alias_info.is_write),
+                is_tensor="Tensor" in str(declared.type),
+            )
+            for declared in op._schema.arguments
+        ]
+        writes = any(declared.is_written for declared in arguments)
+        is_view = not writes and any(made.alias_info for made in op._schema.returns)
+        return cls(op._schema.name, arguments, is_view)
+
+
 class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where it is not installed
     """Shows each call below autograd to its owner, and changes nothing."""
 
@@ -350,12 +391,13 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, bool | int | float) and math.isfinite(value)
 
 
-def _is_written(declared: Any) -> bool:
-    return declared.alias_info is not None and bool(declared.alias_info.is_write)
-
-
-def _writes(op: Any) -> bool:
-    return any(map(_is_written, op._schema.arguments))
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Those among arguments and results, in lists too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _identity(value: Any) -> tuple[Any, ...]:

@@ -94,11 +94,11 @@ _MOST_ARGUMENTS = {
     "index_select masked_scatter cumsum argmax argmin constant_pad_nd roll hardtanh bincount "
     "split_with_sizes_copy _chunk_cat _foreach_copy",
     4: "_fused_rms_norm histc _softmax_backward_data _log_softmax_backward_data gather scatter_add "
-    "index_put _unsafe_index_put addcmul addcdiv",
+    "index_put _unsafe_index_put addcmul addcdiv index_copy",
     5: "addmm baddbmm addmv embedding embedding_dense_backward native_layer_norm index_add "
     "nll_loss_forward _index_put_impl topk _grouped_mm",
     6: "_fused_rms_norm_backward max_pool2d_with_indices slice_backward",
-    7: "avg_pool2d nll_loss_backward",
+    7: "avg_pool2d nll_loss_backward _conv_depthwise2d",
     8: "native_layer_norm_backward native_group_norm native_batch_norm "
     "max_pool2d_with_indices_backward _scaled_mm",
     9: "convolution _scaled_grouped_mm",
@@ -109,8 +109,8 @@ _ONE_OVERLOAD = {name: count for count, names in _MOST_ARGUMENTS.items() for nam
 """Ops of ATen whose calls with up to so many arguments are those of one overload, the default."""
 _TAKING_NONE = frozenset({
     "_grouped_mm", "_scaled_grouped_mm", "_scaled_mm", "convolution", "convolution_backward",
-    "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward",
-    "nll_loss_forward", "nll_loss_backward",
+    "_conv_depthwise2d", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm",
+    "_fused_rms_norm_backward", "nll_loss_forward", "nll_loss_backward",
 })  # fmt: skip
 """Those of them where None stands for a tensor that is not there."""
 _TOLD_BY = {

@@ -156,6 +156,10 @@ MIXTRAL_DECODES = Run("mixtral", 16, 1, kind="decode")
 LLAMA = Run("llama", 4, 512, "")
 LLAMA_SMALL = Run("llama", 1, 512, "", log=False, capturable=True)
 QWEN_DECODES = Run("qwen2_moe", 16, 1, kind="decode")
+OLMOE_DECODES = Run("olmoe", 8, 1, kind="decode")
+HUNYUAN_DECODES = Run("hunyuan_v1_moe", 32, 1, kind="decode")
+MINIMAX_DECODES = Run("minimax_m2", 64, 1, kind="decode")
+HUNYUAN_READS = Run("hunyuan_v1_moe", 2, 256, kind="read")
 GRANITE_DECODES = Run("granitemoe", 64, 1, kind="decode")
 GLM_DECODES = Run("glm4_moe", 8, 1, kind="decode")
 DOTS_READS = Run("dots1", 1, 128, kind="read")
@@ -185,6 +189,10 @@ AFTER = {
     "granite_decode": GRANITE_DECODES.but(graph=True),
     "glm_decode": GLM_DECODES.but(graph=True),
     "dots_read": DOTS_READS.but(graph=True),
+    "olmoe_decode": OLMOE_DECODES.but(graph=True),
+    "hunyuan_decode": HUNYUAN_DECODES.but(graph=True),
+    "minimax_decode": MINIMAX_DECODES.but(graph=True),
+    "hunyuan_read": HUNYUAN_READS.but(graph=True),
     "llama_graph": LLAMA_SMALL.but(graph=True),
 }
 BEFORE_IT = {
@@ -200,6 +208,18 @@ BEFORE_IT = {
     "granite_decode.eager": GRANITE_DECODES,
     "glm_decode.eager": GLM_DECODES,
     "dots_read.eager": DOTS_READS,
+    "olmoe_decode.eager": OLMOE_DECODES,
+    "hunyuan_decode.eager": HUNYUAN_DECODES,
+    "minimax_decode.eager": MINIMAX_DECODES,
+    "hunyuan_read.eager": HUNYUAN_READS,
+    "lfm.quadruple": LFM.but(batch=16),
+    "minimax.quadruple": MINIMAX.but(batch=8),
+    "granite.quadruple": GRANITE.but(batch=16),
+    "llama.eightfold": LLAMA.but(batch=32),
+    "lfm.recompute": LFM.but(recompute=True),
+    "minimax.recompute": MINIMAX.but(recompute=True),
+    "lfm.sleep_end": LFM.but(pause=(0.02, "end")),
+    "hunyuan.recompute": HUNYUAN.but(recompute=True),
     "llama_graph.eager": LLAMA_SMALL,
     "qwen.recompute": QWEN.but(recompute=True),
     "phi.recompute": PHI.but(recompute=True),

@@ -100,6 +100,7 @@ def located(text: str) -> Path | None:
         "before": HERE / "before",
         "second": HERE / "second",
         "third": HERE / "third",
+        "fourth": HERE / "fourth",
         "corpus": folder(),
     }
     path = roots.get(root)

@@ -73,7 +73,7 @@ USUAL_HOST_SHARE, HOST_SHARE_DEVIATION = 0.66, 0.15
 """Median of the host time without the profiler, as a share of the recorded, and its deviation (see
 `projector`)."""
 
-HOST_DECIDES = 0.05
+HOST_DECIDES = 0.08
 """Change of the step, relative to that of host time, below which the step without the profiler does not tell
 how much host time is the profiler's: another factor gives the same step, and the usual one is likelier."""
 

@@ -94,6 +94,8 @@ class StepReplay:
         after = durations(extents)
         # Of what took no time there is no share.
         dur = np.where(before > 0, np.rint(self.recorded * (after / np.maximum(before, 1))), after)
+        # A recorded step shorter than its steady state makes no other one shorter than its own.
+        dur = np.maximum(dur, np.minimum(after, self.recorded))
         return SteadyStep(dur.astype(np.int64), extents)
 
     def _repeated(self, edited: EditedSegment, delays: Delays, known_early: Int) -> tuple[list[Extent], Int]:

@@ -140,8 +140,9 @@ def replay(
     works = [selected_work(trace, selection) for trace in run.traces]
     calls = merged([cases(trace, work) for trace, work in zip(run.traces, works, strict=True)])
     recent: dict[tuple[str, ...], tuple[int | None, ...]] = {}
-    for trace in run.traces[::-1]:
-        recent |= argument_ages(trace)
+    if not all(_was_noted(case, noted) for case in calls):
+        for trace in run.traces[::-1]:
+            recent |= argument_ages(trace)
     calls = [_known(case, noted, recent) for case in calls]
     calls = [case for case in calls if fits(case, selection)]
     candidates: list[tuple[float, OpCase | Script]] = []  # us that each is worth
@@ -214,12 +215,17 @@ def replay(
     return _written(run, folder, scripts, skips, len(candidates), beside)
 
 
+def _was_noted(case: OpCase, noted: NotedCalls) -> bool:
+    """Whether the recorder noted such calls, which it does of none that graphs replay."""
+    return noted.has_calls and "trace" in case.sources
+
+
 def _known(
     case: OpCase, noted: NotedCalls, recent: Mapping[tuple[str, ...], tuple[int | None, ...]]
 ) -> OpCase:
-    """The case with what the recorder noted of such calls; it notes nothing of those that graphs replay."""
+    """The case with what the recorder noted of such calls, else with the ages that the trace tells."""
     call = noted.of(case.call.op, case.call.shapes, case.call.dtypes)
-    if noted.has_calls and "trace" in case.sources:
+    if _was_noted(case, noted):
         return case._replace(noted=call, ages=call.ages if call else ())
     return case._replace(noted=call, ages=recent.get((case.call.op, *case.call.recorded), ()))
 

@@ -136,14 +136,19 @@ def _column(shown: ShownColumn, names: Mapping[str, str]) -> list[str]:
         return [_name_cell(text, names.get(text, text)) for text in shown.texts]
     pairs = zip(shown.cells, shown.texts, strict=True)
     if shown.column.unit not in PERCENT:
-        return [f"<td data-v{'' if value is None else f'={value!r}'}>{text}</td>" for value, text in pairs]
+        return [f"<td data-v{'' if value is None else f'={_exact(value)}'}>{text}</td>" for value, text in pairs]
     return [
-        f"<td class={_WRAPPED if '(' in text else 'f'} data-v={value!r} "
+        f"<td class={_WRAPPED if '(' in text else 'f'} data-v={_exact(value)} "
         f'style="--f:{min(max(value, 0), 1):.3f}">{escape(text)}</td>'
         if value is not None
         else f"<td class=f data-v>{text}</td>"
         for value, text in pairs
     ]
+
+
+def _exact(value: float) -> str:
+    """The value that a cell is sorted by: of a fraction 12 digits, as the last ones depend on the machine."""
+    return repr(value) if isinstance(value, int) else f"{value:.12g}"
 
 
 @lru_cache(maxsize=4096)

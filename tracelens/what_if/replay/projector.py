@@ -377,6 +377,8 @@ _STEP = 0.1
 _MOST_REPLAYS = 20
 _EXACT = 0.002
 """Relative deviation of a step that the host alone decides."""
+_NEAR = 0.03
+"""Distance of two factors that are the same for all that is known."""
 
 
 def _likeliest(known_ns: float, pauses_ns: float, replayed: Mapping[float, int]) -> ProfilerShare:
@@ -397,7 +399,10 @@ def _likeliest(known_ns: float, pauses_ns: float, replayed: Mapping[float, int])
     squares = ((factors - USUAL_HOST_SHARE) / HOST_SHARE_DEVIATION) ** 2
     squares += (pauses / PAUSE_DEVIATION) ** 2 + ((off_ns - pauses * pauses_ns) / deviation_ns) ** 2
     best = int(np.argmin(squares))
-    return ProfilerShare(float(factors[best]), float(1 + pauses[best]), known_ns)
+    factor, pause = float(factors[best]), float(pauses[best])
+    # So near to the one that fits, the usual factor has no say.
+    fits = float(np.interp(known_ns - pause * pauses_ns, step_ns, factors))
+    return ProfilerShare(fits if abs(fits - factor) < _NEAR else factor, 1 + pause, known_ns)
 
 
 def varied(graph: RunGraph, edit: Edit, sign: int) -> Edit:

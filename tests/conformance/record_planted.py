@@ -1,6 +1,6 @@
 """Record a program of plain torch on two GPUs or more, healthy and with one fault at a time.
 
-    RANKS=2 python3 tests/conformance/record_planted.py OUT [--device cuda|cpu] [--only REGEX]
+    RANKS=2 python3 record_planted.py OUT [--device cuda|cpu] [--only REGEX]
 
 A transformer with experts on all ranks (all-to-alls of known sizes, no call waits for the GPU but the loss
 at the end of a step), fed by a DataLoader. It uses nothing of tracelens. OUT/NAME/rank0.json.gz and

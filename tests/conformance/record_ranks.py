@@ -1,6 +1,6 @@
 """Record pairs of runs of plain torch programs on two GPUs or more, before and after one change each.
 
-    RANKS=2 python3 tests/conformance/record_ranks.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
+    RANKS=2 python3 record_ranks.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
 
 Experts on all ranks under DistributedDataParallel (sizes of the all-to-alls read by the host, or known),
 dense layers under it and FSDP2 with accumulated gradients, and tensor parallelism by hand. Uses nothing of

@@ -80,8 +80,7 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
         {
             "kit": Kit(compared=0, unchecked=_UNCHECKED),
             "kinds": makers(inputs) | ({"shared"} if same else set()),
-            "floats": False,
-            "same": bool(same),
+            "gaps": not all(tensor.is_dense for tensor in inputs),
         },
         about=about(
             [
@@ -95,8 +94,7 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
         traced_us=median_us,
         traced_on=plain(", ".join(devices)),
         bytes=sum(tensor.numel * element_bytes(tensor.dtype) for tensor in inputs),
-        arguments=call_arguments(arguments, []),
-        same_as=same,
+        arguments=call_arguments(arguments, {}, same),
     )
     return Script(
         name=call.op[:80],

@@ -177,7 +177,7 @@ def test_tensors_that_are_the_same_are_told(tmp_path: Path) -> None:
 
 
 def test_ages_are_the_bytes_that_were_touched_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "_CACHED", "cpu")
+    monkeypatch.setattr(values, "_CACHED", "is_cpu")
 
     def work() -> None:
         a = torch.zeros(256)  # 1 KiB
@@ -193,7 +193,7 @@ def test_ages_are_the_bytes_that_were_touched_since(tmp_path: Path, monkeypatch:
     # Since a: exp's result, b twice as an input, its copy of 2 KiB, 8 MiB.
     assert ages["aten::add"][:2] == [(8 << 20).bit_length()] * 2
     assert ages["aten::cos"] == [0]
-    monkeypatch.setattr(values, "MAX_AGE", 20)
+    monkeypatch.setattr(values, "MAX_CACHE_AGE", 20)
     calls = {call["op"]: call["arguments"] for call in noted(tmp_path / "b", work)}
     assert "aten::add" not in calls
 

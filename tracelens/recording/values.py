@@ -5,7 +5,7 @@ Statistics and sizes only, never what activations or weights are. One JSON objec
     schema      "tracelens.values/1"
     step        number of the step, counted from 0
     cut         what was left out, in words; "" for nothing
-    calls       those of equal arguments as one, aten::copy_ inside others too:
+    calls       those of equal arguments as one, without views; aten::copy_ inside others too:
         op          name
         count       such calls in the step
         arguments   one an argument of the op's schema; null where nothing is said, else one of
@@ -96,6 +96,7 @@ class Values:
         self._waiting: list[dict[str, Any]] = []
         self._copies: list[tuple[dict[str, Any], Tensor, Callable[[Tensor], dict[str, Any]]]] = []
         self._copied = 0  # bytes of these
+        self._copies_made = 0  # ever
         self._devices: set[torch.device] = set()  # whose copies may not have ended
         self._noting = False
         self._mode: TorchDispatchMode | None = None
@@ -131,13 +132,13 @@ class Values:
 
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note a call, unless a trace has all of it. What fails is counted and ends no training."""
-        if not self._noting:
+        if not self._noting or (schema := self._schema(op)).is_view:
             return
         try:
-            copies, schema = len(self._copies), self._schema(op)
+            copies = self._copies_made
             arguments, tells = self._arguments(schema, args, kwargs)
             if tells:
-                waits = len(self._copies) != copies
+                waits = self._copies_made != copies
                 self._count(schema.name, arguments, waits)
                 if schema.name in _INSIDE:
                     inner, shared = _INSIDE[schema.name]
@@ -174,13 +175,13 @@ class Values:
                     return
                 key = hashlib.sha256(source.encode()).hexdigest()[:16]
                 self._keys[kernel.filename], self._sources[key] = key, source
-            names, copies = kernel.fn.arg_names, len(self._copies)
+            names, copies = kernel.fn.arg_names, self._copies_made
             self._noting = False  # copies are no calls of the program
             arguments = [
                 self._of_generated(value, is_read=not names[index].startswith("out_ptr"))
                 for index, value in enumerate(values)
             ]
-            waits = len(self._copies) != copies
+            waits = self._copies_made != copies
             self._count(name, arguments, waits, source=self._keys[kernel.filename])
             self._touch(values)
         except (*_FAILURES, OSError, KeyError) as error:
@@ -216,7 +217,7 @@ class Values:
             self._calls[len(self._waiting)] = 1
             self._waiting.append(call)
         else:
-            self._keep(_text(call))
+            self._keep(orjson.dumps(call))
 
     def _keep(self, text: bytes, count: int = 1) -> None:
         if text not in self._calls:
@@ -232,6 +233,7 @@ class Values:
             self._settle()
         self._copies.append((into, tensor.to("cpu", non_blocking=True, copy=True), made))
         self._copied += tensor.nbytes
+        self._copies_made += 1
         self._devices |= {tensor.device} if tensor.is_cuda else set()
 
     def _settle(self) -> None:
@@ -241,16 +243,20 @@ class Values:
                 torch.cuda.synchronize(device)
             for argument, copied, made in self._copies:
                 argument.update(made(copied))
-            waiting = [_text(call) for call in self._waiting]
+            for call in self._waiting:
+                lists = [argument for argument in call["arguments"] if argument and "tensors" in argument]
+                for argument in lists:
+                    argument["tensors"] = _runs(argument["tensors"])
+            waiting = [orjson.dumps(call) for call in self._waiting]
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})", len(self._waiting))
             waiting = []
         calls, self._calls, self._size = self._calls, {}, 0
-        for call, count in calls.items():
-            if isinstance(call, bytes):
-                self._keep(call, count)
+        for key, count in calls.items():
+            if isinstance(key, bytes):
+                self._keep(key, count)
             elif waiting:
-                self._keep(waiting[call], count)
+                self._keep(waiting[key], count)
         self._waiting, self._copies, self._copied, self._devices = [], [], 0, set()
 
     def write(self, path: Path, step: int) -> None:
@@ -314,13 +320,13 @@ class Values:
             elif not isinstance(value, _SEVERAL):
                 pass
             elif any(isinstance(item, Tensor) for item in value):
-                reads = not declared.is_written
+                reads, copies = not declared.is_written, self._copies_made
                 tensors = [
                     self._tensor(item, name, reads=reads) if isinstance(item, Tensor) else {"shape": []}
                     for item in value
                 ]
                 ages = [tensor.pop("age", None) for tensor in tensors if "dtype" in tensor]
-                argument = {"tensors": tensors}
+                argument = {"tensors": tensors if self._copies_made != copies else _runs(tensors)}
                 if None not in ages:
                     argument["age"] = max(ages)
                 tells |= len(value) > _LIST or name.startswith("aten::")
@@ -476,15 +482,11 @@ def _identity(value: Any) -> tuple[Any, ...]:
     )
 
 
-def _text(call: dict[str, Any]) -> bytes:
-    """A call as text, in which tensors of lists that are alike in a row are one."""
-    arguments = [
-        {**argument, "tensors": [{**tensor, "count": len([*same])} for tensor, same in groupby(tensors)]}
-        if argument and (tensors := argument.get("tensors"))
-        else argument
-        for argument in call["arguments"]
-    ]
-    return orjson.dumps(call | {"arguments": arguments})
+def _runs(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tensors of a list, of which those that are alike in a row are one."""
+    if "count" in tensors[0]:
+        return tensors
+    return [{**tensor, "count": len([*alike])} for tensor, alike in groupby(tensors)]
 
 
 def _below(values: Tensor) -> dict[str, Any]:

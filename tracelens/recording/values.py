@@ -52,6 +52,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from tracelens.arrays import Int
 from tracelens.limits import MAX_CACHE_AGE
 from tracelens.outputs import whole_file
+from tracelens.recording.pace import wait_for_gpus
 
 SCHEMA = "tracelens.values/1"
 MAX_BYTES = 2 << 20
@@ -91,13 +92,12 @@ class Values:
         self.cut: dict[str, int] = {}  # what is left out, and how many times
         self._indices = indices
         # As text, or for what waits for statistics its number in `_waiting`; with how many there are.
-        self._calls: dict[bytes | int, int] = {}
+        self._calls: dict[Any, int] = {}
         self._size = 0
         self._waiting: list[dict[str, Any]] = []
         self._copies: list[tuple[dict[str, Any], Tensor, Callable[[Tensor], dict[str, Any]]]] = []
         self._copied = 0  # bytes of these
         self._copies_made = 0  # ever
-        self._devices: set[torch.device] = set()  # whose copies may not have ended
         self._noting = False
         self._mode: TorchDispatchMode | None = None
         self._sources: dict[str, str] = {}
@@ -234,13 +234,12 @@ class Values:
         self._copies.append((into, tensor.to("cpu", non_blocking=True, copy=True), made))
         self._copied += tensor.nbytes
         self._copies_made += 1
-        self._devices |= {tensor.device} if tensor.is_cuda else set()
 
     def _settle(self) -> None:
         """Say what had to wait."""
         try:
-            for device in self._devices:
-                torch.cuda.synchronize(device)
+            if self._copies:
+                wait_for_gpus()
             for argument, copied, made in self._copies:
                 argument.update(made(copied))
             for call in self._waiting:
@@ -257,7 +256,7 @@ class Values:
                 self._keep(key, count)
             elif waiting:
                 self._keep(waiting[key], count)
-        self._waiting, self._copies, self._copied, self._devices = [], [], 0, set()
+        self._waiting, self._copies, self._copied = [], [], 0
 
     def write(self, path: Path, step: int) -> None:
         """Write the file; without calls none.
@@ -266,10 +265,7 @@ class Values:
             OSError: it cannot be written.
         """
         self._settle()
-        calls = sorted(
-            ((text, count) for text, count in self._calls.items() if isinstance(text, bytes)),
-            key=lambda call: -call[1],
-        )
+        calls = sorted(self._calls.items(), key=lambda call: -call[1])
         if not calls and not self.cut:
             path.unlink(missing_ok=True)
             return

@@ -15,7 +15,6 @@ from tracelens.reproducers.arguments import (
     Argument,
     NotedCall,
     NotedCalls,
-    TensorArgument,
     Unreplayable,
     same_tensors,
     tensors,
@@ -74,7 +73,8 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
     for later, _ in same:
         arguments[later] = None
     median_us = round(float(np.median(times)) / 1e3, 3)
-    shapes = " ".join(_described(tensor) for tensor in inputs)
+    shapes = " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in inputs)
+    called = timed((times / 1e3).tolist(), devices)
     text = render(
         "generated.py.j2",
         {
@@ -82,13 +82,7 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
             "kinds": makers(inputs) | ({"shared"} if same else set()),
             "gaps": not all(tensor.is_dense for tensor in inputs),
         },
-        about=about(
-            [
-                call.op,
-                f"{timed((times / 1e3).tolist(), devices)}, rank {', '.join(map(str, ranks))}",
-                _NOTED,
-            ]
-        ),
+        about=about([call.op, f"{called}, rank {', '.join(map(str, ranks))}", _NOTED]),
         op=call.op,
         file=GENERATED.format(call.source),
         traced_us=median_us,
@@ -108,7 +102,3 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
         ages=call.ages,
         source=call.source,
     )
-
-
-def _described(tensor: TensorArgument) -> str:
-    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"

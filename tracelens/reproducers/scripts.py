@@ -137,9 +137,7 @@ class AttentionArguments(NamedTuple):
     backward: str  # name
     # arguments of the forward op that the backward op has, by their position there, or what they are instead
     taken: tuple[int | bool, ...]
-    saved: Mapping[
-        int, int
-    ]  # position among the arguments of the backward op to that among forward's results
+    saved: Mapping[int, int]  # position among backward's arguments to that among forward's results
     scale: tuple[int, int]  # positions of the scale, with which keywords begin, in both ops
     causal: tuple[int, int]
     dropout: tuple[int, int]
@@ -214,11 +212,7 @@ def _attention(attention: AttentionArguments, backward: int, arguments: Sequence
         by_shift.setdefault(place - index, []).append(place)
     spans = [(shift, min(places), max(places) + 1) for shift, places in by_shift.items()]
     scale = attention.scale[backward]
-    mask = (
-        "args[{}] == 1"
-        if "_efficient_attention_" in f"{name}_" and not name.startswith(_SDPA)
-        else "args[{}]"
-    )
+    numbered = "_efficient_attention_" in f"{name}_" and not name.startswith(_SDPA)
     words = [
         at(index, "None") if index is not True and index is not False else str(index)
         for index in attention.taken
@@ -239,7 +233,7 @@ def _attention(attention: AttentionArguments, backward: int, arguments: Sequence
             "places": ", ".join(f"args[{begin}:{end}]" for _, begin, end in spans),
             "first": backward,
             "bias": at(attention.bias[backward], "None", "args[{}].double()"),
-            "causal": at(attention.causal[backward], "False", mask),
+            "causal": at(attention.causal[backward], "False", "args[{}] == 1" if numbered else "args[{}]"),
             "scale": at(scale, "None"),
             "heads_first": attention.heads_first,
         },
@@ -374,9 +368,7 @@ class SourceText(NamedTuple):
     """Python source made of data."""
 
     text: str  # as it stands in a script
-    outline: str = (
-        DATA  # the same without the data, see `is_outline`: one expression, if nothing else is said
-    )
+    outline: str = DATA  # the same without the data, see `is_outline`; else one expression
 
 
 Choice = bool | Kit | CollectiveKind | frozenset[str]
@@ -517,17 +509,14 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
 
     Without those on which it takes next to nothing: starting a kernel is all that such a call is.
     """
-    if cost is None:
-        return {}
-    least_by_device = {}
-    traced_devices = {match(name) for name in traced_on}
-    for device in devices():
-        if device.name not in _RECENT and device not in traced_devices:
-            continue
-        least = least_ns(cost, device)
-        if least > _LAUNCH_NS:
-            least_by_device[device.aliases[0]] = least / 1e3
-    return least_by_device
+    traced = {match(name) for name in traced_on} if cost else set()
+    return {
+        device.aliases[0]: least / 1e3
+        for device in devices()
+        if cost
+        and (device.name in _RECENT or device in traced)
+        and (least := least_ns(cost, device)) > _LAUNCH_NS
+    }
 
 
 # ====================

@@ -312,16 +312,8 @@ def verdict(torch: Any, space: dict[str, Any], call: Callable[[Any], Any]) -> st
     rtol = space["RTOL"]
     try:
         for result, reference in zip(got, want, strict=False):
-            rms = (
-                reference.to(torch.cdouble)
-                .abs()
-                .nan_to_num(0, 0, 0)
-                .square()
-                .mean()
-                .sqrt()
-                .nan_to_num(0)
-                .item()
-            )
+            size = reference.to(torch.cdouble).abs().nan_to_num(0, 0, 0)
+            rms = size.square().mean().sqrt().nan_to_num(0).item()
             torch.testing.assert_close(
                 result.to(reference), reference, rtol=rtol, atol=rtol * rms, equal_nan=True
             )

@@ -217,7 +217,7 @@ class Values:
             self._calls[len(self._waiting)] = 1
             self._waiting.append(call)
         else:
-            self._keep(orjson.dumps(call))
+            self._keep(_text(call))
 
     def _keep(self, text: bytes, count: int = 1) -> None:
         if text not in self._calls:
@@ -242,11 +242,7 @@ class Values:
                 wait_for_gpus()
             for argument, copied, made in self._copies:
                 argument.update(made(copied))
-            for call in self._waiting:
-                lists = [argument for argument in call["arguments"] if argument and "tensors" in argument]
-                for argument in lists:
-                    argument["tensors"] = _runs(argument["tensors"])
-            waiting = [orjson.dumps(call) for call in self._waiting]
+            waiting = [_text(call) for call in self._waiting]
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})", len(self._waiting))
             waiting = []
@@ -316,13 +312,13 @@ class Values:
             elif not isinstance(value, _SEVERAL):
                 pass
             elif any(isinstance(item, Tensor) for item in value):
-                reads, copies = not declared.is_written, self._copies_made
+                reads = not declared.is_written
                 tensors = [
                     self._tensor(item, name, reads=reads) if isinstance(item, Tensor) else {"shape": []}
                     for item in value
                 ]
                 ages = [tensor.pop("age", None) for tensor in tensors if "dtype" in tensor]
-                argument = {"tensors": tensors if self._copies_made != copies else _runs(tensors)}
+                argument = {"tensors": tensors}
                 if None not in ages:
                     argument["age"] = max(ages)
                 tells |= len(value) > _LIST or name.startswith("aten::")
@@ -478,11 +474,15 @@ def _identity(value: Any) -> tuple[Any, ...]:
     )
 
 
-def _runs(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tensors of a list, of which those that are alike in a row are one."""
-    if "count" in tensors[0]:
-        return tensors
-    return [{**tensor, "count": len([*alike])} for tensor, alike in groupby(tensors)]
+def _text(call: dict[str, Any]) -> bytes:
+    """A call as text, in which tensors of a list that are alike in a row are one."""
+    arguments = [
+        argument | {"tensors": [{**tensor, "count": len([*alike])} for tensor, alike in groupby(tensors)]}
+        if argument and (tensors := argument.get("tensors"))
+        else argument
+        for argument in call["arguments"]
+    ]
+    return orjson.dumps(call | {"arguments": arguments})
 
 
 def _below(values: Tensor) -> dict[str, Any]:

@@ -28,6 +28,9 @@ LARGEST_COUNT = 1 << 53
 MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 48
 """Of a tensor: torch has no more dimensions, and no machine has memory for more elements."""
 
+MAX_CACHE_AGE = 29
+"""Bits of bytes touched since: a cache that keeps what was touched 512 MB before is on no GPU."""
+
 _VALUE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kMGTP]?)(i?)B?", re.ASCII)
 _EXPONENTS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _LARGEST_VALUE = 1 << 62

@@ -112,6 +112,29 @@ def test_hits_order_lists_texts_and_scrubbing(tmp_path: Path) -> None:
     assert "sorted" not in scrubbed
 
 
+def test_what_is_noted_is_what_the_call_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics are made later, of copies, also where these are too many to wait."""
+    index, x = torch.tensor([1, 1, 3]), torch.ones(4)
+
+    def work() -> None:
+        for number in range(3):
+            x.index_select(0, index)
+            torch.ops.aten.index.Tensor(x.view(2, 2), [index % 2, index % 2])
+            index.fill_(number)
+
+    calls = [noted(tmp_path / "a", work)]
+    monkeypatch.setattr(values, "_MOST_COPIED", 50)
+    index.copy_(torch.tensor([1, 1, 3]))
+    calls.append(noted(tmp_path / "b", work))
+    assert calls[0] == calls[1]
+    selected = [call for call in calls[0] if call["op"] == "aten::index_select"]
+    assert [(call["count"], call["arguments"][2]["hits"]) for call in selected] == [
+        (2, [[3, 1]]), (1, [[1, 1], [2, 1]]),
+    ]  # fmt: skip
+    indexed = [call["arguments"][1]["tensors"] for call in calls[0] if call["op"] == "aten::index"]
+    assert [[run["count"] for run in runs] for runs in indexed] == [[2]] * len(indexed)
+
+
 def test_numbers_that_json_lacks_are_left_out(tmp_path: Path) -> None:
     (fill,) = noted(tmp_path / "a", lambda: torch.ones(9)[1:].masked_fill(torch.ones(8) > 0, -torch.inf))
     assert fill["op"] == "aten::masked_fill"
@@ -177,7 +200,7 @@ def test_tensors_that_are_the_same_are_told(tmp_path: Path) -> None:
 
 
 def test_ages_are_the_bytes_that_were_touched_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "_CACHED", "cpu")
+    monkeypatch.setattr(values, "_CACHED", "is_cpu")
 
     def work() -> None:
         a = torch.zeros(256)  # 1 KiB
@@ -193,7 +216,7 @@ def test_ages_are_the_bytes_that_were_touched_since(tmp_path: Path, monkeypatch:
     # Since a: exp's result, b twice as an input, its copy of 2 KiB, 8 MiB.
     assert ages["aten::add"][:2] == [(8 << 20).bit_length()] * 2
     assert ages["aten::cos"] == [0]
-    monkeypatch.setattr(values, "MAX_AGE", 20)
+    monkeypatch.setattr(values, "MAX_CACHE_AGE", 20)
     calls = {call["op"]: call["arguments"] for call in noted(tmp_path / "b", work)}
     assert "aten::add" not in calls
 

@@ -227,7 +227,7 @@ def test_one_rank_is_enough_where_all_do_the_same() -> None:
     assert constant(script, "COUNT") == 10
     assert "Recorded only on rank 0 of 8: the traced time may include waiting" in script.text
     assert constant(script, "NOTE") == "traced_us may include waiting"
-    assert constant(script, "START_US") == []
+    assert "START_US" not in script.text
 
 
 def test_a_cut_keeps_what_the_first_ranks_send_each_other() -> None:

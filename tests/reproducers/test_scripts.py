@@ -28,6 +28,7 @@ LINES, MEDIAN = 60, 45
 """Most lines of a script, and the median over those of a trace."""
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
+RECORDINGS = sorted({str(path.parent.relative_to(SAMPLES)) for path in SAMPLES.rglob("rank0.json.*")})
 ALL = pytest.mark.parametrize("name", CATALOG)
 
 
@@ -71,9 +72,7 @@ def test_it_is_a_short_file(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "trace", ["one_gpu/loop", "one_gpu/grouped", "ladder/ep4/00_baseline", "pipeline/plain"]
-)
+@pytest.mark.parametrize("trace", RECORDINGS)
 def test_scripts_of_a_trace_fit_a_screen(trace: str, tmp_path: Path) -> None:
     found = replay(load(str(SAMPLES / trace)), tmp_path / "out", top=None)["scripts"]
     lines = [len((tmp_path / "out" / file).read_text().splitlines()) for file in found["file"]]
@@ -160,9 +159,9 @@ def test_arguments_stand_in_the_order_of_the_schema() -> None:
     (returned,) = [node for node in function.body if isinstance(node, ast.Return)]
     assert isinstance(returned.value, ast.List)
     assert [ast.unparse(one) for one in returned.value.elts] == [
-        "strided('bfloat16', (2,), (1,))",
+        "strided('bfloat16', (2,))",
         "strided('bfloat16', (4, 8), (1, 4))",
-        "strided('bfloat16', (8, 2), (2, 1))",
+        "strided('bfloat16', (8, 2))",
         "1",
         "0.5",
     ]
@@ -212,10 +211,10 @@ def test_an_unknown_device() -> None:
 
 def test_scaled_down_there_is_no_traced_time() -> None:
     one = plain("mm", "bf16 4096 1024", "bf16 1024 512", max_elements=1 << 16)
-    assert 'strided("bfloat16", (512, 128), (128, 1)),' in one.text
+    assert 'strided("bfloat16", (512, 128)),' in one.text
     assert "Sizes are scaled down from those above." in assigned(one.text, "ABOUT")
     assert (assigned(one.text, "TRACED_US"), one.traced_us, one.total_us) == (None, 0.0, 10.0)
-    assert (assigned(one.text, "FLOPS"), assigned(one.text, "LEAST_US")) == (0, {})
+    assert (assigned(one.text, "FLOPS"), "LEAST_US" in one.text) == (0, False)
     assert one.shapes == "bf16[4096,1024] bf16[1024,512]"
     same = plain("mm", "bf16 4096 1024", "bf16 1024 512", max_elements=1 << 22)
     assert same == plain("mm", "bf16 4096 1024", "bf16 1024 512")
@@ -224,7 +223,7 @@ def test_scaled_down_there_is_no_traced_time() -> None:
 def test_a_call_of_next_to_nothing_has_no_least_time() -> None:
     # 48 bytes move in no time; what such a call takes is the start of its kernel.
     text = plain("relu", "fp32 6").text
-    assert (assigned(text, "BYTES"), assigned(text, "LEAST_US")) == (48, {})
+    assert (assigned(text, "BYTES"), "LEAST_US" in text) == (48, False)
 
 
 def test_what_a_call_must_do_at_least() -> None:
@@ -241,7 +240,7 @@ def test_least_times_of_what_is_not_counted() -> None:
     assert least_us(None, [H100]) == {}
     assert least_us(OpCost(0, 0, 0, "fp32"), [H100]) == {}
     text = script_of("mylib::f", "fp32 4").text
-    assert (assigned(text, "FLOPS"), assigned(text, "BYTES"), assigned(text, "LEAST_US")) == (0, 0, {})
+    assert (assigned(text, "FLOPS"), assigned(text, "BYTES"), "LEAST_US" in text) == (0, 0, False)
 
 
 def test_an_older_device_has_its_own_least_time() -> None:
@@ -303,15 +302,14 @@ APPLY = (
 )
 def test_types_in_lists_come_from_the_kernel(op: str, kernel: str, dtype: str) -> None:
     text = plain(op, ["fp32 4", "fp32 5"], *([0] if op == "cat" else []), kernel=kernel).text
-    assert f'[strided("{dtype}", (4,), (1,)), strided("{dtype}", (5,), (1,))]' in text
+    assert f'[strided("{dtype}", (4,)), strided("{dtype}", (5,))]' in text
     said = "Element types in tensor lists are not recorded; they follow from the kernel."
     assert said in assigned(text, "ABOUT")
 
 
 def test_ops_of_other_libraries_are_imported_on_request() -> None:
     text = script_of("_my_lib2::f", "fp32 4").text
-    assert "for module in sys.argv[1:]:" in text
-    assert "__import__(module)" in text
+    assert "[__import__(module) for module in sys.argv[1:]]" in text
     assert "__import__" not in plain("relu", "fp32 4").text
 
 

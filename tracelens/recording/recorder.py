@@ -16,7 +16,7 @@ import torch.autograd.profiler as _autograd_profiler
 from torch.profiler import ProfilerAction, _KinetoProfile, profile, record_function
 
 from tracelens.errors import TracelensError
-from tracelens.filenames import CAPTURES, RANK_FILE, VALUES
+from tracelens.filenames import CAPTURES, RANK_FILE, SIDECAR, VALUES
 from tracelens.recording import scopes, sidecar, software
 from tracelens.recording.captures import Captures
 from tracelens.recording.pace import PaceTimer, wait_for_gpus
@@ -304,7 +304,7 @@ class Recorder:
                 self.folder.mkdir(parents=True, exist_ok=True)  # a rank that does not record has made none
                 sidecar.write_pace(self.folder, rank, self._timed())
         except OSError as error:
-            name = sidecar.pace_name(rank) if rank else sidecar.NAME
+            name = sidecar.pace_name(rank) if rank else SIDECAR
             self._note_once(f"{self.folder / name} was not written: {error.strerror}")
 
     def _note_once(self, note: str) -> None:

@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracelens.errors import TracelensError
+from tracelens.filenames import SIDECAR
 from tracelens.outputs import whole_file
 from tracelens.version import __version__
 
@@ -57,10 +58,11 @@ if TYPE_CHECKING:
     from tracelens.recording.scopes import Names
     from tracelens.recording.window import RecordingWindow
 
-NAME = "run.json"
 SCHEMA = "tracelens.run/1"
 PACE_SCHEMA = "tracelens.pace/1"
 TRACE = re.compile(r"rank\d+\.json\.gz")
+_SHOWN = ("stack", "memory", "max_bytes", "scrub", "ranks", "pace_steps", "values")
+"""Of RecordOptions, what run.json tells."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    path = folder / NAME
+    path = folder / SIDECAR
     try:
         older = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -251,16 +253,7 @@ def content(
         "ranks_per_host": job_rank.local_world,
         "host": options.host,
         "window": {"wait": window.wait, "warmup": window.warmup, "steps": window.steps},
-        "options": {
-            "shapes": True,
-            "stack": options.stack,
-            "memory": options.memory,
-            "max_bytes": options.max_bytes,
-            "scrub": options.scrub,
-            "ranks": options.ranks,
-            "pace_steps": options.pace_steps,
-            "values": options.values,
-        },
+        "options": {"shapes": True, **{name: getattr(options, name) for name in _SHOWN}},
         "pace": pace,
         "files": None if recording is None else {rank: f"rank{rank}.json.gz" for rank in recording},
         "config": options.config,

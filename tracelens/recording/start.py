@@ -66,7 +66,7 @@ def record(
             indices.
         values: note in one step outside the window what the profiler leaves out, in
             `rank<N>.values.json.zst` (see `tracelens.recording.values`): sizes of groups, how often rows are
-            hit, tensors in lists, texts. That step waits for the device at each such call.
+            hit, tensors in lists, texts. That step does not wait for the device.
 
     Returns:
         the recorder, for a `with`, which reads the rank: start torch.distributed before it.

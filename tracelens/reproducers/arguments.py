@@ -221,6 +221,11 @@ class TensorArgument:
     def numel(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether its strides follow from its shape and are not said."""
+        return self.stride == dense(self.shape)
+
     def made(self, maker: str, *maker_args: Any) -> TensorArgument:
         return replace(self, maker=maker, maker_args=maker_args)
 
@@ -246,11 +251,7 @@ def read_arguments(
         dim, step = _element(dims, index), _element(steps, index)
         known = noted.arguments[index] if noted and index < len(noted.arguments) else None
         if known and known.tensors and (name == _LIST or name in _VALUES):
-            listed = known.listed
-            if name == _LIST and not dim:
-                # Alike ones side by side are short in a script; their order costs no time.
-                listed.sort(key=lambda tensor: tensor.shape if tensor else ())
-            arguments.append(listed)
+            arguments.append(known.listed)
         elif name == _LIST:
             if not isinstance(dim, list) or not all(isinstance(sizes, list) for sizes in dim):
                 raise Unreplayable("a tensor list without a list of shapes")

@@ -14,13 +14,11 @@ import numpy as np
 
 from tracelens.analysis.roofline import OpCalls
 from tracelens.dtypes import element_bytes
+from tracelens.limits import MAX_CACHE_AGE
 from tracelens.reproducers.arguments import RECORDED
 from tracelens.reproducers.calls import callable_op
 from tracelens.table import codes
 from tracelens.trace import Trace, decoded
-
-MAX_AGE = 29
-"""Bits of bytes: a cache that keeps what was touched 512 MB before is on no GPU."""
 
 
 def argument_ages(trace: Trace) -> dict[tuple[str, ...], tuple[int | None, ...]]:
@@ -55,16 +53,16 @@ def argument_ages(trace: Trace) -> dict[tuple[str, ...], tuple[int | None, ...]]
     ages: list[list[list[int]]] = [[[] for _ in sizes] for sizes in arguments]
     for code in case.tolist():
         for known, size in zip(ages[code], arguments[code], strict=True):
-            known.append((total - touched[size]).bit_length() if size in touched else MAX_AGE + 1)
+            known.append((total - touched[size]).bit_length() if size in touched else MAX_CACHE_AGE + 1)
         total += sum(arguments[code]) + written[code]
         touched |= {size: total for size in arguments[code] if size in touched}
         if written[code]:
             touched[written[code]] = total
     middle = [[median_low(known) for known in of_case] for of_case in ages]
     return {
-        key: tuple(age if age <= MAX_AGE else None for age in of_case)
+        key: tuple(age if age <= MAX_CACHE_AGE else None for age in of_case)
         for key, of_case in zip(keys, middle, strict=True)
-        if min(of_case, default=MAX_AGE + 1) <= MAX_AGE
+        if min(of_case, default=MAX_CACHE_AGE + 1) <= MAX_CACHE_AGE
     }
 
 

@@ -151,7 +151,7 @@ def _code(argument: Argument) -> str:
         return f"[{', '.join(map(_code, argument))}]"
     if isinstance(argument, TensorArgument) and flows(argument):
         sizes = (argument.dtype, argument.shape, argument.stride)
-        text = f"Like({literal(sizes[: 2 if argument.stride == dense(argument.shape) else 3])[1:-1]})"
+        text = f"Like({literal(sizes[: 2 if argument.is_dense else 3])[1:-1]})"
     else:
         text = code(argument)
     return text if len(text) > WIDTH // 2 else text.replace(" ", "\0")
@@ -233,17 +233,11 @@ def _turned(forms: Sequence[CallForm], first: int, period: int, length: int) -> 
     return fewest[2] if fewest[0] <= MOST_SIZES else None
 
 
-def _plain(tensor: TensorArgument) -> bool:
-    """Whether its strides follow from its shape and are not said."""
-    return flows(tensor) and tensor.stride == dense(tensor.shape)
-
-
 def _alike(argument: Any, numbers: list[int]) -> Any:
     if isinstance(argument, TensorArgument):
-        plain = _plain(argument)
-        stride = () if plain else argument.stride
+        stride = () if argument.is_dense else argument.stride
         parts = tuple(_alike(part, numbers) for part in (*argument.shape, *stride, *argument.maker_args))
-        return argument.dtype, argument.maker, len(argument.shape), plain, parts
+        return argument.dtype, argument.maker, len(argument.shape), argument.is_dense, parts
     if isinstance(argument, list | tuple):
         return "list", *(_alike(part, numbers) for part in argument)
     if isinstance(argument, int) and not isinstance(argument, bool):
@@ -256,7 +250,7 @@ def with_numbers(argument: Any, numbers: Iterator[int]) -> Any:
     """The argument with other numbers, in the order of CallForm.numbers."""
     if isinstance(argument, TensorArgument):
         shape = with_numbers(argument.shape, numbers)
-        stride = dense(shape) if _plain(argument) else with_numbers(argument.stride, numbers)
+        stride = dense(shape) if argument.is_dense else with_numbers(argument.stride, numbers)
         maker_args = with_numbers(argument.maker_args, numbers)
         return replace(argument, shape=shape, stride=stride, maker_args=maker_args)
     if isinstance(argument, list | tuple):

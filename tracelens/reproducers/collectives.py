@@ -228,6 +228,7 @@ def _script(
             "kind": kind,
             "matrix": not isinstance(cut.elements, int),
             "by_rank": uncut and bool(kept),
+            "started": bool(kept),
             "other_on_cpu": bool(on_cpu),
             "noted": bool(note),
             "paired": cut.kind == SEND_RECV,

@@ -92,16 +92,8 @@ def write(
     entries = [
         Entry(
             file=f"{number:0{digits}d}_{script.name}.py",
-            kind=script.kind,
-            subject=script.subject,
-            shapes=script.shapes,
-            count=script.count,
-            traced_us=script.traced_us,
-            total_us=script.total_us,
-            processes=script.processes,
             sha256=hashlib.sha256(script.text.encode()).hexdigest(),
-            ages=script.ages,
-            source=script.source,
+            **{name: getattr(script, name) for name in Entry.__struct_fields__ if hasattr(script, name)},
         )
         for number, script in enumerate(scripts, start=1)
     ]

@@ -15,7 +15,6 @@ from tracelens.reproducers.arguments import (
     Argument,
     NotedCall,
     NotedCalls,
-    TensorArgument,
     Unreplayable,
     same_tensors,
     tensors,
@@ -74,29 +73,22 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
     for later, _ in same:
         arguments[later] = None
     median_us = round(float(np.median(times)) / 1e3, 3)
-    shapes = " ".join(_described(tensor) for tensor in inputs)
+    shapes = " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in inputs)
+    called = timed((times / 1e3).tolist(), devices)
     text = render(
         "generated.py.j2",
         {
             "kit": Kit(compared=0, unchecked=_UNCHECKED),
             "kinds": makers(inputs) | ({"shared"} if same else set()),
-            "floats": False,
-            "same": bool(same),
+            "gaps": not all(tensor.is_dense for tensor in inputs),
         },
-        about=about(
-            [
-                call.op,
-                f"{timed((times / 1e3).tolist(), devices)}, rank {', '.join(map(str, ranks))}",
-                _NOTED,
-            ]
-        ),
+        about=about([call.op, f"{called}, rank {', '.join(map(str, ranks))}", _NOTED]),
         op=call.op,
         file=GENERATED.format(call.source),
         traced_us=median_us,
         traced_on=plain(", ".join(devices)),
         bytes=sum(tensor.numel * element_bytes(tensor.dtype) for tensor in inputs),
-        arguments=call_arguments(arguments, []),
-        same_as=same,
+        arguments=call_arguments(arguments, {}, same),
     )
     return Script(
         name=call.op[:80],
@@ -110,7 +102,3 @@ def _script(call: NotedCall, times: Int, ranks: Sequence[int], devices: Sequence
         ages=call.ages,
         source=call.source,
     )
-
-
-def _described(tensor: TensorArgument) -> str:
-    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"

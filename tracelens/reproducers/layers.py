@@ -191,7 +191,6 @@ def _script(
         {
             "library": bool(libraries),
             "leaves_out": calls.calls < len(calls.lines),
-            "floats": False,
             "kinds": makers(calls.tensors),
         },
         about=about(comments),

@@ -29,7 +29,6 @@ from tracelens.reproducers.arguments import (
     TensorArgument,
     Unreplayable,
     complete,
-    dense,
     fill,
     read_arguments,
     same_tensors,
@@ -123,6 +122,8 @@ _TOLD_BY = {
     **dict.fromkeys(["_foreach_addcmul", "_foreach_addcdiv"], 3),
 }  # fmt: skip
 """Position of the argument whose kind is the name of the overload, by op."""
+_ONE_BY_ONE = re.compile(r"aten::(_foreach_|_fused_adam|cat\Z)")
+"""Ops that take the tensors of all their lists in any order."""
 _OPTIMIZERS = ("_fused_adam", "_fused_adamw")
 _PUTTING = frozenset({"index_put", "_unsafe_index_put", "_index_put_impl"})
 """These add where their fourth argument says so, and else write."""
@@ -136,9 +137,7 @@ class AttentionArguments(NamedTuple):
     backward: str  # name
     # arguments of the forward op that the backward op has, by their position there, or what they are instead
     taken: tuple[int | bool, ...]
-    saved: Mapping[
-        int, int
-    ]  # position among the arguments of the backward op to that among forward's results
+    saved: Mapping[int, int]  # position among backward's arguments to that among forward's results
     scale: tuple[int, int]  # positions of the scale, with which keywords begin, in both ops
     causal: tuple[int, int]
     dropout: tuple[int, int]
@@ -213,11 +212,7 @@ def _attention(attention: AttentionArguments, backward: int, arguments: Sequence
         by_shift.setdefault(place - index, []).append(place)
     spans = [(shift, min(places), max(places) + 1) for shift, places in by_shift.items()]
     scale = attention.scale[backward]
-    mask = (
-        "args[{}] == 1"
-        if "_efficient_attention_" in f"{name}_" and not name.startswith(_SDPA)
-        else "args[{}]"
-    )
+    numbered = "_efficient_attention_" in f"{name}_" and not name.startswith(_SDPA)
     words = [
         at(index, "None") if index is not True and index is not False else str(index)
         for index in attention.taken
@@ -238,7 +233,7 @@ def _attention(attention: AttentionArguments, backward: int, arguments: Sequence
             "places": ", ".join(f"args[{begin}:{end}]" for _, begin, end in spans),
             "first": backward,
             "bias": at(attention.bias[backward], "None", "args[{}].double()"),
-            "causal": at(attention.causal[backward], "False", mask),
+            "causal": at(attention.causal[backward], "False", "args[{}] == 1" if numbered else "args[{}]"),
             "scale": at(scale, "None"),
             "heads_first": attention.heads_first,
         },
@@ -295,7 +290,7 @@ _MY_SUM = "sum(values(src, RANKS * COUNT)[rank * COUNT :][:COUNT] for src in ran
 _SCATTER = "scatter(out, send)"
 _MATRIX = (
     "sum(COUNT[rank])",
-    "sum(row[rank] for row in COUNT)",
+    "sum([*zip(*COUNT)][rank])",
     "torch.cat([values(src, sum(row))[sum(row[:rank]) :][: row[rank]] for src, row in enumerate(COUNT)])",
 )
 COLLECTIVE_KINDS = {
@@ -373,9 +368,7 @@ class SourceText(NamedTuple):
     """Python source made of data."""
 
     text: str  # as it stands in a script
-    outline: str = (
-        DATA  # the same without the data, see `is_outline`: one expression, if nothing else is said
-    )
+    outline: str = DATA  # the same without the data, see `is_outline`; else one expression
 
 
 Choice = bool | Kit | CollectiveKind | frozenset[str]
@@ -419,7 +412,7 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     arguments = traced if max_elements is None else scaled(op, traced, max_elements)
     unscaled = arguments == traced
     cost = case.cost if unscaled else None
-    filled = fill(op, arguments)
+    filled = _in_runs(op, fill(op, arguments))
     inputs = tensors(filled)
     # Tolerated error: some roundings of the coarsest input type, 0 where there are only integers.
     trimmed = filled[: len(filled) - len([*takewhile(lambda argument: argument is None, reversed(filled))])]
@@ -448,15 +441,18 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     same = same_tensors(filled, case.noted)
     for later, _ in same:
         filled[later] = None
-    lists: list[ListRuns] = []
-    source = call_arguments(filled, lists)
+    lists: ListTables = {}
+    source = call_arguments(filled, lists, same, "return prepared(" if op_kit.prepare else "return ")
+    least = least_us(cost, case.devices)
     text = render(
         "op.py.j2",
         {
             "kit": op_kit,
             "library": not op.startswith("aten::"),
             "kinds": makers(inputs) | ({"each"} if lists else set()) | ({"shared"} if same else set()),
-            "same": bool(same),
+            "gaps": not all(tensor.is_dense for tensor in inputs),
+            "bools": any(tensor.dtype == "bool" and tensor.maker == "strided" for tensor in inputs),
+            "rated": bool(least),
             "complex": any(tensor.dtype.startswith("complex") for tensor in inputs),
             "floats": all(
                 tensor.dtype.startswith(("float", "bfloat", "complex")) and element_bytes(tensor.dtype) > 1
@@ -475,9 +471,8 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
         traced_on=plain(", ".join(case.devices)),
         flops=cost.flops if cost else 0,
         bytes=cost.read_bytes + cost.write_bytes if cost else 0,
-        least_us=SourceText(mapping(least_us(cost, case.devices), len("LEAST_US = {}"))),
+        least_us=SourceText(mapping(least, len("LEAST_US = {}"))),
         arguments=source,
-        same_as=same,
         tensor_lists=list_sizes(lists),
         rtol=rtol,
     )
@@ -494,6 +489,16 @@ def script(case: OpCase, max_elements: int | None = None) -> Script:
     )
 
 
+def _in_runs(op: str, arguments: list[Argument]) -> list[Argument]:
+    """The arguments with tensors of a shape side by side: long lists are short so, and take the same time."""
+    lists = [argument for argument in arguments if isinstance(argument, list) and len(argument) > _FEW]
+    if not _ONE_BY_ONE.match(op) or len(set(map(len, lists))) != 1:
+        return arguments
+    rows = sorted(zip(*lists, strict=True), key=lambda row: [_maker(item)[1:] for item in row])
+    in_runs = iter(zip(*rows, strict=True))
+    return [list(next(in_runs)) if argument in lists else argument for argument in arguments]
+
+
 def makers(inputs: Sequence[TensorArgument]) -> frozenset[str]:
     """The functions of a script that make these."""
     return frozenset(tensor.maker for tensor in inputs) & MAKERS
@@ -504,17 +509,14 @@ def least_us(cost: OpCost | None, traced_on: Sequence[str]) -> dict[str, float]:
 
     Without those on which it takes next to nothing: starting a kernel is all that such a call is.
     """
-    if cost is None:
-        return {}
-    least_by_device = {}
-    traced_devices = {match(name) for name in traced_on}
-    for device in devices():
-        if device.name not in _RECENT and device not in traced_devices:
-            continue
-        least = least_ns(cost, device)
-        if least > _LAUNCH_NS:
-            least_by_device[device.aliases[0]] = least / 1e3
-    return least_by_device
+    traced = {match(name) for name in traced_on} if cost else set()
+    return {
+        device.aliases[0]: least / 1e3
+        for device in devices()
+        if cost
+        and (device.name in _RECENT or device in traced)
+        and (least := least_ns(cost, device)) > _LAUNCH_NS
+    }
 
 
 # ====================
@@ -679,18 +681,19 @@ def literal(value: Any) -> str:
     raise TypeError(f"no source for {type(value).__name__}")
 
 
-def repeated(values: Sequence[int]) -> str:
-    """Source of a list of numbers, short where all are the same."""
-    if len(values) > 3 and len(set(values)) == 1:
-        return f"[{values[0]}] * {len(values)}"
-    return literal(list(values))
+def repeated(values: Sequence[Any]) -> str:
+    """Source of a list of numbers, short where the same stand in a row."""
+    runs = [(number, len([*same])) for number, same in groupby(values)]
+    short = " + ".join(f"[{literal(number)}] * {count}" for number, count in runs)
+    text = literal(list(values))
+    return short if len(values) > 3 and len(short) < len(text) else text
 
 
-ListRuns = tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
-"""A list of tensors: shape, strides unless these are dense, and how many in a row."""
+ListTables = dict[tuple[tuple[int, ...], ...], list[tuple[tuple[int, ...], ...]]]
+"""The shapes of lists of tensors, each with the strides of lists of these shapes; () for dense tensors."""
 
 
-def code(argument: Argument, lists: list[ListRuns] | None = None) -> str:
+def code(argument: Argument, lists: ListTables | None = None) -> str:
     """Source of an argument; what `each` makes of long lists of tensors is added to `lists`, if given."""
     if isinstance(argument, TensorArgument):
         if argument.maker == "number":
@@ -700,58 +703,75 @@ def code(argument: Argument, lists: list[ListRuns] | None = None) -> str:
             return f"ends({literal(argument.dtype)}, {repeated(argument.maker_args[0])})"
         if argument.maker == "routed":
             return f"routed({', '.join(map(literal, (argument.dtype, *argument.maker_args)))})"
-        maker_args = (argument.dtype, argument.shape, argument.stride, *argument.maker_args)
-        return f"{argument.maker}({', '.join(map(literal, maker_args))})"
-    if isinstance(argument, list):
-        items = [code(element) for element in argument]
-        if len(items) > 1 and len(set(items)) == 1 and isinstance(argument[0], TensorArgument):
-            return f"[{items[0]} for _ in range({len(items)})]"
-        made_by = {tensor[:2] for tensor in map(_maker, argument)}
-        if lists is None or len(items) <= _FEW or len(made_by) != 1 or (None,) in made_by:
-            if len(items) > _RUNS and isinstance(argument[0], TensorArgument):
-                raise Unreplayable(f"a list of {len(items):,} tensors of several types")
-            return f"[{', '.join(items)}]"
-        runs = tuple(
-            (*sizes, len([*group])) for sizes, group in groupby(_maker(item)[2:] for item in argument)
-        )
-        if len(runs) > _RUNS:
-            raise Unreplayable(f"a list with {len(runs):,} different tensors in a row")
-        if runs not in lists:
-            lists.append(runs)
-        maker, dtype = made_by.pop()
-        return f"each({maker}, {literal(dtype)}, {lists.index(runs)})"
-    return literal(argument)
+        maker_args = (argument.dtype, argument.shape, *argument.maker_args)
+        strides = () if argument.is_dense else (argument.stride,)
+        return f"{argument.maker}({', '.join(map(literal, (*maker_args, *strides)))})"
+    if not isinstance(argument, list):
+        return literal(argument)
+    if not tensors(argument):
+        return repeated(argument)
+    items = [code(element) for element in argument]
+    if len(items) > 1 and len(set(items)) == 1:
+        return f"[{items[0]} for _ in range({len(items)})]"
+    parts = [[*alike] for _, alike in groupby(argument, lambda item: _maker(item)[:2])]
+    if lists is not None and len(items) > _FEW >= len(parts) and all(map(_maker, argument)):
+        return " + ".join(_each(alike, lists) for alike in parts)
+    if len(items) > _RUNS:
+        raise Unreplayable(f"a list of {len(items):,} tensors of several types")
+    return f"[{', '.join(items)}]"
+
+
+def _each(alike: Sequence[TensorArgument], lists: ListTables) -> str:
+    """Source of tensors of one type, whose shapes and strides are added to `lists`."""
+    shapes = tuple(tensor.shape for tensor in alike)
+    strides = tuple(() if tensor.is_dense else tensor.stride for tensor in alike)
+    columns = lists.setdefault(shapes, [])
+    columns += [] if strides in columns else [strides]
+    number, column = [*lists].index(shapes), columns.index(strides)
+    return f"each({alike[0].maker}, {literal(alike[0].dtype)}, {number}{f', {column}' if column else ''})"
 
 
 def _maker(item: Argument) -> tuple[Any, ...]:
-    """What makes a tensor of a list, its type, shape, and strides unless dense; of others nothing."""
+    """What makes a tensor of a list, its type, shape and strides; of others nothing."""
     if not isinstance(item, TensorArgument) or item.maker not in ("strided", "positive"):
-        return (None,)
-    return item.maker, item.dtype, item.shape, () if item.stride == dense(item.shape) else item.stride
+        return ()
+    return item.maker, item.dtype, item.shape, item.stride
 
 
-def list_sizes(lists: Sequence[ListRuns]) -> SourceText:
-    """Source of what `each` makes tensors of."""
-    indent = " " * len("LISTS = [")
-    wrap = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=f"{indent} ")
-    rows = [line for runs in lists for line in wrap.wrap(f"{literal(list(runs))},")]
-    return SourceText("[" + "\n".join(rows).strip().removesuffix(",") + "]")
+def list_sizes(lists: ListTables) -> SourceText:
+    """Source of what `each` makes tensors of: shape, how many in a row, strides by list unless dense."""
+    margin, texts = " " * len("LISTS = ["), []
+    for shapes, columns in lists.items():
+        rows = []
+        for (shape, *strides), same in groupby(zip(shapes, *columns, strict=True)):
+            while strides and not strides[-1]:
+                strides.pop()
+            rows.append(literal((shape, len([*same]), *strides)))
+        if len(rows) > _RUNS:
+            raise Unreplayable(f"a list with {len(rows):,} different tensors in a row")
+        texts.append(f"\n{margin} ".join(lines(rows, len(f"{margin}[],"))).removesuffix(","))
+    return SourceText("[[" + f"],\n{margin}[".join(texts) + "]]")
 
 
-def call_arguments(arguments: Sequence[Argument], lists: list[ListRuns]) -> SourceText:
-    """Source of the list of arguments of a call, behind a return."""
-    indent = len(_INDENT + "return [")
-    wrapped = lines([code(argument, lists) for argument in arguments], indent)
+def call_arguments(
+    arguments: Sequence[Argument],
+    lists: ListTables,
+    same: Sequence[tuple[int, int]] = (),
+    behind: str = "return ",
+) -> SourceText:
+    """Source of the list of arguments of a call, of which some are the `same`, in a line behind some text."""
+    begin, end = ("shared([", f"], {literal(list(same))})") if same else ("[", "]")
+    indent = len(f"{_INDENT}{behind}{begin}")
+    wrapped = lines([code(argument, lists) for argument in arguments], indent + len(end))
     joined = f"\n{' ' * indent}".join(wrapped)
-    return SourceText(f"[{joined.removesuffix(',')}]")
+    return SourceText(f"{begin}{joined.removesuffix(',')}{end}")
 
 
 def lines(items: Sequence[str], indent: int) -> list[str]:
-    """Items of a list as lines, each with a comma behind it: tensors one a line if there are only a few."""
+    """Items of a list as lines, each with a comma behind it."""
     wrapped_lines: list[str] = []
     for item in items:
-        packed = bool(wrapped_lines) and (len(items) > _FEW or "(" not in item)
-        if packed and len(wrapped_lines[-1]) + len(item) + 2 <= WIDTH - indent:
+        if wrapped_lines and len(wrapped_lines[-1]) + len(item) + 2 <= WIDTH - indent:
             wrapped_lines[-1] += f" {item},"
         else:
             wrapped_lines += textwrap.wrap(
@@ -901,6 +921,9 @@ def _is_data(node: object) -> bool:
             return name in MAKERS and all(map(_is_data, elements))
         case ast.BinOp(left=ast.List() as elements, op=ast.Mult(), right=ast.Constant(value=int())):
             return _is_data(elements)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            parts = (ast.List, ast.BinOp, ast.Call)
+            return all(isinstance(part, parts) and _is_data(part) for part in (left, right))
         case ast.ListComp(
             elt=element,
             generators=[

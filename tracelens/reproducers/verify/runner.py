@@ -312,16 +312,8 @@ def verdict(torch: Any, space: dict[str, Any], call: Callable[[Any], Any]) -> st
     rtol = space["RTOL"]
     try:
         for result, reference in zip(got, want, strict=False):
-            rms = (
-                reference.to(torch.cdouble)
-                .abs()
-                .nan_to_num(0, 0, 0)
-                .square()
-                .mean()
-                .sqrt()
-                .nan_to_num(0)
-                .item()
-            )
+            size = reference.to(torch.cdouble).abs().nan_to_num(0, 0, 0)
+            rms = size.square().mean().sqrt().nan_to_num(0).item()
             torch.testing.assert_close(
                 result.to(reference), reference, rtol=rtol, atol=rtol * rms, equal_nan=True
             )
@@ -492,7 +484,7 @@ def measured(torch: Any, space: dict[str, Any], options: argparse.Namespace) -> 
         "p90_us": times[len(times) * 9 // 10], "warm_us": warm[len(warm) // 2], "kernel_us": kernel_us,
         "traced_us": traced_us, "ratio": us / traced_us if traced_us else None,
         "flop_per_s": 1e6 * space["FLOPS"] / us, "byte_per_s": 1e6 * space["BYTES"] / us,
-        "of_roofline": sum(least / us for name, least in space["LEAST_US"].items() if name in device),
+        "of_roofline": sum(least / us for name, least in space.get("LEAST_US", {}).items() if name in device),
     }  # fmt: skip
 
 
@@ -512,7 +504,7 @@ def start_ranks(torch: Any, space: dict[str, Any], path: str, options: argparse.
         ended(2, f"needs {ranks} ranks: torchrun --nproc-per-node {ranks}, or plain python")
     if gpu and gpus < int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))):
         ended(2, f"needs {ranks} GPUs, found {gpus}; --device cpu needs none")
-    if options.skew and not space["START_US"]:
+    if options.skew and "START_US" not in space:
         ended(2, "start times unknown: the trace does not cover every rank")
     if world > 1:
         rank_main(int(os.environ["RANK"]), path, "env://", options)
@@ -575,7 +567,8 @@ def rank_main(rank: int, path: str, store: str, options: argparse.Namespace) -> 
         "median_us": us, "p10_us": least[len(least) // 10], "p90_us": least[len(least) * 9 // 10],
         "max_us": statistics.median(map(max, zip(*times, strict=True))),
         "rank_us": [*map(statistics.median, times)],
-        "traced_us": traced_us, "traced_rank_us": space["TRACED_RANK_US"], "traced_on": space["TRACED_ON"],
+        "traced_us": traced_us, "traced_rank_us": space.get("TRACED_RANK_US", []),
+        "traced_on": space["TRACED_ON"],
         "ratio": us / traced_us if traced_us and space["SHARE"] == 1 else None,
         "algbw_bytes_per_s": rate / us, "busbw_bytes_per_s": rate / us * space["FACTOR"],
         "traced_busbw_bytes_per_s": traced_us and 1e6 * space["BYTES"] / traced_us * space["FACTOR"],

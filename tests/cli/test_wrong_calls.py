@@ -112,6 +112,11 @@ REFUSALS = {
     "report trace.json --format pdf": ("No such option: --format.", "-o NAME.SUFFIX"),
     "report trace.json --twin nothing.json": ("nothing.json: no such file or folder",),
     "diff trace.json trace.json --captures nothing.json": ("nothing.json: no such file or folder",),
+    # likewise where no graph needs them
+    "report trace.json --twin config.json": ("config.json", "is not a profiler trace", EXPORT),
+    "replay trace.json -o scripts --twin jax.json": ("jax.json: not a trace of torch.profiler", "name one"),
+    "diff trace.json trace.json --captures snapshot.pickle": ("memory snapshot", "pytorch.org/memory_viz"),
+    "analyze idle trace.json --captures dumps": ("dumps: holds no capture trace",),
     "analyze idle trace.json --table gasp": ("idle has no table 'gasp'", "did you mean 'gaps'?"),
     "analyze moe trace.json --table experts": ("'experts' has no rows here", "no MoE layer"),
     "project whatif trace.json --scenario lanch_free": ("unknown scenario", "did you mean 'launch_free'?"),

@@ -136,7 +136,9 @@ def _column(shown: ShownColumn, names: Mapping[str, str]) -> list[str]:
         return [_name_cell(text, names.get(text, text)) for text in shown.texts]
     pairs = zip(shown.cells, shown.texts, strict=True)
     if shown.column.unit not in PERCENT:
-        return [f"<td data-v{'' if value is None else f'={_exact(value)}'}>{text}</td>" for value, text in pairs]
+        return [
+            f"<td data-v{'' if value is None else f'={_exact(value)}'}>{text}</td>" for value, text in pairs
+        ]
     return [
         f"<td class={_WRAPPED if '(' in text else 'f'} data-v={_exact(value)} "
         f'style="--f:{min(max(value, 0), 1):.3f}">{escape(text)}</td>'

@@ -33,6 +33,7 @@ from tracelens.rendering.tables import (
     readable,
     shorten,
     shortened_names,
+    size_column,
     skipped,
     tile_range,
     tile_value,
@@ -205,7 +206,9 @@ def _tables(result: Result) -> dict[str, Data]:
 
 
 def _sorted_by(data: Data) -> str:
-    """The column that a table declares to be sorted by, "" for none."""
+    """The column that the rows are in order of, or that a table declares to lead with, "" for none."""
+    if data.schema.kind == "tree":
+        return size_column(data)
     leading = leading_column(data) if data.schema.leading else None
     return leading.name if leading else ""
 

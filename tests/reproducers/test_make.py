@@ -188,7 +188,7 @@ def test_nothing_is_what_was_asked_for(tmp_path: Path) -> None:
         ("launch | ---", "nothing can be replayed: there is no GPU work"),
         (
             "s7 k | ---",
-            "nothing can be replayed: 100.0% of GPU time .3.0 us.: launched before the recording",
+            "nothing can be replayed: 100.0% of GPU time .3.0 µs.: launched before the recording",
         ),
     ],
 )

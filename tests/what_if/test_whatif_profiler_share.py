@@ -102,7 +102,7 @@ def test_a_step_that_the_gpu_decides_is_not_reached_and_says_so() -> None:
     assert result.meta["recorded_ns"] == 40_000
     assert 38_000 <= result.meta["base_ns"] < 40_000
     assert result.meta["host_time_factor"] >= LEAST
-    assert "30.0 us without the profiler" in reason(result)
+    assert "30.0 µs without the profiler" in reason(result)
     assert "GPU-bound" in reason(result)
 
 

@@ -146,7 +146,7 @@ def open_input(path: str | os.PathLike[str]) -> BufferedReader:
         OSError: as when opening it.
     """
     if not stat.S_ISFIFO(os.stat(path).st_mode):
-        return open(path, "rb")
+        return Path(path).open("rb")
     # Opened in the usual way, a pipe that nobody writes to would block this call.
     pipe = _Pipe(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     deadline = time.monotonic() + _WRITER_S

@@ -112,6 +112,23 @@ def test_times_of_a_table_have_one_unit_and_those_of_a_single_call_another(run: 
             assert all(len(each) <= 1 for each in units.values()), (result.analyzer, name, units)
 
 
+def test_what_is_not_of_one_step_says_so_in_its_title() -> None:
+    of_step, summing = tracelens.report_files(BASELINE, step="25"), set()
+    for result in report(BASELINE).results:
+        of_steps = {name: table for name, table in compared(of_step[result.analyzer]).items() if len(table)}
+        for name, table in compared(result).items():
+            leading = leading_column(table)
+            if name not in of_steps or not leading or leading.unit != "ns" or "step" in table.columns:
+                continue
+            ns, step_ns = (np.maximum(each.array(leading.name), 0).sum() for each in (table, of_steps[name]))
+            if ns > 1.5 * step_ns:
+                summing.add(result.analyzer)
+                assert "covers" in result.meta or "Recorded" in table.schema.title, (result.analyzer, name)
+    assert {"timeline", "step_timeline", "ops", "kernels", "idle", "collectives", "stragglers"} <= summing
+    assert not [result.analyzer for result in of_step.results if "covers" in result.meta]
+    assert report(BASELINE)["idle"].meta["covers"] == "whole recording, 2 steps"
+
+
 def test_a_table_of_one_name_takes_the_place_of_the_first() -> None:
     lines = screen(report(BASELINE), "collectives", 120, "traffic")
     header = next(number for number, line in enumerate(lines) if line.startswith("group"))

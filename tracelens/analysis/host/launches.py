@@ -113,7 +113,7 @@ _LISTS = re.compile(r"^aten::resolve_neg$")
 _OPS = re.compile(r"^aten::")
 
 
-@analyzer("launches", title="Launches", order=70, tables=TABLES)
+@analyzer("launches", title="Launches", order=70, tables=TABLES, sums_steps=True)
 def launches(run: Run, *, scope: Scope = "all") -> Result:
     """Can the CPU keep the GPU fed?
 

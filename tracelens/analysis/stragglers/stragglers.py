@@ -287,7 +287,15 @@ class Effect(NamedTuple):
     verdict: str  # SIGNIFICANT, NOISE, TOO_FEW (steps to tell) or SMALL
 
 
-@analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",), tables=TABLES)
+@analyzer(
+    "stragglers",
+    title="Stragglers",
+    order=84,
+    part=segments,
+    shared=("aligned run",),
+    tables=TABLES,
+    sums_steps=True,
+)
 def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks arrive last at collectives, how long do the others wait, and why?
 

@@ -25,6 +25,7 @@ from tracelens.rendering.tables import (
     details,
     entries,
     for_people,
+    heading,
     label,
     leading_column,
     meta_items,
@@ -86,7 +87,7 @@ def console_text(report: Report, *, width: int = 100, color: bool = False, rows:
         screen.print(f"{name}: {text}", style="dim")
     for result in report.results:
         screen.print()
-        screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
+        screen.rule(one_line(heading(result)), align="left", characters="─", style="cyan")
         if result.doc:
             screen.print(one_line(result.doc), style="dim")
         if options := meta_items(result.meta):
@@ -222,7 +223,8 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
     if is_entries:
         columns = [c for c in _facts(columns, "worst_rank", "ts_ns") if {*c.texts} - {"", ABSENT}]
     title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
-    screen.print(one_line(title), style="bold")
+    covers = f", {result.meta['covers']}" if "covers" in result.meta else ""
+    screen.print(one_line(title + covers), style="bold")
     if columns:
         _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
     # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
@@ -355,8 +357,8 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         if beside:
             prose.add_column(style="dim", no_wrap=True)
         prose.add_column(overflow="fold")
-        for heading, text in entry.prose:
-            prose.add_row(*((heading, text) if beside else (f"{heading}: {text}",)))
+        for name, text in entry.prose:
+            prose.add_row(*((name, text) if beside else (f"{name}: {text}",)))
         # Facts in as few lines as they need; a line breaks between facts only, if they fit.
         lines: list[str] = []
         for fact in map(str, entry.facts):
@@ -373,9 +375,9 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         screen.print()
         screen.print(block)
         margin = " " * (number_width + _GAP if number_width else 0)
-        for heading, text in entry.folded:
+        for name, text in entry.folded:
             # What a terminal wraps is copied as one line; line breaks of ours would be copied, too.
-            screen.print(Text.assemble(margin, (f"{heading}  ", "dim"), text), soft_wrap=True)
+            screen.print(Text.assemble(margin, (f"{name}  ", "dim"), text), soft_wrap=True)
 
 
 def _print_rows(screen: Console, part: Cut, leading: str = "", *, is_brief: bool = False) -> None:

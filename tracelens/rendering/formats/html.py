@@ -41,6 +41,7 @@ from tracelens.rendering.tables import (
     finding_cards,
     for_people,
     grid,
+    heading,
     headline,
     meta_items,
     skipped,
@@ -78,6 +79,7 @@ class PageSection:
 
     id: str
     title: str
+    heading: str  # the title, and what the times are of
     headline: str
     answer: str  # the sentence that `tracelens analyze` begins with; "" where the headline has its figures
     doc: str
@@ -190,6 +192,7 @@ def section(
     return PageSection(
         id=result.analyzer,
         title=result.title,
+        heading=heading(result),
         headline=headline(result),
         answer=_answer(result),
         doc=result.doc,

@@ -223,7 +223,8 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
     if is_entries:
         columns = [c for c in _facts(columns, "worst_rank", "ts_ns") if {*c.texts} - {"", ABSENT}]
     title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
-    covers = f", {result.meta['covers']}" if "covers" in result.meta else ""
+    sums = "covers" in result.meta and "step" not in data.columns
+    covers = f", {result.meta['covers']}" if sums else ""
     screen.print(one_line(title + covers), style="bold")
     if columns:
         _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)

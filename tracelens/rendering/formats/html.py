@@ -66,8 +66,8 @@ LAST_SCRIPTS = ("selection",)
 """What all others listen to."""
 
 _FIGURE = re.compile(r"\d(?:[\d.,]*\d)?")
-_HEADERS_BYTES = 400_000  # what describes the columns of tables
-_LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
+_HEADERS_BYTES = 200_000  # what describes the columns of tables
+_LEAST_BYTES = 1_500_000  # of rows, however large the rest of the page is
 
 # Cannot occur in rendered text, where every < of a name is escaped.
 _SCRIPTS = "<!--scripts-->"

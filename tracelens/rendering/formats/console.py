@@ -231,7 +231,7 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
     # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
     prose = [shown for shown in part.columns if shown.column.prose and shown.texts[0].strip()]
     for shown in (prose[:1] + prose[1:][-1:]) if is_entries else prose[:1]:
-        text = f"First row's {label(shown.column)}: {one_line(shown.texts[0])}"
+        text = _of_first_row(shown)
         screen.print(text if is_entries else shorten(text, screen.width), style="dim")
     screen.print()
     return _screen_text(screen)
@@ -242,9 +242,10 @@ def _first_table(result: Result) -> Data | None:
 
 
 def _first_rows(result: Result, rows: int, screen: Console) -> str:
-    """The first rows of a result's first table, one line each, without sentences; or why it has none.
+    """The first rows of a result's first table, one line each; or why it has none.
 
-    Of entries, a row is number, name, first time, first share and confidence; what adds no time is left out.
+    Of entries, a row is number, name, first time, first share, worst rank and confidence; what adds no time
+    is left out, and below stands what to do about the first one.
     """
     screen.print()
     table = _first_table(result)
@@ -259,11 +260,19 @@ def _first_rows(result: Result, rows: int, screen: Console) -> str:
     part = cut(shown, rows)
     columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
     if table.schema.kind == "entries":
-        columns = _facts(columns)
+        columns = [c for c in _facts(columns, "worst_rank") if {*c.texts} - {"", ABSENT}]
     hidden = len(table) - part.count
     screen.print(one_line(table.schema.title) + (f" ({hidden:,} more)" if hidden else ""), style="bold")
     _print_rows(screen, replace(part, columns=columns))
+    prose = [shown for shown in part.columns if shown.column.prose]
+    if table.schema.kind == "entries" and prose and prose[-1].texts[0].strip():
+        screen.print(_of_first_row(prose[-1]), style="dim")
     return _screen_text(screen)
+
+
+def _of_first_row(shown: ShownColumn) -> str:
+    """A sentence of the first row: 'First row's remedy: ...'."""
+    return f"First row's {label(shown.column)}: {one_line(shown.texts[0])}"
 
 
 def _facts(columns: list[ShownColumn], *others: str) -> list[ShownColumn]:

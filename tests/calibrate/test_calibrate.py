@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tracelens.calibrate import calibrate  # noqa: E402
-from tracelens.calibrate.gemms import gemm_curves  # noqa: E402
+from tracelens.calibrate.kernels import gemm_curves  # noqa: E402
 from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes  # noqa: E402
 from tracelens.calibrate.timing import Stopwatch  # noqa: E402
 from tracelens.cli import run  # noqa: E402

@@ -1,10 +1,10 @@
-"""Record a program of plain torch on two GPUs, healthy and with one fault at a time.
+"""Record a program of plain torch on two GPUs or more, healthy and with one fault at a time.
 
-    python3 tests/conformance/record_planted.py OUT [--device cuda|cpu] [--only REGEX]
+    RANKS=2 python3 record_planted.py OUT [--device cuda|cpu] [--only REGEX]
 
-A transformer with experts on both ranks (all-to-alls of known sizes, no call waits for the GPU but the loss
+A transformer with experts on all ranks (all-to-alls of known sizes, no call waits for the GPU but the loss
 at the end of a step), fed by a DataLoader. It uses nothing of tracelens. OUT/NAME/rank0.json.gz and
-rank1.json.gz hold three steps, OUT/NAME/times.json how long a step takes without the profiler, OUT/N.tar the
+so on hold three steps, OUT/NAME/times.json how long a step takes without the profiler, OUT/N.tar the
 folders.
 """
 
@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-RANKS, EXPERTS, TOP_K, VOCAB, HEADS = 2, 16, 2, 8192, 16
+RANKS = int(os.environ.get("RANKS", "2"))
+EXPERTS, TOP_K, VOCAB, HEADS = 16, 2, 8192, 16
 WARM, TIMED, BEFORE, RECORDED = 4, 20, 2, 3
 TAR_BYTES = 14_000_000
 
@@ -56,31 +57,31 @@ class Fault(NamedTuple):
     where: str = ""
 
 
-BOTH = (0, 1)
+ALL = tuple(range(RANKS))
 FAULTS = {
     "control_0": Fault(),
     "sleep_start": Fault("sleep", where="start"),
     "sleep_middle": Fault("sleep", where="middle"),
     "sleep_end": Fault("sleep", where="end"),
     "sleep_middle_stack": Fault("sleep", where="middle"),
-    "sleep_start_both": Fault("sleep", BOTH, "start"),
-    "sleep_middle_both": Fault("sleep", BOTH, "middle"),
-    "sleep_end_both": Fault("sleep", BOTH, "end"),
+    "sleep_start_both": Fault("sleep", ALL, "start"),
+    "sleep_middle_both": Fault("sleep", ALL, "middle"),
+    "sleep_end_both": Fault("sleep", ALL, "end"),
     "gc_start": Fault("gc", where="start"),
     "gc_middle": Fault("gc", where="middle"),
     "gc_end": Fault("gc", where="end"),
     "gc_end_rank0": Fault("gc", (0,), "end"),
-    "gc_end_both": Fault("gc", BOTH, "end"),
+    "gc_end_both": Fault("gc", ALL, "end"),
     "control_1": Fault(),
     "loader": Fault("loader"),
-    "loader_both": Fault("loader", BOTH),
+    "loader_both": Fault("loader", ALL),
     "slow_host": Fault("slow_host"),
     "slow_gpu": Fault("slow_gpu"),
     "slow_gpu_rank0": Fault("slow_gpu", (0,)),
     "extra_calls": Fault("extra_calls"),
     "item_per_layer": Fault("item"),
-    "item_per_layer_both": Fault("item", BOTH),
-    "skewed_tokens": Fault("skew", BOTH),
+    "item_per_layer_both": Fault("item", ALL),
+    "skewed_tokens": Fault("skew", ALL),
     "kernel_loading": Fault("kernel_loading"),
     "late_start": Fault("late"),
     "control_2": Fault(),
@@ -137,15 +138,15 @@ class Routes:
         if not skewed:
             experts = [torch.arange(len(each)) % EXPERTS for each in experts]
         counts = torch.stack([torch.bincount(one, minlength=EXPERTS) for one in experts])
-        half = EXPERTS // RANKS
-        own = slice(rank * half, (rank + 1) * half)
-        self.sent = [int(counts[rank, peer * half : (peer + 1) * half].sum()) for peer in range(RANKS)]
+        each = EXPERTS // RANKS
+        own = slice(rank * each, (rank + 1) * each)
+        self.sent = [int(counts[rank, peer * each : (peer + 1) * each].sum()) for peer in range(RANKS)]
         self.received = [int(counts[peer, own].sum()) for peer in range(RANKS)]
         order = experts[rank].argsort(stable=True)
         self.token = (order // TOP_K).to(device)
         self.slot = order.to(device)
         # Received rows lie by sender, then by expert: grouped calls want them by expert.
-        label = torch.cat([torch.arange(half).repeat_interleave(counts[peer, own]) for peer in range(RANKS)])
+        label = torch.cat([torch.arange(each).repeat_interleave(counts[peer, own]) for peer in range(RANKS)])
         by_expert = label.argsort(stable=True)
         self.by_expert, self.back = by_expert.to(device), by_expert.argsort().to(device)
         self.ends = counts[:, own].sum(0).cumsum(0).to(torch.int32).to(device)
@@ -355,7 +356,8 @@ def record(name: str, folder: Path, rank: int, device: str) -> None:
         (folder / "times.json").write_text(json.dumps(told))
         mean = [sum(one) / len(one) for one in whole_ms]
         size = sum(path.stat().st_size for path in folder.glob("rank*"))
-        print(f"{name}: {mean[0]:.2f} and {mean[1]:.2f} ms a step, {size / 1e3:.0f} kB", flush=True)
+        shown = ", ".join(f"{one:.2f}" for one in mean)
+        print(f"{name}: {shown} ms a step, {size / 1e3:.0f} kB", flush=True)
 
 
 def config() -> Any:

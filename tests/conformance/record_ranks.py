@@ -1,10 +1,10 @@
-"""Record pairs of runs of plain torch programs on two GPUs, before and after one change each.
+"""Record pairs of runs of plain torch programs on two GPUs or more, before and after one change each.
 
-    python3 tests/conformance/record_ranks.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
+    RANKS=2 python3 record_ranks.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
 
-Experts on both ranks under DistributedDataParallel (sizes of the all-to-alls read by the host, or known),
+Experts on all ranks under DistributedDataParallel (sizes of the all-to-alls read by the host, or known),
 dense layers under it and FSDP2 with accumulated gradients, and tensor parallelism by hand. Uses nothing of
-tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst, rank1.json.zst and
+tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst and so on, and
 times.json; nothing of the runs after the change is printed but whether they ended.
 """
 
@@ -35,9 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 2, 10, 2, 3
-BOTH = (0, 1)
+ALL = tuple(range(RANKS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Run:
     recompute: bool = False
     sync: bool = False
     reshard: bool = False
-    ranks: tuple[int, ...] = BOTH
+    ranks: tuple[int, ...] = ALL
     pause: tuple[float, str] = (0.0, "")
     collect: str = ""
     loader_s: float = 0.0
@@ -187,7 +187,7 @@ class Summed(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """Routed experts, half of them on each rank."""
+    """Routed experts, as many on each rank."""
 
     def __init__(self, run: Run, tokens: int) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Experts(nn.Module):
 
 
 class Feed(nn.Module):
-    """Two matrices; under tensor parallelism this rank's half of each."""
+    """Two matrices; under tensor parallelism this rank's part of each."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -442,7 +442,7 @@ def record(name: str, folder: Path, rank: int, device: str, idle: Any) -> None:
         }
         (folder / "times.json").write_text(json.dumps(told))
         means = [sum(one) / len(one) for one in whole]
-        shown = "" if name in AFTER else f" {means[0]:.2f} and {means[1]:.2f} ms a step,"
+        shown = "" if name in AFTER else f" {', '.join(f'{mean:.2f}' for mean in means)} ms a step,"
         size = sum(path.stat().st_size for path in folder.glob("rank*"))
         print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
 
@@ -479,7 +479,7 @@ def main() -> None:
     # Forked, so that what was imported is there; this process itself never touches a GPU.
     fork = multiprocessing.get_context("fork")
     cores = sorted(os.sched_getaffinity(0))
-    part = max(1, len(cores) // 4)
+    part = max(1, len(cores) // (2 * RANKS))
     running: list[list[Any]] = []
     for number, name in enumerate(names):
         if time.time() > until:

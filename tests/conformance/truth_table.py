@@ -129,7 +129,8 @@ def project(pair: Pair) -> Row | None:
         return None
     measured = pair.unprofiled_ms[1] if pair.unprofiled_ms else _recorded_ms(pair.after)
     low, high = (ns / 1e6 for ns in projection.rerun_ns)
-    base, rules = projector.base_ns / 1e6, simple_rules(projector, projection.edit)
+    base = pair.unprofiled_ms[0] if pair.unprofiled_ms else projector.base_ns / 1e6
+    rules = simple_rules(projector, projection.edit)
     return Row(pair, base, projection.step_ns / 1e6, low, high, measured, *rules)
 
 

@@ -17,7 +17,8 @@ from tracelens.analysis.moe import PERMUTATION, ROUTER, regions
 from tracelens.devices import device
 from tracelens.errors import TracelensError
 from tracelens.trace import Run, Trace
-from tracelens.what_if import whatif
+from tracelens.what_if import Edge, Projector, ScenarioContext, parse_request, whatif
+from tracelens.what_if.graph import build
 from tracelens.what_if.scenarios.kernels import recompute_work
 
 H100 = device("h100")
@@ -128,3 +129,27 @@ def test_layers_are_counted_in_each_backward_pass(
         == projected(run, "no_recompute")
         < projected(run, "no_recompute=1")
     )
+
+
+def test_without_recompute_no_hooks_hand_out_what_was_saved() -> None:
+    """The backward pass of three layers, one after the other: its other calls keep half the time before them.
+
+    A checkpoint that re-enters autograd has no hooks.
+    """
+    for recompute, hooked in (("reentrant", False), ("hooks", True)):
+        run, _ = recorded(
+            Model(layers=3, recompute=recompute, order="F0 B0", loop=False, sizes_to_host=False)
+        )
+        part = recompute_work(run.traces[0], None)
+        assert bool(len(part.hooked)) is hooked
+        assert not set(part.hooked.tolist()) & set(part.calls.tolist())
+        built = build(run)
+        projector = Projector(built, ScenarioContext(built, run.traces))
+        edit = projector.project(parse_request("no_recompute=1")).edit
+        graph = built.graph
+        mine = np.isin(graph.event[graph.dst], part.hooked[part.hooked_layer == 1])
+        mine &= (graph.edge == Edge.HOST) & (graph.lag > 0)
+        other = (graph.edge == Edge.HOST) & ~mine & ~np.isin(graph.event[graph.dst], part.calls)
+        assert mine.any() is np.bool_(hooked)
+        assert edit.lag[mine] == pytest.approx(graph.lag[mine] / 2, abs=1)
+        assert (edit.lag[other] == graph.lag[other]).all()

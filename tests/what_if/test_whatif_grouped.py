@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,3 +296,18 @@ def test_an_op_in_two_forms_is_repeated_as_one() -> None:
     reader.work, reader.name = work, np.where(np.arange(22) >= 19, 4, name)
     reader.outermost = np.array([*range(8, 16), *range(19, 22)])
     assert [rows.tolist() for rows in reader._repeated(np.arange(11), 8)] == [[*range(8)]]
+
+
+@pytest.mark.parametrize(("known_ms", "told"), [(35.5, False), (55.0, True), (65.7, True)])
+def test_the_loops_own_share_of_the_profiler_goes_with_it(known_ms: float, told: bool) -> None:
+    """A loop whose host is slowed down less than usual says little of the program that is left."""
+    result = whatif(tracelens.load(LADDER / "00_baseline"), ["grouped_gemm"], unprofiled_step_ms=known_ms)
+    factor = result.meta["host_time_factor"]
+    (text,) = result["assumptions"]["assumption"]
+    found = re.findall(
+        r"is ([0-9.]+) of the recorded instead of ([0-9.]+), nearer to the usual ([0-9.]+)", text
+    )
+    assert bool(found) is told
+    for numbers in found:
+        now, before, usual = map(float, numbers)
+        assert usual <= now < before == pytest.approx(factor, abs=0.02)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from tracelens.calibrate.bandwidth import memory_bandwidths, transfer_bandwidths
-from tracelens.calibrate.gemms import attention_curve, gemm_curves
+from tracelens.calibrate.kernels import attention_curve, gemm_curves, memory_bandwidths, transfer_bandwidths
 from tracelens.calibrate.launches import launch_cost
 from tracelens.calibrate.messages import joined_ranks, message_bandwidths, ranks
 from tracelens.calibrate.sizes import FULL, TRIAL, GroupedSizes, PlainSizes

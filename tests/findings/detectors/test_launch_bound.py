@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import aligned, draw
+from tests.builders import aligned, draw, draw_run
 from tracelens import load
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.findings.detectors import DETECTORS, Detection, Outcome, RankContext
+from tracelens.what_if import whatif
 
 launch_bound = DETECTORS.get("launch_bound")
 silent_host = DETECTORS.get("silent_host")
@@ -128,6 +129,20 @@ def test_the_sample_whose_host_sleeps_is_silent_on_that_rank_only() -> None:
     silent = [outcome.saving_ns / 1e6 if isinstance(outcome, Detection) else 0.0 for outcome in detections]
     assert silent[0] < 2
     assert 65 < silent[1] < 80
+
+
+def test_a_host_that_does_the_work_itself_pauses_too() -> None:
+    """A column is 0.1 ms: steps of 20 columns, of which the host spends 8 in nothing recorded."""
+    steps = [f"step {number} | {' ' * 20 * number}{'-' * 20}" for number in range(3)]
+    text = "\n".join([*steps, f"op aten::mm | {('------        ----- ') * 3}"])
+    run = draw_run(aligned(text), ns_per_char=100_000)
+    detection = silent_host.of_rank(RankContext(run.traces[0], None))
+    assert isinstance(detection, Detection)
+    assert detection.saving_ns == 800_000
+    assert detection.title.startswith("Silent host")
+    assert "GPU" not in detection.title + detection.evidence
+    row = whatif(run, ["no_idle=silent_host"])["whatif"].iloc[0]
+    assert (row["base_ns"], row["projected_ns"]) == (2_000_000, 1_200_000)
 
 
 def test_without_what_it_takes() -> None:

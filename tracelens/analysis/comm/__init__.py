@@ -23,10 +23,11 @@ from tracelens.analysis.comm.records import (
     POINT_TO_POINT,
     RankCommunication,
     Record,
+    Regathers,
     collective_kinds,
     rank_communication,
+    regathers,
 )
-from tracelens.analysis.comm.sharded import Regathers, regathers
 from tracelens.analysis.common import Group
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What several rooms of the analysis need: CPU-only traces, devices, recomputed ops, labels of steps."""
 
-from tracelens.analysis.common.events import NODE, call_time, op_arguments, recomputed
+from tracelens.analysis.common.events import NODE, REENTERING, call_time, op_arguments, recomputed
 from tracelens.analysis.common.serving_labels import FILE_VARIABLE, KINDS, Label, grammar
 from tracelens.analysis.common.setup import (
     HOST,
@@ -26,6 +26,7 @@ __all__ = [
     "NODE",
     "NO_GPU",
     "NO_LAUNCH",
+    "REENTERING",
     "Group",
     "Label",
     "Setup",

@@ -10,7 +10,8 @@ from tracelens.trace import Trace, Work, describe, exclusive
 
 NODE = "autograd::engine::evaluate_function: "
 """Name of the event around each node of the backward pass, less the node's name."""
-_MARKS = ("CheckpointFunctionBackward",)
+REENTERING = "CheckpointFunctionBackward"
+"""Name of the node of a checkpoint that runs a backward pass of its own (use_reentrant=True)."""
 _FRAME = "recompute_fn"
 _OP = "aten::"
 _MOST = 0.5
@@ -27,7 +28,7 @@ def recomputed(trace: Trace) -> Bool:
     events, ops = trace.arrays, trace.tables["ops"]
     node = events.named(lambda name: name.startswith(NODE))
     # Checkpointing's own frame or node; the nearest of these and of an autograd node says which it is.
-    mark = events.named(lambda name: name in _MARKS or name.endswith(_FRAME))
+    mark = events.named(lambda name: name == REENTERING or name.endswith(_FRAME))
     is_recompute = mark
     if mark.any():
         is_recompute = lookup(mark, nearest(events.parent, events.depth, mark | node), False)

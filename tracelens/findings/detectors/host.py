@@ -54,14 +54,14 @@ _EVENT = "Python GC"
     scenario="no_idle=silent_host",
     title="Silent host: the GPU waits while no CPU work is recorded",
     fix="closing the gaps of the silent host",
-    launching=True,
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="Without Python frames the trace does not show what the program does at that time.",
 )
 def silent_host(context: RankContext) -> Outcome:
     """The launching thread is in no recorded op, call or frame for over 0.5 ms while the GPU is idle."""
-    return _of_cause(context, "silent host", "the host is in no recorded op, call or frame")
+    title = "Silent host: no work runs, and no CPU work is recorded"
+    return _of_cause(context, "silent host", "the host is in no recorded op, call or frame", title)
 
 
 @detector(
@@ -70,14 +70,14 @@ def silent_host(context: RankContext) -> Outcome:
     scenario="no_idle=python_code",
     title="Python code keeps the GPU waiting",
     fix="moving Python code out of the step",
-    launching=True,
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="The frames are those that the profiler recorded; C extensions are seen as their caller.",
 )
 def python_code(context: RankContext) -> Outcome:
     """The launching thread is in Python frames and in no op for over 0.5 ms while the GPU is idle."""
-    return _of_cause(context, "Python code", "the host is in Python code between ops")
+    title = "Python code between the ops"
+    return _of_cause(context, "Python code", "the host is in Python code between ops", title)
 
 
 @detector(
@@ -118,14 +118,14 @@ def kernel_loading(context: RankContext) -> Outcome:
     scenario="data_loading_overlapped",
     title="The GPU waits for the next batch",
     fix="prefetching the data",
-    launching=True,
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="A loader counts only where the trace shows its calls by name.",
 )
 def data_loading(context: RankContext) -> Outcome:
     """The GPU is idle while the host fetches a batch."""
-    return _of_cause(context, "data loading", "the host fetches the next batch")
+    title = "The step waits for the next batch"
+    return _of_cause(context, "data loading", "the host fetches the next batch", title)
 
 
 @detector(
@@ -160,8 +160,15 @@ def collective_calls(context: RankContext) -> Outcome:
     return _of_cause(context, "collective call", "the host is inside a collective call")
 
 
-def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
-    """The idle time of one cause, and where in the program it is."""
+def _of_cause(context: RankContext, cause: str, what: str, title_on_cpu: str = "") -> Outcome:
+    """The idle time of one cause, and where in the program it is.
+
+    Args:
+        context: of the rank.
+        cause: of its idle time.
+        what: the host does then.
+        title_on_cpu: of the finding where the host itself does the work.
+    """
     if not len(context.work.event):
         return "no GPU work"
     of_cause = context.idle.cause == CODE[cause]
@@ -193,7 +200,8 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
         ((op_name, op_ns),) = ops[place].most_common(1)
         inner = op_name if op_ns >= _MOST_OF_PLACE * total and " -> " not in op_name else ""
         names[inner or place] += total
-    mostly = ", ".join(f"{name} {duration(ns)}" for name, ns in names.most_common(_NAMED))
+    mostly = ", ".join(f"{name} {duration(context.per_step(ns))}" for name, ns in names.most_common(_NAMED))
+    idles = "no work runs for" if context.work.cpu_only else "the GPU idles"
     return Detection(
         (
             Quantity("GPU idle per step", idle_ns, "ns"),
@@ -203,11 +211,12 @@ def _of_cause(context: RankContext, cause: str, what: str) -> Outcome:
         ),
         idle_ns,
         where,
-        f"the GPU idles {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
+        f"{idles} {milliseconds(idle_ns)}/step while {what} (up to {duration(longest)} in one gap, "
         f"in {in_steps} of {context.steps} recorded steps); mostly {mostly}"
         + (f"; {duration(once_ns)} more happened once" if once_ns else "")
         + ("; with one step recorded, not known to recur" if alone else ""),
         "medium" if alone else "high",
+        title=title_on_cpu if context.work.cpu_only else "",
     )
 
 

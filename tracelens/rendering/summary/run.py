@@ -369,7 +369,8 @@ def _once(figures: RunFigures) -> str:
         for cause, (ns, ranks) in figures.once().items()
         if ns > ONCE_SHARE * step_ns
     ]
-    return f" Once in this recording: {', '.join(parts[:2])} with an idle GPU." if parts else ""
+    meanwhile = "while no work ran" if figures.cpu_only else "with an idle GPU"
+    return f" Once in this recording: {', '.join(parts[:2])} {meanwhile}." if parts else ""
 
 
 def _on_ranks(count: int) -> str:

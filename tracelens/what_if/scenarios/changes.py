@@ -9,7 +9,7 @@ import numpy as np
 from tracelens.analysis.fusable import Chains
 from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph
-from tracelens.what_if.thresholds import PAUSE_NS
+from tracelens.what_if.thresholds import PAUSE_NS, USUAL_HOST_SHARE
 
 GPUS_PER_NODE = 8
 """GPUs that the links of a node connect, in all bundled devices' servers."""
@@ -53,6 +53,28 @@ def drop_host_time(graph: RunGraph, edit: Edit, mask: Bool) -> None:
     pauses = mask & (graph.lag > PAUSE_NS)
     cut(edit.lag, mask & ~pauses)
     edit.set_lag(pauses, edit.lag[pauses] * (1 - PAUSE_NS / graph.lag[pauses]))
+
+
+def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
+    """Give host time the profiler's usual share as far as a change takes away what told another one.
+
+    Where calls under a mask, which go, have most of the host time, the factor on it is theirs (see
+    `projector`): what stays is as likely to have the usual one. It only ever shrinks. Returns the factor that
+    host time has then, as a share of the recorded; 1 where it is not known.
+    """
+    host = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
+    recorded, gone = graph.lag[host].sum(), host & calls[graph.dst]
+    factor = float(edit.lag[host].sum() / max(recorded, 1))
+    if not USUAL_HOST_SHARE < factor < 1:
+        return ""
+    share = float(graph.lag[gone].sum() / recorded)
+    result = factor + (USUAL_HOST_SHARE - factor) * share
+    left = np.flatnonzero(host & ~gone)
+    edit.set_lag(left, edit.lag[left] * (result / factor))
+    return (
+        f"; host time that stays is {result:.2f} of the recorded instead of {factor:.2f}, nearer to the "
+        f"usual {USUAL_HOST_SHARE:.2f}"
+    )
 
 
 def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:

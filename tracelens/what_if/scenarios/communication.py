@@ -2,7 +2,8 @@
 
 The all-to-all of expert parallelism, at another bandwidth or hidden; the exchange of tokens in MoE layers,
 without redundant copies or under another micro-batch's work; collectives of dense layers, by levels across
-hosts or beside their GEMM; and late ranks, which hold up the others.
+hosts or beside their GEMM; parameters that sharded data parallelism gathers; and late ranks, which hold up
+the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import SEND_RECV, MatchedCollective, spans_of
+from tracelens.analysis.comm import SEND_RECV, MatchedCollective, Regathers, spans_of
+from tracelens.analysis.comm import regathers as regathers_of
 from tracelens.analysis.fusable import StepWork, exposed_pairs, pairs, speed_of_light
 from tracelens.analysis.moe import COMBINE, DISPATCH, STAGES, blocking, deduplicated_share, regions
 from tracelens.arrays import Bool, Float, Int, unique
@@ -19,11 +21,12 @@ from tracelens.devices import Device, bus_factor
 from tracelens.errors import TracelensError
 from tracelens.table import codes
 from tracelens.trace import WORK_KINDS, Trace, rows_by_code
-from tracelens.units import duration
+from tracelens.units import amount, duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
 from tracelens.what_if.scenarios.changes import (
     ALL_TO_ALLS,
+    drop_work,
     marked,
     meetings_of,
     of_calls,
@@ -378,3 +381,41 @@ def _stretches(context: ScenarioContext) -> Stretches:
         for column in range(size):
             others_ns[rows[:, column]] = np.median(np.delete(dur_ns, column, axis=1), axis=1)
     return Stretches(arrival, rank, begin, dur, np.minimum(others_ns, dur))
+
+
+def regathers(trace: Trace, device: Device | None) -> Regathers:
+    """What a rank gathers again in a step."""
+    return trace.once(regathers_of)
+
+
+@scenario("keep_parameters", reads=(regathers,))
+def keep_parameters(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Sharded parameters stay on the GPU from forward to backward pass (FSDP2: reshard_after_forward=False).
+
+    Assumes:
+        What gathers the parameters of a module again, for a backward pass, goes, with its copies, calls and
+        host time. Their memory stays in use until the backward pass is through the module.
+    """
+    graph, by_rank = context.gpu_graph(), context.read(regathers)
+    work = marked(graph, [part.rows for part in by_rank])
+    if not work.any():
+        raise NotApplicable("no module whose parameters are gathered twice in a step by FSDP2")
+    calls = np.zeros(len(graph), dtype=bool)
+    for rank, part in enumerate(by_rank):
+        points = graph.nodes(rank, Node.POINT, Node.WAITED)
+        calls[points] = np.isin(graph.event[points], part.event)
+    meetings = np.flatnonzero(meetings_of(graph, work))
+    matched = context.recorded.collectives.matched
+    gathered = [
+        matched[number].participants[0].record.bytes for number in graph.collective[meetings].tolist()
+    ]
+    steps = len(context.recorded.windows)
+    # One module's parameters are in use in any case.
+    more = sum(gathered) / steps - max(gathered, default=0)
+    transfer_ns = float(edit.dur[meetings].sum()) / steps
+    drop_work(graph, edit, work, calls)
+    return (
+        f"{len(meetings) / steps:,.0f} all-gathers a step go, {duration(transfer_ns)} of transfers, with "
+        f"their copies and calls; each GPU holds {amount(more, 'bytes')} of parameters more as the backward "
+        "pass begins"
+    )

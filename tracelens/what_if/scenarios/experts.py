@@ -40,7 +40,7 @@ from tracelens.trace import Trace, enclosing_op, rows_by_code
 from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
-from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, GPUS_PER_NODE, work_nodes
+from tracelens.what_if.scenarios.changes import ALL_TO_ALLS, GPUS_PER_NODE, usual_host_share, work_nodes
 from tracelens.what_if.thresholds import GROUPED_ROWS, LOOP_GEMMS, LOOP_SHARE
 
 
@@ -270,6 +270,7 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
     busy[graph.src[launch & ~work[graph.dst]]] = True
     point = (idle | waits) & ~busy
     launches = int((idle & ~busy).sum())
+    usual = usual_host_share(graph, edit, point)
     edit.dur[work] = 0
     edit.delay[work | point] = 0
     edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
@@ -284,7 +285,7 @@ def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
         f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
         f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
         "other work keeps its time less the fixed cost of the removed calls; host reads of sizes and the "
-        "expert-by-expert assembly of gradients are gone"
+        f"expert-by-expert assembly of gradients are gone{usual}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.common import NODE, recomputed
+from tracelens.analysis.common import NODE, REENTERING, recomputed
 from tracelens.analysis.fusable import Chains, loss_chains, permutation_chains, router_chains
 from tracelens.analysis.roofline import slow_calls
 from tracelens.arrays import Int, lookup
@@ -17,10 +17,11 @@ from tracelens.errors import TracelensError
 from tracelens.table import nearest
 from tracelens.trace import Trace, matching, wildcards
 from tracelens.units import duration
-from tracelens.what_if.graph import Edit, Node
+from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.replay import labels
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
 from tracelens.what_if.scenarios.changes import drop_work, fuse, marked, unblock
+from tracelens.what_if.thresholds import UNHOOKED_SHARE
 
 _LAYERS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 
@@ -33,6 +34,8 @@ class Recompute(NamedTuple):
     calls: Int  # event rows of launches and other calls in it
     call_layer: Int  # of each
     written: Int  # bytes that each piece of work writes, by its cost model; 0 where there is none
+    hooked: Int  # event rows of other calls of these layers' backward, to which Python hands saved tensors
+    hooked_layer: Int  # of each
     passes: int  # number of backward passes that repeat something
 
 
@@ -174,7 +177,8 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     calls = np.flatnonzero(mask & events.where("launch") & (around >= 0))
     layers, index = np.unique(np.concatenate((around[caller[rows]], around[calls])), return_inverse=True)
     if not len(layers):
-        return Recompute(rows, rows, calls, calls, rows, 0)
+        none = np.zeros(0, dtype=np.int64)
+        return Recompute(none, none, none, none, none, hooked=none, hooked_layer=none, passes=0)
     order = np.argsort(events.start[layers], kind="stable")
     forward = np.flatnonzero((caller >= 0) & (lookup(around, caller, 0) < 0) & ~lookup(mask, caller, True))
     forward_ns = np.sort(events.start[caller[forward]])
@@ -195,6 +199,12 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     number = np.empty(len(layers), dtype=np.int64)
     number[order] = (count[number_of_pass] - 1) - (np.arange(len(order)) - first[number_of_pass])
     layer = number[index.ravel()]
+    # Other calls of a backward pass belong to the layer that it has begun last.
+    others = np.flatnonzero(~mask & events.where("launch") & (around >= 0))
+    begun = np.searchsorted(events.start[layers[order]], events.start[others], "right") - 1
+    same = (begun >= 0) & (np.searchsorted(forward_ns, events.start[others]) == lookup(passed, begun, -1))
+    same &= events.tid[others] == events.tid[lookup(layers[order], begun, 0)]
+    hooked = np.zeros(0, dtype=np.int64) if _reenters(trace) else others[same]
     # Of a call with several kernels the first counts as what writes its bytes.
     costs = trace.once(work_costs)
     written = lookup(
@@ -208,8 +218,15 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
         calls=calls,
         call_layer=layer[len(rows) :],
         written=np.where(is_first, written, 0),
+        hooked=hooked,
+        hooked_layer=number[order[begun[np.isin(others, hooked)]]],
         passes=len(count),
     )
+
+
+def _reenters(trace: Trace) -> bool:
+    """Whether checkpoints begin a backward pass of their own, instead of hooks on what autograd saves."""
+    return bool(trace.arrays.named(REENTERING.__eq__).any())
 
 
 @scenario("no_recompute", argument="=LAYERS", reads=(recompute_work,))
@@ -238,6 +255,12 @@ def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
         calls[points] = np.isin(graph.event[points], own.calls[np.isin(own.call_layer, layers)])
     if not work.any():
         raise NotApplicable(f"none of layers {argument} is recomputed (layers: 0 to {most})")
+    hooked = np.zeros(len(graph), dtype=bool)
+    for rank, own in enumerate(by_rank):
+        points = graph.nodes(rank, Node.POINT)
+        hooked[points] = np.isin(graph.event[points], own.hooked[np.isin(own.hooked_layer, layers)])
+    own_time = np.flatnonzero((graph.edge == Edge.HOST) & hooked[graph.dst] & (edit.lag > 0))
+    edit.set_lag(own_time, edit.lag[own_time] * UNHOOKED_SHARE)
     gpu_ns = int(edit.dur[work].sum())
     unblock(graph, edit, calls)
     launches = drop_work(graph, edit, work, calls)
@@ -247,7 +270,12 @@ def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
         if any(written)
         else "need more memory"
     )
+    unhooked = (
+        f"; the host's other work in their backward pass takes {UNHOOKED_SHARE:g} of its time, as Python no "
+        "longer hands out each saved tensor"
+    )
     return (
         f"{int(work.sum()):,} kernels ({duration(gpu_ns)} over all ranks) and {launches:,} launches are not "
         f"repeated in {len(layers)} of {most + 1} layers, which {memory}: all that the repeated ops write"
+        f"{unhooked if hooked.any() else ''}"
     )

@@ -50,7 +50,7 @@ class HostIdle(NamedTuple):
 
     cause: Int  # code into the causes of idle time
     once: Bool  # whether its like is in no other step, see analyzer `idle`
-    launch: Int  # event row of the call that launched the next work
+    launch: Int  # event row of the call that launched the next work, -1 if the host does the work
     start: Int  # ns
     end: Int  # ns
 
@@ -327,7 +327,7 @@ def no_graphs(context: ScenarioContext, edit: Edit, argument: str) -> str:
 def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     """The idle time of a rank that has a cause on its host."""
     step = StepWork(trace, device)
-    if not len(step.work.event) or step.work.cpu_only:
+    if not len(step.work.event):
         none = np.empty(0, dtype=np.int64)
         return HostIdle(none, none.astype(bool), none, none, none)
     rows = np.flatnonzero(np.isin(step.idle.cause, [CODE[name] for name in AVOIDABLE]))
@@ -337,7 +337,7 @@ def host_idle(trace: Trace, device: Device | None) -> HostIdle:
     # Nothing is launched behind the last step; its end belongs to the thread of the last launch.
     last = int(calls[np.argmax(trace.arrays.start[calls])]) if len(calls) else -1
     after = step.gaps.after[pieces.gap]
-    launch = np.where(after >= 0, lookup(launches, after, -1), last)
+    launch = np.where((after >= 0) | step.work.cpu_only, lookup(launches, after, -1), last)
     return HostIdle(pieces.cause, step.recurrence.once[rows], launch, pieces.start, pieces.end)
 
 
@@ -380,7 +380,7 @@ def data_loading_overlapped(context: ScenarioContext, edit: Edit, argument: str)
 
 def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     """Shorten the host's time by the GPU's idle time of a cause that recurs, or all that happened once."""
-    graph = context.gpu_graph()
+    graph = context.graph
     # A number for the stretch of a thread that each node is in; it ends where another thread resumes.
     thread = np.arange(len(graph))
     host_time = graph.edge == Edge.HOST
@@ -390,17 +390,22 @@ def _without(context: ScenarioContext, edit: Edit, cause: str) -> str:
     saved = np.zeros(len(graph.edge), dtype=np.int64)
     own_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER)) & (graph.lag > 0)
     for rank, idle in enumerate(context.read(host_idle)):
-        points = graph.nodes(rank, Node.POINT)
-        event, first = np.unique(graph.event[points], return_index=True)
         chosen = (idle.cause == CODE[cause]) & ~idle.once if cause else idle.once
-        rows = np.flatnonzero(chosen & np.isin(idle.launch, event))
+        edges = np.flatnonzero(own_time & (graph.rank[graph.dst] == rank))
+        lane = thread[graph.dst[edges]]
+        if graph.ranks[rank].cpu_only:  # no thread of it works in these pauses
+            rows, lane = np.flatnonzero(chosen), np.zeros(len(edges), dtype=np.int64)
+            of_rows = np.zeros(len(rows), dtype=np.int64)
+        else:
+            points = graph.nodes(rank, Node.POINT)
+            event, first = np.unique(graph.event[points], return_index=True)
+            rows = np.flatnonzero(chosen & np.isin(idle.launch, event))
+            of_rows = thread[points[first[np.searchsorted(event, idle.launch[rows])]]]
         if not len(rows):
             continue
-        launch = points[first[np.searchsorted(event, idle.launch[rows])]]
-        pieces = Covered(thread[launch], idle.start[rows], idle.end[rows])
-        edges = np.flatnonzero(own_time & (graph.rank[graph.dst] == rank))
+        pieces = Covered(of_rows, idle.start[rows], idle.end[rows])
         end_ns = graph.start[graph.dst[edges]] - graph.shift[rank]
-        saved[edges] = pieces.covered(thread[graph.dst[edges]], end_ns - graph.lag[edges], end_ns)
+        saved[edges] = pieces.covered(lane, end_ns - graph.lag[edges], end_ns)
     if not saved.any():
         why = cause or "something that happened once"
         raise NotApplicable(f"the GPU is never idle between two host calls because of: {why}")

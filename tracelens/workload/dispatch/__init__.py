@@ -9,10 +9,8 @@ N is the number of tokens, or of copies of tokens, that reach this rank. See `ro
 """
 
 from tracelens.planner.config import Config, DispatchName
-from tracelens.workload.dispatch.allgather import AllGatherDispatch
-from tracelens.workload.dispatch.alltoall import AllToAllDispatch
 from tracelens.workload.dispatch.base import Dispatcher, enter
-from tracelens.workload.dispatch.dedup import DedupDispatch
+from tracelens.workload.dispatch.collectives import AllGatherDispatch, AllToAllDispatch, DedupDispatch
 from tracelens.workload.dispatch.deepep import DeepEPDispatch
 from tracelens.workload.parallel import Groups
 

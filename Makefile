@@ -16,9 +16,14 @@ REPORT_published := project published
 REPORT_memory_1t := project memory --model moe_1t --gpus 768 --framework amd-guide --device mi300x --device mi355x \
 	--layout 'pp=24 ep=8 vpp=4' --layout 'pp=24 ep=8 vpp=4 cp=2' --layout 'pp=24 ep=16 vpp=4' \
 	--layout 'pp=24 ep=16 vpp=4 cp=2' --layout 'pp=48 ep=8 vpp=2' --layout 'pp=48 ep=8 vpp=2 cp=2'
+# Of traces of MI300X that AMD's TraceLens publishes with its tests, in a folder named by TRACELENS_CORPUS.
+PUBLIC_mi300x_resnet := report mi300x/resnet_act_checkpoint.json.gz
+PUBLIC_mi300x_timesformer := report mi300x/facebook_timesformer-base-finetuned-k400__1016002.json.gz
+PUBLIC_mi300x_bert := report mi300x/gaunernst_bert-small-uncased__1016001.json.gz
 # The report of four ranks is long in JSON.
 REPORTS := loop.md loop.json grouped.md grouped.json diff_loop_grouped.md diff_loop_grouped.json \
 	ep4_baseline.md ladder_ep4.md ladder_ep4.json whatif_ep4.md memory_1t.md published.md
+PUBLIC_REPORTS := $(if $(TRACELENS_CORPUS),mi300x_resnet.md mi300x_timesformer.md mi300x_bert.md)
 BENCH ?= check --json bench_figures.json
 WORKERS := 2
 # A browser that does not answer in time is asked once more; no test whose assertion fails is.
@@ -81,9 +86,11 @@ docs: $(VENV)/.dev ## build the documentation: build/site/index.html
 pictures: $(VENV)/.dev ## remake the pictures of the README: docs/images (needs Chromium)
 	$(BIN)/python docs/generate/pictures.py
 
-reports: $(VENV)/.core ## remake reports/ from sample_traces/
+reports: $(VENV)/.core ## remake reports/ from sample_traces/, and from public traces where there is TRACELENS_CORPUS
 	@mkdir -p reports
 	@$(foreach file,$(REPORTS),$(BIN)/tracelens $(REPORT_$(basename $(file))) -o reports/$(file) &&) true
+	@$(foreach file,$(PUBLIC_REPORTS),(cd $(TRACELENS_CORPUS) && \
+		$(abspath $(BIN))/tracelens $(PUBLIC_$(basename $(file))) -o $(CURDIR)/reports/$(file)) &&) true
 
 notebooks: $(VENV)/.dev ## run notebooks/ and store their outputs (one: make notebooks NAME=roofline)
 	$(BIN)/python notebooks/remake.py $(NAME)

@@ -14,10 +14,14 @@ from tracelens.cli import run
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", "")
-COMMANDS = {
-    name: shlex.split(arguments)
-    for name, arguments in re.findall(r"^REPORT_(\w+) := (.+)$", MAKEFILE, re.MULTILINE)
-}
+COMMANDS, PUBLIC = (
+    {
+        name: shlex.split(arguments)
+        for name, arguments in re.findall(rf"^{kind}_(\w+) := (.+)$", MAKEFILE, re.MULTILINE)
+        if name != "REPORTS"
+    }
+    for kind in ("REPORT", "PUBLIC")
+)
 FILES = sorted(path.name for path in (ROOT / "reports").iterdir())
 
 
@@ -33,7 +37,7 @@ def remade(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_there_is_a_report_of_each_command() -> None:
-    assert {name.partition(".")[0] for name in FILES} == set(COMMANDS)
+    assert {name.partition(".")[0] for name in FILES} == {*COMMANDS, *PUBLIC}
     assert len(COMMANDS) > 3
 
 
@@ -45,6 +49,16 @@ def test_reports_are_current(remade: list[Path]) -> None:
             _same(json.loads(path.read_text()), json.loads(current), "")
         else:
             assert path.read_text() == current
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLIC)
+def test_reports_on_public_traces_are_current(
+    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus)
+    assert run([*PUBLIC[name], "-o", str(tmp_path / "report.md")]) == 0
+    assert (tmp_path / "report.md").read_text() == (ROOT / "reports" / f"{name}.md").read_text()
 
 
 def _same(new: Any, old: Any, where: str) -> None:

@@ -26,7 +26,7 @@ def test_amounts(value: float, unit: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ns", "text"),
-    [(2, "2 ns"), (1_500, "1.50 us"), (-12_340_000, "-12.3 ms"), (1.234e9, "1.23 s"), (1e12, "1000 s")],
+    [(2, "2 ns"), (1_500, "1.50 µs"), (-12_340_000, "-12.3 ms"), (1.234e9, "1.23 s"), (1e12, "1000 s")],
 )
 def test_durations_have_three_digits(ns: float, text: str) -> None:
     assert duration(ns) == text

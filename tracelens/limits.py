@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from io import BufferedReader, FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tracelens.errors import TracelensError, UnknownName
+from tracelens.errors import ParseError, TracelensError, UnknownName
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 VARIABLE = "TRACELENS_LIMITS"
 
@@ -34,6 +41,8 @@ MAX_CACHE_AGE = 29
 _VALUE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kMGTP]?)(i?)B?", re.ASCII)
 _EXPONENTS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _LARGEST_VALUE = 1 << 62
+# A pipe is waited for: whoever writes to it may be started after the command.
+_WRITER_S, _PAUSE_S = 5, 0.02
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,42 @@ def applied(text: str) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+class _Pipe(FileIO):
+    """A pipe of which the first byte may have been read already."""
+
+    first: bytes | None = b""
+
+    def readinto(self, buffer: Buffer) -> int | None:
+        if not self.first:
+            return super().readinto(buffer)
+        memoryview(buffer)[:1], self.first = self.first, b""
+        return 1
+
+
+def open_input(path: str | os.PathLike[str]) -> BufferedReader:
+    """A file to read; a named pipe is waited for until somebody writes to it, but not for ever.
+
+    Raises:
+        ParseError: nobody writes to the pipe.
+        OSError: as when opening it.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return Path(path).open("rb")
+    # Opened in the usual way, a pipe that nobody writes to would block this call.
+    pipe = _Pipe(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    deadline = time.monotonic() + _WRITER_S
+    # Without a writer nothing comes, from one that has yet to write None.
+    while (first := pipe.read(1)) == b"":
+        if time.monotonic() > deadline:
+            pipe.close()
+            problem = "a pipe that nobody writes to; start its writer, or name a file"
+            raise ParseError(os.fspath(path), problem)
+        time.sleep(_PAUSE_S)
+    os.set_blocking(pipe.fileno(), True)
+    pipe.first = first
+    return BufferedReader(pipe)
+
+
 def read_config_file(path: Path) -> bytes:
     """The content of a model, device or rules file, which people write.
 
@@ -128,7 +173,7 @@ def read_config_file(path: Path) -> bytes:
         OSError: as when opening it.
     """
     most = limits().config_bytes
-    with path.open("rb") as file:
+    with open_input(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         problem = f"{path}: over {most:,} bytes, too large for a model, device or rules file"

@@ -101,7 +101,7 @@ def duration(ns: float) -> str:
     >>> duration(1_840_000)
     '1.84 ms'
     """
-    for name, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+    for name, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size:
             value = ns / size
             return f"{value:.{three_digit_decimals(value)}f} {name}"

@@ -349,8 +349,10 @@ def device_page() -> str:
     head = ("device", "name", "memory, GB", "TB/s", "BF16 TFLOP/s", "FP8 TFLOP/s", "FP4 TFLOP/s")
     return page(
         "Devices",
-        "Data-sheet peaks without sparsity. What is not published is left out; nothing is scaled from "
-        "another figure. A device of your own is [a TOML file](../how-to/device.md).",
+        "Data-sheet peaks, dense; `sparse` are those with 2:4 sparsity, from which nothing is computed. What "
+        "is not published is left out; nothing is scaled from another figure. MI308X is missing: its maker "
+        "publishes no peak, and others contradict one another (172 to 295 TFLOP/s in BF16). A device of your "
+        "own is [a TOML file](../how-to/device.md).",
         table(head, rows),
         *(section(item.title, _figures(item), anchor=item.name) for item in devices()),
     )

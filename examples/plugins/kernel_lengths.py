@@ -35,7 +35,7 @@ def kernel_lengths(run: Run, *, scope: Scope = "all", limit_us: int = 10) -> Res
             skips.append(Skip(f"rank {rank}", "no kernels in the trace"))
             continue
         short = dur_ns <= limit_us * 1000
-        for length, mask in ((f"up to {limit_us} us", short), ("longer", ~short)):
+        for length, mask in ((f"up to {limit_us} µs", short), ("longer", ~short)):
             part_ns = int(dur_ns[mask].sum())
             fraction = part_ns / max(int(dur_ns.sum()), 1)
             rows.append((rank, length, np.count_nonzero(mask), part_ns, fraction))

@@ -70,6 +70,20 @@ JSON: dict[str, Any] = {
     "flight.json": _DUMP,
     "rocprofv3.json": {"rocprofiler-sdk-tool": []},
     "chakra.json": {"schema": "1.1.1-chakra.0.0.4", "nodes": []},
+    "execution.json": {"schema": "1.0.1", "pid": 7, "nodes": []},
+    "snapshot.json": {"segments": [], "device_traces": [[]]},
+    "tensorflow.json": chrome(
+        named("process", 3, "/job:localhost/replica:0/task:0/device:GPU:0 Compute"),
+        span(3, 1, "MatMul", 1, 5, cat="Op"),
+    ),
+    "ascend.json": [named("process", 1, "Ascend Hardware"), span(1, 1, "aclnnMatmul", 1, 5)],
+    "collectives.json": {"version": "2.4", "entries": [{"record_id": 0, "collective_seq_id": 1}]},
+    "empty_object.json": {},
+    "null_events.json": {"traceEvents": None},
+    "text_events.json": {"traceEvents": ["a"]},
+    "spans.json": {"resourceSpans": []},
+    "nccl/nccl_trace_rank_0.json": _DUMP,
+    "nccl/nccl_trace_rank_1.json": _DUMP,
     "report.json": {"schema_version": 1, "results": {}},
     "notebook.ipynb": {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5},
     "speedscope.json": {"$schema": "https://www.speedscope.app/file-format-schema.json", "profiles": []},
@@ -109,6 +123,12 @@ def _zip(members: dict[str, str]) -> bytes:
 BYTES = {
     "host.xplane.pb": b"\x0a\x89\x01\x08\x01\x12\x0c/host:CPU\x00abc",
     "gpu.xplane.pb": b"\x0a\xa1\x02\x12\x0d/device:GPU:0\x1a\x10",
+    "host.xplane.pb.gz": gzip.compress(b"\x0a\x89\x01\x08\x01\x12\x0c/host:CPU\x00abc"),
+    "logdir/plugins/profile/2026_01_01/host.xplane.pb": b"\x0a\x89\x01\x08\x01\x12\x0c/host:CPU\x00abc",
+    "nsys.jsonl": b'{"NvtxEvent":{"Type":75}}\n{"CudaEvent":{"startNs":"1"}}\n',
+    "cut_header.json": b'{"schemaVersion": 1, "deviceProperties": [{"id": 0',
+    "blank.json": b" \n\n",
+    "pointer.json": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
     "trace.pftrace": b"\x0a\x10\x08\x01\x12\x05" * 4,
     "report.nsys-rep": b"\x01\x02NV",
     "report.ncu-rep": b"NVR\x00\x01",
@@ -149,7 +169,7 @@ def write(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(document))
     for name, data in BYTES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     for name, table in TABLES.items():
         with sqlite3.connect(folder / name) as connection:

@@ -55,6 +55,6 @@ def test_what_was_measured_is_told_first_and_beside_what_is_possible() -> None:
     assert rate is not None
     told = measured_rates(known)
     assert f"GEMM bf16 {rate / 1e12:.0f} TFLOP/s ({rate / known.matrix['bf16']:.0%} of its peak)" in told
-    assert f"{known.measured.launch.kernel_ns / 1e3:.2f} us per launch" in told
+    assert f"{known.measured.launch.kernel_ns / 1e3:.2f} µs per launch" in told
     nothing = replace(known, measured=type(known.measured)())
     assert measured_rates(nothing) == f"{known.title}: nothing could be measured"

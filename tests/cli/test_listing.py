@@ -22,7 +22,7 @@ def test_devices_with_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
     lines = {row.split()[0]: row for row in rows}
     assert lines["mi300x"].split() == [
         "mi300x", "AMD", "Instinct", "MI300X",
-        "304", "192", "5.3", "1307", "2615", "163.4", "708", "448", "AMD",
+        "304", "192", "5.325", "1307", "2615", "163.4", "708", "448", "AMD",
     ]  # fmt: skip
     assert lines["mi355x"].split()[4:] == ["256", "288", "8", "2517", "5033", "157.3", "-", "537.6", "AMD"]
     assert lines["h100"].endswith("secondary")

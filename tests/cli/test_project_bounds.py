@@ -23,7 +23,7 @@ def test_the_challenge_is_the_default(
     out, err = capfd.readouterr()
     assert err == ""
     assert out.startswith("Least times on 8 x mi300x")
-    assert "GEMM + reduce-scatter 39.8 us" in out
+    assert "GEMM + reduce-scatter 39.8 µs" in out
     assert "hierarchical" in out
 
 

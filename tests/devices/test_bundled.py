@@ -99,11 +99,21 @@ def test_nvidia_matrix_peaks_are_dense() -> None:
     ]  # fmt: skip
 
 
+def test_peaks_with_sparsity_are_apart_and_twice_the_dense_ones() -> None:
+    sparse = {item.name: item for item in DEVICES if item.sparse}
+    assert sorted(sparse) == ["a100", "a100-40gb", "h100", "h200", "mi300x"]
+    for item in sparse.values():
+        assert {*item.sparse} <= {*item.matrix}
+        for dtype, rate in item.sparse.items():
+            assert rate == pytest.approx(2 * item.matrix[dtype], rel=1e-3)
+            assert item.peak("matrix", dtype) == item.matrix[dtype]
+
+
 def test_memory() -> None:
     found = {item.name: (item.hbm_bytes, item.hbm_bytes_per_s) for item in DEVICES}
     assert found == {
         "mi250x": (64_000_000_000, 1.6384e12),
-        "mi300x": (192_000_000_000, 5.3e12),
+        "mi300x": (192_000_000_000, 5.325e12),
         "mi325x": (256_000_000_000, 6e12),
         "mi350x": (288_000_000_000, 8e12),
         "mi355x": (288_000_000_000, 8e12),
@@ -119,7 +129,7 @@ def test_memory() -> None:
         "b300": (288_000_000_000, 8e12),
     }
     # 8192 bit at 5.2 Gb/s; 7680 bit at 2 x 3.996 Gb/s.
-    assert device("mi300x").hbm_bytes_per_s == pytest.approx(8192 / 8 * 5.2e9, rel=0.01)
+    assert device("mi300x").hbm_bytes_per_s == pytest.approx(8192 / 8 * 5.2e9, rel=1e-4)
     assert device("b200").hbm_bytes_per_s == pytest.approx(7680 / 8 * 2 * 3.996e9, rel=0.01)
 
 
@@ -146,7 +156,7 @@ def test_numbers_are_of_a_sensible_size(item: Device) -> None:
     assert isinstance(item.cache_bytes, int)
     assert item.cache_bytes == 0 or 1 << 20 < item.cache_bytes < 1 << 30  # 0: not published
     for key, value in numbers(item).items():
-        if key.startswith(("matrix", "vector", "maf")):
+        if key.startswith(("matrix", "sparse", "vector", "maf")):
             assert 1e12 <= value < 20e15, key
     for dtype, rate in item.maf.items():
         assert 0.4 < rate / item.matrix[dtype] < 1
@@ -161,7 +171,7 @@ def test_matrix_units_are_no_slower_for_smaller_types(item: Device) -> None:
 
 @each_device
 def test_element_types_are_known(item: Device) -> None:
-    assert {*item.matrix, *item.vector, *item.maf} <= set(DTYPES)
+    assert {*item.matrix, *item.sparse, *item.vector, *item.maf} <= set(DTYPES)
 
 
 def test_a_device_is_plain_data() -> None:

@@ -52,7 +52,7 @@ def kernels(path: Path) -> pd.DataFrame:
 def test_the_analyzer() -> None:
     short, long = tables("kernel_lengths.py", "analyze", "kernel_lengths", LOOP)["lengths"]
     every = kernels(LOOP)
-    assert (short["length"], long["length"]) == ("up to 10 us", "longer")
+    assert (short["length"], long["length"]) == ("up to 10 µs", "longer")
     assert short["kernels"] + long["kernels"] == every["count"].sum()
     assert short["dur_ns"] + long["dur_ns"] == every["sum_ns"].sum()
     assert short["fraction_of_kernel_time"] + long["fraction_of_kernel_time"] == pytest.approx(1)
@@ -83,7 +83,7 @@ except tracelens.TracelensError as error:
     fewer, more = map(int, counts.split())
     assert 0 < fewer < more
     times_ms = {name: float(ms) for name, ms in (bar.split("=") for bar in bars.split(";"))}
-    assert list(times_ms) == ["up to 10 us", "longer"]
+    assert list(times_ms) == ["up to 10 µs", "longer"]
     assert sum(times_ms.values()) == pytest.approx(kernels(LOOP)["sum_ns"].sum() / 1e6)
     assert "limit_us must be int, not 'ten'" in error
 

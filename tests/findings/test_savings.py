@@ -67,14 +67,14 @@ def savings(result: Result) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize(("columns", "rest"), [((9, 17), ""), ((9, 11), "2.00 us")])
+@pytest.mark.parametrize(("columns", "rest"), [((9, 17), ""), ((9, 11), "2.00 µs")])
 def test_a_saving_beyond_its_evidence_says_where_the_rest_lies(
     found: Any, columns: tuple[int, int], rest: str
 ) -> None:
     """Half of 8 us, of which the detection is about all, or about 2 us."""
     (row,) = found(CHAIN, half=("scale:first=0.5", columns))["findings"].itertuples()
     assert ("go with it" in row.evidence) == bool(rest)
-    assert f"4.00 us saved {rest} lie in this time, {rest} in gaps" in row.evidence or not rest
+    assert f"4.00 µs saved {rest} lie in this time, {rest} in gaps" in row.evidence or not rest
 
 
 @pytest.mark.parametrize(("columns", "shown"), [((9, 17), True), ((9, 9), False)])
@@ -165,7 +165,7 @@ def test_time_that_something_else_fills_is_no_finding(found: Any) -> None:
     assert (row.estimate_ns, row.saving_ns, row.basis, row.scenario) == (
         10 * US, 0, "replayed", "scale:first=0",
     )  # fmt: skip
-    assert row.verdict.startswith("estimated at 10.0 us")
+    assert row.verdict.startswith("estimated at 10.0 µs")
 
 
 def test_two_that_help_each_other_promise_no_more_than_each_alone(found: Any) -> None:

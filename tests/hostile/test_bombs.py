@@ -361,6 +361,13 @@ def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
         assert run("analyze", "input", str(pipe), cwd=tmp_path).code == 0
 
 
+def test_a_pipe_without_a_writer_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ended = run("analyze", "input", "pipe", cwd=tmp_path)
+    assert ended.code == 2
+    assert ended.err == "tracelens: pipe: a pipe that nobody writes to; start its writer, or name a file\n"
+
+
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
 def test_a_device_is_refused(device: str, tmp_path: Path) -> None:
     ended = run("analyze", "input", device, cwd=tmp_path)

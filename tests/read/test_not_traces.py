@@ -83,7 +83,10 @@ def test_plain_text_is_not_guessed_at(tmp_path: Path) -> None:
         ('{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "is an execution trace (Chakra)"),
         ('{"rocprofiler-sdk-tool": []}', "is JSON of rocprofv3"),
         ('{"pg_config": {}, "entries": []}', "is a dump of the NCCL flight recorder"),
-        ('{"schemaVersion": 1, "distributedInfo": {"pg_config": [', 'JSON without a "traceEvents" list'),
+        (
+            '{"schemaVersion": 1, "distributedInfo": {"pg_config": [',
+            "is a torch trace that is cut off before its first event",
+        ),
         ('{"a": {"schema": "tracelens.run/1"}}', 'JSON without a "traceEvents" list'),
     ],
 )

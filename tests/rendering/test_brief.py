@@ -80,7 +80,8 @@ def test_narrow_terminals_leave_ranges_out_before_they_stack_tiles() -> None:
 def test_findings_are_a_line_each_wherever_they_stand() -> None:
     found = sample.findings(3, ("Expert loop: one by one", "b", "c"))
     shown = lines(sample.idle(), found)
-    (row,) = [line for line in shown if "Expert loop" in line]
+    row, *remedy = [line for line in shown if "Expert loop" in line]
+    assert [line[: line.index(":")] for line in remedy] == ["First row's remedy"]
     assert "one by one" not in row
     assert len([line for line in shown if line.lstrip().startswith(("1 ", "2 ", "3 "))]) == 3
 

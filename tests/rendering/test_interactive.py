@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import tracelens
 from tests.rendering import sample
 from tests.rendering.test_payload import unpacked
 from tracelens.rendering import RENDERERS
@@ -126,9 +128,15 @@ def test_a_table_of_several_ranks_has_a_view_across_them() -> None:
     assert len(both.views[ROWS]) > len(both.first)
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(1, 12e6), (8, 12e6), (64, 25e6), (512, 25e6)])
+@pytest.mark.parametrize(("ranks", "most"), [(1, 6e6), (8, 6e6), (64, 16e6), (512, 16e6)])
 def test_a_page_has_a_limit(ranks: int, most: float) -> None:
     assert page_bytes(ranks) == most
+
+
+@pytest.mark.slow
+def test_the_page_of_a_real_run_keeps_to_its_limit(corpus: Path, tmp_path: Path) -> None:
+    tracelens.render(tracelens.report_files(corpus / "nvidia-h200-megatron/ep8"), tmp_path / "ep8.html")
+    assert (tmp_path / "ep8.html").stat().st_size <= page_bytes(8)
 
 
 def test_the_whole_page_keeps_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

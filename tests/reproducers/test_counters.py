@@ -355,7 +355,7 @@ def test_what_rocprofv3_counts_in_several_runs_is_joined(tmp_path: Path, mi300x:
     assert [gemm[name] for name in ("occupancy", "matrix", "l2_hit")] == pytest.approx([0.2, 0.72, 0.8])
     assert (gemm["clock_mhz"], gemm["boost_mhz"]) == (1890, 2100)
     assert gemm["hbm_bytes"] == 150_000 * 1024
-    assert gemm["hbm"] == pytest.approx(150_000 * 1024 / 100e-6 / 5.3e12)
+    assert gemm["hbm"] == pytest.approx(150_000 * 1024 / 100e-6 / 5.325e12)
     assert (gemm["cause"], reduction["cause"]) == ("matrix-bound", "HBM-bound, low clock")
     [row] = result["counters"].to_dict("records")
     assert (row["cause"], row["kernels"], row["kernels_ns"]) == ("matrix-bound", 2, 125_000)

@@ -96,7 +96,7 @@ def test_what_cannot_be_made_leaves_room_for_others(tmp_path: Path) -> None:
 
 def test_what_could_be_won_back(tmp_path: Path) -> None:
     # The product: 2 * 4096 ** 3 operations at 1307.4e12 a second are 105.1 us, of 120 it could lose 14.9.
-    # The relu: 4 MiB at 5.3e12 bytes a second are 0.8 us, of 2 * 20 it could lose 38.4.
+    # The relu: 4 MiB at 5.325e12 bytes a second are 0.8 us, of 2 * 20 it could lose 38.4.
     run = run_of(called(*MM, us=120), called(*RELU, us=20), called(*RELU, us=20), called(*LIBRARY, us=500))
     assert subjects(replay(run, tmp_path / "a")) == ["mylib::f", "aten::mm", "aten::relu"]
     found = replay(run, tmp_path / "b", order="recoverable")
@@ -188,7 +188,7 @@ def test_nothing_is_what_was_asked_for(tmp_path: Path) -> None:
         ("launch | ---", "nothing can be replayed: there is no GPU work"),
         (
             "s7 k | ---",
-            "nothing can be replayed: 100.0% of GPU time .3.0 us.: launched before the recording",
+            "nothing can be replayed: 100.0% of GPU time .3.0 µs.: launched before the recording",
         ),
     ],
 )

@@ -200,15 +200,15 @@ def test_every_reason_with_its_share() -> None:
     trace = everything()
     found = told(trace)
     assert [subject for subject, _ in found] == [
-        f"15.0% of GPU time (6.0 us): {NO_OP}",
-        f"12.5% of GPU time (5.0 us): {BEFORE}",
-        f"7.5% of GPU time (3.0 us): {NO_SIZES}",
-        "7.5% of GPU time (3.0 us): a list of more than 30 tensors: the profiler records no shapes for it",
-        f"5.0% of GPU time (2.0 us): {BY_GRAPH}",
-        f"5.0% of GPU time (2.0 us): {INDUCTOR}",
-        "5.0% of GPU time (2.0 us): incomplete arguments",
-        "2.5% of GPU time (1.0 us): ops without recorded arguments",
-        f"2.5% of GPU time (1.0 us): {UNREGISTERED}",
+        f"15.0% of GPU time (6.0 µs): {NO_OP}",
+        f"12.5% of GPU time (5.0 µs): {BEFORE}",
+        f"7.5% of GPU time (3.0 µs): {NO_SIZES}",
+        "7.5% of GPU time (3.0 µs): a list of more than 30 tensors: the profiler records no shapes for it",
+        f"5.0% of GPU time (2.0 µs): {BY_GRAPH}",
+        f"5.0% of GPU time (2.0 µs): {INDUCTOR}",
+        "5.0% of GPU time (2.0 µs): incomplete arguments",
+        "2.5% of GPU time (1.0 µs): ops without recorded arguments",
+        f"2.5% of GPU time (1.0 µs): {UNREGISTERED}",
     ]
     reasons = dict(found)
     named = {subject.partition(": ")[2]: reason for subject, reason in reasons.items()}

@@ -71,14 +71,14 @@ def test_times_within_the_tolerance_match_and_others_do_not(
 @pytest.mark.parametrize(
     ("told", "script", "note"),
     [
-        ({"median_us": 80.0, "warm_us": 52.0}, {}, "matches with warm caches (52.0 us)"),
+        ({"median_us": 80.0, "warm_us": 52.0}, {}, "matches with warm caches (52.0 µs)"),
         ({"median_us": 80.0, "warm_us": 78.0}, {}, ""),
         ({"median_us": 80.0, "p10_us": 50.0, "p90_us": 110.0}, {}, "noisy here (p90/p10 = 2.2)"),
         ({"median_us": 80.0}, {"count": 3, "total_us": 600.0}, "mean / median = 4.0"),
         (
             {"median_us": 7.0, "traced_us": 5.0},
             {"traced_us": 5.0, "total_us": 5.0},
-            "the 2.0 us difference",
+            "the 2.0 µs difference",
         ),
     ],
 )
@@ -510,7 +510,7 @@ def test_interpreters_that_cannot_run_scripts(
 def test_the_table_can_be_read(tmp_path: Path, torch: Path) -> None:
     result = checked(tmp_path, on_gpu(median_us=80.0, warm_us=52.0), "raise ValueError('<b>|no|</b>')")
     text = console_text(Report((result,)), width=200)
-    assert "matches with warm caches (52.0 us)" in text
+    assert "matches with warm caches (52.0 µs)" in text
     assert "160.0%" in text
     assert text.index("ValueError: <b>|no|</b>") < text.index("matches with warm")
 

@@ -62,7 +62,7 @@ def test_a_diff_names_the_largest_changes_beyond_the_noise() -> None:
         row("cause", "idle: launch overhead", 10, 8, "within"),
         row("cause", "copies", 4, 3.4),
     )
-    assert made.verdict == "9.1% faster: 58.4 ms to 53.1 ms a step; expert GEMMs -4.10 ms, copies -600 us."
+    assert made.verdict == "9.1% faster: 58.4 ms to 53.1 ms a step; expert GEMMs -4.10 ms, copies -600 µs."
     assert names(made) == ["base_step_time", "cand_step_time", "change", "change_1", "change_2"]
     assert tile(made, "change").value == pytest.approx(-5.3 * MS)
     assert tile(made, "change_1").value == pytest.approx(-4.1 * MS)

@@ -103,7 +103,7 @@ def test_a_layer_that_is_not_recomputed() -> None:
     assert projected(run, "no_recompute=0") == projected(run, "no_recompute")
     text = whatif(run, ["no_recompute"])["assumptions"]["assumption"][0]
     assert text.startswith(
-        "2 kernels (11.0 us over all ranks) and 2 launches are not repeated in 1 of 1 layers"
+        "2 kernels (11.0 µs over all ranks) and 2 launches are not repeated in 1 of 1 layers"
     )
     assert "none of layers 3" in reason(run, "no_recompute=3")
 

@@ -105,7 +105,7 @@ def test_a_step_that_the_gpu_decides_is_not_reached_and_says_so() -> None:
     assert result.meta["recorded_ns"] == 40_000
     assert 38_000 <= result.meta["base_ns"] < 40_000
     assert result.meta["host_time_factor"] >= LEAST
-    assert "30.0 us without the profiler" in reason(result)
+    assert "30.0 µs without the profiler" in reason(result)
     assert "GPU-bound" in reason(result)
 
 
@@ -113,7 +113,7 @@ def test_a_step_that_is_no_shorter_without_the_profiler_stays_as_recorded() -> N
     result = whatif(paced(LAUNCH_BOUND, 30), ["identity"])
     assert result.meta["base_ns"] == pytest.approx(24_000, rel=0.02)
     assert result.meta["host_time_factor"] >= 0.98
-    assert "30.0 us without the profiler" in reason(result)
+    assert "30.0 µs without the profiler" in reason(result)
     assert reason(whatif(paced(LAUNCH_BOUND, 24.2), ["identity"])) == ""  # within 2%
 
 

@@ -86,6 +86,7 @@ class Analyzer:
     needs: tuple[str, ...] = ()  # names of the analyzers whose results it reads
     shared: tuple[str, ...] = ()  # names of what it shares with other analyzers
     tables: Mapping[str, Schema] = field(default_factory=dict)
+    sums_steps: bool = False  # its times are of all steps together, unless one is chosen
 
     def __call__(self, run: Run, results: Mapping[str, Any] = EMPTY, **options: Any) -> Result:
         """Analyze `run`; options that this analyzer does not have are ignored.
@@ -221,6 +222,7 @@ def analyzer(
     needs: Sequence[str] = (),
     shared: Sequence[str] = (),
     tables: Mapping[str, Schema] = EMPTY,
+    sums_steps: bool = False,
 ) -> Callable[[Callable[..., Result]], Analyzer]:
     """Register a function (run, *, options) -> Result as an analyzer.
 
@@ -237,6 +239,7 @@ def analyzer(
         shared: what it shares with other analyzers, see `share`; the function takes each as an argument,
             after the parts.
         tables: the schemas of its tables by name, for the documentation; a result may lack some of them.
+        sums_steps: whether its times are of all steps together, which its heading then says.
     """
 
     def keep(function: Callable[..., Result]) -> Analyzer:
@@ -255,6 +258,7 @@ def analyzer(
             needs=tuple(needs),
             shared=tuple(shared),
             tables=tables,
+            sums_steps=sums_steps,
         )
         ANALYZERS.add(name, item, function.__module__)
         return item

@@ -31,7 +31,7 @@ SECONDARY = "(secondary source)"
 _TEXTS = ("name", "title", "vendor")
 _INTEGERS = ("units", "hbm_bytes", "cache_bytes")
 _RATES = ("hbm_bytes_per_s", "gpu_link_bytes_per_s", "host_link_bytes_per_s")
-_PEAKS = ("matrix", "vector", "maf")
+_PEAKS = ("matrix", "sparse", "vector", "maf")
 _KEYS = (*_TEXTS, "aliases", *_INTEGERS, *_RATES, *_PEAKS, "source", "sources", "measured", "modeled")
 _SOURCE_KEYS = ("title", "url", "date", "secondary")
 _WRITTEN = (
@@ -153,6 +153,7 @@ class _DeviceFile:
             hbm_bytes_per_s=rates["hbm_bytes_per_s"],
             cache_bytes=integers["cache_bytes"],
             matrix=peaks["matrix"],
+            sparse=peaks["sparse"],
             vector=peaks["vector"],
             maf=peaks["maf"],
             gpu_link_bytes_per_s=rates.get("gpu_link_bytes_per_s", 0.0),

@@ -287,6 +287,8 @@ class Device:
     measured: Measured = field(default_factory=Measured, hash=False)
     # how rates that were not measured are modeled; None: as on a device that was measured
     modeled: Modeled | None = None
+    # FLOP/s of the matrix units where two of four values are 0; no other rate stands in or is taken from it
+    sparse: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def peak(self, engine: Engine, dtype: str) -> float | None:
         """Peak FLOP/s for an element type (short names as in traces); None where the device cannot do it.

@@ -33,6 +33,7 @@ MAGIC = re.compile(r"[*?\[]")
 _NUMBER = re.compile("([0-9]+)")
 _LOOKED_FOR = f"looked for {', '.join(TRACE_SUFFIXES)}"
 _DEPTH = 2  # folders below a directory that are searched for runs
+_PROFILE_DEPTH = 3  # and for what they hold instead: DIR/plugins/profile/DATE/HOST.xplane.pb
 _SHOWN = 6  # runs that a message names
 _SNIFFED_BYTES = 65536  # of a file, which tell what it is
 # Two letters at least: one letter before the colon is a drive. `simplecache::s3://...` chains drivers.
@@ -174,7 +175,7 @@ def _expand(path: str) -> list[str]:
             what = f"holds no trace, only files of other kinds ({held})" if held else "holds no trace"
             if not listing.files and (missing := _broken_links(path)):
                 raise ParseError(path, f"{what}, only links to what is not there: {missing}")
-            if listing.files and (first := _known_kind(listing.files[0])):
+            if first := _known_kind(next(_files_below(path, listing), "")):
                 raise ParseError(path, f"{what}: {first}")
             raise ParseError(path, f"{what}; {_LOOKED_FOR}{inner}")
         first, *others = runs
@@ -205,6 +206,13 @@ def _expand(path: str) -> list[str]:
     return sorted(traces or listing.files, key=_natural)
 
 
+def _files_below(folder: str, listing: Listing) -> Iterator[str]:
+    """The files in a folder, then those below a local one, as far down as profilers write theirs."""
+    yield from listing.files
+    for depth in range(1, _PROFILE_DEPTH + 1) if not is_url(folder) else ():
+        yield from filter(os.path.isfile, iglob(os.path.join(escape(folder), *"*" * depth, "*")))
+
+
 def _broken_links(folder: str) -> str:
     """Names of links in a local folder that lead nowhere, "" without any."""
     if is_url(folder):
@@ -217,7 +225,7 @@ def _known_kind(file: str) -> str:
     """What a file that is no trace is, and what to do with it; "" where that is not known."""
     from tracelens.read.foreign import not_json_but  # a slip needs it, not a run
 
-    if is_url(file):
+    if not file or is_url(file):
         return ""
     try:
         with open(file, "rb") as stream:

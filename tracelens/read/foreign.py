@@ -32,6 +32,7 @@ _NAMES = (
     (re.compile(r"\.safetensors$"), "a checkpoint", _ITSELF),
 )
 """Kinds that the name of a file tells."""
+_OF_MEMORY, _MEMORY_VIZ = "a CUDA memory snapshot of torch", "open it at pytorch.org/memory_viz"
 _ROCPD = "`rocpd convert -i FILE --output-format pftrace` makes it one for Perfetto; to report on it"
 _FIRST_PATTERNS = (
     (
@@ -57,8 +58,8 @@ _FIRST_PATTERNS = (
     ),
     (
         re.compile(rb"\x80[\x02-\x05].*(?:segments|device_traces)", re.DOTALL),
-        "a CUDA memory snapshot of torch",
-        "open it at pytorch.org/memory_viz",
+        _OF_MEMORY,
+        _MEMORY_VIZ,
     ),
 )
 """Kinds that only what stands further on in a file tells from others."""
@@ -91,7 +92,10 @@ _OF_OURS = {
 _SCHEMA = re.compile(rb'\A\s*\{\s*"schema"\s*:\s*"tracelens\.(\w+)/')
 _SCRIPTS = re.compile(rb'\A\s*\{\s*"tracelens"\s*:\s*"[^"]*"\s*,\s*"scripts"')
 _REPORT = re.compile(rb'\A\s*\{\s*"schema_version"\s*:\s*\d+\s*,\s*"(?:results|analyzer)"')
-_CHAKRA = re.compile(rb'"schema"\s*:\s*"[\d.]+-chakra')
+_EXECUTION = re.compile(rb'"schema"\s*:\s*"(?:[\d.]+-chakra|[\d.]+"\s*,\s*"pid"\s*:)')
+_SNAPSHOT = re.compile(rb'\A\s*\{.*"(?:device_traces|segments)"\s*:\s*\[', re.DOTALL)
+_NSYS_LINES = re.compile(rb'\A\s*\{\s*"(?:Nvtx|Cuda|Trace|Thread)\w*Event"')
+_TORCH_HEADER = re.compile(rb'\A\s*\{\s*"(?:schemaVersion|deviceProperties)"')
 # Kineto's header, which may be cut off before its events, has a pg_config as well.
 _FLIGHT = re.compile(rb'(?s)(?!.{0,64}"schemaVersion").*"(?:pg_config|pg_status|collective_seq_id)"\s*:')
 _LINES = re.compile(rb"\A\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
@@ -134,10 +138,16 @@ def no_events(text: bytes | bytearray) -> str:
         return (
             "is a JSON report of tracelens, which only tracelens gate reads; pass the traces it is made from"
         )
-    if _CHAKRA.search(text[:_SAMPLE_BYTES]):
+    if _EXECUTION.search(text[:_SAMPLE_BYTES]):
         return f"is an execution trace (Chakra), which has no times; {_RECORD}"
     if _FLIGHT.match(text[:_SAMPLE_BYTES]):
         return "is a dump of the NCCL flight recorder; read it with torchfrtrace"
+    if _SNAPSHOT.match(text[:_SAMPLE_BYTES]):
+        return f"is {_OF_MEMORY}; {_MEMORY_VIZ}"
+    if _TORCH_HEADER.match(text):
+        return "is a torch trace that is cut off before its first event; record or copy it again"
+    if _NSYS_LINES.match(text):
+        return f"is JSON of NVIDIA Nsight Systems; {_RECORD}"
     if _ROCPROF.match(text):
         return f"is JSON of rocprofv3; {_RECORD}"
     if _EVENT_LINES.match(text) and _LINES.match(text):

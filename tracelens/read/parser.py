@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +45,7 @@ _SIZE = re.compile(r"(?:^|_)bs_?(\d+)(?=[_.])")
 _RANK = re.compile(r"rank[_-]?(\d+)")
 
 
+_GENERIC = "chrome"  # name of the format that fits any program
 _NO_TWIN = "no such file or folder of a run without graphs"
 
 
@@ -122,22 +123,37 @@ def parse(
 
 
 def _read(path: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
-    from tracelens.read.json import Splitter, decode_all
+    from tracelens.read.json import decode_all
+
+    return [
+        trace_format.build(splitter, decode_all(splitter, processes, threads))
+        for splitter, trace_format in _opened(path)
+    ]
+
+
+def _opened(path: str) -> Iterator[tuple[Splitter, Parser]]:
+    """The traces in a file, each with its format; one is closed when the next is asked for."""
+    from tracelens.read.json import Splitter
     from tracelens.read.source import open_source
 
     def specific_first(item: Parser) -> tuple[bool, bool, str]:
         """Formats of plugins come first; generic Chrome JSON fits everything and comes last."""
         bundled = item.build.__module__.startswith("tracelens.")
-        return (bundled, item.name == "chrome", item.name)
+        return (bundled, item.name == _GENERIC, item.name)
 
-    traces = []
     for source in open_source(path):
         with closing(source):
             splitter = Splitter(source)
             formats = sorted((item for _, item in PARSERS.items()), key=specific_first)
-            trace_format = next(item for item in formats if item.sniff(splitter))
-            traces.append(trace_format.build(splitter, decode_all(splitter, processes, threads)))
-    return traces
+            yield splitter, next(item for item in formats if item.sniff(splitter))
+
+
+def _refuse_foreign(files: Sequence[str]) -> None:
+    """Raise ParseError where the first file that a caller names is no trace of torch."""
+    for file in files[:1]:
+        for _, trace_format in _opened(file):
+            if trace_format.name == _GENERIC:
+                raise ParseError(file, "not a trace of torch.profiler; name one of the same program")
 
 
 def sources_of_sides(
@@ -234,7 +250,11 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
     """
     from tracelens.trace.graphs import UNKNOWN, attributed, batches, is_unattributed
 
-    if not is_unattributed(trace):
+    if not is_unattributed(trace):  # a slip in what the caller names is told, though no graph needs it
+        if sources.captures:
+            _refuse_foreign(capture_files(path, trace.meta.rank, sources.captures))
+        if sources.twin:
+            _refuse_foreign(TraceFiles([sources.twin]).all())
         return trace
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
@@ -243,6 +263,8 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         twin_files, rank = TraceFiles([sources.twin]).all(), trace.meta.rank
         of_rank = twin_files if len(twin_files) == 1 else _of_rank(twin_files, rank)
         twins = [twin for file in of_rank for twin in read(file)]
+        if foreign := next((twin.meta for twin in twins if twin.meta.no_work), None):
+            raise ParseError(foreign.path, foreign.no_work)
         if len(twin_files) > 1 and rank >= 0:
             twins = [twin for twin in twins if twin.meta.rank == rank]
         if len(twin_files) > 1 and not twins:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tracelens.errors import Damage, DamageKind, ParseError, suggestion
 from tracelens.filenames import TRACE_SUFFIXES, VALUES, kinds_among
-from tracelens.limits import limits
+from tracelens.limits import limits, open_input
 
 if TYPE_CHECKING:
     import zipfile
@@ -193,17 +193,12 @@ def open_source(path: str) -> list[Source]:
         ParseError: missing, unreadable, empty or undecodable as a whole.
         MissingExtra: a URL, and fsspec is not installed.
     """
-    from pathlib import Path
-
     from tracelens.read.files import is_url, open_url, shown_url
 
     name = shown_url(path)
     try:
-        stream: IO[bytes]
-        if path == "-":
-            stream = sys.stdin.buffer
-        else:
-            stream = open_url(path) if is_url(path) else Path(path).open("rb")  # noqa: SIM115
+        opened = open_url if is_url(path) else open_input
+        stream: IO[bytes] = sys.stdin.buffer if path == "-" else opened(path)
     except FileNotFoundError:
         if os.path.islink(path):
             problem = f"is a link to {os.readlink(path)}, which is not there; copy what it stands for"

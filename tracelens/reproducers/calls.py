@@ -282,7 +282,7 @@ def unreplayed(
         if reason in (OP_SCRIPT, COLLECTIVE) or not times[kind]:
             continue
         share = f"{times[kind] / total_ns:.1%}" if times[kind] >= total_ns / 1000 else "under 0.1%"
-        subject = f"{share} of GPU time ({times[kind] / 1e3:,.1f} us)"
+        subject = f"{share} of GPU time ({times[kind] / 1e3:,.1f} µs)"
         explained = reason in _HOW
         subject += f": {reason}" if explained else ": incomplete arguments"
         how = _HOW[reason] if explained else reason

@@ -45,7 +45,7 @@ Calls with the most time above what {device} reaches for work of their kind and 
 torch: it makes the traced inputs, checks the result against double precision, and times the call. Put your
 kernel into its `call()` and run it again.
 
-| script | calls | traced us | target us | roofline us | gain ms |
+| script | calls | traced µs | target µs | roofline µs | gain ms |
 |---|---:|---:|---:|---:|---:|
 {table}
 

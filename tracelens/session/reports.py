@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tracelens.errors import ParseError, TracelensError
@@ -335,7 +336,23 @@ def assembled(
             # Whoever reads on should know what not to believe.
             results = [result, *(other for other in results if other is not result)]
     results = [noted(result, metas) for result in results]
+    if options.get("step") is None:
+        results = _covering(results)
     return Report(tuple(results), meta=meta, summary=run_summary(results, meta, HOST_CAUSES))
+
+
+def _covering(results: Sequence[Result]) -> list[Result]:
+    """Results of which those say so whose times are of all steps together."""
+    from tracelens.analysis import ANALYZERS
+
+    tables = [result.data["steps"] for result in results if result.analyzer == "steps" and result.data]
+    count = len({*tables[0].cells("step")}) if tables else 0
+    covers = "whole recording" + (f", {count} step{'s'[: count > 1]}" if count else "")
+    summing = {name for name, analyzer in ANALYZERS.items() if analyzer.sums_steps}
+    return [
+        replace(result, meta={**result.meta, "covers": covers}) if result.analyzer in summing else result
+        for result in results
+    ]
 
 
 def origin(metas: Sequence[TraceMeta], ranks: Sequence[int]) -> dict[str, Any]:

@@ -187,10 +187,10 @@ def reading(reads: str) -> Run:
     ("reads", "cause", "evidence"),
     [
         # The processor was taken from it twice.
-        ("- " * 5 + " " * 8 + "- " * 3 + " " * 4 + "- " * 2, "blocking_call", "31.0 us (others 1.00 us)"),
+        ("- " * 5 + " " * 8 + "- " * 3 + " " * 4 + "- " * 2, "blocking_call", "31.0 µs (others 1.00 µs)"),
         # It reads for 3 of 32 columns; what else it does is not recorded.
-        ("-          -          -", "late_launch", "31.0 us (others 3.00 us)"),
-        ("-" * 25, "blocking_call", "25.0 us (others 1.00 us)"),
+        ("-          -          -", "late_launch", "31.0 µs (others 3.00 µs)"),
+        ("-" * 25, "blocking_call", "25.0 µs (others 1.00 µs)"),
     ],
 )
 def test_a_host_that_reads_one_value_after_the_other_is_in_a_blocking_call(

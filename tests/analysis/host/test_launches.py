@@ -78,11 +78,11 @@ def test_kernels_that_start_before_their_launch() -> None:
 @pytest.mark.parametrize(
     ("latency", "bucket"),
     [
-        (0, "0-2 us"),
-        (1999, "0-2 us"),
-        (2000, "2-5 us"),
-        (5000, "5-10 us"),
-        (99_999, "50-100 us"),
+        (0, "0-2 µs"),
+        (1999, "0-2 µs"),
+        (2000, "2-5 µs"),
+        (5000, "5-10 µs"),
+        (99_999, "50-100 µs"),
         (100_000, "0.1-1 ms"),
         (10_000_000, "over 10 ms"),
     ],

@@ -164,30 +164,30 @@ LONG = dict.fromkeys(("silent_host", "python_code", "collective_call", "stalled_
 """ns of a column where a cause takes longer than a few us."""
 
 FIGURES = {
-    "extra_work": "80.0 us more computation than the median of the others: 1 extra aten::mm bf16[512,512] "
-    "bf16[512,512] per step on stream 11, which no other rank uses (80.0 us here)",
+    "extra_work": "80.0 µs more computation than the median of the others: 1 extra aten::mm bf16[512,512] "
+    "bf16[512,512] per step on stream 11, which no other rank uses (80.0 µs here)",
     "silent_host": "GPU idle 6.00 ms (others 0 ns) because the host was in no recorded op, call or frame: "
     "cudaLaunchKernel -> aten::_grouped_mm",
     "python_code": "GPU idle 4.00 ms (others 0 ns) because the host was in Python code: decode",
-    "kernel_loading": "GPU idle 40.0 us (others 0 ns) because the host was loading kernels in "
+    "kernel_loading": "GPU idle 40.0 µs (others 0 ns) because the host was loading kernels in "
     "cuModuleLoadData",
-    "profiler": "GPU idle 50.0 us (others 0 ns) because the profiler held the host up: "
+    "profiler": "GPU idle 50.0 µs (others 0 ns) because the profiler held the host up: "
     "torch/profiler/profiler.py(1): step",
-    "data_loading": "GPU idle 60.0 us (others 0 ns) because the host was loading data in "
+    "data_loading": "GPU idle 60.0 µs (others 0 ns) because the host was loading data in "
     "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
     "collective_call": "GPU idle 6.00 ms (others 0 ns) because the host was in c10d::alltoall_base_",
     "stalled_host": "GPU idle 6.00 ms (others 0 ns) because the host stalled inside aten::add_",
-    "token_load": "80.0 us more computation than the median of the others: "
-    "4,096 rows against 1,024 in aten::_grouped_mm (110 us against 30.0 us)",
-    "slow_kernels": "80.0 us more computation than the median of the others: "
-    "aten::_grouped_mm bf16[1024,64] bf16[64,64] 110 us per call against 30.0 us (1 call)",
-    "late_launch": "GPU idle 70.0 us (others 0 ns) because the host launched late, "
+    "token_load": "80.0 µs more computation than the median of the others: "
+    "4,096 rows against 1,024 in aten::_grouped_mm (110 µs against 30.0 µs)",
+    "slow_kernels": "80.0 µs more computation than the median of the others: "
+    "aten::_grouped_mm bf16[1024,64] bf16[64,64] 110 µs per call against 30.0 µs (1 call)",
+    "late_launch": "GPU idle 70.0 µs (others 0 ns) because the host launched late, "
     "the longest time in aten::nonzero",
-    "blocking_call": "GPU idle 70.0 us (others 0 ns) because the host was blocked in "
+    "blocking_call": "GPU idle 70.0 µs (others 0 ns) because the host was blocked in "
     "cudaStreamSynchronize in aten::item",
-    "garbage_collection": "GPU idle 50.0 us (others 0 ns) because of garbage collection: Python GC",
+    "garbage_collection": "GPU idle 50.0 µs (others 0 ns) because of garbage collection: Python GC",
     "inherited": "had left",
-    "unknown": "70.0 us late, not explained",
+    "unknown": "70.0 µs late, not explained",
 }
 
 
@@ -276,7 +276,7 @@ def test_who_held_the_last_rank_up_is_to_blame() -> None:
     assert verdicts(result)[0] == (3, (8 + 11 + 11 + 1) * COLUMN, 2, "token_load")
     assert [row[0] for row in verdicts(result)] == [3, 0]
     evidence = result["worst"]["evidence"][0]
-    assert evidence.startswith("held rank 2 up, which spent 100 us in other communication (others 0 ns)")
+    assert evidence.startswith("held rank 2 up, which spent 100 µs in other communication (others 0 ns)")
     assert "allreduce 0 of ranks 2-3, where rank 3 was last" in evidence
     assert FIGURES["token_load"] in evidence
 
@@ -334,7 +334,7 @@ def test_what_the_others_ran_at_another_time_counts() -> None:
     result = analyze(ranks(ordinary, ordinary, ordinary, late), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 10 * COLUMN, 1, "slow_kernels")
     assert (
-        "aten::_grouped_mm bf16[4096,64] bf16[64,64] 130 us per call against 40.0 us"
+        "aten::_grouped_mm bf16[4096,64] bf16[64,64] 130 µs per call against 40.0 µs"
         in (result["stragglers"]["evidence"][0])
     )
 
@@ -398,7 +398,7 @@ def test_a_collective_with_a_rank_outside_holds_rank_3_up() -> None:
     rows = {row[0]: row[1:] for row in verdicts(result)}
     assert rows[3] == (3 * 14 * COLUMN, 1, "inherited")
     evidence = dict(records(result["stragglers"], "rank", "evidence"))[3]
-    assert evidence.startswith("spent 140 us in other communication (others 0 ns): allreduce 0 of ranks 3-4")
+    assert evidence.startswith("spent 140 µs in other communication (others 0 ns): allreduce 0 of ranks 3-4")
     assert "where rank 4 was last" in evidence
     assert rows[4][0] == 11 * COLUMN
 
@@ -462,7 +462,7 @@ def test_what_was_inherited_from_a_communication_of_everybody_like_it() -> None:
     result = analyze(draw_run(*texts, ns_per_char=COLUMN), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 9 * COLUMN, 1, "inherited")
     assert result["stragglers"]["evidence"][0].startswith(
-        "had left the communication before it 90.0 us later than the others"
+        "had left the communication before it 90.0 µs later than the others"
     )
 
 
@@ -480,7 +480,7 @@ def test_a_rank_whose_recording_began_later() -> None:
     """
     result = analyze(ranks(early, early, early, late), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 7 * COLUMN, 1, "inherited")
-    assert result["stragglers"]["evidence"][0].startswith("its recording began 140 us later than the others'")
+    assert result["stragglers"]["evidence"][0].startswith("its recording began 140 µs later than the others'")
 
 
 def test_the_first_collective_counts_from_where_the_recording_begins() -> None:
@@ -568,7 +568,7 @@ def test_a_queue_that_a_blocking_call_ran_dry_is_its_doing() -> None:
     assert verdicts(result)[0][0] == 3
     assert verdicts(result)[0][3] == "blocking_call"
     assert (
-        "before, it was blocked for 110 us (others 0 ns) in cudaStreamSynchronize"
+        "before, it was blocked for 110 µs (others 0 ns) in cudaStreamSynchronize"
         in (result["stragglers"]["evidence"][0])
     )
 
@@ -612,7 +612,7 @@ def test_a_launch_that_comes_late_while_the_gpu_is_busy() -> None:
     """
     result = analyze(ranks(busy, busy, busy, late), "stragglers")
     assert verdicts(result)[0] == (3, 3 * 7 * COLUMN, 1, "late_launch")
-    assert "it was launched 130 us after the others'" in result["stragglers"]["evidence"][0]
+    assert "it was launched 130 µs after the others'" in result["stragglers"]["evidence"][0]
 
 
 def test_a_gpu_that_is_slow_at_everything_is_slow_at_shapes_of_its_own() -> None:
@@ -675,7 +675,7 @@ def test_ranks_alike_to_within_noise_are_not_blamed_with_more_than_that() -> Non
     assert result["stragglers"]["others_wait_ns"].max() <= 3 * 2 * 300
     assert set(result["stragglers"]["cause"]) == {"unknown"}
     evidence = result["stragglers"]["evidence"][0]
-    assert evidence.startswith("the others waited 1.80 us in total")
+    assert evidence.startswith("the others waited 1.80 µs in total")
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "inherited"])

@@ -143,7 +143,7 @@ def jitter(rng: Rng, recording: Recording) -> Damage:
     width = 2 * float(np.median(_delays(edits))) + rng.uniform(20, 500)
     edits.ts[rows] += rng.uniform(-width, width, size=len(rows))
     _in_order(edits)
-    return Damage({index: edits}, DISORDER, f"{width:.0f} us")
+    return Damage({index: edits}, DISORDER, f"{width:.0f} µs")
 
 
 @kind("the GPU's clock is slow or fast")

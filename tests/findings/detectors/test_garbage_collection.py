@@ -58,8 +58,8 @@ def test_what_collections_cost() -> None:
     for figure in (
         "1.0 collections",
         "(50% called",
-        "for 30.0 us (longest 50.0 us)",
-        "20.0 us of that",
+        "for 30.0 µs (longest 50.0 µs)",
+        "20.0 µs of that",
         "120.0%",
     ):
         assert figure in detection.evidence
@@ -77,7 +77,7 @@ def test_collections_as_scopes_without_frames() -> None:
     expected = quantities(detect(TWO_STEPS))
     del expected["collections called by the program"]
     assert quantities(detection) == expected
-    assert detection.evidence.startswith("1.0 collections per step stall the host for 30.0 us")
+    assert detection.evidence.startswith("1.0 collections per step stall the host for 30.0 µs")
 
 
 def test_an_op_of_that_name_is_no_collection() -> None:

@@ -79,7 +79,7 @@ def test_an_all_reduce_by_levels() -> None:
     assert of(detection, "expected time, hierarchical") == pytest.approx(10_000)
     assert of(detection, "hosts") == 2
     assert detection.confidence == "medium"
-    assert "67% of the bytes per host: 10.0 us expected" in detection.evidence
+    assert "67% of the bytes per host: 10.0 µs expected" in detection.evidence
 
 
 def test_a_reduce_scatter_goes_round_once() -> None:

@@ -60,8 +60,8 @@ def test_what_late_launches_cost() -> None:
     }
     assert detection.evidence.startswith(
         "the GPU waits for launches 26.1% of the time, in 1 gaps per step; "
-        "launch call: p50 10.0 us, p99 10.0 us, launch to start on an idle GPU: p50 20.0 us, p99 20.0 us; "
-        "dispatch floor: 10.0 us per gap."
+        "launch call: p50 10.0 µs, p99 10.0 µs, launch to start on an idle GPU: p50 20.0 µs, p99 20.0 µs; "
+        "dispatch floor: 10.0 µs per gap."
     )
 
 

@@ -101,8 +101,8 @@ def test_what_the_chain_of_torch_costs() -> None:
     assert quantity(detection, "intermediate copies of the logits") == 4 * ELEMENTS * 4
     assert quantity(detection, "one fused kernel") == pytest.approx(least)
     assert detection.evidence == (
-        "the loss over 1,000 x 8,192 logits takes 240 us per step (75.0%) in 7 kernels that write 0.13 GB of "
-        "intermediate copies; one fused kernel takes 14.7 us at 3.35 TB/s of NVIDIA H100 SXM"
+        "the loss over 1,000 x 8,192 logits takes 240 µs per step (75.0%) in 7 kernels that write 0.13 GB of "
+        "intermediate copies; one fused kernel takes 14.7 µs at 3.35 TB/s of NVIDIA H100 SXM"
     )
 
 

@@ -295,7 +295,7 @@ def test_a_router_of_many_kernels() -> None:
     assert quantities(result) == {
         "kernels per layer, forward": 5.0,
         "time per step": spent,
-        "share of kernels under 10 us": 0.0,
+        "share of kernels under 10 µs": 0.0,
     }
     assert result.saving_ns == spent - 4 * 5000
     assert result.where.total == spent
@@ -313,7 +313,7 @@ def test_short_gaps_in_a_router_of_small_kernels_count() -> None:
     spent = sum(kernels[-1][1] - kernels[1][0] for kernels in routers.values())
     assert spent > 2 * 5 * 500
     assert result.where.total == spent
-    assert quantities(result)["share of kernels under 10 us"] == 1.0
+    assert quantities(result)["share of kernels under 10 µs"] == 1.0
 
 
 def test_a_fused_router() -> None:

@@ -98,7 +98,7 @@ def test_a_slow_stage() -> None:
     detections = outcome(pipeline_imbalance, stages(*SLOW))
     assert savings(detections) == {0: 2_000}
     assert [part.tolist() for part in detections[0].where] == [[7_000], [9_000]]
-    assert "8.00 us on it and 16.0 us on stage 1" in detections[0].evidence
+    assert "8.00 µs on it and 16.0 µs on stage 1" in detections[0].evidence
 
 
 def test_no_more_is_won_than_the_slowest_stage_has_more_to_do() -> None:
@@ -106,7 +106,7 @@ def test_no_more_is_won_than_the_slowest_stage_has_more_to_do() -> None:
     detections = outcome(pipeline_imbalance, stages("01...a2..b3..c...dddddddd", SLOW[1]))
     assert savings(detections) == {0: 1_000}
     assert detections[0].where.total == 2_000
-    assert "a better partition saves 1.00 us, the rest varies by micro-batch" in detections[0].evidence
+    assert "a better partition saves 1.00 µs, the rest varies by micro-batch" in detections[0].evidence
 
 
 def test_a_stage_whose_gpu_idles_inside_its_passes_has_a_slow_host() -> None:
@@ -130,7 +130,7 @@ def test_a_late_message() -> None:
     detections = outcome(pipeline_p2p, stages(*LATE))
     assert savings(detections) == {0: 3_000}
     assert [part.tolist() for part in detections[0].where] == [[10_000], [13_000]]
-    assert "stage 0 of 2 waits 3.00 us per step" in detections[0].evidence
+    assert "stage 0 of 2 waits 3.00 µs per step" in detections[0].evidence
 
 
 def test_an_even_pipeline_has_a_ramp_only() -> None:

@@ -56,7 +56,7 @@ def test_what_checkpointing_costs() -> None:
         ("recomputed: softmax", 4_000, "ns"),
     )
     assert detection.evidence.startswith(
-        "11.0 us per step (36.7%) goes to recompute in 1 regions, mostly gemm 7.00 us, softmax 4.00 us"
+        "11.0 µs per step (36.7%) goes to recompute in 1 regions, mostly gemm 7.00 µs, softmax 4.00 µs"
     )
 
 

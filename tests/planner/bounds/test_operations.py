@@ -22,7 +22,7 @@ from tracelens.planner.bounds import (
 )
 
 MI300X = Platform(device("mi300x"))
-LINKS, HBM, BF16 = 448e9, 5.3e12, 1307.4e12
+LINKS, HBM, BF16 = 448e9, 5.325e12, 1307.4e12
 
 
 def test_a_gemm_before_a_reduce_scatter_by_hand() -> None:

@@ -83,7 +83,7 @@ def test_recomputation_takes_the_forward_again_and_its_exchanges() -> None:
     layers = plain.parts["forward"] - times.head[0] - times.embedding[0]
     # Without the last product of the shared expert and the two sums after it: the backward needs neither.
     sums = 2 * 3 * 4096 * 8192 * 2
-    left_out = 96 * (2 * 4096 * 1920 * 8192 / 708e12 + sums / 5.3e12) * 1e9
+    left_out = 96 * (2 * 4096 * 1920 * 8192 / 708e12 + sums / 5.325e12) * 1e9
     assert estimated.parts["recompute"] == pytest.approx(layers - left_out, rel=1e-6)
     assert plain.parts["recompute"] == 0
     # Forward and backward have two exchanges a layer each, what is computed again has both of the forward's.
@@ -183,7 +183,7 @@ def test_what_is_done_once_a_step_by_hand() -> None:
     rest = sum(sum(counts.values()) for name, counts in parameters(config, 31).items() if name != "edp")
     # Gradient and new parameter of two bytes; parameter and two moments, read and written, of four each.
     moved = 28 * (experts / 2 + rest / 16)
-    assert estimated.parts["optimizer"] == pytest.approx(moved / (5.3e12 / 2) * 1e9, rel=1e-6)
+    assert estimated.parts["optimizer"] == pytest.approx(moved / (5.325e12 / 2) * 1e9, rel=1e-6)
     # Reduced and gathered: experts between two nodes, the rest around both of them.
     across = 2 * experts * 2 * (1 / 2) / 50e9
     around = 2 * rest * 2 * max(1 / 2 / 8 / 50e9, 15 / 16 / 448e9)

@@ -242,7 +242,14 @@ class _Share(NamedTuple):
     wait: int  # of this rank, ns
 
 
-@analyzer("collectives", title="Collectives and waiting", order=80, shared=("aligned run",), tables=TABLES)
+@analyzer(
+    "collectives",
+    title="Collectives and waiting",
+    order=80,
+    shared=("aligned run",),
+    tables=TABLES,
+    sums_steps=True,
+)
 def collectives(aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks wait for which in communication, and how fast does data move once all have arrived?
 

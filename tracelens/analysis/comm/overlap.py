@@ -83,7 +83,9 @@ class Labels(NamedTuple):
     unrecorded: int  # kernels without a record
 
 
-@analyzer("overlap", title="Overlap of communication and computation", order=82, tables=TABLES)
+@analyzer(
+    "overlap", title="Overlap of communication and computation", order=82, tables=TABLES, sums_steps=True
+)
 def overlap(run: Run, *, scope: Scope = "all") -> Result:
     """How much communication is hidden under computation, and how much does that slow computation down?
 

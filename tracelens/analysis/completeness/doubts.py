@@ -281,7 +281,7 @@ def over(start: Int | list[int], end: Int | list[int]) -> Union:
 
 def milliseconds(ns: float) -> str:
     """A time for a sentence."""
-    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.1f} us"
+    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.1f} µs"
 
 
 def doubtful_time(result: Result, rank: int) -> Union:

@@ -29,7 +29,7 @@ SMALL_NS = 10_000
 QUEUE_BINS = 400
 _EDGES = np.array([0, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000])
 _BUCKETS = (
-    "before its launch", "0-2 us", "2-5 us", "5-10 us", "10-20 us", "20-50 us", "50-100 us", "0.1-1 ms",
+    "before its launch", "0-2 µs", "2-5 µs", "5-10 µs", "10-20 µs", "20-50 µs", "50-100 µs", "0.1-1 ms",
     "1-10 ms", "over 10 ms",
 )  # fmt: skip
 LAUNCHES = Schema(
@@ -113,7 +113,7 @@ _LISTS = re.compile(r"^aten::resolve_neg$")
 _OPS = re.compile(r"^aten::")
 
 
-@analyzer("launches", title="Launches", order=70, tables=TABLES)
+@analyzer("launches", title="Launches", order=70, tables=TABLES, sums_steps=True)
 def launches(run: Run, *, scope: Scope = "all") -> Result:
     """Can the CPU keep the GPU fed?
 
@@ -163,7 +163,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
              "fraction of launches; CPU and GPU clocks disagree: these latencies mean little"),
             ("launch bound", -1, bound, bound / span, "GPU idle, launch queue empty; fraction of wall time"),
             ("small kernels", int(small.sum()), small_time, float(small.sum() / max(len(small), 1)),
-             f"kernels under {SMALL_NS // 1000} us; fraction of launches"),
+             f"kernels under {SMALL_NS // 1000} µs; fraction of launches"),
             ("small kernels, time", int(small.sum()), small_time, small_time / kernel_time,
              "the same; fraction of kernel time"),
         ]  # fmt: skip

@@ -259,7 +259,7 @@ def _shape_texts(trace: Trace, work: Work | None = None) -> tuple[Int, list[str]
     return codes, list(texts)
 
 
-@analyzer("ops", title="Ops", order=40, tables={"ops": OPS})
+@analyzer("ops", title="Ops", order=40, tables={"ops": OPS}, sums_steps=True)
 def ops(run: Run, *, scope: Scope = "all") -> Result:
     """Which framework ops take the GPU time?
 
@@ -331,7 +331,7 @@ def ops(run: Run, *, scope: Scope = "all") -> Result:
     return result({"ops": OPS.concat(parts)}, skips, scope=scope)
 
 
-@analyzer("kernels", title="Kernels", order=50, tables={"kernels": KERNELS})
+@analyzer("kernels", title="Kernels", order=50, tables={"kernels": KERNELS}, sums_steps=True)
 def kernels(run: Run, *, scope: Scope = "all") -> Result:
     """Which kernels take the GPU time?
 

@@ -130,7 +130,7 @@ PROBLEMS = Schema(
 INPUT_TABLES = {"input": INPUT, "losses": PROBLEMS}
 
 
-@analyzer("timeline", title="GPU timeline", order=10, tables=TABLES)
+@analyzer("timeline", title="GPU timeline", order=10, tables=TABLES, sums_steps=True)
 def timeline(run: Run, *, scope: Scope = "all") -> Result:
     """Where does the GPU's wall time go: computation, communication, copies, idle?
 

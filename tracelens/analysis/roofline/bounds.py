@@ -116,7 +116,9 @@ def explain(
     if bound == "compute":
         if cost.engine == "matrix" and cost.dtype == "fp32":
             return "beyond the FP32 peak: it ran in TF32 or split BF16"
-        return f"beyond the {cost.dtype} peak: narrower type, sparsity, or less work than counted"
+        sparse = device.sparse.get(device.matrix_dtype(cost.dtype)) if cost.engine == "matrix" else None
+        sparsity = f"2:4 sparsity (at most {sparse / 1e12:,.0f} TFLOP/s)" if sparse else "sparsity"
+        return f"beyond the {cost.dtype} peak: narrower type, {sparsity}, or less work than counted"
     if bound == "memory":
         cache, moved = device.cache_bytes, cost.read_bytes + cost.write_bytes
         if moved <= CACHED_RATIO * cache:

@@ -487,6 +487,7 @@ def without_waiting(rank: RankRoofline, waited: Mapping[tuple[int, int], int]) -
 
 @analyzer(
     "roofline",
+    sums_steps=True,
     title="Roofline",
     order=45,
     part=of_rank,

@@ -57,7 +57,7 @@ _TIMES = (
     Column("dur_ns", "int64", "ns", "from there to the end"),
 )
 SHARES = Schema(
-    "GPU time of each rank by activity",
+    "Recorded GPU time of each rank by activity",
     (
         RANK,
         Column(

@@ -115,7 +115,7 @@ WHY = {
     "late_launch": "GPU idle: the host was late, in ops, calls and the Python between them",
     "inherited": "already late when it left a collective of another group, or when its recording began",
     "unknown": f"nothing in the trace explains {EXPLAINED:.0%} of the lateness, or the others waited less "
-    f"than {SMALL_NS // 1000} us in total",
+    f"than {SMALL_NS // 1000} µs in total",
 }
 _KIND = {cause: kind for kind, cause in IDLE.items()} | {
     "token_load": WORK,
@@ -287,7 +287,15 @@ class Effect(NamedTuple):
     verdict: str  # SIGNIFICANT, NOISE, TOO_FEW (steps to tell) or SMALL
 
 
-@analyzer("stragglers", title="Stragglers", order=84, part=segments, shared=("aligned run",), tables=TABLES)
+@analyzer(
+    "stragglers",
+    title="Stragglers",
+    order=84,
+    part=segments,
+    shared=("aligned run",),
+    tables=TABLES,
+    sums_steps=True,
+)
 def stragglers(parts: Sequence[Segments], aligned: AlignedRun, *, scope: Scope = "all") -> Result:
     """Which ranks arrive last at collectives, how long do the others wait, and why?
 

@@ -491,6 +491,8 @@ def read_baseline(path: str) -> tuple[StoredRun, ...] | None:
         TracelensError: a baseline that is damaged.
     """
     try:
+        if not Path(path).is_file():
+            return None
         with open(path, "rb") as file:
             head = file.read(len(_MARK))
             if head != _MARK:

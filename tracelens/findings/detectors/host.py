@@ -562,22 +562,22 @@ def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
     launching=True,
     symptom=True,
     measures={
-        "share of launches": "kernels under 10 us, by number",
+        "share of launches": "kernels under 10 µs, by number",
         "share of kernel time": "the same, by duration",
         "kernels per step": "all kernels",
     },
-    threshold=f"over {MANY_SMALL_SHARE:.0%} of the kernels are under {SMALL_NS // 1000} us",
+    threshold=f"over {MANY_SMALL_SHARE:.0%} of the kernels are under {SMALL_NS // 1000} µs",
     limits="The saving is the gaps before them; the kernels stay.",
 )
 def small_kernels(context: RankContext) -> Outcome:
-    """More than half of all kernels are shorter than 10 us."""
+    """More than half of all kernels are shorter than 10 µs."""
     work = context.work.take(context.work.is_kernel)
     if not len(work.event):
         return "no kernels"
     small = work.dur < SMALL_NS
     share = float(small.mean())
     if share <= MANY_SMALL_SHARE:
-        return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} us"
+        return f"{share:.0%} of the kernels are shorter than {SMALL_NS // 1000} µs"
     # The gap in front of a small kernel is what its launch costs; the kernel itself has to run anyway.
     gaps = context.busy.gaps()
     order = np.argsort(work.start, kind="stable")
@@ -597,7 +597,7 @@ def small_kernels(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{share:.0%} of {context.per_step(len(work.event)):,.0f} kernels per step are shorter than "
-        f"{SMALL_NS // 1000} us ({time:.0%} of kernel time)"
+        f"{SMALL_NS // 1000} µs ({time:.0%} of kernel time)"
         + (f", {in_graphs:.0%} of them in graphs" if in_graphs else "")
         + "; the saving is the gaps before them",
         "medium",

@@ -243,7 +243,7 @@ def permute_unfused(context: RankContext) -> Outcome:
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
         "time per step": "time of these kernels, with the short gaps before them",
-        "share of kernels under 10 us": "by number",
+        "share of kernels under 10 µs": "by number",
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass without the GEMM, none of them a known fused one",
     limits="Fused kernels are known by name.",
@@ -269,12 +269,12 @@ def router_unfused(context: RankContext) -> Outcome:
         (
             Quantity("kernels per layer, forward", stage.kernels, "count"),
             Quantity("time per step", context.per_step(where.total), "ns"),
-            Quantity("share of kernels under 10 us", small, "fraction"),
+            Quantity("share of kernels under 10 µs", small, "fraction"),
         ),
         context.per_step(max(where.total - fused_ns, 0)),
         where,
         f"{stage.kernels:.0f} kernels per layer in forward in addition to the router GEMM, {small:.0%} "
-        f"under {SMALL_NS // 1000} us, take {milliseconds(context.per_step(where.total))}/step including "
+        f"under {SMALL_NS // 1000} µs, take {milliseconds(context.per_step(where.total))}/step including "
         f"gaps; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tracelens.errors import TracelensError, UnknownName
+from tracelens.limits import read_config_file
 
 FORWARD, BACKWARD, INPUT, WEIGHT = PHASES = ("forward", "backward", "input", "weight")
 """Phases of a pass; `input` and `weight` are the two halves of a backward, for either gradient."""
@@ -136,8 +137,8 @@ def read_schedule(path: str) -> Schedule:
         TracelensError: unreadable, malformed, or it does not run each pass once.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            lines = [[cell.strip() for cell in line if cell.strip()] for line in csv.reader(file)]
+        text = read_config_file(Path(path)).decode("utf-8")
+        lines = [[cell.strip() for cell in line if cell.strip()] for line in csv.reader(text.splitlines())]
     except FileNotFoundError:
         raise TracelensError(f"{path}: no such file") from None
     except OSError as error:

@@ -62,6 +62,14 @@ _WRITERS = (
         "a trace of JAX or XLA, whose GPU work is not read; open it in XProf or Perfetto",
     ),
     (
+        re.compile(rb'"/job:\w+/'),
+        "a trace of TensorFlow, whose GPU work is not read; open it in XProf or Perfetto",
+    ),
+    (
+        re.compile(rb'"(?:Ascend Hardware|AI_CORE|CANN)"'),
+        "a trace of Ascend's msprof, whose work is not read; open it in MindStudio Insight or Perfetto",
+    ),
+    (
         re.compile(rb'"(?:CPU H(?:IP|SA) API|BeginNs)"'),
         f"a trace of rocprof, whose GPU work is not read; {_RECORD}",
     ),

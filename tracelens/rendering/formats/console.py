@@ -25,6 +25,7 @@ from tracelens.rendering.tables import (
     details,
     entries,
     for_people,
+    heading,
     label,
     leading_column,
     meta_items,
@@ -33,6 +34,7 @@ from tracelens.rendering.tables import (
     readable,
     shorten,
     shortened_names,
+    size_column,
     skipped,
     tile_range,
     tile_value,
@@ -85,7 +87,7 @@ def console_text(report: Report, *, width: int = 100, color: bool = False, rows:
         screen.print(f"{name}: {text}", style="dim")
     for result in report.results:
         screen.print()
-        screen.rule(one_line(result.title), align="left", characters="─", style="cyan")
+        screen.rule(one_line(heading(result)), align="left", characters="─", style="cyan")
         if result.doc:
             screen.print(one_line(result.doc), style="dim")
         if options := meta_items(result.meta):
@@ -205,7 +207,9 @@ def _tables(result: Result) -> dict[str, Data]:
 
 
 def _sorted_by(data: Data) -> str:
-    """The column that a table declares to be sorted by, "" for none."""
+    """The column that the rows are in order of, or that a table declares to lead with, "" for none."""
+    if data.schema.kind == "tree":
+        return size_column(data)
     leading = leading_column(data) if data.schema.leading else None
     return leading.name if leading else ""
 
@@ -219,13 +223,15 @@ def _proof(result: Result, name: str, data: Data, rows: int, screen: Console) ->
     if is_entries:
         columns = [c for c in _facts(columns, "worst_rank", "ts_ns") if {*c.texts} - {"", ABSENT}]
     title = data.schema.title + (f" ({len(data) - part.count:,} more rows)" if len(data) > part.count else "")
-    screen.print(one_line(title), style="bold")
+    sums = "covers" in result.meta and "step" not in data.columns
+    covers = f", {result.meta['covers']}" if sums else ""
+    screen.print(one_line(title + covers), style="bold")
     if columns:
         _print_rows(screen, replace(part, columns=columns), _sorted_by(data), is_brief=True)
     # What stands for the first row, of entries the last two sentences: the evidence, and what to do.
     prose = [shown for shown in part.columns if shown.column.prose and shown.texts[0].strip()]
     for shown in (prose[:1] + prose[1:][-1:]) if is_entries else prose[:1]:
-        text = f"First row's {label(shown.column)}: {one_line(shown.texts[0])}"
+        text = _of_first_row(shown)
         screen.print(text if is_entries else shorten(text, screen.width), style="dim")
     screen.print()
     return _screen_text(screen)
@@ -236,9 +242,10 @@ def _first_table(result: Result) -> Data | None:
 
 
 def _first_rows(result: Result, rows: int, screen: Console) -> str:
-    """The first rows of a result's first table, one line each, without sentences; or why it has none.
+    """The first rows of a result's first table, one line each; or why it has none.
 
-    Of entries, a row is number, name, first time, first share and confidence; what adds no time is left out.
+    Of entries, a row is number, name, first time, first share, worst rank and confidence; what adds no time
+    is left out, and below stands what to do about the first one.
     """
     screen.print()
     table = _first_table(result)
@@ -253,11 +260,19 @@ def _first_rows(result: Result, rows: int, screen: Console) -> str:
     part = cut(shown, rows)
     columns = [shown for shown in part.columns if not (shown.column.prose or shown.column.folded)]
     if table.schema.kind == "entries":
-        columns = _facts(columns)
+        columns = [c for c in _facts(columns, "worst_rank") if {*c.texts} - {"", ABSENT}]
     hidden = len(table) - part.count
     screen.print(one_line(table.schema.title) + (f" ({hidden:,} more)" if hidden else ""), style="bold")
     _print_rows(screen, replace(part, columns=columns))
+    prose = [shown for shown in part.columns if shown.column.prose]
+    if table.schema.kind == "entries" and prose and prose[-1].texts[0].strip():
+        screen.print(_of_first_row(prose[-1]), style="dim")
     return _screen_text(screen)
+
+
+def _of_first_row(shown: ShownColumn) -> str:
+    """A sentence of the first row: 'First row's remedy: ...'."""
+    return f"First row's {label(shown.column)}: {one_line(shown.texts[0])}"
 
 
 def _facts(columns: list[ShownColumn], *others: str) -> list[ShownColumn]:
@@ -352,8 +367,8 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         if beside:
             prose.add_column(style="dim", no_wrap=True)
         prose.add_column(overflow="fold")
-        for heading, text in entry.prose:
-            prose.add_row(*((heading, text) if beside else (f"{heading}: {text}",)))
+        for name, text in entry.prose:
+            prose.add_row(*((name, text) if beside else (f"{name}: {text}",)))
         # Facts in as few lines as they need; a line breaks between facts only, if they fit.
         lines: list[str] = []
         for fact in map(str, entry.facts):
@@ -370,9 +385,9 @@ def _print_entries(screen: Console, shown_entries: list[ProseRow]) -> None:
         screen.print()
         screen.print(block)
         margin = " " * (number_width + _GAP if number_width else 0)
-        for heading, text in entry.folded:
+        for name, text in entry.folded:
             # What a terminal wraps is copied as one line; line breaks of ours would be copied, too.
-            screen.print(Text.assemble(margin, (f"{heading}  ", "dim"), text), soft_wrap=True)
+            screen.print(Text.assemble(margin, (f"{name}  ", "dim"), text), soft_wrap=True)
 
 
 def _print_rows(screen: Console, part: Cut, leading: str = "", *, is_brief: bool = False) -> None:

@@ -41,6 +41,7 @@ from tracelens.rendering.tables import (
     finding_cards,
     for_people,
     grid,
+    heading,
     headline,
     meta_items,
     skipped,
@@ -65,8 +66,8 @@ LAST_SCRIPTS = ("selection",)
 """What all others listen to."""
 
 _FIGURE = re.compile(r"\d(?:[\d.,]*\d)?")
-_HEADERS_BYTES = 400_000  # what describes the columns of tables
-_LEAST_BYTES = 2_000_000  # of rows, however large the rest of the page is
+_HEADERS_BYTES = 200_000  # what describes the columns of tables
+_LEAST_BYTES = 1_500_000  # of rows, however large the rest of the page is
 
 # Cannot occur in rendered text, where every < of a name is escaped.
 _SCRIPTS = "<!--scripts-->"
@@ -78,6 +79,7 @@ class PageSection:
 
     id: str
     title: str
+    heading: str  # the title, and what the times are of
     headline: str
     answer: str  # the sentence that `tracelens analyze` begins with; "" where the headline has its figures
     doc: str
@@ -190,6 +192,7 @@ def section(
     return PageSection(
         id=result.analyzer,
         title=result.title,
+        heading=heading(result),
         headline=headline(result),
         answer=_answer(result),
         doc=result.doc,

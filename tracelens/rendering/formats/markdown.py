@@ -17,6 +17,7 @@ from tracelens.rendering.tables import (
     details,
     entries,
     for_people,
+    heading,
     meta_items,
     more,
     one_line,
@@ -73,7 +74,7 @@ def markdown_text(report: Report) -> str:
     lines += summary_lines(report.summary) if report.summary is not None else []
     lines += [f"- {escaped(f'{name}: {text}')}" for name, text in meta_items(report.meta)]
     for result in report.results:
-        lines += ["", f"## {escaped(result.title)}"]
+        lines += ["", f"## {escaped(heading(result))}"]
         if result.doc:
             lines += ["", escaped(result.doc)]
         if options := meta_items(result.meta):

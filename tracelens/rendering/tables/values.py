@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracelens.symbols import demangled
-from tracelens.table import Column, Rows, Table, Tile
+from tracelens.table import Column, Result, Rows, Table, Tile
 from tracelens.units import EXPLAIN_ABOVE, PERCENT, SCALES, Unit, amount, largest_scale, scale_of
 
 ABSENT = "–"
@@ -98,7 +98,7 @@ class ColumnFormat:
         return [format(value / divisor, spec) for value in values]
 
 
-_SECTIONS = ("trust", "setup")
+_SECTIONS = ("trust", "setup", "covers")
 
 _HIDDEN = re.compile(r"\(anonymous namespace\)::|\bat::native::|^void ")
 _NAMESPACES = re.compile(r"\b(?:\w+::)+(?=\w)")
@@ -168,6 +168,11 @@ def stem_and_suffix(column: Column) -> tuple[str, str]:
 def one_line(text: str) -> str:
     """`text` on one line: breaks and tabs become spaces, whatever else cannot be seen U+FFFD."""
     return text if text.isprintable() else text.translate(_PRINTABLE)
+
+
+def heading(result: Result) -> str:
+    """The title of a section, with what its times are of where that is not the step of the report."""
+    return f"{result.title} ({result.meta['covers']})" if "covers" in result.meta else result.title
 
 
 def each_on_one_line(texts: Sequence[str]) -> list[str]:

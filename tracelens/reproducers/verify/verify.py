@@ -572,7 +572,7 @@ def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tu
         return "match", []
     reasons = []
     if row.warm_us > 0 and abs(row.warm_us - row.traced_us) <= deviation_us:
-        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} us)")
+        reasons.append(f"matches with warm caches ({row.warm_us:,.1f} µs)")
     if row.low_us > 0 and row.high_us / row.low_us > NOISY:
         reasons.append(f"noisy here (p90/p10 = {row.high_us / row.low_us:.1f})")
     mean_us = row.entry.total_us / max(row.entry.count, 1)
@@ -580,7 +580,7 @@ def _compared(row: ScriptRow, report: Mapping[str, Any], tolerance: float) -> tu
         reasons.append(f"traced calls vary: mean / median = {mean_us / row.entry.traced_us:.1f}")
     late_us = row.replayed_us - row.traced_us
     if 0 < late_us <= BETWEEN_US:
-        reasons.append(f"short: the {late_us:.1f} us difference may be the gap between two kernels")
+        reasons.append(f"short: the {late_us:.1f} µs difference may be the gap between two kernels")
     return "slower" if row.ratio > 1 else "faster", reasons
 
 

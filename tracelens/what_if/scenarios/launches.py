@@ -129,7 +129,7 @@ def launch_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     edit.lag[queued] = np.minimum(edit.lag[queued], GRAPH_GAP_NS)
     return (
         "the host takes no time except in blocking calls; launch latencies stay the same; queued kernels "
-        f"follow each other within {GRAPH_GAP_NS / 1000:g} us, as in a graph"
+        f"follow each other within {GRAPH_GAP_NS / 1000:g} µs, as in a graph"
     )
 
 
@@ -284,7 +284,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return (
         f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "
         f"them; {pieces:,} remain: one at the start of each step and one after each call that waits for "
-        f"the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} us; shapes must not "
+        f"the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} µs; shapes must not "
         "change between steps"
     )
 

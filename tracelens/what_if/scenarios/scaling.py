@@ -321,7 +321,7 @@ def ranks(context: ScenarioContext, edit: Edit, argument: str) -> str:
         f"GPUs with {machine.nic_bytes_per_s / 1e9:g} GB/s network each; {by_curves}messages keep their "
         "efficiency, latency included; arrivals are normally distributed with the measured spread of each "
         "collective, so "
-        f"the last rank arrives {waits[larger].mean() / 1e3:,.0f} us later on average; tensor, context and "
+        f"the last rank arrives {waits[larger].mean() / 1e3:,.0f} µs later on average; tensor, context and "
         "pipeline groups and all kernels stay the same"
     )
 

@@ -217,7 +217,8 @@
       const cell = element("td", { textContent: text, tabIndex: -1 });
       if (this.isNumber(column)) {
         const value = this.view.raw(column.name, row);
-        cell.dataset.v = value;
+        // As Python writes it: of a fraction 12 digits.
+        cell.dataset.v = Number.isFinite(value) && !Number.isInteger(value) ? Number(value.toPrecision(12)) : value;
         if (column.kind === "percent") {
           cell.className = text.includes("(") ? "f w" : "f";
           cell.style.setProperty("--f", Math.min(Math.max(value, 0), 1).toFixed(3));

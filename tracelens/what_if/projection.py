@@ -89,7 +89,8 @@ def whatif(
     Returns:
         tables `whatif` (best first), `assumptions`, `critical_path` and `bottlenecks` (as measured and per
         scenario), `explained`, `trust` and `ranks`. meta: step, its base_ns (without the profiler where that
-        is known) and recorded_ns, the host_time_factor between them, the number of recorded steps.
+        is known) and recorded_ns, the host_time_factor between them, the number of recorded steps; and the
+        step as timed without the profiler, unprofiled_ns, if it was.
 
     Raises:
         TracelensError: no such scenario, argument or step; a rank without GPU work.
@@ -140,6 +141,9 @@ def whatif(
             "step": projector.window.label,
             "base_ns": projector.base_ns,
             "recorded_ns": projector.recorded_ns,
+            **(
+                {} if projector.share.known_ns is None else {"unprofiled_ns": round(projector.share.known_ns)}
+            ),
             "host_time_factor": projector.share.factor,
             "recorded_steps": len(recorded.windows),
         },

@@ -117,12 +117,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[object]:
-    """What collecting makes stays: the garbage collector looks at none of it, then or later."""
+    """What collecting makes stays: the garbage collector looks at none of it, then or later.
+
+    Nor does it walk as often as usual through the traces that tests keep: that took a tenth of their time.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)
         gc.enable()
 
 

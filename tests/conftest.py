@@ -73,8 +73,12 @@ LONG = (
     "fuzz/test_fuzz.py",
     "docs/test_site.py",
     "distribution/",
+    "planner/expected/test_expected_ranks.py",
 )
-"""Files with tests of many seconds: they begin first, so that in the end no core waits for one of them."""
+"""Files with tests, or shared fixtures, of many seconds: they begin first.
+
+In the end no core waits for one of them, nor does each worker make such a fixture for the few tests it got.
+"""
 
 REREADERS = (
     "cli/",

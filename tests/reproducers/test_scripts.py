@@ -72,13 +72,7 @@ def test_it_is_a_short_file(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "trace",
-    [
-        "one_gpu/loop",
-        "one_gpu/grouped",
-        pytest.param("ladder/ep4/00_baseline", marks=pytest.mark.rare),  # more ranks of the same program
-        "pipeline/plain",
-    ],
+    "trace", ["one_gpu/loop", "one_gpu/grouped", "ladder/ep4/00_baseline", "pipeline/plain"]
 )
 def test_scripts_of_a_trace_fit_a_screen(trace: str, tmp_path: Path) -> None:
     found = replay(load(str(SAMPLES / trace)), tmp_path / "out", top=None)["scripts"]

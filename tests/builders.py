@@ -26,16 +26,22 @@ A row without a label is a ruler. Everything is written as Kineto JSON and read 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from tracelens.limits import VARIABLE
+from tracelens.native import core
 from tracelens.read import parse
+from tracelens.table import Coded
 from tracelens.trace import Run, Trace, make_run
 
 ARGUMENTS = {
@@ -149,19 +155,41 @@ def read(
     found: Iterable[Mapping[str, Any]], *, rank: int = -1, name: str = "drawn.json", **header: Any
 ) -> Trace:
     """Raw events as a trace, through a file and the real parser; `rank` -1 writes no distributedInfo."""
-    with TemporaryDirectory() as folder:
-        (trace,) = parse(str(write(Path(folder) / name, found, rank=rank, **header)))
-    # The folder's name differs each time; what is compared must not.
+    trace = _parsed(_text(found, rank, header), name, os.environ.get(VARIABLE), core() is None)
+    # A trace of its own, which has nothing yet of what analyzers made of another. The folder's name differs
+    # in each process; what is compared must not.
     return replace(trace, meta=replace(trace.meta, path=name))
+
+
+@lru_cache(maxsize=256)  # a quarter of what tests draw was drawn just before
+def _parsed(text: str, name: str, limits: str | None, is_pure: bool) -> Trace:
+    (Path(_folder().name) / name).write_text(text, encoding="utf-8")
+    (trace,) = parse(str(Path(_folder().name) / name))
+    for table in trace.tables.values():
+        for column in table.columns.values():
+            array = column.codes if isinstance(column, Coded) else column
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False  # the next test reads it, too
+    return trace
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """Its files are written over: to remove one takes longer than to read a drawn trace."""
+    return TemporaryDirectory()
 
 
 def write(path: Path, found: Iterable[Mapping[str, Any]], *, rank: int = -1, **header: Any) -> Path:
     """Raw events as a Kineto JSON file."""
+    path.write_text(_text(found, rank, header), encoding="utf-8")
+    return path
+
+
+def _text(found: Iterable[Mapping[str, Any]], rank: int, header: Mapping[str, Any]) -> str:
     if rank >= 0:
         header = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 8}, **header}
     text = json.dumps({"schemaVersion": 1, **header, "traceEvents": list(found)})
-    path.write_text(_QUOTED_TIME.sub(r"\1\2", text), encoding="utf-8")
-    return path
+    return _QUOTED_TIME.sub(r"\1\2", text)
 
 
 def records(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:

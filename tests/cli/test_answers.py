@@ -20,16 +20,9 @@ from tracelens.table import Report, Table
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RUNS = ("ladder/ep4/00_baseline", "one_gpu/grouped", "cpu/tiny")
-MORE = (
-    "pipeline/plain",
-    "ladder/ep4/08_graph",
-    "one_gpu/loop",
-    "pipeline/interleaved",
-    "serving/tbo_request",
-    "serving/delayer_off",
-    "faults/host_delay",
-    "faults/token_skew",
-)
+MORE = ("ladder/ep4/08_graph", "pipeline/interleaved", "serving/tbo_request", "faults/token_skew")
+ALIKE = ("pipeline/plain", "one_gpu/loop", "serving/delayer_off", "faults/host_delay")
+"""Of programs that one of the others is of, too."""
 REAL = ("nvidia-h200-megatron/ep8", "mi250/mi250_minitoy_train_ROCm6_2_kineto.json.gz")
 BASELINE = SAMPLES / RUNS[0]
 
@@ -57,7 +50,14 @@ def fits(whole: Report) -> None:
         assert any(map(len, compared(result).values())) == any(char.isdigit() for char in text), text
 
 
-@pytest.mark.parametrize("run", [*RUNS, *(pytest.param(run, marks=pytest.mark.slow) for run in MORE)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *RUNS,
+        *(pytest.param(run, marks=pytest.mark.slow) for run in MORE),
+        *(pytest.param(run, marks=[pytest.mark.slow, pytest.mark.rare]) for run in ALIKE),
+    ],
+)
 def test_every_answer_fits_one_screen(run: str) -> None:
     fits(report(SAMPLES / run))
 

@@ -109,6 +109,18 @@ def trace_of(report: Path) -> Path:
 
 everywhere = pytest.mark.parametrize("case", every_run(), indirect=True)
 """On all runs instead of those of the corpus."""
+everywhere_in_time = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            *run.values, id=run.id, marks=[*run.marks, *[pytest.mark.rare] * (not of_its_kind(path))]
+        )
+        for run in every_run()
+        for path in [run.id or run.values[0]]
+    ],
+    indirect=True,
+)
+"""On all runs; `.ci/run` takes one of each kind."""
 of_each_kind = pytest.mark.parametrize(
     "case", [run for run in every_run() if of_its_kind(run.id or run.values[0])], indirect=True
 )

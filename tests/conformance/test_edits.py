@@ -33,6 +33,9 @@ EDITS = {
 }
 """Edits of each trace: 200 of the samples, and more of traces that are not in the repository."""
 
+OFTEN = 8
+"""Edits of each trace that are not rare: every kind of edit is among those of all traces."""
+
 COMPUTED = (SAME, ONE_SIDED)
 ROUNDED_NS = 50  # an edit rounds each of its spans to a nanosecond, a table each of its rows
 TIMES = (
@@ -140,7 +143,12 @@ def delta(outcome: RuleOutcome) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [(name, seed) for name, edits in EDITS.items() for seed in range(edits)]
+    ("name", "seed"),
+    [
+        pytest.param(name, seed, marks=[pytest.mark.rare] * (seed >= OFTEN))
+        for name, edits in EDITS.items()
+        for seed in range(edits)
+    ],
 )
 def test_diff_and_gate_name_the_edit(name: str, seed: int) -> None:
     original = program(name)

@@ -23,12 +23,12 @@ EP2, MEGATRON, STACK = (
 STRAGGLER = "silent_host stragglers"
 CASES = [
     # run, fault, share, ranks, first finding, words of its title
-    Case(EP2, "pause:middle", 0.4, "1", STRAGGLER, "ilent"),
+    pytest.param(Case(EP2, "pause:middle", 0.4, "1", STRAGGLER, "ilent"), marks=pytest.mark.rare),
     Case(EP2, "pause:start", 0.4, "1", STRAGGLER, "ilent"),
     Case(EP2, "gc:middle", 0.4, "0", "garbage_collection stragglers", "arbage"),
     Case(EP2, "slow_gpu", 1.4, "1", "stragglers", "rank 1, whose GPU is slower"),
     Case(MEGATRON, "pause:start", 3.0, "5", STRAGGLER, "ilent"),
-    Case(STACK, "pause:middle", 0.4, "0", "silent_host", "Silent host"),
+    pytest.param(Case(STACK, "pause:middle", 0.4, "0", "silent_host", "Silent host"), marks=pytest.mark.rare),
     Case(STACK, "gc:middle", 0.4, "0", "garbage_collection", "Garbage"),
     Case(STACK, "pause:middle", 3.0, "0", "silent_host", "Silent host"),
 ]

@@ -96,6 +96,10 @@ class RankEvents:
             for row, event in enumerate(self.events)
             if self.category[row] in LAUNCHES
         }
+        self._arrows: defaultdict[int, list[int]] = defaultdict(list)
+        for row, event in enumerate(self.events):
+            if event.get("ph") in ("s", "f") and self.category[row] == "ac2g":
+                self._arrows[event.get("id", -1)].append(row)
         steps = steps_of(self.trace).only_whole()
         self.steps = len(steps.labels)
         parsed_later = int(self.trace.work.start.min()) - int(self.start[self.work[0]])
@@ -202,11 +206,7 @@ class RankEvents:
     def arrows(self, rows: Sequence[int]) -> list[int]:
         """Rows of the arrows between these launch calls and their kernels."""
         numbers = {self.events[row].get("args", {}).get("correlation") for row in rows} - {None}
-        return [
-            row
-            for row, event in enumerate(self.events)
-            if event.get("ph") in ("s", "f") and self.category[row] == "ac2g" and event.get("id") in numbers
-        ]
+        return sorted(row for number in numbers for row in self._arrows[number])
 
 
 class Program:

@@ -25,7 +25,7 @@ CASES = [
     Case(CONTROL, "slow_gpu", 1.4, "1", "stragglers", "rank 1, whose GPU is slower"),
     Case(GROUPED, "pause:middle", 0.4, "0", "silent_host python_code", ""),
     Case(GROUPED, "loader:start", 0.4, "0", "data_loading", "next batch"),
-    Case(EP4, "pause:end", 0.4, "1", STRAGGLER, "ilent"),
+    pytest.param(Case(EP4, "pause:end", 0.4, "1", STRAGGLER, "ilent"), marks=pytest.mark.slow),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -268,8 +269,13 @@ def analyzer(
 
 def _options(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the arguments that are options: those with a default."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _parameters(function).values()
     return tuple(parameter.name for parameter in parameters if parameter.default is not parameter.empty)
+
+
+@cache  # every analysis asks for those of all analyzers
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def _selected(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -347,7 +353,7 @@ def _options_of_all(chosen: Sequence[Analyzer | Shared]) -> dict[str, list[tuple
         functions = [item.function, *([item.part] if item.part else [])]
         for name in item.options:
             for owner in functions:
-                if name in inspect.signature(owner).parameters:
+                if name in _parameters(owner):
                     options.setdefault(name, []).append((item.name, _option(owner, name)))
                     break
             else:  # a wrapper that takes any
@@ -355,8 +361,9 @@ def _options_of_all(chosen: Sequence[Analyzer | Shared]) -> dict[str, list[tuple
     return options
 
 
+@cache
 def _option(function: Callable[..., Any], name: str) -> Option:
-    default = inspect.signature(function).parameters[name].default
+    default = _parameters(function)[name].default
     hint = getattr(function, "__annotations__", {}).get(name)
     holder = SimpleNamespace(__annotations__={name: hint} if hint is not None else {})
     try:

@@ -48,7 +48,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erfc, exp, inf, log, sqrt
+from math import erfc, exp, inf, log, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -139,14 +139,14 @@ class Mixture:
     def half_width(self, tail: float) -> float:
         """The x that the noise exceeds with probability `tail`, below 0.5."""
         parts = [(w / 2, s * sqrt(2)) for w, s in zip(self.weight.tolist(), self.sigma.tolist(), strict=True)]
-        low, high = 0.0, 50.0 * float(self.sigma.max())
-        for _ in range(60):
-            middle = (low + high) / 2
-            if sum(w * erfc(middle / s) for w, s in parts) > tail:
-                low = middle
-            else:
-                high = middle
-        return high
+        x, step = 0.0, inf
+        # The tail is convex: Newton's steps from 0 never go too far, but by rounding.
+        while step > 1e-15 * x:
+            excess = sum(w * erfc(x / s) for w, s in parts) - tail
+            density = sum(w * exp(-((x / s) ** 2)) / s for w, s in parts) * 2 / sqrt(pi)
+            step = excess / density
+            x += step
+        return x
 
 
 UNKNOWN = PooledVariance()

@@ -270,24 +270,22 @@ class Table:
         """
         import pandas as pd
 
-        def series(column: Column) -> pd.Series:
+        def array(column: Column) -> Any:  # a Series for each column would take longer than all the rest
             values = self.columns[column.name]
             if column.dtype == "str":
-                return pd.Series(self.texts(column.name), dtype="str")
+                return pd.array(self.texts(column.name), dtype="str")
             if isinstance(values, Coded):
                 categories = pd.Index(list(values.values), dtype=object)
-                return pd.Series(
-                    pd.Categorical.from_codes(values.codes, categories=categories, validate=False)
-                )
+                return pd.Categorical.from_codes(values.codes, categories=categories, validate=False)
             if column.dtype == "category":
-                return pd.Series(pd.Categorical(values))
+                return pd.Categorical(values)
             if column.absent is not None:
                 unknown = self.unknown(column.name)
                 kind = pd.arrays.IntegerArray if column.dtype == "int64" else pd.arrays.FloatingArray
-                return pd.Series(kind(np.where(unknown, 0, values), unknown))
-            return pd.Series(values, copy=False)
+                return kind(np.where(unknown, 0, values), unknown)
+            return values
 
-        return pd.DataFrame({column.name: series(column) for column in self.schema.columns}, copy=False)
+        return pd.DataFrame({column.name: array(column) for column in self.schema.columns}, copy=False)
 
 
 Rows = slice | Sequence[int] | NDArray[Any]

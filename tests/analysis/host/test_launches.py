@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import draw, draw_run, records
+from tests.builders import draw, draw_run, events, read, records
 from tracelens import analyze
 from tracelens.table import Result
 from tracelens.trace import make_run
@@ -88,13 +88,13 @@ def test_kernels_that_start_before_their_launch() -> None:
     ],
 )
 def test_histogram_borders(latency: int, bucket: str) -> None:
-    trace = draw("""
+    found = events("""
         launch | a
         s7 k   | a
     """, ns_per_char=10)  # fmt: skip
-    events = trace.tables["events"]
-    events.array("ts_ns")[1] += latency
-    table = analyze(make_run([trace]), "launches")["latency_histogram"]
+    kernel = next(event for event in found if event["cat"] == "kernel")
+    kernel["ts"] += latency / 1000
+    table = analyze(make_run([read(found)]), "launches")["latency_histogram"]
     assert records(table[table["count"] > 0], "bucket", "fraction_of_launches") == [(bucket, 1.0)]
 
 

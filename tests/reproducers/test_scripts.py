@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.effort import ALIKE
 from tests.reproducers.calls import CATALOG, H100, MI300X, RANDOM, called, case_of, script_of
 from tracelens import load
 from tracelens.costs import OpCost
@@ -72,7 +73,13 @@ def test_it_is_a_short_file(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trace", RECORDINGS)
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(name, marks=[pytest.mark.rare] * (f"sample_traces/{name}" in ALIKE))
+        for name in RECORDINGS
+    ],
+)
 def test_scripts_of_a_trace_fit_a_screen(trace: str, tmp_path: Path) -> None:
     found = replay(load(str(SAMPLES / trace)), tmp_path / "out", top=None)["scripts"]
     lines = [len((tmp_path / "out" / file).read_text().splitlines()) for file in found["file"]]

@@ -57,12 +57,10 @@ def test_json_is_one_object(trace: str, capfd: pytest.CaptureFixture[str]) -> No
 def test_the_step_without_the_profiler(trace: str, capfd: pytest.CaptureFixture[str]) -> None:
     given = ["project", "whatif", trace, "--scenario", "identity", "--unprofiled-step-ms"]
     assert run_cli([*given, "0.02"]) == 0
-    out = capfd.readouterr().out
-    lines = out.splitlines()
-    assert lines[:2] == [
-        "20.0 µs a step without the profiler (20.6 µs in the replay), 22.0 µs with it; no clear gain.",
-        "tracelens project whatif",
-    ]
+    assert " ".join(capfd.readouterr().out.split()).startswith(
+        "20.0 µs a step without the profiler (20.6 µs in the replay), 22.0 µs with it; no clear gain. "
+        "tracelens project whatif"
+    )
     assert run_cli([*given, "0"]) == 2
     assert "must be a time in ms" in capfd.readouterr().err
 

@@ -283,7 +283,7 @@ def test_real_shares_add_up(corpus: Path, name: str, monkeypatch: pytest.MonkeyP
             continue
         made += case.total_ns
     assert found.total(OP_SCRIPT) == made
-    said = [re.search(r"\(([\d,.]+) us\)", skip.subject) for skip in unreplayed(trace, trace.work)]
+    said = [re.search(r"\(([\d,.]+) µs\)", skip.subject) for skip in unreplayed(trace, trace.work)]
     opaque = sum(round(float(one[1].replace(",", "")) * 1e3) for one in said if one)
     whole = found.total(OP_SCRIPT) + found.total(COLLECTIVE) + opaque
     assert whole == pytest.approx(found.ns.sum(), abs=100 * len(said))

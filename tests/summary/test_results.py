@@ -62,7 +62,10 @@ def test_a_diff_names_the_largest_changes_beyond_the_noise() -> None:
         row("cause", "idle: launch overhead", 10, 8, "within"),
         row("cause", "copies", 4, 3.4),
     )
-    assert made.verdict == "9.1% faster: 58.4 ms to 53.1 ms a step; expert GEMMs -4.10 ms, copies -600 µs."
+    assert (
+        made.verdict
+        == "9.1% faster: 58.4 ms to 53.1 ms a recorded step; expert GEMMs -4.10 ms, copies -600 µs."
+    )
     assert names(made) == ["base_step_time", "cand_step_time", "change", "change_1", "change_2"]
     assert tile(made, "change").value == pytest.approx(-5.3 * MS)
     assert tile(made, "change_1").value == pytest.approx(-4.1 * MS)
@@ -76,7 +79,7 @@ def test_a_diff_looks_at_stages_where_causes_within_the_noise_explain_most() -> 
         row("cause", "experts", 10, 8),
         row("stage", "(idle)", 36, 6),
     )
-    assert made.verdict == "43% faster: 70.0 ms to 40.0 ms a step; idle -30.0 ms."
+    assert made.verdict == "43% faster: 70.0 ms to 40.0 ms a recorded step; idle -30.0 ms."
 
 
 @pytest.mark.parametrize(
@@ -85,14 +88,14 @@ def test_a_diff_looks_at_stages_where_causes_within_the_noise_explain_most() -> 
 )
 def test_a_diff_without_certain_changes_names_none(noise: str, end: str) -> None:
     made = diff(50, 60, row("cause", "experts", 20, 30, noise))
-    assert made.verdict == f"20% slower: 50.0 ms to 60.0 ms a step; {end}"
+    assert made.verdict == f"20% slower: 50.0 ms to 60.0 ms a recorded step; {end}"
     assert names(made) == ["base_step_time", "cand_step_time", "change"]
 
 
 def test_a_diff_of_equal_runs_says_so() -> None:
     assert (
         diff(50, 50.1, row("cause", "experts", 20, 20.1, "within")).verdict
-        == "No change: 50.0 ms to 50.1 ms a step."
+        == "No change: 50.0 ms to 50.1 ms a recorded step."
     )
 
 

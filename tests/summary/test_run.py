@@ -25,7 +25,7 @@ def test_the_step_is_the_median_one_and_its_range_is_over_steps() -> None:
     step = tile(made, "step_time")
     assert (step.value, step.low, step.high) == (121 * MS, 101 * MS, 141 * MS)
     assert step.note == "median of 2 steps after the first, ± 20 ms"
-    assert clauses(made)[0] == "121 ms a step on 2 x H200"
+    assert clauses(made)[0] == "121 ms a recorded step on 2 x H200"
 
 
 def test_of_two_steps_the_shorter_one_counts_as_in_projections() -> None:
@@ -188,7 +188,7 @@ def test_one_rank_of_several_knows_no_waiting() -> None:
     made = summary(sample.steps([100], comm=0.3), *sample.communication((30, 0, 30)), setup={"ranks": 8})
     assert tile(made, "waiting_for_ranks").value is None
     assert "all ranks" in tile(made, "waiting_for_ranks").note
-    assert clauses(made)[0] == "100 ms a step on 8 x H200 (1 rank read)"
+    assert clauses(made)[0] == "100 ms a recorded step on 8 x H200 (1 rank read)"
 
 
 def test_unmatched_collectives_are_no_waiting_of_zero() -> None:
@@ -336,7 +336,7 @@ def test_a_cpu_only_run_names_no_gpu() -> None:
         sample.idle(CPU_ops=90),
         devices=[HOST],
     )
-    assert clauses(made) == ["100 ms a step on 2 CPU ranks", "90% of the time is idle"]
+    assert clauses(made) == ["100 ms a recorded step on 2 CPU ranks", "90% of the time is idle"]
     assert not {"mfu", "peak_memory"} & set(names(made))
 
 

@@ -39,7 +39,7 @@ def diff_summary(result: Result) -> Summary | None:
     changes = _changes(waterfall, cand_ns - base_ns)
     # The steps without the profiler, where both sides have one.
     paces_ns = pace.array("step_ns").tolist() if pace is not None and len(pace) > 1 else []
-    verdict = f"{_faster(base_ns, cand_ns)} a step"
+    verdict = f"{_faster(base_ns, cand_ns)} a recorded step"
     if times := result.meta.get("repetitions"):
         each = _faster(base_ns / times[0], cand_ns / times[1])
         verdict = (

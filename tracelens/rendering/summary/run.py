@@ -413,7 +413,8 @@ def _measured(figures: RunFigures) -> str:
     if pace.step_ns and abs(pace.step_ns / times.step_ns - 1) > REPLAYED_STEP_SHARE:
         lead = _listed(f"{duration(pace.step_ns)} a step without the profiler on {where}", tokens)
         return f"{lead}; in the recording {_listed(duration(times.step_ns), utilisation)}"
-    return _listed(f"{duration(times.step_ns)} a step on {where}", tokens, utilisation)
+    recorded = "" if pace.step_ns else "recorded "
+    return _listed(f"{duration(times.step_ns)} a {recorded}step on {where}", tokens, utilisation)
 
 
 def _listed(*parts: str) -> str:

@@ -183,7 +183,7 @@ def test_a_task_of_a_new_user_is_one_command(task: str, width: int) -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["diff", SAMPLES / "one_gpu/loop", SAMPLES / "one_gpu/grouped"], r"ms.*a step"),
+        (["diff", SAMPLES / "one_gpu/loop", SAMPLES / "one_gpu/grouped"], r"ms a recorded step"),
         (["project", "whatif", BASELINE, "--scenario", "launch_free"], r"ms"),
         (
             ["project", "memory", "--model", "deepseek_v3", "--gpus", "256", "--pp", "16", "--ep", "8"],

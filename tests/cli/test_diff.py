@@ -24,7 +24,7 @@ def test_the_first_screen_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) <= 25
     assert lines[1] == "tracelens diff"
-    assert lines[0].startswith("45% faster: 71.1 ms to 39.4 ms a step; idle -31.2 ms")
+    assert lines[0].startswith("45% faster: 71.1 ms to 39.4 ms a recorded step; idle -31.2 ms")
     assert "Waterfall by cause" in lines
 
 

@@ -53,7 +53,7 @@ class Reader:
     def read(self, selector: str) -> str:
         """The text of the first element that matches; it has to be shown, and something to be read."""
         (element, *_) = self.driver.find_elements("css selector", selector)
-        assert element.is_displayed()
+        assert until(element.is_displayed)
         text = until(lambda: element.text)
         return str(text)
 
@@ -188,7 +188,6 @@ def test_where_a_finding_is_in_perfetto(page: Page, name: str) -> None:
     (copied,) = reader.driver.execute_script("return copied")
     assert first["location"].endswith(f"Pan to timestamp, {copied}")
     reader.click(".finding:first-child .show-picture")  # the same place
-    until(lambda: reader.driver.find_element("css selector", ".picture .card").is_displayed())
     card = until(lambda: re.search(r"start\n([\d.,]+) ms", reader.read(".picture .card")))
     state = reader.driver.execute_script("return tracelens.picture.state()")
     assert state["shown"]["rank"] == first["worst_rank"]

@@ -138,15 +138,19 @@ class Routes:
         if not skewed:
             experts = [torch.arange(len(each)) % EXPERTS for each in experts]
         counts = torch.stack([torch.bincount(one, minlength=EXPERTS) for one in experts])
-        each = EXPERTS // RANKS
-        own = slice(rank * each, (rank + 1) * each)
-        self.sent = [int(counts[rank, peer * each : (peer + 1) * each].sum()) for peer in range(RANKS)]
+        own_count = EXPERTS // RANKS
+        own = slice(rank * own_count, (rank + 1) * own_count)
+        self.sent = [
+            int(counts[rank, peer * own_count : (peer + 1) * own_count].sum()) for peer in range(RANKS)
+        ]
         self.received = [int(counts[peer, own].sum()) for peer in range(RANKS)]
         order = experts[rank].argsort(stable=True)
         self.token = (order // TOP_K).to(device)
         self.slot = order.to(device)
         # Received rows lie by sender, then by expert: grouped calls want them by expert.
-        label = torch.cat([torch.arange(each).repeat_interleave(counts[peer, own]) for peer in range(RANKS)])
+        label = torch.cat(
+            [torch.arange(own_count).repeat_interleave(counts[peer, own]) for peer in range(RANKS)]
+        )
         by_expert = label.argsort(stable=True)
         self.by_expert, self.back = by_expert.to(device), by_expert.argsort().to(device)
         self.ends = counts[:, own].sum(0).cumsum(0).to(torch.int32).to(device)

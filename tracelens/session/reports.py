@@ -344,10 +344,11 @@ def assembled(
 def _covering(results: Sequence[Result]) -> list[Result]:
     """Results of which those say so whose times are of all steps together."""
     from tracelens.analysis import ANALYZERS
+    from tracelens.rendering.summary import plural
 
     tables = [result.data["steps"] for result in results if result.analyzer == "steps" and result.data]
     count = len({*tables[0].cells("step")}) if tables else 0
-    covers = "whole recording" + (f", {count} step{'s'[: count > 1]}" if count else "")
+    covers = "whole recording" + (f", {plural(count, 'step')}" if count else "")
     summing = {name for name, analyzer in ANALYZERS.items() if analyzer.sums_steps}
     return [
         replace(result, meta={**result.meta, "covers": covers}) if result.analyzer in summing else result

@@ -53,8 +53,8 @@ LEAST_HOST_SHARE = 1 / 3
 """Least share of the recorded host time that is the program's own; no recording had less."""
 
 UNKNOWN_HOST_SHARE = 0.5
-"""Least host time in intervals where the recording does not tell the factor, as a share of the recorded; 12
-of 16 recordings were above it (see `projector`)."""
+"""Least host time in intervals where the recording does not tell the factor, as a share of the recorded; 13
+of the 15 recordings that tell it were above (see `projector`)."""
 
 LOWER_HOST_SHARE, UPPER_HOST_SHARE = 0.65, 1.25
 """Host time in intervals where it does and the scenario changes it, as a share of the projected; never more

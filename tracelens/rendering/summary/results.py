@@ -332,12 +332,13 @@ def whatif_summary(result: Result) -> Summary | None:
     """The scenarios that raise the throughput most."""
     table, meta = result.data.get("whatif"), result.meta
     base_ns, recorded_ns = float(meta["base_ns"]), float(meta["recorded_ns"])
-    what, timed_ns = "as measured", float(meta.get("unprofiled_ns", base_ns))
+    what, step_ns = "as measured", base_ns
     if base_ns != recorded_ns:
-        in_replay = "" if duration(timed_ns) == duration(base_ns) else f" ({duration(base_ns)} in the replay)"
+        step_ns = float(meta.get("unprofiled_ns", base_ns))
+        in_replay = "" if duration(step_ns) == duration(base_ns) else f" ({duration(base_ns)} in the replay)"
         what = f"without the profiler{in_replay}, {duration(recorded_ns)} with it"
     unit = "for all steps" if meta["step"] == "all steps" else "a step"
-    verdict = f"{duration(timed_ns if base_ns != recorded_ns else base_ns)} {unit} {what}"
+    verdict = f"{duration(step_ns)} {unit} {what}"
     tiles = [Tile("step_time", "Step time", base_ns, "ns", note=f"{meta['step']}, {what}", section="whatif")]
     if table is None or not len(table):
         return Summary(f"{verdict}; no scenario applies.", tuple(tiles))

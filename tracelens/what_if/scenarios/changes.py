@@ -34,6 +34,15 @@ def marked(graph: RunGraph, rows: Sequence[Int]) -> Bool:
     return result
 
 
+def marked_calls(graph: RunGraph, events: Sequence[Int], *kinds: Node) -> Bool:
+    """Which nodes of these kinds are one of these calls, event rows given by rank."""
+    result = np.zeros(len(graph), dtype=bool)
+    for rank, of_rank in enumerate(events):
+        nodes = graph.nodes(rank, *kinds)
+        result[nodes] = np.isin(graph.event[nodes], of_rank)
+    return result
+
+
 def meetings_of(graph: RunGraph, work: Bool) -> Bool:
     """Which nodes are meetings of which all ranks' kernels are marked."""
     arrival = graph.edge == Edge.ARRIVAL

@@ -28,6 +28,7 @@ from tracelens.what_if.scenarios.changes import (
     ALL_TO_ALLS,
     drop_work,
     marked,
+    marked_calls,
     meetings_of,
     of_calls,
     scale_pace,
@@ -152,11 +153,8 @@ def dispatch(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph, by_rank = context.gpu_graph(), context.read(exchange)
     meetings = np.flatnonzero(_exchanges(context))
     share = max(part.share for part in by_rank)
-    waits = np.zeros(len(graph), dtype=bool)
-    for rank, part in enumerate(by_rank):
-        nodes = graph.nodes(rank, Node.WAITED)
-        waits[nodes] = (argument == "deepep") & np.isin(graph.event[nodes], part.waits)
-    count = unblock(graph, edit, waits)
+    waits = [part.waits for part in by_rank] if argument == "deepep" else []
+    count = unblock(graph, edit, marked_calls(graph, waits, Node.WAITED))
     if share >= 1 and not count:
         raise NotApplicable("experts, ranks or top-k unknown, or no rank has two of a token's experts")
     edit.set_dur(meetings, edit.dur[meetings] * share)
@@ -400,10 +398,7 @@ def keep_parameters(context: ScenarioContext, edit: Edit, argument: str) -> str:
     work = marked(graph, [part.rows for part in by_rank])
     if not work.any():
         raise NotApplicable("no module whose parameters are gathered twice in a step by FSDP2")
-    calls = np.zeros(len(graph), dtype=bool)
-    for rank, part in enumerate(by_rank):
-        points = graph.nodes(rank, Node.POINT, Node.WAITED)
-        calls[points] = np.isin(graph.event[points], part.event)
+    calls = marked_calls(graph, [part.event for part in by_rank], Node.POINT, Node.WAITED)
     meetings = np.flatnonzero(meetings_of(graph, work))
     matched = context.recorded.collectives.matched
     gathered = [

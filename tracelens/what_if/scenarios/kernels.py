@@ -20,7 +20,7 @@ from tracelens.units import duration
 from tracelens.what_if.graph import Edge, Edit, Node
 from tracelens.what_if.replay import labels
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario, work_costs
-from tracelens.what_if.scenarios.changes import drop_work, fuse, marked, unblock
+from tracelens.what_if.scenarios.changes import drop_work, fuse, marked, marked_calls, unblock
 from tracelens.what_if.thresholds import UNHOOKED_SHARE
 
 _LAYERS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
@@ -204,7 +204,7 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     begun = np.searchsorted(events.start[layers[order]], events.start[others], "right") - 1
     same = (begun >= 0) & (np.searchsorted(forward_ns, events.start[others]) == lookup(passed, begun, -1))
     same &= events.tid[others] == events.tid[lookup(layers[order], begun, 0)]
-    hooked = np.zeros(0, dtype=np.int64) if _reenters(trace) else others[same]
+    same &= not _reenters(trace)
     # Of a call with several kernels the first counts as what writes its bytes.
     costs = trace.once(work_costs)
     written = lookup(
@@ -218,8 +218,8 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
         calls=calls,
         call_layer=layer[len(rows) :],
         written=np.where(is_first, written, 0),
-        hooked=hooked,
-        hooked_layer=number[order[begun[np.isin(others, hooked)]]],
+        hooked=others[same],
+        hooked_layer=number[order[begun[same]]],
         passes=len(count),
     )
 
@@ -249,16 +249,12 @@ def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
             low, _, high = part.partition("-")
             layers += range(int(low), min(int(high or low), most) + 1)
     work = marked(graph, [own.rows[np.isin(own.layer, layers)] for own in by_rank])
-    calls = np.zeros(len(graph), dtype=bool)
-    for rank, own in enumerate(by_rank):
-        points = graph.nodes(rank, Node.POINT, Node.WAITED)
-        calls[points] = np.isin(graph.event[points], own.calls[np.isin(own.call_layer, layers)])
     if not work.any():
         raise NotApplicable(f"none of layers {argument} is recomputed (layers: 0 to {most})")
-    hooked = np.zeros(len(graph), dtype=bool)
-    for rank, own in enumerate(by_rank):
-        points = graph.nodes(rank, Node.POINT)
-        hooked[points] = np.isin(graph.event[points], own.hooked[np.isin(own.hooked_layer, layers)])
+    own_calls = [own.calls[np.isin(own.call_layer, layers)] for own in by_rank]
+    calls = marked_calls(graph, own_calls, Node.POINT, Node.WAITED)
+    own_hooked = [own.hooked[np.isin(own.hooked_layer, layers)] for own in by_rank]
+    hooked = marked_calls(graph, own_hooked, Node.POINT)
     own_time = np.flatnonzero((graph.edge == Edge.HOST) & hooked[graph.dst] & (edit.lag > 0))
     edit.set_lag(own_time, edit.lag[own_time] * UNHOOKED_SHARE)
     gpu_ns = int(edit.dur[work].sum())

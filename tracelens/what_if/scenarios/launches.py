@@ -21,7 +21,7 @@ from tracelens.trace import Trace, enclosing_op, matching, rows_by_code, wildcar
 from tracelens.units import duration
 from tracelens.what_if.graph import Covered, Edge, Edit, Node, RunGraph, full_queue
 from tracelens.what_if.scenario import NotApplicable, ScenarioContext, number, scenario
-from tracelens.what_if.scenarios.changes import cut, unblock
+from tracelens.what_if.scenarios.changes import cut, marked_calls, unblock
 from tracelens.what_if.thresholds import GRAPH_GAP_NS
 
 
@@ -97,11 +97,11 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
     calls = np.ones(len(graph), dtype=bool)  # ends of waiting calls that return at once
     if argument:
         reason = f"no blocking call matches {argument!r}, by its name or an enclosing op"
-        pattern, calls = wildcards(argument), np.zeros(len(graph), dtype=bool)
-        for rank, names in enumerate(context.read(call_names)):
+        pattern, named = wildcards(argument), []
+        for names in context.read(call_names):
             matches = np.array([matching(path, pattern).any() for path in names.paths], dtype=bool)
-            nodes = graph.nodes(rank, Node.WAITED)
-            calls[nodes] = np.isin(graph.event[nodes], names.event[matches[names.path]])
+            named.append(names.event[matches[names.path]])
+        calls = marked_calls(graph, named, Node.WAITED)
     waiting = (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst]
     if not waiting.any():
         raise NotApplicable(reason)
@@ -252,11 +252,9 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
         that are ready: the usual one of graphs is assumed.
     """
     graph = context.gpu_graph()
-    launches = np.zeros(len(graph), dtype=bool)
-    for rank, calls in enumerate(context.read(launch_calls)):
-        eager = calls.event[~matching(calls.names, _GRAPH)[calls.name]]
-        points = graph.nodes(rank, Node.POINT)
-        launches[points] = np.isin(graph.event[points], eager)
+    by_rank = context.read(launch_calls)
+    eager = [calls.event[~matching(calls.names, _GRAPH)[calls.name]] for calls in by_rank]
+    launches = marked_calls(graph, eager, Node.POINT)
     # A graph holds the launches behind others; those behind a step mark or a wait begin one.
     before = np.full(len(graph), -1, dtype=np.int64)
     previous = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER))
@@ -440,11 +438,9 @@ def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if stages is None:
         raise TracelensError(f"scenario sync_free={argument}: the stages are 1, 2 and 3")
     graph, everywhere = context.gpu_graph(), stages == _FREE["3"]
-    free = np.zeros(len(graph), dtype=bool)
-    for rank, waits in enumerate(context.read(layer_waits)):
-        nodes = graph.nodes(rank, Node.WAITED)
-        free[nodes] = np.isin(graph.event[nodes], waits.event[everywhere | np.isin(waits.stage, stages)])
-    count = unblock(graph, edit, free)
+    by_rank = context.read(layer_waits)
+    freed = [waits.event[everywhere | np.isin(waits.stage, stages)] for waits in by_rank]
+    count = unblock(graph, edit, marked_calls(graph, freed, Node.WAITED))
     if not count:
         where = "an MoE layer" if everywhere else " or ".join(STAGES[stage] for stage in stages)
         raise NotApplicable(f"no call in {where} waits for the GPU")

@@ -129,6 +129,51 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 6,
         "vocab_size": 16384,
     },
+    "flex_olmo": {
+        "hidden_size": 2048, "intermediate_size": 2816, "num_experts": 8, "num_experts_per_tok": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 4, "vocab_size": 50304,
+    },
+    "afmoe": {
+        "hidden_size": 1536, "intermediate_size": 4096, "moe_intermediate_size": 1024, "num_experts": 32,
+        "num_experts_per_tok": 6, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128,
+        "num_hidden_layers": 4, "vocab_size": 65536,
+    },
+    "exaone_moe": {
+        "hidden_size": 2560, "intermediate_size": 8192, "moe_intermediate_size": 1024, "num_experts": 32,
+        "num_experts_per_tok": 8, "num_attention_heads": 20, "num_key_value_heads": 4,
+        "num_hidden_layers": 3, "vocab_size": 51200,
+    },
+    "solar_open": {
+        "hidden_size": 2048, "moe_intermediate_size": 1280, "n_routed_experts": 48, "num_experts_per_tok": 8,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64, "num_hidden_layers": 3,
+        "vocab_size": 65536,
+    },
+    "hy_v3": {
+        "hidden_size": 3072, "intermediate_size": 8192, "moe_intermediate_size": 1536, "num_experts": 24,
+        "num_experts_per_tok": 4, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 128,
+        "num_hidden_layers": 3, "vocab_size": 40960,
+    },
+    "glm4_moe_lite": {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1536, "n_routed_experts": 24,
+        "num_experts_per_tok": 4, "num_hidden_layers": 3, "vocab_size": 51200,
+    },
+    "mellum": {
+        "hidden_size": 1152, "intermediate_size": 3584, "moe_intermediate_size": 448, "num_experts": 32,
+        "num_experts_per_tok": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 72,
+        "num_hidden_layers": 4, "vocab_size": 32768,
+    },
+    "phi3": {
+        "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_hidden_layers": 5, "vocab_size": 32064,
+    },
+    "starcoder2": {
+        "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 18, "num_key_value_heads": 2,
+        "num_hidden_layers": 5, "vocab_size": 49152,
+    },
+    "olmo2": {
+        "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "num_hidden_layers": 6, "vocab_size": 50304,
+    },
 }  # fmt: skip
 TINY = {
     "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
@@ -163,6 +208,19 @@ HUNYUAN_READS = Run("hunyuan_v1_moe", 2, 256, kind="read")
 GRANITE_DECODES = Run("granitemoe", 64, 1, kind="decode")
 GLM_DECODES = Run("glm4_moe", 8, 1, kind="decode")
 DOTS_READS = Run("dots1", 1, 128, kind="read")
+FLEX = Run("flex_olmo", 4, 1024)
+AFMOE = Run("afmoe", 4, 1024, log=False)
+EXAONE = Run("exaone_moe", 2, 2048)
+SOLAR = Run("solar_open", 4, 2048)
+HY = Run("hy_v3", 2, 2048, log=False)
+GLM_LITE = Run("glm4_moe_lite", 2, 1024)
+MELLUM = Run("mellum", 2, 1024)
+PHI3 = Run("phi3", 4, 1024, "")
+STARCODER = Run("starcoder2", 2, 2048, "", log=False)
+OLMO2 = Run("olmo2", 8, 512, "")
+SOLAR_DECODES = Run("solar_open", 32, 1, kind="decode")
+GLM_LITE_DECODES = Run("glm4_moe_lite", 16, 1, kind="decode")
+MELLUM_READS = Run("mellum", 4, 256, kind="read")
 
 # The runs after a change; NAME.CHANGE is a run before it, that ends as NAME.
 AFTER = {
@@ -194,6 +252,19 @@ AFTER = {
     "minimax_decode": MINIMAX_DECODES.but(graph=True),
     "hunyuan_read": HUNYUAN_READS.but(graph=True),
     "llama_graph": LLAMA_SMALL.but(graph=True),
+    "flex": FLEX,
+    "afmoe": AFMOE,
+    "exaone": EXAONE,
+    "solar": SOLAR,
+    "hy": HY,
+    "glm_lite": GLM_LITE,
+    "mellum": MELLUM,
+    "phi3": PHI3,
+    "starcoder": STARCODER,
+    "olmo2": OLMO2,
+    "solar_decode": SOLAR_DECODES.but(graph=True),
+    "glm_lite_decode": GLM_LITE_DECODES.but(graph=True),
+    "mellum_read": MELLUM_READS.but(graph=True),
 }
 BEFORE_IT = {
     "qwen.loop": QWEN.but(experts=EAGER),
@@ -268,6 +339,36 @@ BEFORE_IT = {
     "llama.sleep_end": LLAMA.but(pause=(0.012, "end")),
     "minimax.sleep_middle": MINIMAX.but(pause=(0.015, "middle")),
     "qwen_loss.plain": QWEN.but(batch=1),
+    "flex.loop": FLEX.but(experts=EAGER),
+    "flex.recompute": FLEX.but(recompute=True),
+    "afmoe.loop": AFMOE.but(experts=EAGER),
+    "afmoe.double": AFMOE.but(batch=8),
+    "afmoe.loader": AFMOE.but(loader_s=0.04),
+    "exaone.loop": EXAONE.but(experts=EAGER),
+    "exaone.half": EXAONE.but(batch=1),
+    "exaone.recompute": EXAONE.but(recompute=True),
+    "solar.loop": SOLAR.but(experts=EAGER),
+    "solar.half": SOLAR.but(batch=2),
+    "solar.recompute": SOLAR.but(recompute=True),
+    "hy.double": HY.but(batch=4),
+    "hy.recompute": HY.but(recompute=True),
+    "hy.sleep_middle": HY.but(pause=(0.05, "middle")),
+    "glm_lite.loop": GLM_LITE.but(experts=EAGER),
+    "glm_lite.item": GLM_LITE.but(item="item"),
+    "glm_lite.quadruple": GLM_LITE.but(batch=8),
+    "mellum.loop": MELLUM.but(experts=EAGER),
+    "mellum.recompute": MELLUM.but(recompute=True),
+    "mellum.collect_end": MELLUM.but(collect="end"),
+    "phi3.fp32": PHI3.but(dtype="float32"),
+    "phi3.recompute": PHI3.but(recompute=True),
+    "starcoder.half": STARCODER.but(batch=1),
+    "starcoder.recompute": STARCODER.but(recompute=True),
+    "olmo2.quadruple": OLMO2.but(batch=32),
+    "olmo2.loader": OLMO2.but(loader_s=0.04),
+    "olmo2.sleep_start": OLMO2.but(pause=(0.03, "start")),
+    "solar_decode.eager": SOLAR_DECODES,
+    "glm_lite_decode.eager": GLM_LITE_DECODES,
+    "mellum_read.eager": MELLUM_READS,
 }
 
 

@@ -87,6 +87,10 @@ DDP = Run("ddp", 4, 2048, 8192, 4, 1024, micro_batches=4)
 FSDP = Run("fsdp", 6, 2560, 10240, 2, 1024, micro_batches=1)
 ACCUMULATES = FSDP.but(layers=4, micro_batches=3, batch=1)
 TP = Run("tensor", 4, 3072, 12288, 2, 1024)
+EPW = Run("experts", 4, 1536, 1024, 4, 1024, experts=24, top_k=6)
+DDP_DEEP = Run("ddp", 8, 1536, 6144, 2, 1024, micro_batches=2)
+FSDP_WIDE = Run("fsdp", 4, 3072, 12288, 1, 2048)
+TP_LONG = Run("tensor", 3, 4096, 16384, 1, 2048)
 
 AFTER = {
     "ep": EP,
@@ -95,6 +99,10 @@ AFTER = {
     "fsdp": FSDP,
     "fsdp_accumulates": ACCUMULATES,
     "tp": TP,
+    "epw": EPW,
+    "ddp_deep": DDP_DEEP,
+    "fsdp_wide": FSDP_WIDE,
+    "tp_long": TP_LONG,
 }
 BEFORE_IT = {
     "ep.sizes": EP.but(sizes="read"),
@@ -135,6 +143,19 @@ BEFORE_IT = {
     "ep.item": EP.but(item=True, ranks=(1,)),
     "ddp.half": DDP.but(batch=2),
     "ep.fp32": EP.but(moved="float32"),
+    "epw.sizes": EPW.but(sizes="read"),
+    "epw.skew": EPW.but(skew=1.0),
+    "epw.loop": EPW.but(loop=True),
+    "epw.recompute": EPW.but(recompute=True),
+    "epw.half": EPW.but(batch=2),
+    "ddp_deep.sync": DDP_DEEP.but(sync=True),
+    "ddp_deep.recompute": DDP_DEEP.but(recompute=True),
+    "ddp_deep.sleep_end": DDP_DEEP.but(pause=(0.025, "end"), ranks=(0,)),
+    "fsdp_wide.reshard": FSDP_WIDE.but(reshard=True),
+    "fsdp_wide.recompute": FSDP_WIDE.but(recompute=True),
+    "fsdp_wide.loader": FSDP_WIDE.but(loader_s=0.05, ranks=(1,)),
+    "tp_long.recompute": TP_LONG.but(recompute=True),
+    "tp_long.collect_middle": TP_LONG.but(collect="middle", ranks=(1,)),
 }
 VOCABULARY = 16384
 

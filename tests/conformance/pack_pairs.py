@@ -26,6 +26,7 @@ def options(doc: str | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="")
     parser.add_argument("--budget", type=float, default=500)
+    parser.add_argument("--together", action="store_true", help="both sides of a pair in one process")
     return parser.parse_args()
 
 

@@ -1,8 +1,11 @@
 """Record pairs of runs of the Hugging Face library's models on one GPU, before and after one change each.
 
     python3 tests/conformance/record_families.py OUT [--device cuda|cpu] [--only REGEX] [--budget SECONDS]
+        [--together]
 
 Each run is a process of its own: steps to warm up, steps timed without the profiler, then recorded ones.
+Hosts of two processes of one program differ by as much as many changes, so with --together both sides of a
+pair are in one process, and blocks of timed steps take turns.
 Uses nothing of tracelens. OUT/before-N.tar and OUT/after-N.tar hold NAME/rank0.json.zst and NAME/times.json;
 nothing of the runs after the change is printed but whether they ended.
 """
@@ -14,6 +17,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import time
 import traceback
 from pathlib import Path
@@ -24,7 +28,7 @@ import torch
 import transformers
 from torch.utils.data import DataLoader, Dataset
 
-WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 2, 10, 2, 3
+WARM, BLOCKS, BLOCK, BEFORE, RECORDED = 5, 3, 8, 2, 3
 EAGER, GROUPED = "eager", "grouped_mm"
 
 
@@ -170,6 +174,44 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 18, "num_key_value_heads": 2,
         "num_hidden_layers": 5, "vocab_size": 49152,
     },
+    "laguna": {
+        "hidden_size": 1792, "intermediate_size": 5120, "moe_intermediate_size": 640,
+        "shared_expert_intermediate_size": 640, "num_experts": 40, "num_experts_per_tok": 6,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 50176,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_attention_heads_per_layer": [14, 14, 14], "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "granitemoeshared": {
+        "hidden_size": 1280, "intermediate_size": 768, "shared_intermediate_size": 1536,
+        "num_local_experts": 20, "num_experts_per_tok": 4, "num_attention_heads": 20,
+        "num_key_value_heads": 4, "num_hidden_layers": 4, "vocab_size": 49152,
+    },
+    "cohere2_moe": {
+        "hidden_size": 2048, "intermediate_size": 1536, "num_experts": 16, "num_experts_per_tok": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 65536,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["sparse", "sparse", "sparse"],
+    },
+    "mimo_v2_flash": {
+        "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 1024,
+        "n_routed_experts": 32, "num_experts_per_tok": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 50176,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "smollm3": {
+        "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 12, "num_key_value_heads": 4,
+        "num_hidden_layers": 5, "vocab_size": 65536,
+    },
+    "gemma3_text": {
+        "hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "num_hidden_layers": 6, "vocab_size": 65536,
+    },
+    "exaone4": {
+        "hidden_size": 2048, "intermediate_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 4, "vocab_size": 51200,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
     "olmo2": {
         "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8,
         "num_hidden_layers": 6, "vocab_size": 50304,
@@ -221,6 +263,16 @@ OLMO2 = Run("olmo2", 8, 512, "")
 SOLAR_DECODES = Run("solar_open", 32, 1, kind="decode")
 GLM_LITE_DECODES = Run("glm4_moe_lite", 16, 1, kind="decode")
 MELLUM_READS = Run("mellum", 4, 256, kind="read")
+LAGUNA = Run("laguna", 2, 2048)
+SHARED = Run("granitemoeshared", 4, 1024, log=False)
+COHERE = Run("cohere2_moe", 4, 1024)
+MIMO = Run("mimo_v2_flash", 2, 1024)
+SMOL = Run("smollm3", 4, 1024, "", log=False)
+GEMMA3 = Run("gemma3_text", 4, 512, "")
+EXAONE4 = Run("exaone4", 4, 1024, "")
+LAGUNA_DECODES = Run("laguna", 16, 1, kind="decode")
+SHARED_DECODES = Run("granitemoeshared", 64, 1, kind="decode")
+COHERE_READS = Run("cohere2_moe", 1, 256, kind="read")
 
 # The runs after a change; NAME.CHANGE is a run before it, that ends as NAME.
 AFTER = {
@@ -265,6 +317,16 @@ AFTER = {
     "solar_decode": SOLAR_DECODES.but(graph=True),
     "glm_lite_decode": GLM_LITE_DECODES.but(graph=True),
     "mellum_read": MELLUM_READS.but(graph=True),
+    "laguna": LAGUNA,
+    "shared": SHARED,
+    "cohere": COHERE,
+    "mimo": MIMO,
+    "smol": SMOL,
+    "gemma3": GEMMA3,
+    "exaone4": EXAONE4,
+    "laguna_decode": LAGUNA_DECODES.but(graph=True),
+    "shared_decode": SHARED_DECODES.but(graph=True),
+    "cohere_read": COHERE_READS.but(graph=True),
 }
 BEFORE_IT = {
     "qwen.loop": QWEN.but(experts=EAGER),
@@ -369,6 +431,32 @@ BEFORE_IT = {
     "solar_decode.eager": SOLAR_DECODES,
     "glm_lite_decode.eager": GLM_LITE_DECODES,
     "mellum_read.eager": MELLUM_READS,
+    "laguna.loop": LAGUNA.but(experts=EAGER),
+    "laguna.recompute": LAGUNA.but(recompute=True),
+    "laguna.item": LAGUNA.but(item="item"),
+    "shared.loop": SHARED.but(experts=EAGER),
+    "shared.recompute": SHARED.but(recompute=True),
+    "shared.double": SHARED.but(batch=8),
+    "cohere.loop": COHERE.but(experts=EAGER),
+    "cohere.recompute": COHERE.but(recompute=True),
+    "cohere.half": COHERE.but(batch=2),
+    "mimo.loop": MIMO.but(experts=EAGER),
+    "mimo.recompute": MIMO.but(recompute=True),
+    "mimo.sleep_middle": MIMO.but(pause=(0.02, "middle")),
+    "smol.recompute": SMOL.but(recompute=True),
+    "smol.double": SMOL.but(batch=8),
+    "smol.loader": SMOL.but(loader_s=0.04),
+    "gemma3.recompute": GEMMA3.but(recompute=True),
+    "gemma3.fp32": GEMMA3.but(dtype="float32"),
+    "gemma3.sleep_end": GEMMA3.but(pause=(0.02, "end")),
+    "exaone4.recompute": EXAONE4.but(recompute=True),
+    "exaone4.half": EXAONE4.but(batch=2),
+    "exaone4.loader": EXAONE4.but(loader_s=0.03),
+    "mimo.quadruple": MIMO.but(batch=8),
+    "exaone4.collect_end": EXAONE4.but(collect="end"),
+    "laguna_decode.eager": LAGUNA_DECODES,
+    "shared_decode.eager": SHARED_DECODES,
+    "cohere_read.eager": COHERE_READS,
 }
 
 
@@ -531,70 +619,89 @@ class Reader:
             self.compute()
 
 
-def record(name: str, folder: Path, device: str, idle: Any) -> None:
-    """Time and record one run; `idle` is set when it needs the GPU no more."""
-    run = {**AFTER, **BEFORE_IT}[name]
+def run_of(name: str) -> Run:
+    """The program of that name; NAME.CHANGE.after is the one that NAME.CHANGE ends as."""
+    if name.endswith(".after"):
+        name = name.partition(".")[0]
+    return {**AFTER, **BEFORE_IT}[name]
+
+
+def record(names: list[str], out: Path, device: str, idle: Any) -> None:
+    """Time and record runs, whose timed steps take turns; `idle` is set when they need the GPU no more."""
+    runs = [run_of(name) for name in names]
     if device == "cpu":
-        run = run.but(batch=min(2, run.batch), sequence=min(run.sequence, 32), graph=False)
-        run = run.but(loss="", capturable=False)
+        runs = [run.but(batch=min(2, run.batch), sequence=min(run.sequence, 32), graph=False) for run in runs]
+        runs = [run.but(loss="", capturable=False) for run in runs]
     sync = torch.cuda.synchronize if device == "cuda" else lambda: None
-    with torch.set_grad_enabled(run.kind == "train"):
-        program = Trainer(run, device) if run.kind == "train" else Reader(run, device)
-        for _ in range(WARM):
-            program.step()
-        blocks = []
+    with torch.set_grad_enabled(runs[0].kind == "train"):
+        programs = [Trainer(run, device) if run.kind == "train" else Reader(run, device) for run in runs]
+        for program in programs:
+            for _ in range(WARM):
+                program.step()
+        blocks: list[list[float]] = [[] for _ in runs]
         for _ in range(BLOCKS):
-            sync()
-            began = time.perf_counter()
-            for _ in range(BLOCK):
+            for program, times in zip(programs, blocks, strict=True):
                 program.step()
-            sync()
-            blocks.append((time.perf_counter() - began) / BLOCK * 1e3)
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if device == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+                sync()
+                began = time.perf_counter()
+                for _ in range(BLOCK):
+                    program.step()
+                sync()
+                times.append((time.perf_counter() - began) / BLOCK * 1e3)
+        for name, program in zip(names, programs, strict=True):
+            _profile(program, out / name, device, idle if name == names[-1] else None)
+    for name, run, times in zip(names, runs, blocks, strict=True):
+        told = {
+            "run": dataclasses.asdict(run),
+            "sizes": SIZES[run.family],
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "unprofiled_ms": times,
+        }
+        folder = out / name
+        pack_pairs.squeeze(folder)
+        (folder / "times.json").write_text(json.dumps(told))
+        shown = f" {sum(times) / len(times):.2f} ms a step," if name in BEFORE_IT else ""
+        size = sum(path.stat().st_size for path in folder.glob("rank*"))
+        print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
 
-        def ready(profiler: Any) -> None:
+
+def _profile(program: Any, folder: Path, device: str, idle: Any) -> None:
+    """Some recorded steps."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+
+    def ready(profiler: Any) -> None:
+        if idle:
             idle.set()
-            profiler.export_chrome_trace(str(folder / "rank0.json.gz"))
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / "rank0.json.gz"))
 
-        with torch.profiler.profile(
-            activities=activities,
-            schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
-            record_shapes=True,
-            on_trace_ready=ready,
-            experimental_config=pack_pairs.profiler_config(),
-        ) as profiler:
-            for _ in range(BEFORE + RECORDED):
-                program.step()
-                profiler.step()
-    told = {
-        "run": dataclasses.asdict(run),
-        "sizes": SIZES[run.family],
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "unprofiled_ms": blocks,
-    }
-    pack_pairs.squeeze(folder)
-    (folder / "times.json").write_text(json.dumps(told))
-    shown = "" if name in AFTER else f" {sum(blocks) / len(blocks):.2f} ms a step,"
-    size = sum(path.stat().st_size for path in folder.glob("rank*"))
-    print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
+    with torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
+        record_shapes=True,
+        on_trace_ready=ready,
+        experimental_config=pack_pairs.profiler_config(),
+    ) as profiler:
+        for _ in range(BEFORE + RECORDED):
+            program.step()
+            profiler.step()
 
 
-def child(name: str, folder: Path, device: str, idle: Any, cores: list[int]) -> None:
-    """A process of one run."""
+def child(names: list[str], out: Path, device: str, idle: Any, cores: list[int]) -> None:
+    """A process of one run or two."""
     if device == "cuda":
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(min(4, len(cores)))
     else:
         torch.set_num_threads(1)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        record(name, folder, device, idle)
+        record(names, out, device, idle)
     except Exception:
-        print(f"{name}: FAILED\n{traceback.format_exc()[-1500:]}", flush=True)
+        print(f"{', '.join(names)}: FAILED\n{traceback.format_exc()[-1500:]}", flush=True)
     finally:
         idle.set()
 
@@ -602,36 +709,38 @@ def child(name: str, folder: Path, device: str, idle: Any, cores: list[int]) -> 
 def main() -> None:
     options = pack_pairs.options(__doc__)
     until = time.time() + options.budget
-    names = pack_pairs.runs(BEFORE_IT, options.only)
+    if options.together:
+        before = [name for name in BEFORE_IT if re.search(options.only, name)]
+        groups = [[name, f"{name}.after"] for name in before]
+    else:
+        groups = [[name] for name in pack_pairs.runs(BEFORE_IT, options.only)]
     # Forked, so that what was imported is there; this process itself never touches the GPU.
     fork = multiprocessing.get_context("fork")
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     running: list[Any] = []
-    for number, name in enumerate(names):
+    for number, names in enumerate(groups):
         if time.time() > until:
-            print(f"no time left for {name}", flush=True)
+            print(f"no time left for {names[0]}", flush=True)
             continue
         idle = fork.Event()
         # While one run writes its trace, the next has the other half of the cores.
         mine = cores[:half] if number % 2 == 0 else cores[half:]
-        process = fork.Process(
-            target=child, args=(name, options.out / name, options.device, idle, mine or cores)
-        )
+        process = fork.Process(target=child, args=(names, options.out, options.device, idle, mine or cores))
         process.start()
         running.append(process)
         began = time.time()
         while not idle.wait(0.2) and process.is_alive() and time.time() - began < 60:
             pass
         if not idle.is_set() and process.is_alive():
-            print(f"{name}: took too long", flush=True)
+            print(f"{names[0]}: took too long", flush=True)
             process.kill()
         for one in running[:-1]:
             one.join(60)
         running = running[-1:]
     for one in running:
         one.join(60)
-    pack_pairs.pack(options.out, list(AFTER))
+    pack_pairs.pack(options.out, [*AFTER, *(names[-1] for names in groups if len(names) > 1)])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Recompute(NamedTuple):
     calls: Int  # event rows of launches and other calls in it
     call_layer: Int  # of each
     written: Int  # bytes that each piece of work writes, by its cost model; 0 where there is none
-    hooked: Int  # event rows of other calls of these layers' backward, to which Python hands saved tensors
+    hooked: Int  # event rows of these layers' other calls, for which Python keeps or hands out saved tensors
     hooked_layer: Int  # of each
     passes: int  # number of backward passes that repeat something
 
@@ -205,6 +205,11 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     same = (begun >= 0) & (np.searchsorted(forward_ns, events.start[others]) == lookup(passed, begun, -1))
     same &= events.tid[others] == events.tid[lookup(layers[order], begun, 0)]
     same &= not _reenters(trace)
+    backward, begun = others[same], begun[same]
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    repeated = np.bincount(position[index.ravel()[len(rows) :]], minlength=len(order))
+    forward, of_layer = _forward_calls(trace, around, backward, begun, repeated)
     # Of a call with several kernels the first counts as what writes its bytes.
     costs = trace.once(work_costs)
     written = lookup(
@@ -218,10 +223,46 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
         calls=calls,
         call_layer=layer[len(rows) :],
         written=np.where(is_first, written, 0),
-        hooked=others[same],
-        hooked_layer=number[order[begun[same]]],
+        hooked=np.concatenate((backward, forward)),
+        hooked_layer=number[order[np.concatenate((begun, of_layer))]],
         passes=len(count),
     )
+
+
+def _forward_calls(trace: Trace, around: Int, backward: Int, layer: Int, repeated: Int) -> tuple[Int, Int]:
+    """Calls of layers' forward passes, found by the numbers that autograd gives ops and their backward nodes.
+
+    Args:
+        around: node of the backward pass that each event is in, -1 if none.
+        backward: event rows of calls of the layers' backward passes.
+        layer: of each.
+        repeated: number of calls that each layer repeats. What precedes the first layer has nodes behind it,
+            so that only so many calls are the layer's.
+
+    Returns:
+        event rows, and the layer of each.
+    """
+    events, ops = trace.arrays, trace.tables["ops"]
+    number = np.full(len(events.start), -1, dtype=np.int64)
+    number[ops.array("event_id")] = ops.array("sequence")
+    # Ops inside nodes have numbers of their own thread.
+    forward = np.flatnonzero((number >= 0) & (around < 0))
+    forward = forward[np.argsort(number[forward], kind="stable")]
+    launches = np.flatnonzero(events.where("launch") & (around < 0))
+    launches = launches[np.argsort(events.start[launches], kind="stable")]
+    parts = []
+    for each, most in enumerate(repeated.tolist()):
+        numbers = number[around[backward[layer == each]]]
+        numbers = numbers[numbers >= 0]
+        ends = (numbers.min(), numbers.max() + 1) if len(numbers) else (0, 0)
+        own = forward[slice(*np.searchsorted(number[forward], ends))]
+        inside = own[:0]
+        if len(own):
+            ends = (events.start[own].min(), events.end[own].max())
+            inside = launches[slice(*np.searchsorted(events.start[launches], ends))]
+            inside = inside[events.tid[inside] == events.tid[own[0]]]
+        parts.append(inside[max(len(inside) - most, 0) :])
+    return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def _reenters(trace: Trace) -> bool:
@@ -267,8 +308,8 @@ def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
         else "need more memory"
     )
     unhooked = (
-        f"; the host's other work in their backward pass takes {UNHOOKED_SHARE:g} of its time, as Python no "
-        "longer hands out each saved tensor"
+        f"; the host's other work in these layers takes {UNHOOKED_SHARE:g} of its time, as Python no longer "
+        "keeps and hands out each saved tensor"
     )
     return (
         f"{int(work.sum()):,} kernels ({duration(gpu_ns)} over all ranks) and {launches:,} launches are not "

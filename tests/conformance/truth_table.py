@@ -95,15 +95,8 @@ def pairs() -> list[Pair]:
 def located(text: str) -> Path | None:
     """Where a trace is; None where it is not here."""
     root, _, name = text.partition(":")
-    roots = {
-        "samples": SAMPLES,
-        "before": HERE / "before",
-        "second": HERE / "second",
-        "third": HERE / "third",
-        "fourth": HERE / "fourth",
-        "corpus": folder(),
-    }
-    path = roots.get(root)
+    sets = {name: HERE / name for name in ("before", "second", "third", "fourth", "fifth", "sixth")}
+    path = {"samples": SAMPLES, "corpus": folder(), **sets}.get(root)
     return path / name if path and (path / name).exists() else None
 
 
@@ -121,7 +114,8 @@ def project(pair: Pair) -> Row | None:
         if not pair.written:
             return None
         low, projected, high = pair.written["unprofiled_ms"]
-        return Row(pair, pair.unprofiled_ms[0], projected, low, high, pair.unprofiled_ms[1])
+        rules = pair.written.get("rules_ms", (None, None))
+        return Row(pair, pair.unprofiled_ms[0], projected, low, high, pair.unprofiled_ms[1], *rules)
     projector = _projector(path, pair.unprofiled_ms[0] if pair.unprofiled_ms else None)
     try:
         projection = projector.project(parse_request(pair.scenario))
@@ -212,7 +206,7 @@ def skill(table: list[Row]) -> str:
         f"Of {len(table)} pairs {len(changed)} changed the step by more than 10%. Of these,\n"
         f"{sum(error <= 0.1 for error in errors)} projections are within 10% of the measurement; the median "
         f'error is {np.median(errors):.1%}, that of\n"nothing changes" {nothing:.0%}. The replay is at '
-        f"least as close as Amdahl's law in {better('amdahl')} (where the trace is kept),\nand as taking the "
+        f"least as close as Amdahl's law in {better('amdahl')} (where that is known),\nand as taking the "
         f"time away from the step in {better('subtracted')}. Of all pairs, {inside} measurements "
         f"({inside / len(table):.0%}) lie inside the interval."
     )

@@ -132,7 +132,7 @@ def test_layers_are_counted_in_each_backward_pass(
 
 
 def test_without_recompute_no_hooks_hand_out_what_was_saved() -> None:
-    """The backward pass of three layers, one after the other: its other calls keep half the time before them.
+    """Three layers, one after the other: their other calls keep 0.6 of the time before them.
 
     A checkpoint that re-enters autograd has no hooks.
     """
@@ -151,5 +151,5 @@ def test_without_recompute_no_hooks_hand_out_what_was_saved() -> None:
         mine &= (graph.edge == Edge.HOST) & (graph.lag > 0)
         other = (graph.edge == Edge.HOST) & ~mine & ~np.isin(graph.event[graph.dst], part.calls)
         assert mine.any() is np.bool_(hooked)
-        assert edit.lag[mine] == pytest.approx(graph.lag[mine] / 2, abs=1)
+        assert edit.lag[mine] == pytest.approx(graph.lag[mine] * 0.6, abs=1)
         assert (edit.lag[other] == graph.lag[other]).all()

@@ -230,17 +230,11 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
 
 
 def _forward_calls(trace: Trace, around: Int, backward: Int, layer: Int, repeated: Int) -> tuple[Int, Int]:
-    """Calls of layers' forward passes, found by the numbers that autograd gives ops and their backward nodes.
+    """Calls of layers' forward passes, and the layer of each, by autograd's numbers of ops and nodes.
 
-    Args:
-        around: node of the backward pass that each event is in, -1 if none.
-        backward: event rows of calls of the layers' backward passes.
-        layer: of each.
-        repeated: number of calls that each layer repeats. What precedes the first layer has nodes behind it,
-            so that only so many calls are the layer's.
-
-    Returns:
-        event rows, and the layer of each.
+    `around` has the node of the backward pass that each event is in, -1 if none; `backward` the calls of the
+    backward passes of layers, `layer` that of each, `repeated` how many calls each layer repeats. What
+    precedes the first layer has nodes behind it, so that only so many calls are a layer's.
     """
     events, ops = trace.arrays, trace.tables["ops"]
     number = np.full(len(events.start), -1, dtype=np.int64)

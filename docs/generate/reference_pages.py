@@ -17,7 +17,7 @@ from tracelens.analysis import Analyzer, in_order, wide
 from tracelens.compare import diff, gate, ladder
 from tracelens.devices import Device, devices
 from tracelens.devices.files import numbers
-from tracelens.findings.detectors import DETECTORS, Detector
+from tracelens.findings import DETECTORS, Detector
 from tracelens.findings.remedies import TracePlatform, entries
 from tracelens.planner import bounds as planner_bounds
 from tracelens.planner import memory, pipeline, published, scaling, search

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tracelens
-from tracelens.findings.detectors import DETECTORS, Detector
+from tracelens.findings import DETECTORS, Detector
 from tracelens.what_if import SCENARIOS
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"

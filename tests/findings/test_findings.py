@@ -17,9 +17,8 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
-from tracelens.findings import TracePlatform, remedy
+from tracelens.findings import DETECTORS, JOB, Detection, Detector, Outcome, Quantity, TracePlatform, remedy
 from tracelens.findings.actions import CommandSource
-from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
 from tracelens.table import Result, Skip, result
 from tracelens.trace import union

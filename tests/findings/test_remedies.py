@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.findings import Remedy, TracePlatform, remedies, remedy, without_set
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS, Remedy, TracePlatform, remedies, remedy, without_set
 
 FINDINGS = Path(__file__).parents[2] / "tracelens/findings"
 FILE = FINDINGS / "remedies.toml"

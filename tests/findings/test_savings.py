@@ -13,7 +13,7 @@ import pytest
 from tests.builders import records
 from tests.what_if.replays import projected, run_of
 from tracelens import analyze
-from tracelens.findings.detectors import Detection, Detector, Quantity
+from tracelens.findings import Detection, Detector, Quantity
 from tracelens.findings.findings import Replays, Saving, SizedFinding, ranked
 from tracelens.table import Result, Skip
 from tracelens.trace import union

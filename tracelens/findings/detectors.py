@@ -16,6 +16,7 @@ from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.roofline import SlowCalls, slow_calls
 from tracelens.arrays import Bool
+from tracelens.findings.remedies import Remedy
 from tracelens.guard import guard
 from tracelens.registry import Registry
 from tracelens.table import Result, Table
@@ -72,7 +73,6 @@ class Detector:
 
     name: str  # in the tables
     title: str  # of its finding
-    remedy: str  # what to do about it, where findings/remedies has no entries for it
     doc: str  # the signature, one line
     needs: tuple[str, ...]  # analyzers whose results it reads; empty for one that looks at each rank's trace
     # (context) -> Detection or reason; with `needs`, (results) -> detections by rank, or reason
@@ -89,6 +89,7 @@ class Detector:
     measures: Mapping[str, str] = field(default_factory=dict)
     threshold: str = ""  # what the signature takes to be detected
     limits: str = ""  # what it cannot see, or what its estimate takes for granted
+    remedies: tuple[Remedy, ...] = ()  # what to do about it, on any platform and on some
 
     def of_rank(self, context: RankContext) -> Outcome:
         if self.launching and context.work.cpu_only:
@@ -133,13 +134,14 @@ def detector(
     scenario: str = "",
     title: str,
     fix: str = "",
-    remedy: str = "",
     needs: Sequence[str] = (),
     launching: bool = False,
     symptom: bool = False,
     measures: Mapping[str, str] = EMPTY,
     threshold: str = "",
     limits: str = "",
+    remedy: str = "",
+    remedies: Sequence[Remedy] = (),
 ) -> Callable[[Callable[..., Any]], Detector]:
     """Register a function as a detector; the first line of its docstring names the signature.
 
@@ -150,13 +152,14 @@ def detector(
             the saving. A Detection may name another.
         title: of its finding.
         fix: what the remedy is, as the subject of the sentence with which a report begins: "grouped GEMM".
-        remedy: what to do about it, for a detector that findings/remedies.toml does not know.
         needs: analyzers whose results, by name, the function takes instead of a RankContext.
         launching: whether it is about a host that feeds a GPU.
         symptom: whether it shows what other detectors name the cause of; see `ranked` in findings.py.
         measures: what each measure of its quantities means; a word in capitals stands for a name.
         threshold: what the signature takes to be detected.
         limits: what it cannot see, or what its estimate takes for granted.
+        remedy: what to do about it wherever it is found.
+        remedies: what else, where that depends on the platform, in the order in which it is told.
     """
 
     def keep(function: Callable[..., Any]) -> Detector:
@@ -165,7 +168,6 @@ def detector(
             name=name,
             title=title,
             fix=fix,
-            remedy=remedy,
             doc=doc,
             evidence=evidence,
             needs=tuple(needs),
@@ -176,6 +178,7 @@ def detector(
             measures=measures,
             threshold=threshold,
             limits=limits,
+            remedies=(*([Remedy(remedy)] if remedy else []), *remedies),
         )
         DETECTORS.add(name, item, function.__module__)
         return item

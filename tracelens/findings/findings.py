@@ -578,9 +578,8 @@ def _row(
         "evidence": f"{prefix}{detection.evidence}{rest}{explained}",
         "upper_bound": saving.upper_bound,
         "remedy": remedy(
-            candidate.detector.name,
+            candidate.detector,
             commands.platform,
-            candidate.detector.remedy,
             in_graphs=candidate.detections[worst].in_graphs,
             cause=detection.cause,
         ),

@@ -14,7 +14,7 @@ from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGE
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import STACK_KINDS, Trace, Union, both, cut, enclosing_op, matching, union, wildcards
 from tracelens.units import duration, milliseconds
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
@@ -64,6 +64,29 @@ _FREE = {"1": (ROUTER, PERMUTATION), "2": (ROUTER, PERMUTATION, EXPERTS), "3": t
     },
     threshold=_ONE_CALL,
     limits=_NOT_COUNTED,
+    remedy="Keep sizes on the GPU: message and expert sizes that the host does not read, or buffers of a "
+    "fixed capacity.",
+    remedies=(
+        Remedy(
+            "Primus: turbo_sync_free_moe_stage 1 to 3 (fused permutation, use_turbo_deepep, "
+            "use_turbo_grouped_gemm or use_turbo_grouped_mlp); stage 3 needs more memory.",
+            framework=("primus",),
+            vendor=("amd",),
+            best=True,
+        ),
+        Remedy(
+            "Megatron-LM: --moe-grouped-gemm and --moe-permute-fusion; with dropping, "
+            "--moe-expert-capacity-factor and --moe-pad-expert-input-to-capacity make all sizes constant.",
+            framework=("megatron",),
+            best=True,
+        ),
+        Remedy(
+            'transformers: experts_implementation="grouped_mm" reads no sizes on the host.',
+            framework=("huggingface",),
+            best=True,
+        ),
+        Remedy("The bundled workload: --sync-free 1 to 3.", framework=("workload",)),
+    ),
 )
 def moe_blocking_calls(context: RankContext) -> Outcome:
     """Calls in MoE layers that make the host wait for the GPU: item, nonzero, tolist, copies to the host."""
@@ -160,6 +183,15 @@ def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     measures={"calls per step": "blocking calls outside MoE layers", **_BLOCKING_MEASURES},
     threshold=_ONE_CALL,
     limits=_NOT_COUNTED,
+    remedy="Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
+    "norms on the GPU, copy with non_blocking=True from pinned memory.",
+    remedies=(
+        Remedy(
+            "{megatron}: --no-check-for-nan-in-loss-and-grad, and a larger --log-interval.",
+            framework=("megatron", "primus"),
+        ),
+        Remedy("TrainingArguments: logging_steps, logging_nan_inf_filter=False.", framework=("huggingface",)),
+    ),
 )
 def other_blocking_calls(context: RankContext) -> Outcome:
     """Calls in steps, outside MoE layers, that make the host wait for the GPU while the GPU runs dry."""
@@ -316,6 +348,16 @@ def _names(context: RankContext, event: Int) -> list[str]:
     },
     threshold=f"dispatch is launched within {RESTART_NS / 1e6:g} ms of the end of notify_dispatch",
     limits="Launches that are late afterwards, because the host has fallen behind, do not count.",
+    remedy="Dispatch into fixed-size receive buffers: the host then needs no token counts (DeepEP's "
+    "dispatch: num_worst_tokens). Let the experts read their counts on the GPU. This takes more memory.",
+    remedies=(
+        Remedy(
+            "Primus: turbo_sync_free_moe_stage 2 or 3, with use_turbo_deepep and use_turbo_grouped_gemm "
+            "(use_turbo_grouped_mlp in earlier releases).",
+            framework=("primus",),
+        ),
+        Remedy("The bundled workload: --sync-free 3.", framework=("workload",)),
+    ),
 )
 def deepep_busy_wait(context: RankContext) -> Outcome:
     """The host spins until DeepEP's `notify_dispatch` ends, and only then launches `dispatch`."""

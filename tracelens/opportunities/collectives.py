@@ -19,6 +19,7 @@ from tracelens.findings import (
     Outcome,
     Quantity,
     RankContext,
+    Remedy,
     detector,
     in_steps,
     step_count,
@@ -48,6 +49,17 @@ from tracelens.what_if.graph import Edge, Edit, Node, drop_work, marked, marked_
     },
     threshold="equal numbers of ranks on several hosts, more than one each, in a kernel not named a tree",
     limits="Needs traces that name their hosts.",
+    remedy="Use a hierarchical algorithm: reduce-scatter within the host, all-reduce of each rank's part "
+    "across hosts, all-gather within the host; keep tensor-parallel groups within a host.",
+    remedies=(
+        Remedy(
+            "{megatron}: --num-distributed-optimizer-instances for gradients.",
+            framework=("megatron", "primus"),
+        ),
+        Remedy("The bundled workload: --grad-reduce hierarchical with --node.", framework=("workload",)),
+        Remedy("torch: hybrid sharding (FSDP with a mesh of hosts by ranks).", plain=True),
+        Remedy("{library}: NCCL_ALGO=Tree comes close for all-reduce.", vendor=("nvidia", "amd")),
+    ),
 )
 def hierarchical_all_reduce(results: Mapping[str, Result]) -> Detections:
     """All-reduce, reduce-scatter or all-gather over hosts with several ranks each, as one flat ring."""
@@ -151,6 +163,30 @@ def hierarchical_collectives(context: ScenarioContext, edit: Edit, argument: str
     },
     threshold="the GEMM and its collective run in sequence, and no computation hides half of the transfer",
     limits="Assumes that both run at full speed at the same time.",
+    remedy="Fuse or overlap each GEMM with its collective tile by tile: GEMM + reduce-scatter, all-gather + "
+    "GEMM.",
+    remedies=(
+        Remedy(
+            "Megatron-LM: --tp-comm-overlap with --sequence-parallel (Transformer Engine).",
+            framework=("megatron",),
+        ),
+        Remedy(
+            "torchtitan: parallelism.enable_async_tensor_parallel with compile enabled.",
+            framework=("torchtitan",),
+        ),
+        Remedy("The bundled workload: --tp-overlap chunked or symmetric.", framework=("workload",)),
+        Remedy(
+            "With torch alone: async tensor parallelism over torch symmetric memory (torch.compile).",
+            vendor=("nvidia",),
+            plain=True,
+        ),
+        Remedy(
+            "For example Triton-distributed or Iris kernels on a symmetric heap, as in the AMD Developer "
+            "Challenge 2025.",
+            vendor=("amd",),
+            plain=True,
+        ),
+    ),
 )
 def gemm_collective(context: RankContext) -> Outcome:
     """A GEMM and the collective of its tensor run sequentially (GEMM + reduction, gather + GEMM)."""

@@ -43,6 +43,7 @@ from tracelens.findings import (
     Outcome,
     Quantity,
     RankContext,
+    Remedy,
     detector,
     in_steps,
     step_count,
@@ -94,6 +95,33 @@ _NONE = np.empty(0, dtype=np.int64)
     },
     threshold=f"{LOOP_GEMMS} expert GEMMs with weights of one size in one pass",
     limits="Needs the shapes of the GEMMs (record_shapes=True).",
+    remedy="Compute all experts in one grouped GEMM.",
+    remedies=(
+        Remedy(
+            "Primus: use_turbo_grouped_gemm (use_turbo_grouped_mlp in earlier releases) with "
+            "enable_primus_turbo.",
+            framework=("primus",),
+            vendor=("amd",),
+            best=True,
+        ),
+        Remedy(
+            'transformers: load the model with experts_implementation="grouped_mm" (transformers 5; needs '
+            "torch 2.9).",
+            framework=("huggingface",),
+            best=True,
+        ),
+        Remedy("Megatron-LM: --moe-grouped-gemm.", framework=("megatron",), best=True),
+        Remedy("The bundled workload: --experts grouped.", framework=("workload",)),
+        Remedy(
+            "Sort the tokens by expert and call torch.nn.functional.grouped_mm (torch 2.10; "
+            "torch._grouped_mm before).",
+            versions={"torch": ">=2.10"},
+            plain=True,
+        ),
+        Remedy(
+            "Sort the tokens by expert and call torch._grouped_mm.", versions={"torch": "<2.10"}, plain=True
+        ),
+    ),
 )
 def expert_loop(context: RankContext) -> Outcome:
     """At least 4 expert GEMMs with weights of one size run one by one in a pass through an MoE layer."""
@@ -459,6 +487,20 @@ class _LoopReader:
     },
     threshold=f"{EVEN:.0%} of the mean on the busiest rank of a layer",
     limits="Needs all ranks of the expert-parallel group.",
+    remedy="Balance the routing: auxiliary loss or bias-corrected router, expert placement by load, replicas "
+    "of busy experts, or a capacity limit.",
+    remedies=(
+        Remedy(
+            "{megatron}: --moe-aux-loss-coeff, --moe-router-enable-expert-bias; "
+            "--moe-router-force-load-balancing shows the possible gain.",
+            framework=("megatron", "primus"),
+            best=True,
+        ),
+        Remedy(
+            "--enable-eplb places experts by load and replicates busy ones.", framework=("vllm", "sglang")
+        ),
+        Remedy("The bundled workload: --routing balanced shows the possible gain.", framework=("workload",)),
+    ),
 )
 def token_imbalance(results: Mapping[str, Result]) -> Detections:
     """The experts of one rank take longer than those of the others in its expert-parallel group."""

@@ -13,7 +13,7 @@ from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, host_names, named,
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, Union, intersection, rows_by_code, steps_of, union
 from tracelens.units import duration, milliseconds
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
@@ -42,6 +42,17 @@ _EVENT = "Python GC"
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="Without Python frames the trace does not show what the program does at that time.",
+    remedy="Record once with Python frames (with_stack=True) and garbage collection to see the cause. Check "
+    "in this order: data loading, logging, checkpoints, gc.freeze() and gc.disable(), other programs on the "
+    "same cores, CPU binding.",
+    remedies=(
+        Remedy("{megatron}: --manual-gc rules out garbage collection.", framework=("megatron", "primus")),
+        Remedy(
+            "The bundled workload: --stack records them; --gc manual rules out garbage collection.",
+            framework=("workload",),
+        ),
+        Remedy("The bundled workload: --stack records them.", framework=("workload_serve",)),
+    ),
 )
 def silent_host(context: RankContext) -> Outcome:
     """The launching thread is in no recorded op, call or frame for over 0.5 ms while the GPU is idle."""
@@ -58,6 +69,8 @@ def silent_host(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="The frames are those that the profiler recorded; C extensions are seen as their caller.",
+    remedy="Move what the named frames do out of the step, to another thread or process, or to every n-th "
+    "step.",
 )
 def python_code(context: RankContext) -> Outcome:
     """The launching thread is in Python frames and in no op for over 0.5 ms while the GPU is idle."""
@@ -75,6 +88,10 @@ def python_code(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="What the host waits for, or who has its core, is not in the trace.",
+    remedy="Keep other processes off that rank's cores, and give its threads cores of their own. taskset -cp "
+    "PID shows its binding, cpu.stat of its cgroup whether a CPU limit throttles it (nr_throttled), pidstat "
+    "-w its involuntary switches (nvcswch/s), perf sched timehist what runs instead. Where its own threads "
+    "compete, lower OMP_NUM_THREADS.",
 )
 def stalled_host(context: RankContext) -> Outcome:
     """Ops of the host take over 0.5 ms and 10 times as long as their like, while the GPU is idle."""
@@ -91,6 +108,8 @@ def stalled_host(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=f"{_ANY_IDLE}, in most steps",
     limits="Where the driver does not record it, loading counts as CPU ops.",
+    remedy="Keep shapes few (padding, fixed capacity), so that no step needs a new kernel; warm up with all "
+    "shapes; on NVIDIA, CUDA_MODULE_LOADING=EAGER loads all kernels at the start.",
 )
 def kernel_loading(context: RankContext) -> Outcome:
     """Kernels are loaded or compiled in most steps while the GPU is idle."""
@@ -106,6 +125,19 @@ def kernel_loading(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="A loader counts only where the trace shows its calls by name.",
+    remedy="Load batches ahead of the step: more workers, pinned memory with non_blocking copies, "
+    "preprocessing ahead of time or on the GPU.",
+    remedies=(
+        Remedy("{megatron}: --num-workers.", framework=("megatron", "primus")),
+        Remedy(
+            "TrainingArguments: dataloader_num_workers, dataloader_prefetch_factor, "
+            "dataloader_persistent_workers, dataloader_pin_memory.",
+            framework=("huggingface",),
+        ),
+        Remedy(
+            "torch's DataLoader: num_workers, prefetch_factor, persistent_workers, pin_memory.", plain=True
+        ),
+    ),
 )
 def data_loading(context: RankContext) -> Outcome:
     """The GPU is idle while the host fetches a batch."""
@@ -123,6 +155,7 @@ def data_loading(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="Work that runs once, such as the first call of a kernel, counts where the recording includes it.",
+    remedy="Move the op to the GPU or out of the step.",
 )
 def cpu_ops(context: RankContext) -> Outcome:
     """Ops or calls that launch nothing take over 1 ms before the next launch while the GPU is idle."""
@@ -139,6 +172,8 @@ def cpu_ops(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="Assumes that all of this time can go; what the host waits for may have to run.",
+    remedy="Create communicators before the loop, keep barriers and CPU (gloo) collectives out of the step, "
+    "and call collectives with async_op=True.",
 )
 def collective_calls(context: RankContext) -> Outcome:
     """The GPU is idle while the host spends over 1 ms inside a collective call."""
@@ -328,6 +363,13 @@ def _shorten(graph: RunGraph, edit: Edit, saved: Int) -> None:
     },
     threshold="one collection that reaches into the steps",
     limits="Needs a recording with collections: by `tracelens.record`, or torch's record_python_gc_info.",
+    remedy="Collect manually, in the same step on all ranks, to make them pause together: gc.disable(), "
+    "gc.freeze() once the model is built, and gc.collect() every N steps.",
+    remedies=(
+        Remedy("{megatron}: --manual-gc with --manual-gc-interval N.", framework=("megatron", "primus")),
+        Remedy("torchtitan: training.gc_freq.", framework=("torchtitan",)),
+        Remedy("The bundled workload: --gc manual.", framework=("workload",)),
+    ),
 )
 def garbage_collection(context: RankContext) -> Outcome:
     """Python's garbage collector runs during steps."""

@@ -38,7 +38,7 @@ from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls, slow_calls
 from tracelens.arrays import unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.launches import SMALL_NS
 from tracelens.trace import Trace, matching, union, wildcards
 from tracelens.units import duration, milliseconds
@@ -77,6 +77,20 @@ _SHOWN = 3  # kinds of calls that a sentence names
     threshold=f"calls that take {SLOW_RATIO:g} times as long as the device needs for their size",
     limits="Needs shapes (record_shapes=True) and a known device. Sorts and what has no cost model are not "
     "looked at. Rates of devices that were not measured are those of a measured one, scaled.",
+    remedy="Replay the calls (tracelens replay --finding slow_kernels), and try another kernel for them: "
+    "another backend or library, another layout or alignment of the tensors, torch.compile for passes over "
+    "memory.",
+    remedies=(
+        Remedy(
+            "On AMD: tuned GEMMs (hipBLASLt offline tuning, PYTORCH_TUNABLEOP_ENABLED=1), attention by "
+            "AITER or CK, and AITER's fused MoE kernels.",
+            vendor=("amd",),
+        ),
+        Remedy(
+            "Attention: torch.nn.attention.sdpa_kernel picks the backend (cuDNN or flash).",
+            vendor=("nvidia",),
+        ),
+    ),
 )
 def slow_kernels(context: RankContext) -> Outcome:
     """Kernels run far below the rate that the device reaches for work of their size."""
@@ -205,6 +219,21 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
     },
     threshold=f"{VOCABULARY:,} classes",
     limits="Needs the shapes of the loss (record_shapes=True).",
+    remedy="Fuse the loss into one kernel that keeps the logits' own type. It also frees the memory of the "
+    "intermediate copies.",
+    remedies=(
+        Remedy(
+            "{megatron}: --cross-entropy-loss-fusion with --cross-entropy-fusion-impl te.",
+            framework=("megatron", "primus"),
+        ),
+        Remedy("transformers: TrainingArguments(use_liger_kernel=True).", framework=("huggingface",)),
+        Remedy("The bundled workload: --loss fused.", framework=("workload",)),
+        Remedy(
+            "For example Liger's cross entropy, or its fused linear cross entropy, which never stores the "
+            "logits; or torch.compile around the loss.",
+            plain=True,
+        ),
+    ),
 )
 def loss_unfused(context: RankContext) -> Outcome:
     """A cross-entropy loss over a vocabulary (4,096 classes and more) runs as a chain of separate kernels."""
@@ -287,6 +316,20 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass without the GEMM, none of them a known fused one",
     limits="Fused kernels are known by name.",
+    remedy="Route with one kernel: scores, top-k and auxiliary loss together.",
+    remedies=(
+        Remedy(
+            "Primus: moe_use_fused_router_with_aux_score.", framework=("primus",), vendor=("amd",), best=True
+        ),
+        Remedy(
+            "Megatron-LM: --moe-router-fusion (Transformer Engine 2.7 or later).",
+            framework=("megatron",),
+            best=True,
+        ),
+        Remedy("The bundled workload: --router fused.", framework=("workload",)),
+        Remedy("The bundled workload: --set router=fused.", framework=("workload_serve",)),
+        Remedy("With torch alone: a Triton kernel, or torch.compile around the router.", plain=True),
+    ),
 )
 def router_unfused(context: RankContext) -> Outcome:
     """A chain of softmax, topk, scatter, sum and div kernels in the router, in place of one fused kernel."""
@@ -349,6 +392,18 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass, none of them a known fused one",
     limits="Fused kernels are known by name.",
+    remedy="Sort and move tokens with fused kernels.",
+    remedies=(
+        Remedy("Primus: moe_permute_fusion.", framework=("primus",)),
+        Remedy(
+            "Megatron-LM: --moe-permute-fusion (Transformer Engine 2.1 or later).",
+            framework=("megatron",),
+            best=True,
+        ),
+        Remedy("The bundled workload: --permute fused.", framework=("workload",)),
+        Remedy("The bundled workload: --set permute=fused.", framework=("workload_serve",)),
+        Remedy("With torch alone: Triton kernels, or torch.compile around the permutation.", plain=True),
+    ),
 )
 def permute_unfused(context: RankContext) -> Outcome:
     """A chain of sorts, scans and index kernels between router and experts, in place of a permute kernel."""

@@ -11,7 +11,7 @@ from tracelens.analysis.host import GAP_NS
 from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, matching, union
 from tracelens.trace.graphs import launched_by_graph
 from tracelens.units import duration
@@ -62,6 +62,60 @@ _GRAPH = re.compile("GraphLaunch")
     },
     threshold=f"over {LATE_LAUNCH_SHARE:.0%} of the time",
     limits="The profiler slows the host down: compare with a step without it.",
+    remedies=(
+        Remedy(
+            "Launch less (a {graph} of the step, torch.compile, fused kernels), and bind each process to "
+            "its GPU's NUMA node (numactl --cpunodebind --membind). `idle` shows what the host did in long "
+            "gaps.",
+            in_graphs=False,
+        ),
+        Remedy(
+            "Graphs launch most kernels already: capture what still runs beside them, or prepare the inputs "
+            "of a replay while the one before it runs, and bind each process to its GPU's NUMA node "
+            "(numactl --cpunodebind --membind). `idle` shows what the host did in long gaps.",
+            in_graphs=True,
+        ),
+        Remedy("Primus: ENABLE_NUMA_BINDING=1.", framework=("primus",)),
+        Remedy(
+            "Megatron-LM: --cuda-graph-impl (--enable-cuda-graph or --external-cuda-graph in earlier "
+            "releases).",
+            framework=("megatron",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "transformers: model.compile(), or TrainingArguments(torch_compile=True) with the Trainer.",
+            framework=("huggingface",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "vLLM: leave --enforce-eager out, and capture graphs for the batch sizes that occur "
+            "(--compilation-config, cudagraph_capture_sizes).",
+            framework=("vllm",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "SGLang: leave --disable-cuda-graph out, and capture larger batches with --cuda-graph-max-bs.",
+            framework=("sglang",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "ATOM: leave --enforce-eager out, and capture the batch sizes that occur with "
+            "--cudagraph-capture-sizes.",
+            framework=("atom",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "The bundled workload: --graph step, --sync-free 3, --numa bind.",
+            framework=("workload",),
+            in_graphs=False,
+        ),
+        Remedy("The bundled workload: --numa bind.", framework=("workload",), in_graphs=True),
+        Remedy("The bundled workload: --graph on.", framework=("workload_serve",), in_graphs=False),
+        Remedy("--kernarg-pool enlarges the kernel-argument pool.", framework=("workload",), vendor=("amd",)),
+        Remedy(
+            "ROCm: enlarge the kernel-argument pool with HSA_KERNARG_POOL_SIZE=12582912.", vendor=("amd",)
+        ),
+    ),
 )
 def launch_bound(context: RankContext) -> Outcome:
     """The GPU is idle for over 1% of the time because the host launches its next kernel late."""
@@ -147,6 +201,45 @@ def launch_bound(context: RankContext) -> Outcome:
     },
     threshold=f"over {MANY_SMALL_SHARE:.0%} of the kernels are under {SMALL_NS // 1000} µs",
     limits="The saving is the gaps before them; the kernels stay.",
+    remedies=(
+        Remedy(
+            "Capture the step in a {graph} or compile it (torch.compile), which fuses pointwise chains; the "
+            "router and permutation of MoE layers have fused kernels.",
+            in_graphs=False,
+        ),
+        Remedy(
+            "A {graph} launches them already, so only fewer kernels help: torch.compile before the capture "
+            "fuses pointwise chains; the router and permutation of MoE layers have fused kernels.",
+            in_graphs=True,
+        ),
+        Remedy(
+            "Megatron-LM: --cuda-graph-impl, --moe-router-fusion, --moe-permute-fusion.",
+            framework=("megatron",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "Megatron-LM: --moe-router-fusion, --moe-permute-fusion.", framework=("megatron",), in_graphs=True
+        ),
+        Remedy("Primus: moe_permute_fusion, moe_use_fused_router_with_aux_score.", framework=("primus",)),
+        Remedy(
+            "The bundled workload: --graph step, --router fused, --permute fused.",
+            framework=("workload",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "The bundled workload: --router fused, --permute fused.", framework=("workload",), in_graphs=True
+        ),
+        Remedy(
+            "The bundled workload: --graph on, --set router=fused, --set permute=fused.",
+            framework=("workload_serve",),
+            in_graphs=False,
+        ),
+        Remedy(
+            "The bundled workload: --set router=fused, --set permute=fused.",
+            framework=("workload_serve",),
+            in_graphs=True,
+        ),
+    ),
 )
 def small_kernels(context: RankContext) -> Outcome:
     """More than half of all kernels are shorter than 10 µs."""

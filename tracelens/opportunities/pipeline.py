@@ -12,7 +12,7 @@ from tracelens.analysis.pipeline import Passes, lane_of, numbered, passes, pipel
 from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Confidence, Detection, Detections, Quantity, detector
+from tracelens.findings import Confidence, Detection, Detections, Quantity, Remedy, detector
 from tracelens.table import Result
 from tracelens.trace import Trace, union
 from tracelens.units import duration
@@ -50,6 +50,21 @@ _THRESHOLD = "any of this idle time in a pipeline of two stages or more"
     },
     threshold=_THRESHOLD,
     limits="Assumes that twice as many chunks halve the ramp.",
+    remedy="More model chunks per rank (interleaved 1F1B), more micro-batches per step, fewer stages, or a "
+    "zero-bubble schedule. The bubble is (PP - 1) / (PP - 1 + GA x VPP): twice the chunks halve the ramp "
+    "and double the messages; layers must divide by PP x VPP.",
+    remedies=(
+        Remedy(
+            "{megatron}: --num-layers-per-virtual-pipeline-stage or --num-virtual-stages-per-pipeline-rank.",
+            framework=("megatron", "primus"),
+            best=True,
+        ),
+        Remedy(
+            "torchtitan: parallelism.pipeline_parallel_schedule Interleaved1F1B.", framework=("torchtitan",)
+        ),
+        Remedy("The bundled workload: --vpp, --micro-batches.", framework=("workload",)),
+        Remedy("torch.distributed.pipelining: ScheduleInterleaved1F1B.", plain=True),
+    ),
 )
 def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     """Stages idle before all have started their backward passes, or after one runs out of forward passes."""
@@ -89,6 +104,22 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
     measures={"imbalance": "idle time while the stage that it waits for computes", **_MEASURES},
     threshold=f"{_THRESHOLD}; the slowest stage has more GPU work",
     limits="Layers do not divide as freely as the saving assumes.",
+    remedy="Move layers from the slowest stage to the others; embedding, loss and dense layers count. "
+    "Recompute on the stages with time to spare.",
+    remedies=(
+        Remedy(
+            "Primus: pipeline_model_parallel_layout or decoder_pipeline_manual_split_list; "
+            "recompute_layer_ids.",
+            framework=("primus",),
+        ),
+        Remedy(
+            "Megatron-LM: --pipeline-model-parallel-layout, or --decoder-first-pipeline-num-layers and "
+            "--decoder-last-pipeline-num-layers.",
+            framework=("megatron",),
+            best=True,
+        ),
+        Remedy("The bundled workload: --pp-layout.", framework=("workload",)),
+    ),
 )
 def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     """Stages of a full pipeline wait while a stage with more GPU work computes."""
@@ -133,6 +164,9 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
     },
     threshold=f"{_THRESHOLD}; most of what the slowest stage takes longer its GPU is idle",
     limits="No scenario models it: one stage's host at the pace of the others.",
+    remedy="Compare the host of the slow stage with the others': `tracelens analyze idle` shows what it does "
+    "while its GPU idles. Bind each process to cores of its GPU's NUMA node (numactl), and look for other "
+    "programs on them.",
 )
 def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
     """Stages of a full pipeline wait for one whose GPU idles inside its passes, and has no more work."""
@@ -168,6 +202,15 @@ def pipeline_slow_host(results: Mapping[str, Result]) -> Detections:
     measures={"p2p wait": "time in a send or receive whose data is ready", **_MEASURES},
     threshold=_THRESHOLD,
     limits="No scenario models it.",
+    remedy="Overlap sends and receives with computation; put neighboring stages on neighboring nodes.",
+    remedies=(
+        Remedy(
+            "{megatron}: the interleaved schedule with --overlap-p2p-communication-warmup-flush, without "
+            "--no-overlap-p2p-communication.",
+            framework=("megatron", "primus"),
+            best=True,
+        ),
+    ),
 )
 def pipeline_p2p(results: Mapping[str, Result]) -> Detections:
     """Stages of a full pipeline wait in a send or receive whose data is ready."""

@@ -11,7 +11,7 @@ from tracelens.analysis.common import NODE, REENTERING, recomputed
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import Trace, difference
 from tracelens.units import duration
@@ -41,6 +41,24 @@ _SHOWN = 3  # classes of kernels that a sentence names
     },
     threshold="one recomputed kernel",
     limits="The trace does not show whether there is memory to keep the activations instead.",
+    remedy="Recompute less: only what is cheap to redo and large to keep, or only as many layers as memory "
+    "requires. Larger expert or pipeline parallelism, or less memory for the loss, make room for it.",
+    remedies=(
+        Remedy("Primus: recompute_layer_ids.", framework=("primus",)),
+        Remedy(
+            "Megatron-LM: --recompute-granularity selective with --recompute-modules (core_attn, moe_act, "
+            "layernorm, mla_up_proj, mlp, moe).",
+            framework=("megatron",),
+        ),
+        Remedy("torchtitan: activation_checkpoint.mode selective.", framework=("torchtitan",)),
+        Remedy("transformers: gradient_checkpointing=False where memory allows.", framework=("huggingface",)),
+        Remedy("The bundled workload: fewer --recompute-layer-ids.", framework=("workload",)),
+        Remedy(
+            "With torch alone: torch.utils.checkpoint on fewer modules, or with "
+            "create_selective_checkpoint_contexts.",
+            plain=True,
+        ),
+    ),
 )
 def recompute(context: RankContext) -> Outcome:
     """Forward ops are recomputed in the backward pass."""

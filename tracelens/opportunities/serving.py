@@ -18,7 +18,7 @@ from tracelens.analysis.serving import (
 )
 from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
-from tracelens.findings import JOB, Detection, Detections, Quantity, detector, step_count
+from tracelens.findings import JOB, Detection, Detections, Quantity, Remedy, detector, step_count
 from tracelens.table import Result, Table, codes, sums
 from tracelens.trace import Trace, Union, interval_of, rows_by_code, union
 from tracelens.units import duration
@@ -52,6 +52,21 @@ _PREFILLS = ("prefill", "mixed")
     threshold="one step in which a rank prefills while another decodes",
     limits="Latency of the prompts that wait is not part of the saving. Without an all-decode step, decoding "
     "ranks are compared with the least GPU work of one of them, as a graph would replay it.",
+    remedy="Let the data-parallel ranks agree on when to prefill: then all prefill or all decode, with "
+    "graphs and without padding. Or separate prefill from decode servers.",
+    remedies=(
+        Remedy(
+            "ATOM: ATOM_ENABLE_PREFILL_DELAYER=1 holds prefills back until enough have gathered, bounded by "
+            "waiting ticks and the KV cache's low watermark.",
+            framework=("atom",),
+        ),
+        Remedy(
+            "SGLang: --enable-prefill-delayer, or --disaggregation-mode prefill and decode.",
+            framework=("sglang",),
+        ),
+        Remedy("vLLM: separate prefill and decode instances with --kv-transfer-config.", framework=("vllm",)),
+        Remedy("The bundled workload: --prefill-delayer on.", framework=("workload_serve",)),
+    ),
 )
 def serving_phases(results: Mapping[str, Result]) -> Detections:
     """Expert-parallel ranks are in different phases: decoding ranks wait for a prefill."""
@@ -251,6 +266,21 @@ def _sums_ns(graph: RunGraph, step: Int, part: Int, kind: Node) -> dict[tuple[in
     },
     threshold=f"{PADDED_SHARE:.0%} of the slots are padding",
     limits="Attention is not padded, so the saving is an upper bound.",
+    remedy="Balance tokens over the data-parallel ranks (route requests by load, chunk prefills alike), keep "
+    "ranks in one phase, gather by each rank's own token count (all_gatherv, reduce_scatterv) instead of "
+    "padding, and capture graphs for more batch sizes.",
+    remedies=(
+        Remedy("ATOM: ATOM_ENABLE_PREFILL_DELAYER=1, --cudagraph-capture-sizes.", framework=("atom",)),
+        Remedy(
+            "SGLang: --enable-prefill-delayer, --chunked-prefill-size, --cuda-graph-bs.",
+            framework=("sglang",),
+        ),
+        Remedy(
+            "vLLM: --max-num-batched-tokens, and cudagraph_capture_sizes in --compilation-config.",
+            framework=("vllm",),
+        ),
+        Remedy("The bundled workload: --prefill-delayer on.", framework=("workload_serve",)),
+    ),
 )
 def serving_padding(results: Mapping[str, Result]) -> Detections:
     """Ranks that gather tokens for the experts pad them to the rank with the most tokens."""
@@ -310,6 +340,15 @@ def serving_padding(results: Mapping[str, Result]) -> Detections:
     },
     threshold=f"{EXPOSED_SHARE:.0%} of the time of these steps is exposed communication",
     limits="Two small batches may be less efficient than a large one.",
+    remedy="Split the batch in two and let one half compute while the other communicates; split by tokens, "
+    "not requests, to make both halves end together (a cut request's prefix counts as cached for its "
+    "suffix).",
+    remedies=(
+        Remedy("ATOM: --enable-tbo.", framework=("atom",)),
+        Remedy("SGLang: --enable-two-batch-overlap.", framework=("sglang",)),
+        Remedy("vLLM: --enable-dbo.", framework=("vllm",)),
+        Remedy("The bundled workload: --tbo token.", framework=("workload_serve",)),
+    ),
 )
 def serving_two_batch(results: Mapping[str, Result]) -> Detections:
     """Serving steps with two-batch overlap, or prefills without it, keep communication exposed."""

@@ -12,7 +12,16 @@ from tracelens.analysis.comm import SEND_RECV
 from tracelens.analysis.stragglers import NOISE, SIGNIFICANT, SMALL, TOO_FEW, UNTESTED
 from tracelens.arrays import Bool, Float, Int, unique
 from tracelens.errors import TracelensError
-from tracelens.findings import Confidence, Detection, Detections, Quantity, detector, in_steps, step_count
+from tracelens.findings import (
+    Confidence,
+    Detection,
+    Detections,
+    Quantity,
+    Remedy,
+    detector,
+    in_steps,
+    step_count,
+)
 from tracelens.table import Result, Table, codes
 from tracelens.trace import union
 from tracelens.units import duration
@@ -79,6 +88,71 @@ _WAITING_THRESHOLD = "waiting for a significant straggler, see `stragglers`, or 
     measures=_WAITING_MEASURES,
     threshold=_WAITING_THRESHOLD,
     limits="Needs the traces of the ranks of a group.",
+    remedies=(
+        Remedy(
+            "See what that rank's Python does there (record with stack=True): data, logging, saving, "
+            "unrecorded garbage collection, other processes on its cores.",
+            cause=("silent_host",),
+        ),
+        Remedy(
+            "Move what the named frames do out of the step, or to all ranks at once.", cause=("python_code",)
+        ),
+        Remedy(
+            "Check what else runs on that rank's cores: its binding (taskset -cp PID), a CPU limit of its "
+            "cgroup (cpu.stat: nr_throttled), involuntary switches (pidstat -w), what runs instead (perf "
+            "sched timehist). Give each rank cores of its own.",
+            cause=("stalled_host",),
+        ),
+        Remedy(
+            "Load that rank's batches ahead of the step: more workers, prefetching, its share of the "
+            "storage.",
+            cause=("data_loading",),
+        ),
+        Remedy(
+            "Drop the calls on that rank that wait for its GPU: .item(), copies to the host, prints of "
+            "tensors.",
+            cause=("blocking_call",),
+        ),
+        Remedy(
+            "Collect garbage on all ranks at once, every N steps: gc.disable(), gc.collect().",
+            cause=("garbage_collection",),
+        ),
+        Remedy(
+            "Create communicators before the loop; call collectives with async_op=True.",
+            cause=("collective_call",),
+        ),
+        Remedy(
+            "Bind that rank to the cores of its GPU's NUMA node, keep other processes off them; launch "
+            "fewer kernels, or capture them in a graph.",
+            cause=("late_launch",),
+        ),
+        Remedy("Spread the work that only this rank does over the ranks, or drop it.", cause=("extra_work",)),
+        Remedy(
+            "Check clocks, power cap, temperature and neighbors of that GPU: nvidia-smi -q -d "
+            "CLOCK,POWER,TEMPERATURE,PIDS.",
+            vendor=("nvidia",),
+            cause=("slow_kernels",),
+        ),
+        Remedy(
+            "Check clocks, power cap, temperature and neighbors of that GPU: amd-smi metric, amd-smi "
+            "process.",
+            vendor=("amd",),
+            cause=("slow_kernels",),
+        ),
+        Remedy(
+            "Check what shares that rank's cores, its number of threads, clocks and NUMA binding.",
+            vendor=("cpu",),
+            cause=("slow_kernels",),
+        ),
+        Remedy(
+            "{megatron}: --manual-gc with --manual-gc-interval on all ranks.",
+            framework=("megatron", "primus"),
+            cause=("silent_host", "garbage_collection"),
+        ),
+        Remedy(
+            "Late launches on ROCm: HSA_KERNARG_POOL_SIZE=12582912.", vendor=("amd",), cause=("late_launch",)
+        ),
+    ),
 )
 def stragglers(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank that its host or a slower GPU makes late."""
@@ -95,6 +169,16 @@ def stragglers(results: Mapping[str, Result]) -> Detections:
     measures=_WAITING_MEASURES,
     threshold="any exposed waiting with this cause",
     limits="Assumes that the work can be spread evenly.",
+    remedy="Balance the work: token routing (auxiliary loss, router bias, expert placement by load), "
+    "sequences by length, layers by time.",
+    remedies=(
+        Remedy(
+            "{megatron}: --moe-router-load-balancing-type, --moe-aux-loss-coeff, "
+            "--moe-router-enable-expert-bias.",
+            framework=("megatron", "primus"),
+        ),
+        Remedy("--enable-eplb places experts by load.", framework=("vllm", "sglang")),
+    ),
 )
 def stragglers_load(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank that has more to compute: larger shapes or more calls."""
@@ -111,6 +195,8 @@ def stragglers_load(results: Mapping[str, Result]) -> Detections:
     measures=_WAITING_MEASURES,
     threshold=_WAITING_THRESHOLD,
     limits="The trace does not show the cause, so no scenario removes it.",
+    remedy="Record all ranks with shapes and Python stacks, starting at a step they begin together; the "
+    "`stragglers` tables then name the late ranks and the cause of their lateness.",
 )
 def stragglers_unexplained(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for a rank whose lateness is inherited or has no recorded cause."""
@@ -127,6 +213,23 @@ def stragglers_unexplained(results: Mapping[str, Result]) -> Detections:
     measures=_WAITING_MEASURES,
     threshold="exposed waiting, none of it for a significant straggler",
     limits="Some waiting remains in any run, as ranks always differ a little.",
+    remedies=(
+        Remedy(
+            "Check what hits ranks at different times: garbage collection (collect on all ranks at once), "
+            "launches (NUMA binding), clocks. Record more steps to separate a straggler from noise.",
+            vendor=("gpu",),
+        ),
+        Remedy(
+            "Check what hits ranks at different times: cores shared between ranks or with other processes, "
+            "garbage collection, data loading. Record more steps to separate a straggler from noise.",
+            vendor=("cpu",),
+        ),
+        Remedy(
+            "{megatron}: --manual-gc with --manual-gc-interval on all ranks.",
+            framework=("megatron", "primus"),
+        ),
+        Remedy("Late launches on ROCm: HSA_KERNARG_POOL_SIZE=12582912.", vendor=("amd",)),
+    ),
 )
 def stragglers_noise(results: Mapping[str, Result]) -> Detections:
     """GPUs wait in collectives for varying ranks, or for less time than identical GPUs differ by."""

@@ -20,7 +20,7 @@ from tracelens.analysis.moe import (
 from tracelens.arrays import Bool, Int
 from tracelens.devices import Device, bus_factor
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, detector
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import WORK_KINDS, Trace, collectives, difference, intersection, rows_by_code
 from tracelens.units import amount, duration
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario
@@ -56,6 +56,35 @@ _EXCHANGE_LIMITS = (
     },
     threshold=_EXCHANGE_THRESHOLD,
     limits=_EXCHANGE_LIMITS,
+    remedy="Overlap the all-to-all of one micro-batch with the computation of another, and send each token "
+    "only once per rank.",
+    remedies=(
+        Remedy(
+            "Primus: overlap_moe_expert_parallel_comm for 1F1B overlap, use_turbo_deepep for the all-to-all.",
+            framework=("primus",),
+            vendor=("amd",),
+            best=True,
+        ),
+        Remedy(
+            "Megatron-LM: --overlap-moe-expert-parallel-comm (with pipeline parallelism it needs virtual "
+            "stages; not with --moe-shared-expert-overlap or full recompute) and --delay-wgrad-compute; "
+            "DeepEP: --moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep.",
+            framework=("megatron",),
+            best=True,
+        ),
+        Remedy(
+            "vLLM: --enable-dbo (dual-batch overlap), and a DeepEP backend with --all2all-backend.",
+            framework=("vllm",),
+        ),
+        Remedy("SGLang: --enable-two-batch-overlap, with --moe-a2a-backend deepep.", framework=("sglang",)),
+        Remedy("ATOM: --enable-tbo (two-batch overlap).", framework=("atom",)),
+        Remedy("The bundled workload: --overlap-exchange 1f1b, --dispatch dedup.", framework=("workload",)),
+        Remedy(
+            "In torch: all_to_all_single(async_op=True) on a stream of its own, with the wait where its "
+            "tokens are used.",
+            plain=True,
+        ),
+    ),
 )
 def exposed_all_to_all(context: RankContext) -> Outcome:
     """Exposed all-to-all: dispatch and combine of MoE layers, or others."""
@@ -77,6 +106,26 @@ def exposed_all_to_all(context: RankContext) -> Outcome:
     },
     threshold=_EXCHANGE_THRESHOLD,
     limits=_EXCHANGE_LIMITS,
+    remedy="Overlap the collectives with the computation of another batch, gather each rank's own token "
+    "count instead of padding, or send tokens only to the ranks of their experts (all-to-all).",
+    remedies=(
+        Remedy(
+            "Megatron-LM: --moe-token-dispatcher-type alltoall, or flex with DeepEP.", framework=("megatron",)
+        ),
+        Remedy("Primus: moe_token_dispatcher_type alltoall, or use_turbo_deepep.", framework=("primus",)),
+        Remedy(
+            "vLLM: --enable-expert-parallel with another --all2all-backend; --enable-dbo overlaps two "
+            "batches.",
+            framework=("vllm",),
+        ),
+        Remedy("SGLang: --moe-a2a-backend deepep; --enable-two-batch-overlap.", framework=("sglang",)),
+        Remedy("ATOM: --enable-tbo (two-batch overlap).", framework=("atom",)),
+        Remedy("The bundled workload: --dispatch alltoall.", framework=("workload",)),
+        Remedy(
+            "The bundled workload: --tbo token overlaps the halves of prefills.",
+            framework=("workload_serve",),
+        ),
+    ),
 )
 def exposed_token_gather(context: RankContext) -> Outcome:
     """Exposed dispatch by all-gather and combine by reduce-scatter in MoE layers without an all-to-all."""

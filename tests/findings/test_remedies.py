@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 import tomllib
@@ -139,8 +138,7 @@ def test_a_processor_is_no_gpu() -> None:
     assert "power cap" not in of("stragglers", TracePlatform("cpu"))
 
 
-def test_a_plugin_adds_a_remedy_behind_those_of_a_detector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("tracelens.findings.remedies"), "_ADDED", {})
+def test_a_plugin_adds_a_remedy_behind_those_of_a_detector() -> None:
     own = Remedy("Allocate them with torch.empty.")
     fills = Detector("fills", "Fills", "a sign", (), lambda context: "", remedies=(own,))
     assert remedy(fills, TracePlatform("amd")) == "Allocate them with torch.empty."

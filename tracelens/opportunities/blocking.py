@@ -211,14 +211,10 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         for name, ns in zip(names, calls.blocked_ns[inside].tolist(), strict=True):
             blocked_ns[name] += ns
         ((op, _),) = blocked_ns.most_common(1)
-        # Names of the calls in layers and of all ops around them.
-        events, around = context.trace.arrays, context.trace.once(enclosing_op)
-        rows, above, codes = in_layers, around[in_layers], set[int]()
-        while len(rows):
-            codes.update(unique(events.name[rows]).tolist())
-            rows = unique(above[above >= 0])
-            above = around[events.parent[rows][events.parent[rows] >= 0]]
-        scenario = "" if op in {events.names[code] for code in codes} else f"no_blocking={escape(op)}"
+        known = call_names(context.trace, context.device)
+        paths = unique(known.path[np.searchsorted(known.event, in_layers)]).tolist()
+        in_any = any(op in known.paths[path] for path in paths)
+        scenario = "" if in_any else f"no_blocking={escape(op)}"
     count = context.per_step(int(inside.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(

@@ -30,6 +30,8 @@ from tracelens.units import amount, duration
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, drop_work, marked, marked_calls, meetings_of
 
+NOT_REGATHERED = "no module whose parameters are gathered twice in a step by FSDP2"
+
 
 @detector(
     "hierarchical_all_reduce",
@@ -316,7 +318,7 @@ def parameters_regathered(context: RankContext) -> Outcome:
     again = np.isin(context.rows, context.trace.once(regathers_of).rows)
     gathers = again & (context.work.kind == WORK_KINDS.index("comm"))
     if not gathers.any():
-        return "no module whose parameters are gathered twice in a step by FSDP2"
+        return NOT_REGATHERED
     gathering = context.during(gathers)
     exposed = difference(gathering, context.work.union("computation"))
     return Detection(
@@ -348,7 +350,7 @@ def keep_parameters(context: ScenarioContext, edit: Edit, argument: str) -> str:
     graph, by_rank = context.gpu_graph(), context.read(regathers)
     work = marked(graph, [part.rows for part in by_rank])
     if not work.any():
-        raise NotApplicable("no module whose parameters are gathered twice in a step by FSDP2")
+        raise NotApplicable(NOT_REGATHERED)
     calls = marked_calls(graph, [part.event for part in by_rank], Node.POINT, Node.WAITED)
     meetings = np.flatnonzero(meetings_of(graph, work))
     matched = context.recorded.collectives.matched

@@ -22,6 +22,7 @@ UNHOOKED_SHARE = 0.5
 """Host time of a backward pass whose saved tensors no checkpoint's hooks hand out, as a share of that where
 they do: 0.46 in two traces of one program on H200s (6.7 and 14.4 ms), 0.65 on a CPU, small tensors."""
 
+NOTHING = "the backward pass recomputes nothing"
 _LAYERS = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _SHOWN = 3  # classes of kernels that a sentence names
 
@@ -66,7 +67,7 @@ def recompute(context: RankContext) -> Outcome:
         return "no GPU work"
     is_recompute: Bool = lookup(context.trace.once(recomputed), context.caller, False)
     if not is_recompute.any():
-        return "the backward pass recomputes nothing"
+        return NOTHING
     during = context.during(is_recompute)
     where = difference(during, context.during(~is_recompute))
     # The classes of its kernels with the most time.
@@ -75,10 +76,8 @@ def recompute(context: RankContext) -> Outcome:
     most = np.argsort(-total, kind="stable")[:_SHOWN]
     families = [(context.work.categories[category[row]], context.per_step(int(total[row]))) for row in most]
     # The nodes of the backward pass that repeat something.
-    events = context.trace.arrays
-    node = events.named(lambda name: name.startswith(NODE))
-    around: Int = nearest(events.parent, events.depth, node)[context.caller[is_recompute]]
-    regions = context.per_step(len(unique(around)))
+    nodes = unique(context.trace.once(backward_node)[context.caller[is_recompute]])
+    regions = context.per_step(len(nodes))
     share = during.total / max(context.window[1] - context.window[0], 1)
     shown = ", ".join(f"{name} {duration(ns)}" for name, ns in families)
     return Detection(
@@ -96,6 +95,12 @@ def recompute(context: RankContext) -> Outcome:
         "overlapped. The trace does not show whether there is memory to keep the activations instead",
         "low",
     )
+
+
+def backward_node(trace: Trace) -> Int:
+    """The node of the backward pass around each event, -1 for none; ask with `trace.once(backward_node)`."""
+    events = trace.arrays
+    return nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
 
 
 class Recompute(NamedTuple):
@@ -119,8 +124,7 @@ def recompute_work(trace: Trace, device: Device | None) -> Recompute:
     """
     events, work = trace.arrays, trace.work
     mask, caller = trace.once(recomputed), work.host_call
-    node = events.named(lambda name: name.startswith(NODE))
-    around = nearest(events.parent, events.depth, node)
+    around = trace.once(backward_node)
     rows = np.flatnonzero(lookup(mask, caller, False) & (lookup(around, caller, -1) >= 0))
     calls = np.flatnonzero(mask & events.where("launch") & (around >= 0))
     layers, index = np.unique(np.concatenate((around[caller[rows]], around[calls])), return_inverse=True)
@@ -186,7 +190,7 @@ def no_recompute(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """
     graph, by_rank = context.gpu_graph(), context.read(recompute_work)
     if not any(len(part.rows) for part in by_rank):
-        raise NotApplicable("the backward pass recomputes nothing")
+        raise NotApplicable(NOTHING)
     most = max(int(part.layer.max(initial=-1)) for part in by_rank)
     layers = list(range(most + 1))
     if argument:

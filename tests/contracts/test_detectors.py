@@ -43,6 +43,13 @@ def test_it_is_described(name: str) -> None:
     assert item.limits.endswith(".")
 
 
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.scenario])
+def test_it_asks_for_a_scenario_that_there_is(name: str) -> None:
+    scenario = SCENARIOS.find(re.split("[=:]", ITEMS[name].scenario)[0])
+    assert scenario is not None
+    assert scenario.in_reports  # what it reads is read where findings are made
+
+
 def _literals(module: str) -> Iterator[str]:
     """The measures that a module of detectors names as literals."""
     source = inspect.getsource(importlib.import_module(module))

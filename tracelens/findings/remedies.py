@@ -46,9 +46,8 @@ class Remedy(NamedTuple):
     text: str
     vendor: tuple[str, ...] = ()  # only on these: amd, nvidia, cpu, or gpu for any but cpu
     framework: tuple[str, ...] = ()  # only for these, see frameworks.toml
-    versions: Mapping[
-        str, str
-    ] = {}  # of software, as in {"torch": ">=2.10"}; an unknown one counts as recent
+    # only for these of software, as in {"torch": ">=2.10"}; an unknown one counts as recent
+    versions: Mapping[str, str] = {}
     plain: bool = False  # in terms of torch itself: only where no other says it in terms of the framework
     # also where nothing shows a framework: the first two such are named as best-known options
     best: bool = False

@@ -50,7 +50,7 @@ SLOW = (
     "planner/published/test_published.py",
     "planner/step_time/test_network_measured.py",
     "summary/test_samples.py",
-    "what_if/test_whatif_grouped.py",
+    "opportunities/test_whatif_grouped.py",
     "what_if/test_whatif_recorded.py",
     "what_if/test_whatif_shared.py",
     "workers/test_dask.py",  # a cluster

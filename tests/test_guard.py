@@ -17,7 +17,7 @@ from tracelens.analysis import ANALYZERS
 from tracelens.cli import run as run_cli
 from tracelens.costs import COSTS, OpCall, Uncounted
 from tracelens.errors import SchemaError, TracelensError
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.guard import DEBUG, Failure, banner, guard
 from tracelens.rendering import RENDERERS
 from tracelens.rendering.figures import FIGURES

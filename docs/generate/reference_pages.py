@@ -17,8 +17,8 @@ from tracelens.analysis import Analyzer, in_order, wide
 from tracelens.compare import diff, gate, ladder
 from tracelens.devices import Device, devices
 from tracelens.devices.files import numbers
-from tracelens.findings.detectors import DETECTORS, Detector
-from tracelens.findings.remedies import TracePlatform, entries
+from tracelens.findings import DETECTORS, Detector, TracePlatform, remedies
+from tracelens.findings.remedies import worded
 from tracelens.planner import bounds as planner_bounds
 from tracelens.planner import memory, pipeline, published, scaling, search
 from tracelens.reproducers import verify
@@ -142,11 +142,11 @@ _LAUNCHED = {None: "", False: "by the host", True: "by graphs"}
 
 def _remedies(item: Detector) -> str:
     rows = [
-        (entry.text, _LAUNCHED[entry.in_graphs], ", ".join(entry.vendor), ", ".join(entry.framework),
-         ", ".join(f"{name} {bound}" for name, bound in entry.versions.items()))
-        for entry in entries(item.name, TracePlatform())
+        (worded(entry.text, TracePlatform()), _LAUNCHED[entry.in_graphs], ", ".join(entry.vendor),
+         ", ".join(entry.framework), ", ".join(f"{name} {bound}" for name, bound in entry.versions.items()))
+        for entry in remedies(item)
     ]  # fmt: skip
-    return table(("what to do", "launched", "vendor", "framework", "versions"), rows) or item.remedy
+    return table(("what to do", "launched", "vendor", "framework", "versions"), rows)
 
 
 def scenarios() -> str:

@@ -22,7 +22,7 @@ SUBJECTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Interface": ("#757de8", ("cli", "session")),
     "Answers": (
         "#dd7747",
-        ("analysis", "findings", "compare", "what_if", "planner", "reproducers"),
+        ("analysis", "findings", "opportunities", "compare", "what_if", "planner", "reproducers"),
     ),
     "Traces and tables": (
         "#2b9db3",

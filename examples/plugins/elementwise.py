@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from tracelens.findings import RankContext
-from tracelens.findings.detectors import Detection, Quantity, detector
+from tracelens.findings import Detection, Quantity, RankContext, detector
 
 CLASSES = ("elementwise", "activation")
 LEAST = 0.05  # share of the step below which nobody would fuse anything

@@ -1,10 +1,11 @@
 """Imports go one way, from room to room, and never past the door.
 
     cli -> session -> {findings, compare, reproducers, merge, workers, rendering} -> what_if
-        -> planner -> analysis -> {costs, devices} -> trace
+        -> analysis -> {costs, devices} -> trace
         -> table
         -> {arrays, dtypes, filenames, lazy, native, registry, plugins, limits, guard, errors, printable,
             symbols, units}
+    opportunities -> {findings, what_if, planner}; registries import it by name      planner -> analysis
     read -> trace      workers -> {read, analysis}      outputs -> read
     rendering -> table (never analysis, never trace)
     workload -> recording -> torch      calibrate -> devices, torch; both are imported by nobody but their
@@ -51,9 +52,11 @@ ALLOWED: dict[str, set[str]] = {
     "outputs": BASE | {"read"},
     "analysis": BASE | {"table", "trace", "costs", "devices"},
     "planner": BASE | {"table", "trace", "costs", "devices", "analysis"},
-    "what_if": BASE | {"table", "trace", "costs", "devices", "analysis", "planner"},
+    "what_if": BASE | {"table", "trace", "devices", "analysis"},
     "compare": BASE | {"table", "trace", "analysis"},
-    "findings": BASE | {"table", "trace", "costs", "devices", "analysis", "what_if"},
+    "findings": BASE | {"table", "trace", "devices", "analysis", "what_if"},
+    "opportunities": BASE
+    | {"table", "trace", "costs", "devices", "analysis", "planner", "what_if", "findings"},
     "reproducers": BASE | {"table", "trace", "costs", "devices", "analysis", "findings", "outputs"},
     "merge": BASE | {"trace", "outputs"},
     "workers": BASE | {"table", "trace", "read", "analysis"},

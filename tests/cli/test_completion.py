@@ -16,7 +16,7 @@ import pytest
 from tests.builders import events, write
 from tracelens.analysis import in_order
 from tracelens.cli import run
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.registry import registered
 from tracelens.rendering import RENDERERS
 from tracelens.what_if import SCENARIOS
@@ -67,7 +67,7 @@ def test_names_are_those_registered(complete: Complete) -> None:
 
 
 def test_what_the_source_says_is_what_is_registered() -> None:
-    scenarios = {item.name: item for item in registered("scenario", "what_if/scenarios")}
+    scenarios = {item.name: item for item in registered("scenario", "opportunities")}
     for name, item in SCENARIOS.items():
         assert scenarios[name].argument == item.argument
         assert scenarios[name].usual == item.usual

@@ -15,7 +15,7 @@ import pytest
 
 import tracelens
 from tests.conformance.corpus import FOREIGN, Case, everywhere
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.findings.findings import SHOWN
 from tracelens.table import Result
 

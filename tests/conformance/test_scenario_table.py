@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.planner.config import override, preset
 from tracelens.what_if import SCENARIOS, parse_request
 

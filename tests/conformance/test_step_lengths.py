@@ -10,7 +10,7 @@ from tests.conformance.corpus import Case, of_each_kind
 from tracelens.analysis.pipeline import passes
 from tracelens.compare.diff.sides import RankSide
 from tracelens.errors import TracelensError
-from tracelens.findings.detectors import RankContext
+from tracelens.findings import RankContext
 from tracelens.trace import Run, select_step, steps_of
 from tracelens.what_if.graph import build
 

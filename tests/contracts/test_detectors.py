@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tracelens
-from tracelens.findings.detectors import DETECTORS, Detector
+from tracelens.findings import DETECTORS, Detector
 from tracelens.what_if import SCENARIOS
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -41,6 +41,13 @@ def test_it_is_described(name: str) -> None:
     assert all(meaning.strip() for meaning in item.measures.values())
     assert item.threshold.strip()
     assert item.limits.endswith(".")
+
+
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item.scenario])
+def test_it_asks_for_a_scenario_that_there_is(name: str) -> None:
+    scenario = SCENARIOS.find(re.split("[=:]", ITEMS[name].scenario)[0])
+    assert scenario is not None
+    assert scenario.in_reports  # what it reads is read where findings are made
 
 
 def _literals(module: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import pytest
 import tracelens
 from tracelens.analysis import in_order
 from tracelens.devices import devices
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.table import Schema
 from tracelens.what_if import SCENARIOS
 

@@ -13,8 +13,8 @@ import pytest
 
 import tracelens
 from tests.builders import draw, events, write
+from tracelens.findings import DETECTORS, JOB, Detection
 from tracelens.findings.actions import Commands, CommandSource, arguments
-from tracelens.findings.detectors import DETECTORS, JOB, Detection
 from tracelens.trace import Trace, Union, make_run, select_step, union
 
 STEPS = """

@@ -17,9 +17,18 @@ from tests.builders import draw_run, records
 from tracelens import analyze
 from tracelens.cli.app import app
 from tracelens.errors import UnknownName
-from tracelens.findings import TracePlatform, remedy
+from tracelens.findings import (
+    DETECTORS,
+    JOB,
+    Detection,
+    Detector,
+    Outcome,
+    Quantity,
+    Remedy,
+    TracePlatform,
+    remedy,
+)
 from tracelens.findings.actions import CommandSource
-from tracelens.findings.detectors import DETECTORS, JOB, Detection, Detector, Outcome, Quantity
 from tracelens.findings.findings import NEEDS, SHOWN, RankDetections
 from tracelens.table import Result, Skip, result
 from tracelens.trace import union
@@ -48,17 +57,22 @@ def of_rank(name: str) -> Detector:
     return Detector(
         name,
         name.title(),
-        f"mend {name}",
         f"the sign of {name}",
         (),
         lambda context: "unused",
         symptom=name.startswith("symptom"),
+        remedies=(Remedy(f"mend {name}"),),
     )
 
 
 def of_run(name: str, outcome: Mapping[int, Detection] | str) -> Detector:
     return Detector(
-        name, name.title(), f"mend {name}", f"the sign of {name}", ("moe",), lambda results: outcome
+        name,
+        name.title(),
+        f"the sign of {name}",
+        ("moe",),
+        lambda results: outcome,
+        remedies=(Remedy(f"mend {name}"),),
     )
 
 
@@ -284,7 +298,7 @@ def test_findings_make_the_results_that_detectors_need() -> None:
 def test_every_detector_says_what_it_looks_for_and_what_to_do() -> None:
     for name, item in DETECTORS.items():
         assert item.title, name
-        assert remedy(name, TracePlatform(), item.remedy).endswith("."), name
+        assert remedy(item, TracePlatform()).endswith("."), name
         assert item.doc.endswith("."), name
 
 

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tracelens.findings import Remedy, TracePlatform, remedies, remedy, without_set
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import (
+    DETECTORS,
+    Detector,
+    Remedy,
+    TracePlatform,
+    add_remedy,
+    remedies,
+    remedy,
+    without_set,
+)
 
-FINDINGS = Path(__file__).parents[2] / "tracelens/findings"
-FILE = FINDINGS / "remedies.toml"
-FRAMEWORKS = [
-    entry["name"] for entry in tomllib.loads((FINDINGS / "frameworks.toml").read_text())["framework"]
-]
+FILE = Path(__file__).parents[2] / "tracelens/findings/frameworks.toml"
+FRAMEWORKS = [entry["name"] for entry in tomllib.loads(FILE.read_text())["framework"]]
 VENDORS = ("amd", "nvidia", "cpu", "")
 ALL = [
     TracePlatform(vendor, frameworks)
@@ -35,12 +40,17 @@ TITLES = {
 }
 
 
-def test_there_are_remedies_for_every_detector_without_its_own_and_for_nothing_else() -> None:
-    assert set(remedies()) == {name for name, detector in DETECTORS.items() if not detector.remedy}
+def of(name: str, platform: TracePlatform, in_graphs: bool = False) -> str:
+    """The remedy of a bundled detector."""
+    return remedy(DETECTORS.get(name), platform, in_graphs=in_graphs)
+
+
+def test_there_are_remedies_for_every_detector() -> None:
+    assert [name for name, detector in DETECTORS.items() if not detector.remedies] == []
 
 
 def test_conditions_are_such_as_a_trace_can_show() -> None:
-    for entry in itertools.chain.from_iterable(remedies().values()):
+    for entry in itertools.chain.from_iterable(item.remedies for _, item in DETECTORS.items()):
         assert set(entry.framework) <= set(FRAMEWORKS), entry
         assert set(entry.vendor) <= {"amd", "nvidia", "cpu", "gpu"}, entry
         assert set(entry.versions) <= {"torch", "cuda", "hip", "nccl"}, entry
@@ -52,26 +62,26 @@ def test_conditions_are_such_as_a_trace_can_show() -> None:
 @pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
 def test_every_platform_has_a_remedy_in_whole_sentences(name: str) -> None:
     for platform in ALL:
-        text = remedy(name, platform, DETECTORS.get(name).remedy)
+        text = of(name, platform)
         assert text.endswith("."), platform
         assert not re.search(r"[{}]", text), platform
 
 
 @pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
 def test_what_graphs_launch_already_is_not_to_be_captured(name: str) -> None:
-    in_graphs = {entry.in_graphs for entry in remedies().get(name, ())}
+    in_graphs = {entry.in_graphs for entry in DETECTORS.get(name).remedies}
     for platform in ALL:
-        text = remedy(name, platform, DETECTORS.get(name).remedy, in_graphs=True)
+        text = of(name, platform, in_graphs=True)
         assert text.endswith("."), platform
         if False in in_graphs:
-            assert text != remedy(name, platform, DETECTORS.get(name).remedy)
+            assert text != of(name, platform)
             assert not re.search(r"[Cc]apture the|--graph|--cuda-graph", text), platform
 
 
 @pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
 def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
     for platform in ALL:
-        text = remedy(name, platform)
+        text = of(name, platform)
         if platform.vendor != "amd":
             assert not re.search(r"HSA_|ROCm|HIP graph|RCCL", text.replace("CUDA or HIP graph", "")
                                  .replace("NCCL or RCCL", "")), platform  # fmt: skip
@@ -85,24 +95,24 @@ def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
 
 
 def test_the_kernel_argument_pool_is_for_rocm_only() -> None:
-    assert "HSA_KERNARG_POOL_SIZE=12582912" in remedy("launch_bound", TracePlatform("amd"))
-    assert "HSA_KERNARG_POOL_SIZE" not in remedy("launch_bound", TracePlatform("nvidia", ("megatron",)))
+    assert "HSA_KERNARG_POOL_SIZE=12582912" in of("launch_bound", TracePlatform("amd"))
+    assert "HSA_KERNARG_POOL_SIZE" not in of("launch_bound", TracePlatform("nvidia", ("megatron",)))
 
 
 def test_a_framework_is_told_in_its_own_flags() -> None:
-    assert "--moe-grouped-gemm" in remedy("expert_loop", TracePlatform("nvidia", ("megatron",)))
-    assert "use_turbo_grouped_gemm" in remedy("expert_loop", TracePlatform("amd", ("primus",)))
-    assert "experts_implementation" in remedy("expert_loop", TracePlatform("nvidia", ("huggingface",)))
-    assert "--experts grouped" in remedy("expert_loop", TracePlatform("nvidia", ("workload",)))
-    assert "grouped_mm" not in remedy("expert_loop", TracePlatform("nvidia", ("megatron",)))
+    assert "--moe-grouped-gemm" in of("expert_loop", TracePlatform("nvidia", ("megatron",)))
+    assert "use_turbo_grouped_gemm" in of("expert_loop", TracePlatform("amd", ("primus",)))
+    assert "experts_implementation" in of("expert_loop", TracePlatform("nvidia", ("huggingface",)))
+    assert "--experts grouped" in of("expert_loop", TracePlatform("nvidia", ("workload",)))
+    assert "grouped_mm" not in of("expert_loop", TracePlatform("nvidia", ("megatron",)))
 
 
 def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_it() -> None:
-    text = remedy("expert_loop", TracePlatform("nvidia"))
+    text = of("expert_loop", TracePlatform("nvidia"))
     assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("Best known:")
     assert "Primus" not in text
     assert text.partition("Best known:")[2].count(": ") == 2
-    assert "Primus" in remedy("expert_loop", TracePlatform("amd")).partition("Best known:")[2]
+    assert "Primus" in of("expert_loop", TracePlatform("amd")).partition("Best known:")[2]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +126,7 @@ def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_
     ],
 )
 def test_versions_count_and_an_unknown_one_is_recent(version: str, function: str) -> None:
-    text = remedy("expert_loop", TracePlatform("nvidia", (), {"torch": version} if version else {}))
+    text = of("expert_loop", TracePlatform("nvidia", (), {"torch": version} if version else {}))
     assert function in text
     assert text.count("Sort the tokens by expert") == 1
 
@@ -124,20 +134,18 @@ def test_versions_count_and_an_unknown_one_is_recent(version: str, function: str
 def test_a_processor_is_no_gpu() -> None:
     assert Remedy("x", vendor=("gpu",)).fits(TracePlatform(""))
     assert not Remedy("x", vendor=("gpu",)).fits(TracePlatform("cpu"))
-    assert "number of threads" in remedy("stragglers", TracePlatform("cpu"))
-    assert "power cap" not in remedy("stragglers", TracePlatform("cpu"))
+    assert "number of threads" in of("stragglers", TracePlatform("cpu"))
+    assert "power cap" not in of("stragglers", TracePlatform("cpu"))
 
 
-def test_a_plugins_detector_brings_its_own_remedy() -> None:
-    assert remedy("fills", TracePlatform("amd"), "Allocate them with torch.empty.") == (
-        "Allocate them with torch.empty."
-    )
-
-
-def test_entries_have_the_fields_that_are_read() -> None:
-    content = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    for entry in itertools.chain.from_iterable(content.values()):
-        assert set(entry) <= set(Remedy._fields), entry
+def test_a_plugin_adds_a_remedy_behind_those_of_a_detector() -> None:
+    own = Remedy("Allocate them with torch.empty.")
+    fills = Detector("fills", "Fills", "a sign", (), lambda context: "", remedies=(own,))
+    assert remedy(fills, TracePlatform("amd")) == "Allocate them with torch.empty."
+    add_remedy("fills", Remedy("On our cluster: see the wiki.", vendor=("amd",)))
+    assert [entry.vendor for entry in remedies(fills)] == [(), ("amd",)]
+    assert remedy(fills, TracePlatform("nvidia")) == "Allocate them with torch.empty."
+    assert remedy(fills, TracePlatform("amd")).endswith("torch.empty. On our cluster: see the wiki.")
 
 
 @pytest.mark.parametrize(
@@ -151,10 +159,8 @@ def test_entries_have_the_fields_that_are_read() -> None:
 )
 def test_what_a_run_has_set_is_not_recommended(settings: dict[str, str], text: str) -> None:
     platform = TracePlatform("nvidia", ("workload",), settings=settings)
-    general = remedy("exposed_all_to_all", TracePlatform("nvidia", ("workload",))).partition(" The bundled")[
-        0
-    ]
-    assert remedy("exposed_all_to_all", platform) == f"{general} {text}".strip()
+    general = of("exposed_all_to_all", TracePlatform("nvidia", ("workload",))).partition(" The bundled")[0]
+    assert of("exposed_all_to_all", platform) == f"{general} {text}".strip()
 
 
 @pytest.mark.parametrize(

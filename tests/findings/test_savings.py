@@ -13,7 +13,7 @@ import pytest
 from tests.builders import records
 from tests.what_if.replays import projected, run_of
 from tracelens import analyze
-from tracelens.findings.detectors import Detection, Detector, Quantity
+from tracelens.findings import Detection, Detector, Quantity
 from tracelens.findings.findings import Replays, Saving, SizedFinding, ranked
 from tracelens.table import Result, Skip
 from tracelens.trace import union
@@ -50,7 +50,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
             (Quantity("so many", 1.0, "count"),), float((end - start)[0]), union(start, end), "seen", "high"
         )
         return Detector(
-            name, name.title(), "mend it", "a sign", (), lambda context: outcome,
+            name, name.title(), "a sign", (), lambda context: outcome,
             symptom=name.startswith("symptom"), scenario=scenario,
         )  # fmt: skip
 
@@ -217,7 +217,7 @@ def test_a_scenario_that_others_leave_nothing_of_does_not_hide_what_comes_after(
     where = union(np.array([0]), np.array([90]))
     candidates = [
         SizedFinding(
-            Detector(name, name, "", "", (), lambda context: "", symptom=name == "graph", scenario=name),
+            Detector(name, name, "", (), lambda context: "", symptom=name == "graph", scenario=name),
             {0: Detection((), saving, where, "seen", "high")},
             {0: saving}, {0: 90.0}, saving, Saving(saving, saving, saving, name),
         )

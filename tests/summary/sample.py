@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracelens.analysis.host import HOST_CAUSES
-from tracelens.findings.detectors import DETECTORS
+from tracelens.findings import DETECTORS
 from tracelens.rendering.summary import run_summary
 from tracelens.table import Column, Result, Schema, Skip, Summary, Tile
 from tracelens.units import Unit

@@ -3,7 +3,7 @@
 Not here: what only several streams, fused kernels or a GPU's launches show (test_visible_on_gpus); numa and
 kernarg_pool, which change where a process runs and what AMD's runtime allocates, of which no trace tells;
 dispatch=deepep and tp_overlap=symmetric, which need several GPUs (and DeepEP's signature has tests of its
-own, tests/findings/detectors/test_deepep.py).
+own, tests/opportunities/test_deepep.py).
 """
 
 from __future__ import annotations

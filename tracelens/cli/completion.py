@@ -59,10 +59,10 @@ def analyzers() -> list[Word]:
 def detectors() -> list[Word]:
     """Detectors of findings."""
     if any_plugins():
-        from tracelens.findings.detectors import DETECTORS
+        from tracelens.findings import DETECTORS
 
         return [(name, plugin.doc) for name, plugin in DETECTORS.items()]
-    return sorted((item.name, item.doc) for item in registered("detector", "findings/detectors"))
+    return sorted((item.name, item.doc) for item in registered("detector", "opportunities"))
 
 
 def devices() -> list[Word]:
@@ -112,7 +112,7 @@ def scenarios(incomplete: str) -> list[Word]:
         plugins = SCENARIOS.items()
         known = [Registered(name, item.doc, item.argument, item.usual) for name, item in plugins]
     else:
-        known = list(registered("scenario", "what_if/scenarios"))
+        known = list(registered("scenario", "opportunities"))
     if equals:
         values = [name for name, _ in devices()] if name == "device" else []
         values += [value for item in known if item.name == name for value in item.usual if value]

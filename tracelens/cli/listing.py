@@ -18,7 +18,7 @@ REGISTRIES = {
     "parsers": ("read", "PARSERS"),
     "renderers": ("rendering", "RENDERERS"),
     "costs": ("costs", "COSTS"),
-    "detectors": ("findings.detectors", "DETECTORS"),
+    "detectors": ("findings", "DETECTORS"),
     "models": ("planner.config", "MODELS"),
     "scenarios": ("what_if", "SCENARIOS"),
 }

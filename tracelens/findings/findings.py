@@ -26,14 +26,6 @@ from tracelens.findings.detectors import (
     RankContext,
 )
 from tracelens.findings.remedies import remedy
-from tracelens.findings.thresholds import (
-    CAUSE_SHARE,
-    LOW_DOUBT,
-    MEDIUM_DOUBT,
-    OWN_TIME,
-    SHOWN,
-    UNEXPLAINED_SHARE,
-)
 from tracelens.guard import Failure, guard
 from tracelens.table import Column, Result, Schema, Skip
 from tracelens.trace import Trace, Union, both, steps_of
@@ -47,6 +39,24 @@ from tracelens.what_if import (
     parse_request,
     reliability_warning,
 )
+
+SHOWN = 0.005
+"""Share of a step that a saving exceeds to be a finding: a trade-off, a list with all of them is long."""
+
+LOW_DOUBT, MEDIUM_DOUBT = 0.5, 0.1
+"""From this share of its time in doubtful stretches on, a finding has at most this confidence: a trade-off,
+half of the time decides, a tenth matters."""
+
+UNEXPLAINED_SHARE = 1 / 40
+"""Up to this unexplained share of the step the graph explains it; recordings of all ranks and several steps
+stay within."""
+
+CAUSE_SHARE = 0.5
+"""A cause that overlaps more than this share of a symptom's time explains it: most of it."""
+
+OWN_TIME = 0.05
+"""A saving that exceeds the time that its evidence is about by more than this share says where the rest lies:
+means over ranks and steps differ by as much."""
 
 NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "steps", "stragglers")
 """Analyzers whose results detectors read, and the doubts about the recording."""
@@ -568,9 +578,8 @@ def _row(
         "evidence": f"{prefix}{detection.evidence}{rest}{explained}",
         "upper_bound": saving.upper_bound,
         "remedy": remedy(
-            candidate.detector.name,
+            candidate.detector,
             commands.platform,
-            candidate.detector.remedy,
             in_graphs=candidate.detections[worst].in_graphs,
             cause=detection.cause,
         ),

@@ -1,4 +1,4 @@
-"""What to do about a finding: the entries of remedies.toml that hold for a platform."""
+"""What to do about a finding: those of its detector's remedies that hold for the platform of the traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from tracelens.filenames import SIDECAR
 from tracelens.limits import read_config_file
 from tracelens.trace import Trace
 
-_FILE = Path(__file__).with_name("remedies.toml")
+if TYPE_CHECKING:
+    from tracelens.findings.detectors import Detector
+
 _ANY_GPU = "gpu"
 _BEST_KNOWN, _MOST_BEST = "Best known:", 2
 _OPTION = re.compile(r"(?<!leave )--(?P<name>\w[\w-]*)(?: (?P<values>\w+(?: or \w+)*))?")
@@ -34,15 +36,23 @@ _WORDS = {
 
 
 class Remedy(NamedTuple):
-    """One entry of remedies.toml, or of a plugin; the head of that file says what the fields mean."""
+    """What to do about what a detector finds, and where that holds.
 
+    Options in a text (--name, --name value) that the run has set already, as its recorder wrote down, are
+    left out, and so is a remedy of which no option is left.
+    """
+
+    # one or two sentences; {graph}, {library} and {megatron} stand for words that depend on the vendor
     text: str
-    vendor: tuple[str, ...] = ()
-    framework: tuple[str, ...] = ()
+    vendor: tuple[str, ...] = ()  # only on these: amd, nvidia, cpu, or gpu for any but cpu
+    framework: tuple[str, ...] = ()  # only for these, see frameworks.toml
+    # only for these of software, as in {"torch": ">=2.10"}; an unknown one counts as recent
     versions: Mapping[str, str] = {}
-    plain: bool = False
+    plain: bool = False  # in terms of torch itself: only where no other says it in terms of the framework
+    # also where nothing shows a framework: the first two such are named as best-known options
     best: bool = False
-    in_graphs: bool | None = None
+    in_graphs: bool | None = None  # only where graphs launch the work already, or only where they do not
+    # only where most of the time found has one of these causes, see the table `causes` of `stragglers`
     cause: tuple[str, ...] = ()
 
     def fits(self, platform: TracePlatform, in_graphs: bool = False, cause: str = "") -> bool:
@@ -84,24 +94,16 @@ class _Framework(NamedTuple):
     includes: tuple[str, ...]
 
 
-def remedy(
-    detector: str,
-    platform: TracePlatform,
-    general: str = "",
-    *,
-    in_graphs: bool = False,
-    cause: str = "",
-) -> str:
+def remedy(detector: Detector, platform: TracePlatform, *, in_graphs: bool = False, cause: str = "") -> str:
     """What to do about what a detector finds, for this platform.
 
     Args:
-        detector: by name.
+        detector: that finds it.
         platform: that the traces show.
-        general: for a detector without entries, such as a plugin's.
         in_graphs: whether graphs launch already what it finds.
         cause: of most of it, "" where it has none or several.
     """
-    fitting = [entry for entry in remedies().get(detector, ()) if entry.fits(platform, in_graphs, cause)]
+    fitting = [entry for entry in remedies(detector) if entry.fits(platform, in_graphs, cause)]
     specific = [entry for entry in fitting if not set(platform.frameworks).isdisjoint(entry.framework)]
     chosen = [
         entry for entry in fitting if entry in specific or not (entry.framework or (entry.plain and specific))
@@ -111,7 +113,7 @@ def remedy(
     if best and not platform.frameworks:
         sentences += [_BEST_KNOWN, *best[:_MOST_BEST]]
     left = filter(None, (without_set(text, platform.settings) for text in sentences))
-    return _worded(" ".join(left), platform) or general
+    return worded(" ".join(left), platform)
 
 
 def without_set(text: str, settings: Mapping[str, str]) -> str:
@@ -133,35 +135,25 @@ def _is_set(option: re.Match[str], settings: Mapping[str, str]) -> bool:
     return settings.get(option["name"].replace("-", "_")) in (option["values"] or "True").split(" or ")
 
 
-def entries(detector: str, platform: TracePlatform) -> tuple[Remedy, ...]:
-    """All entries of a detector, for any platform, in the words of this one."""
-    return tuple(entry._replace(text=_worded(entry.text, platform)) for entry in remedies().get(detector, ()))
-
-
-def _worded(text: str, platform: TracePlatform) -> str:
+def worded(text: str, platform: TracePlatform) -> str:
     """A text with the platform's words in place of {graph} and the like."""
     words = {name: by_vendor.get(platform.vendor, by_vendor[""]) for name, by_vendor in _WORDS.items()}
     words["megatron"] = "Primus (Megatron backend)" if "primus" in platform.frameworks else "Megatron-LM"
     return re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], name[0]), text)
 
 
+_ADDED: dict[str, list[Remedy]] = {}
+"""By detector, what plugins know of it."""
+
+
 def add_remedy(detector: str, entry: Remedy) -> None:
-    """Add an entry for a detector behind those of remedies.toml; for plugins."""
-    known = remedies()
-    known[detector] = (*known.get(detector, ()), entry)
+    """Add a remedy for a detector, by name, behind its own; for plugins."""
+    _ADDED.setdefault(detector, []).append(entry)
 
 
-@cache
-def remedies() -> dict[str, tuple[Remedy, ...]]:
-    """All entries by detector."""
-    content = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {
-        detector: tuple(
-            Remedy(**entry | {key: tuple(entry.get(key, ())) for key in ("vendor", "framework", "cause")})
-            for entry in entries
-        )
-        for detector, entries in content.items()
-    }
+def remedies(detector: Detector) -> tuple[Remedy, ...]:
+    """All remedies of a detector, for any platform."""
+    return (*detector.remedies, *_ADDED.get(detector.name, ()))
 
 
 def _within(version: str, bound: str) -> bool:

@@ -20,8 +20,7 @@ from tracelens.arrays import Bool, Int, lookup
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import RankContext
-from tracelens.findings.detectors import DETECTORS, JOB, Detection
+from tracelens.findings import DETECTORS, JOB, Detection, RankContext
 from tracelens.reproducers.arguments import (
     LONG_LIST,
     NO_SHAPES,

@@ -9,8 +9,11 @@ from tracelens.what_if.scenario import (
     Scenario,
     ScenarioContext,
     ScenarioRequest,
+    efficiency,
+    number,
     parse_request,
     scenario,
+    work_costs,
 )
 from tracelens.what_if.thresholds import DOUBTFUL
 
@@ -28,8 +31,11 @@ __all__ = [
     "ScenarioContext",
     "ScenarioRequest",
     "doubt",
+    "efficiency",
+    "number",
     "parse_request",
     "reliability_warning",
     "scenario",
     "whatif",
+    "work_costs",
 ]

@@ -5,7 +5,7 @@
                     schedule(graph, edit, delays) -> Times           when everything then starts and ends
                     StepReplay.steady(edit), critical_path(...)      the step, and what it then waits for
 
-A scenario is a function in a module of `scenarios/`, registered with `@scenario(name)`. It gets
+A scenario is a function registered with `@scenario(name)`, as in the modules of `opportunities`. It gets
 
 - `context.recorded.graph`: nodes and edges as numpy arrays, see `graph.Graph`; `graph.rank`, `graph.work`
   and `graph.event` lead from a node to a rank's activity and to the row of its event;

@@ -1,4 +1,4 @@
-"""Scenarios: named edits of a graph, one module or more of `scenarios/`."""
+"""Scenarios: named edits of a graph; the bundled ones are in the room `opportunities`."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Scenario:
         return f"{self.name}[{self.argument}]" if optional else f"{self.name}{self.argument}"
 
 
-SCENARIOS: Registry[Scenario] = Registry("scenario", "tracelens.what_if.scenarios")
+SCENARIOS: Registry[Scenario] = Registry("scenario", "tracelens.opportunities")
 
 
 def scenario(

@@ -88,30 +88,3 @@ CALIBRATED = 1.5
 """How many times as far intervals for reruns reach as these shares say: so they hold 90% of 36 pairs of
 recordings (split conformal prediction: 1.47, the 34th of 36 distances in units of the interval). Of 58 pairs
 recorded afterwards 91% lie inside (docs/whatif-truth.md)."""
-
-# The scenarios: what counts as something to change, and what is assumed where the run shows nothing
-
-LOOP_GEMMS = 4
-"""GEMMs of one weight size in one pass that make a loop over experts."""
-
-LOOP_SHARE = 0.75
-"""Share of iterations that must have an op of the loop: experts without rows may be left out."""
-
-GROUPED_ROWS = 240
-"""Rows of an expert in whose time a grouped GEMM does nothing: tiles cut off at the borders of the groups,
-and each group's begin and end. On H100s and H200s torch's grouped GEMMs reach 62% of the rate of the same
-run's large GEMMs with 384 rows an expert, 69% with 512, 87% with 2,048."""
-
-UNHOOKED_SHARE = 0.6
-"""Host time of a layer whose saved tensors no checkpoint's hooks keep and hand out, as a share of that where
-they do. Forward passes of five models take 0.57 to 0.76 on a CPU, backward passes 0.5 to 1.06; the backward
-pass of one program 0.46 on an H200. Of 13 pairs recorded on GPUs 0.6 fits 11 within 10%."""
-
-EVEN_STAGES = 1.005
-"""Slowest stage / mean of its pipeline up to which all have equal work: a smaller gain is not
-worth a projection."""
-
-GRAPH_GAP_NS = 300
-"""From the end of a kernel of a graph to the start of the next, mean of nine graphs on NVIDIA's GPUs: 141 and
-564 ns on H200s (1,920 and 310 gaps), 29 to 481 ns on H100s (seven graphs of 218 to 779 kernels, steps without
-the profiler). On MI300Xs it is 38 and 54 ns (543 and 336 gaps)."""

@@ -1,0 +1,651 @@
+"""Experts of MoE layers: computed one by one instead of in grouped GEMMs, and unevenly loaded.
+
+Experts computed one by one repeat a sequence of ops, one iteration per expert. What a single iteration over
+all rows would need is decided by counting: ops of one name (and of one forward op) that occur among a pass's
+experts at least once per iteration belong to the loop, and one in as many is kept.
+
+- Work that moves or computes rows keeps its total time, less the fixed cost of the removed calls. The fixed
+  cost is the intercept of a line through the times over the bytes; if all calls move the same number of
+  bytes, it is the time above what memory bandwidth explains.
+- Ops that take one of several forms by the number of rows, such as index_select with and without gather, are
+  counted together if each form alone is too rare: by the outermost op around them.
+- Host reads of sizes, and the ops around them, are removed altogether.
+- Work of the size of all experts' weights that each iteration repeats is removed altogether as well: autograd
+  assembles the gradients of views of one parameter this way, and a grouped GEMM writes them at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tracelens.analysis.comm import MatchedCollective
+from tracelens.analysis.moe import (
+    BACKWARD,
+    EXPERTS,
+    FORWARD,
+    PERMUTATION,
+    PHASES,
+    LayerPass,
+    Regions,
+    blocking,
+    regions,
+)
+from tracelens.analysis.roofline import gemm_rate
+from tracelens.arrays import Bool, Float, Int, lookup, unique
+from tracelens.devices import Device, Measured, message_seconds
+from tracelens.findings import (
+    Detection,
+    Detections,
+    Outcome,
+    Quantity,
+    RankContext,
+    Remedy,
+    detector,
+    in_steps,
+    step_count,
+)
+from tracelens.table import Result, codes
+from tracelens.trace import Trace, enclosing_op, rows_by_code, union
+from tracelens.units import duration, milliseconds
+from tracelens.what_if import NotApplicable, ScenarioContext, efficiency, scenario, work_costs
+from tracelens.what_if.graph import ALL_TO_ALLS, Edge, Edit, Node, usual_host_share, work_nodes
+
+LOOP_GEMMS = 4
+"""This many GEMMs with weights of one size in one layer are a loop over experts."""
+
+LOOP_SHARE = 0.75
+"""Share of iterations that must have an op of the loop: experts without rows may be left out."""
+
+GROUPED_ROWS = 240
+"""Rows of an expert in whose time a grouped GEMM does nothing: tiles cut off at the borders of the groups,
+and each group's begin and end. On H100s and H200s torch's grouped GEMMs reach 62% of the rate of the same
+run's large GEMMs with 384 rows an expert, 69% with 512, 87% with 2,048."""
+
+EVEN = 1.02
+"""Busiest rank / mean up to which tokens are balanced: kernels of equal work differ by as much."""
+
+UNEVEN = 1.5
+"""Busiest rank / mean from which tokens are told to be uneven even where that costs no time here: such a rank
+needs half as much memory and time again."""
+
+GPUS_PER_NODE = 8
+"""GPUs that the links of a node connect, in all bundled devices' servers."""
+
+_GEMMS = ("gemm", "grouped_gemm")
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@detector(
+    "expert_loop",
+    evidence="moe",
+    scenario="grouped_gemm",
+    title="Expert loop",
+    fix="grouped GEMM",
+    measures={
+        "GEMMs per layer, forward": "mean number of expert GEMMs in a forward pass",
+        "passes per step": "forward passes through an MoE layer with a loop",
+        "time of the loops per step": "first to last expert work of a pass, forward and backward",
+        "gaps between their kernels per step": "part of that time with an idle GPU",
+        "rate on the summed rows, forward": "FLOPs of the expert GEMMs / time of the forward loops",
+        "largest expert / mean": "rows of the largest expert / mean over the experts",
+    },
+    threshold=f"{LOOP_GEMMS} expert GEMMs with weights of one size in one pass",
+    limits="Needs the shapes of the GEMMs (record_shapes=True).",
+    remedy="Compute all experts in one grouped GEMM.",
+    remedies=(
+        Remedy(
+            "Primus: use_turbo_grouped_gemm (use_turbo_grouped_mlp in earlier releases) with "
+            "enable_primus_turbo.",
+            framework=("primus",),
+            vendor=("amd",),
+            best=True,
+        ),
+        Remedy(
+            'transformers: load the model with experts_implementation="grouped_mm" (transformers 5; needs '
+            "torch 2.9).",
+            framework=("huggingface",),
+            best=True,
+        ),
+        Remedy("Megatron-LM: --moe-grouped-gemm.", framework=("megatron",), best=True),
+        Remedy("The bundled workload: --experts grouped.", framework=("workload",)),
+        Remedy(
+            "Sort the tokens by expert and call torch.nn.functional.grouped_mm (torch 2.10; "
+            "torch._grouped_mm before).",
+            versions={"torch": ">=2.10"},
+            plain=True,
+        ),
+        Remedy(
+            "Sort the tokens by expert and call torch._grouped_mm.", versions={"torch": "<2.10"}, plain=True
+        ),
+    ),
+)
+def expert_loop(context: RankContext) -> Outcome:
+    """At least 4 expert GEMMs with weights of one size run one by one in a pass through an MoE layer."""
+    layers = context.trace.once(regions)
+    if not layers.passes:
+        return "no MoE layer"
+    is_loop = np.array([iterations(layer_pass) > 0 for layer_pass in layers.passes], dtype=bool)
+    if not is_loop.any():
+        grouped = any(layer_pass.grouped for layer_pass in layers.passes)
+        if any(not layer_pass.grouped and -1 in layer_pass.rows for layer_pass in layers.passes):
+            return "shapes of the expert GEMMs not recorded; use record_shapes=True"
+        return "the expert GEMMs are grouped" if grouped else "no loop over experts"
+    # From the first to the last work of the experts in each pass with a loop, forward and backward.
+    work = context.work
+    number, stage, phase = (
+        values[context.rows] for values in (layers.layer_pass, layers.stage, layers.phase)
+    )
+    rows = np.flatnonzero((number >= 0) & (stage == EXPERTS))
+    rows = rows[is_loop[number[rows]]]
+    cells, cell_of = np.unique(number[rows] * len(PHASES) + phase[rows], return_inverse=True)
+    start, end = np.full(len(cells), np.iinfo(np.int64).max), np.zeros(len(cells), dtype=np.int64)
+    np.minimum.at(start, cell_of, work.start[rows])
+    np.maximum.at(end, cell_of, work.end[rows])
+    forward, loop_ns = cells % len(PHASES) == FORWARD, end - start
+    passes = int(forward.sum())
+    if not passes:
+        return "no loop over experts in the steps"
+    # As grouped GEMMs: the GEMMs at the rate of the trace's large ones, twice as many in the backward pass;
+    # what lies between them (activation, weighting, moving rows in and out) at the memory's bandwidth: what
+    # each one writes is read again, and its input was written before.
+    peak_rate = gemm_rate(context.trace, context.device, layers.stage == EXPERTS)
+    grouped_ns: Float
+    if not peak_rate or context.device is None:
+        # Without figures of the device, whatever keeps the GPU busy stays.
+        grouped_ns = context.busy.covered(start, end).astype(float)
+    else:
+        of_cell = [layers.passes[index] for index in (cells // len(PHASES)).tolist()]
+        flops = np.array([_flops(layer_pass) for layer_pass in of_cell])
+        moved = np.array(
+            [
+                float(sum(gemm.rows * (gemm.depth + gemm.columns) for gemm in layer_pass.gemms))
+                * layer_pass.itemsize
+                for layer_pass in of_cell
+            ]
+        )
+        factor = np.where(cells % len(PHASES) == BACKWARD, 2.0, 1.0)
+        grouped_ns = factor * (flops / peak_rate + moved / context.device.hbm_bytes_per_s) * 1e9
+    saving = np.maximum(loop_ns - grouped_ns, 0)
+    looping = [layers.passes[index] for index in (cells // len(PHASES))[forward].tolist()]
+    launches = sum(len(layer_pass.gemms) for layer_pass in looping) / passes
+    wall = float(loop_ns[forward].sum())
+    rate = sum(_flops(layer_pass) for layer_pass in looping) / max(wall, 1) * 1e9
+    gaps = loop_ns - context.busy.covered(start, end)
+    uneven = np.mean([max(layer_pass.rows) / max(np.mean(layer_pass.rows), 1e-9) for layer_pass in looping])
+    layers_looping = len({layer_pass.layer for layer_pass in looping})
+    return Detection(
+        (
+            Quantity("GEMMs per layer, forward", launches, "count"),
+            Quantity("passes per step", context.per_step(passes), "count"),
+            Quantity("time of the loops per step", context.per_step(float(loop_ns.sum())), "ns"),
+            Quantity("gaps between their kernels per step", context.per_step(float(gaps.sum())), "ns"),
+            Quantity("rate on the summed rows, forward", rate, "flops/s"),
+            Quantity("largest expert / mean", float(uneven), "ratio"),
+        ),
+        context.per_step(float(saving.sum())),
+        union(start, end),
+        f"{launches:.0f} sequential expert GEMMs per MoE layer in {layers_looping} layers reach "
+        f"{rate / 1e12:,.0f} TFLOP/s in forward (large GEMMs: {peak_rate / 1e12:,.0f}); the loops take "
+        f"{milliseconds(context.per_step(wall), 1)}/step forward and "
+        f"{milliseconds(context.per_step(float(loop_ns[~forward].sum())), 1)}/step backward, "
+        f"{gaps.sum() / max(loop_ns.sum(), 1):.0%} of that in gaps; grouped GEMMs need about "
+        f"{milliseconds(context.per_step(float(grouped_ns.sum())), 1)}/step",
+        "medium",
+    )
+
+
+def _flops(layer_pass: LayerPass) -> float:
+    """FLOPs of the expert GEMMs in forward."""
+    return float(sum(2 * gemm.rows * gemm.depth * gemm.columns for gemm in layer_pass.gemms))
+
+
+def iterations(layer_pass: LayerPass) -> int:
+    """Number of experts that a pass computes one by one, 0 if it does not."""
+    if layer_pass.grouped or min((gemm.rows for gemm in layer_pass.gemms), default=-1) < 0:
+        return 0
+    sizes = Counter((gemm.depth, gemm.columns) for gemm in layer_pass.gemms)
+    return min((count for count in sizes.values() if count >= LOOP_GEMMS), default=0)
+
+
+class ExpertLoops(NamedTuple):
+    """The loops over experts of one rank."""
+
+    loops: list[Loop]  # passes through them
+    dur: Int  # of each activity in the trace's `work`, ns; none without loops
+    # FLOP/s of the run's large GEMMs outside of them, else what the device achieves; 0 if unknown
+    rate: float
+    dtype: str  # of the experts' GEMMs
+
+
+class Loop(NamedTuple):
+    """One pass, forward or backward, through the experts of one layer; rows are those of the trace's work."""
+
+    layer_pass: LayerPass
+    phase: int  # code into PHASES
+    gemms: Int  # expert GEMMs that stay
+    removed: Int  # work that a single iteration does not need
+    kept: Int  # other work of the loop that stays
+    kept_ns: Float  # its durations with the rows of all iterations
+    blocking_calls: Int  # event rows of the calls by which the host waits in the loop
+
+
+def expert_loops(trace: Trace, device: Device | None) -> ExpertLoops:
+    """The loops over experts of one rank."""
+    if not any(map(iterations, trace.once(regions).passes)):
+        return ExpertLoops([], np.empty(0, dtype=np.int64), 0.0, "")
+    layers, costs = trace.once(regions), trace.once(work_costs)
+    items = unique(costs.item[(layers.stage == EXPERTS) & (costs.item >= 0)]).tolist()
+    known = (costs.items[item].cost for item in items)
+    dtype = next((cost.dtype for cost in known if cost.engine == "matrix"), "bf16")
+    rate = gemm_rate(trace, device, layers.stage == EXPERTS)
+    return ExpertLoops(loops(trace, _bytes_per_s(device)), trace.work.dur, rate, dtype)
+
+
+@scenario("grouped_gemm", argument="=EFFICIENCY", usual=("",), reads=(expert_loops,))
+def grouped_gemm(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """Loops over experts become one grouped GEMM per weight, at EFFICIENCY of the achievable rate.
+
+    Assumes:
+        Without EFFICIENCY, GEMMs run at the rate of the large ones in the trace, but for tiles that each
+        expert's rows do not fill. Host reads of sizes are
+        gone; other work keeps its time less the fixed cost of the removed calls.
+    """
+    share = efficiency(argument, f"grouped_gemm={argument}") if argument else 0.0
+    graph, of_rank = context.gpu_graph(), context.read(expert_loops)
+    if not any(rank.loops for rank in of_rank):
+        raise NotApplicable("no loop over experts: no 4 GEMMs of one weight size in an MoE layer")
+    rates, passes = [], 0
+    work, waits = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    for index, rank in enumerate(of_rank):
+        if not rank.loops:
+            continue
+        device = graph.ranks[index].device
+        # The rate of a run's own large GEMMs reflects its shapes, power and clocks.
+        rate, lost_rows = rank.rate, GROUPED_ROWS
+        if share:
+            peak = device and (device.max_achievable(rank.dtype) or device.peak("matrix", rank.dtype))
+            if not peak:
+                raise NotApplicable(f"the device's peak for {rank.dtype} GEMMs is unknown: give --device")
+            rate, lost_rows = share * peak, 0
+        elif not rate:
+            raise NotApplicable("no large GEMM in the trace, and its device is unknown: give --device")
+        rates.append(rate)
+        node, dur = work_nodes(graph, index), rank.dur.astype(float)
+        for loop in rank.loops:
+            gemms_ns = grouped_gemm_ns(loop.layer_pass, loop.phase, rate, _bytes_per_s(device), lost_rows)
+            own_ns = dur[loop.gemms]
+            _scale(edit, node[loop.gemms], own_ns, gemms_ns * own_ns / max(own_ns.sum(), 1))
+            _scale(edit, node[loop.kept], dur[loop.kept], loop.kept_ns)
+            work[node[loop.removed]] = True
+        points = graph.nodes(index, Node.POINT, Node.WAITED)
+        calls = np.concatenate([loop.blocking_calls for loop in rank.loops])
+        waits[points] = np.isin(graph.event[points], calls)
+        passes += len(rank.loops)
+    # Removed work and its calls go; a call does when all that it launched does.
+    launch = graph.edge == Edge.LAUNCH
+    busy, idle = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    idle[graph.src[launch & work[graph.dst]]] = True
+    busy[graph.src[launch & ~work[graph.dst]]] = True
+    point = (idle | waits) & ~busy
+    launches = int((idle & ~busy).sum())
+    usual = usual_host_share(graph, edit, point)
+    edit.dur[work] = 0
+    edit.delay[work | point] = 0
+    edit.lag[(graph.edge == Edge.HOST) & point[graph.dst]] = 0
+    edit.lag[(graph.edge == Edge.STREAM) & work[graph.dst]] = 0
+    edit.kept &= ~((graph.edge == Edge.SYNC) & waits[graph.dst])
+    source = (
+        f"{share:g} of what the device achieves"
+        if share
+        else f"the rate of the run's own large GEMMs, with {GROUPED_ROWS} rows more an expert"
+    )
+    return (
+        f"{passes:,} loops become grouped GEMMs over the rows of all experts, which removes {launches:,} "
+        f"launches; the GEMMs run at {np.mean(rates) / 1e12:,.0f} TFLOP/s ({source}) or at memory bandwidth; "
+        "other work keeps its time less the fixed cost of the removed calls; host reads of sizes and the "
+        f"expert-by-expert assembly of gradients are gone{usual}"
+    )
+
+
+def _scale(edit: Edit, nodes: Int, before_ns: Float, after_ns: Float) -> None:
+    """Scale the current durations, which other scenarios may have changed, by after / before."""
+    edit.set_dur(nodes, edit.dur[nodes] * (after_ns / np.maximum(before_ns, 1)))
+
+
+def grouped_gemm_ns(
+    layer_pass: LayerPass, phase: int, rate: float, bytes_per_s: float, lost_rows: int
+) -> float:
+    """Ns of the grouped GEMMs of one pass: per weight the longer of FLOPs / rate and bytes / bandwidth.
+
+    T rows of all experts, E experts: 2·T·K·N FLOPs; rows read, weights of all experts read, result written.
+    The backward pass has two GEMMs of that size for each: for the rows' gradients and for the weights'. For
+    each expert the GEMM takes as long as with `lost_rows` more rows.
+    """
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for gemm in layer_pass.gemms:
+        sizes.setdefault((gemm.depth, gemm.columns), []).append(gemm.rows)
+    experts = iterations(layer_pass)
+    total = 0.0
+    for (depth, columns), rows in sizes.items():
+        # Gate and up projections of one size are separate GEMMs.
+        weights = len(rows) / experts
+        all_rows = sum(rows)
+        moved = (all_rows * (depth + columns) + weights * experts * depth * columns) * layer_pass.itemsize
+        memory_s = moved / bytes_per_s if bytes_per_s else 0.0
+        computed_rows = all_rows + lost_rows * weights * experts
+        total += max(2 * computed_rows * depth * columns / rate, memory_s)
+    return total * 1e9 * (2 if phase == BACKWARD else 1)
+
+
+def loops(trace: Trace, bytes_per_s: float) -> list[Loop]:
+    """The loops over experts of one rank; `bytes_per_s` is its memory bandwidth, 0 if unknown."""
+    layers, work = trace.once(regions), trace.work
+    counts = np.array([iterations(layer_pass) for layer_pass in layers.passes], dtype=np.int64)
+    inside = np.flatnonzero((layers.layer_pass >= 0) & np.isin(layers.stage, (EXPERTS, PERMUTATION)))
+    inside = inside[counts[layers.layer_pass[inside]] > 0]
+    if not len(inside):
+        return []
+    launch_ns = lookup(trace.arrays.start, work.launch_call, work.start)
+    inside = inside[np.argsort(launch_ns[inside], kind="stable")]
+    group, (layer_pass, phase) = codes(layers.layer_pass[inside], layers.phase[inside])
+    reader = _LoopReader(trace, layers, bytes_per_s)
+    return [
+        reader.loop(int(layer_pass[cell]), int(phase[cell]), inside[rows])
+        for cell, rows in rows_by_code(group).items()
+    ]
+
+
+def _bytes_per_s(device: Device | None) -> float:
+    return device.hbm_bytes_per_s if device else 0.0
+
+
+class _LoopReader:
+    """Reads the loops of one rank."""
+
+    def __init__(self, trace: Trace, layers: Regions, bytes_per_s: float) -> None:
+        self.work, self.name, self.dur = trace.work, trace.arrays.name, trace.work.dur.astype(float)
+        self.layers, self.bytes_per_s = layers, bytes_per_s
+        self.reads = trace.once(blocking)
+        in_layer = self.reads.layer_pass >= 0
+        self.reads_of = rows_by_code(
+            np.where(in_layer, self.reads.layer_pass * len(PHASES) + self.reads.phase, -1)
+        )
+        self.read_op = trace.once(enclosing_op)[self.reads.event]
+        costing = trace.once(work_costs)
+        moved = np.array(
+            [item.cost.read_bytes + item.cost.write_bytes for item in costing.items], dtype=np.int64
+        )
+        written = np.array([item.cost.write_bytes for item in costing.items], dtype=np.int64)
+        self.moved, self.written = lookup(moved, costing.item, -1), lookup(written, costing.item, -1)
+        gemms = [code for code, name in enumerate(self.work.categories) if name in _GEMMS]
+        self.is_gemm = np.isin(self.work.category, gemms)
+        # The outermost op around the op of each activity, -1 for none.
+        around, parent = trace.once(enclosing_op), trace.arrays.parent
+        self.outermost = self.work.op
+        while ((outer := lookup(around, lookup(parent, self.outermost, -1), -1)) >= 0).any():
+            self.outermost = np.where(outer >= 0, outer, self.outermost)
+
+    def loop(self, pass_number: int, phase: int, rows: Int) -> Loop:
+        """The loop of one pass and phase, from its work among the experts in order of launch."""
+        layer_pass, work = self.layers.passes[pass_number], self.work
+        count = iterations(layer_pass)
+        # Of the blocking calls of the pass those that each iteration repeats, by the name of the op around.
+        reads = self.reads_of.get(pass_number * len(PHASES) + phase, _NONE)
+        op_name = lookup(self.name, self.read_op[reads], -1)
+        names, calls_of_name = np.unique(op_name, return_counts=True)
+        reads = reads[np.isin(op_name, names[(names >= 0) & (calls_of_name >= LOOP_SHARE * count)])]
+        # What writes as much as all experts' weights, and what has the same forward op. Work on rows may be
+        # as large, but not of one size in all iterations that is a multiple of a weight's.
+        size, index, times = np.unique(self.written[rows], return_inverse=True, return_counts=True)
+        is_multiple = np.zeros(len(size), dtype=bool)
+        for weight in {gemm.depth * gemm.columns * layer_pass.itemsize for gemm in layer_pass.gemms}:
+            is_multiple |= (size % weight == 0) & (size >= count * weight)
+        large = (is_multiple & (times >= LOOP_SHARE * count))[index.ravel()] & ~self.is_gemm[rows]
+        forward = work.forward[rows]
+        all_weights = large | ((forward >= 0) & np.isin(forward, forward[large]))
+        gemms, removed, kept, kept_ns = [_NONE], [rows[all_weights]], [_NONE], [np.empty(0)]
+        rows = rows[~all_weights]
+        for same in self._repeated(rows, count):
+            if np.isin(work.op[same], self.read_op[reads]).any():
+                removed.append(same)
+                continue
+            # What the last calls launched stays, as many as one iteration has.
+            calls, op = max(round(self._calls(same) / count), 1), work.op[same]
+            if (op < 0).any():
+                keep = np.arange(len(same)) >= len(same) - calls
+            else:
+                _, last = np.unique(op[::-1], return_index=True)
+                keep = np.isin(op, op[::-1][np.sort(last)[:calls]])
+            removed.append(same[~keep])
+            if self.is_gemm[same].any():
+                gemms.append(same[keep])
+            else:
+                kept.append(same[keep])
+                kept_ns.append(self._in_one_iteration(same, keep))
+        return Loop(
+            layer_pass=layer_pass,
+            phase=phase,
+            gemms=np.concatenate(gemms),
+            removed=np.concatenate(removed),
+            kept=np.concatenate(kept),
+            kept_ns=np.concatenate(kept_ns),
+            blocking_calls=self.reads.event[reads],
+        )
+
+    def _in_one_iteration(self, rows: Int, keep: Bool) -> Float:
+        """Durations of the kept work if it does all the work, in proportion to its measured ones."""
+        total_ns = 0.0
+        kernels = rows_by_code(self.work.name[rows])
+        for same in kernels.values():
+            dur, moved = self.dur[rows[same]], self.moved[rows[same]]
+            # What a call takes however little it moves.
+            fixed_ns = float(dur.min())
+            if (moved >= 0).all():
+                per_byte = 1e9 / self.bytes_per_s if self.bytes_per_s else 0.0
+                spread = moved - moved.mean()
+                if (spread != 0).any():
+                    per_byte = max(per_byte, float((spread * dur).sum() / (spread * spread).sum()))
+                fixed_ns = float(np.clip(dur.mean() - per_byte * moved.mean(), 0.0, fixed_ns))
+            calls_left = keep[same].sum() or min(keep.sum(), len(same)) / max(len(kernels), 1)
+            total_ns += dur.sum() - max(len(same) - calls_left, 0) * fixed_ns
+        own_ns = self.dur[rows[keep]]
+        kept_ns: Float = total_ns * own_ns / max(own_ns.sum(), 1)
+        return kept_ns
+
+    def _repeated(self, rows: Int, count: int) -> list[Int]:
+        """The work of each op that every iteration repeats."""
+        result: list[Int] = []
+        rare = [_NONE]
+        for op in (self.work.op, self.outermost):
+            group, _ = codes(lookup(self.name, op[rows], -1), lookup(self.name, self.work.forward[rows], -1))
+            for members in rows_by_code(group).values():
+                same = rows[members]
+                (result if self._calls(same) >= LOOP_SHARE * count else rare).append(same)
+            rows, rare = np.sort(np.concatenate(rare)), [_NONE]
+        return result
+
+    def _calls(self, rows: Int) -> int:
+        """Number of ops that launched this work; of the work itself where they are not recorded."""
+        op = self.work.op[rows]
+        return len(unique(op)) if (op >= 0).all() else len(rows)
+
+
+@detector(
+    "token_imbalance",
+    evidence="moe",
+    scenario="balanced",
+    title="Tokens are spread unevenly over ranks",
+    fix="balancing the experts",
+    needs=("collectives", "moe"),
+    measures={
+        "busiest rank / mean, worst layer": "rows for the busiest rank's experts / mean over ranks",
+        "waiting for slower experts per step": "from the end of its own experts to that of the slowest",
+    },
+    threshold=f"{EVEN:.0%} of the mean on the busiest rank of a layer",
+    limits="Needs all ranks of the expert-parallel group.",
+    remedy="Balance the routing: auxiliary loss or bias-corrected router, expert placement by load, replicas "
+    "of busy experts, or a capacity limit.",
+    remedies=(
+        Remedy(
+            "{megatron}: --moe-aux-loss-coeff, --moe-router-enable-expert-bias; "
+            "--moe-router-force-load-balancing shows the possible gain.",
+            framework=("megatron", "primus"),
+            best=True,
+        ),
+        Remedy(
+            "--enable-eplb places experts by load and replicates busy ones.", framework=("vllm", "sglang")
+        ),
+        Remedy("The bundled workload: --routing balanced shows the possible gain.", framework=("workload",)),
+    ),
+)
+def token_imbalance(results: Mapping[str, Result]) -> Detections:
+    """The experts of one rank take longer than those of the others in its expert-parallel group."""
+    moe = results["moe"]
+    balance = moe.data["balance"]
+    if not len(balance):
+        return "no expert-parallel ranks"
+    ratio = balance.array("max_mean_ratio")
+    worst = int(np.argmax(ratio))
+    waits = moe.data["waits"]
+    counted = in_steps(waits)
+    if not counted.any() or 0 <= float(ratio.max()) < EVEN:
+        return f"balanced: the busiest rank has {float(ratio.max()):.0%} of the mean"
+    steps = step_count(results)
+    rank, start, dur = (waits.array(name)[counted] for name in ("rank", "ts_ns", "dur_ns"))
+    detections = {}
+    for waiting_rank in unique(rank).tolist():
+        of_rank = rank == waiting_rank
+        where = union(start[of_rank], start[of_rank] + dur[of_rank])
+        lost = float(dur[of_rank].sum()) / steps
+        waiting = Quantity("waiting for slower experts per step", lost, "ns")
+        finish = f"this rank's experts finish {milliseconds(lost)}/step before the slowest"
+        if ratio[worst] < 0:
+            evidence = f"{finish}; their row counts are not recorded"
+            detections[waiting_rank] = Detection((waiting,), lost, where, evidence, "low")
+            continue
+        detections[waiting_rank] = Detection(
+            (Quantity("busiest rank / mean, worst layer", float(ratio[worst]), "ratio"), waiting),
+            lost,
+            where,
+            f"in MoE layer {balance.array('layer')[worst]} the busiest rank (mostly rank "
+            f"{balance.array('worst_rank')[worst]}) computes {balance.array('tokens_max')[worst]:,.0f} rows "
+            f"against a mean of {balance.array('tokens_mean')[worst]:,.0f} ({ratio[worst]:.0%}); {finish}",
+            "medium",
+            fact=f"in MoE layer {balance.array('layer')[worst]} the busiest rank computes {ratio[worst]:.1f} "
+            "times the mean number of rows"
+            if ratio[worst] >= UNEVEN
+            else "",
+        )
+    return detections
+
+
+class ExpertWork(NamedTuple):
+    """Activities of a rank in MoE layers, aligned with its trace's `work`."""
+
+    layer_pass: Int  # number of the pass through a layer, -1 outside
+    phase: Int  # code into PHASES, -1 outside
+    stage: Int  # EXPERTS or PERMUTATION, in which work follows the tokens; -1 elsewhere
+
+
+def expert_work(trace: Trace, device: Device | None) -> ExpertWork:
+    """Which activities of a rank are in MoE layers."""
+    layers = trace.once(regions)
+    follows = np.isin(layers.stage, (EXPERTS, PERMUTATION))
+    return ExpertWork(layers.layer_pass, layers.phase, np.where(follows, layers.stage, -1))
+
+
+@scenario("balanced", reads=(expert_work,))
+def balanced(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """All ranks get equally many tokens: routed experts and permutations take the mean over ranks.
+
+    Assumes:
+        All-to-alls take as long as their busiest rank's bytes do, by the rates measured on the device where
+        it has some; those that do not record how many go where keep their time.
+    """
+    graph = context.graph
+    if len(graph.ranks) < 2:
+        raise NotApplicable("a single rank does not show the imbalance between ranks")
+    layers, collectives = context.read(expert_work), context.recorded.collectives
+    # The expert-parallel group of each rank: ranks that exchange tokens in their MoE layers.
+    index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}
+    group = list(range(len(graph.ranks)))
+    exchanges = np.ones(len(collectives.matched))  # of each collective, the share of its time that is left
+    for number, collective in enumerate(collectives.matched):
+        kernels = [(index_of[member.rank], member.record.kernel) for member in collective.participants]
+        passes = [layers[rank].layer_pass[collectives.work[rank][kernel]] for rank, kernel in kernels]
+        joined = {group[rank] for rank, _ in kernels}
+        if min(passes) >= 0:
+            device = graph.ranks[kernels[0][0]].device
+            exchanges[number] = _even_share(collective, device.measured if device else Measured())
+            if len(joined) > 1:
+                group = [min(joined) if rank in joined else rank for rank in group]
+    # Of each rank, (its group, pass through an MoE layer, phase, stage) to the nodes of work on its tokens.
+    work_of_rank: list[dict[tuple[int, int, int, int], Int]] = []
+    for rank, own in enumerate(layers):
+        nodes = graph.nodes(rank, Node.WORK)
+        row = graph.work[nodes]
+        inside = (own.layer_pass[row] >= 0) & (own.stage[row] >= 0)
+        nodes, row = nodes[inside], row[inside]
+        cell, columns = codes(own.layer_pass[row], own.phase[row], own.stage[row])
+        keys = [(group[rank], *key) for key in zip(*(values.tolist() for values in columns), strict=True)]
+        rows = rows_by_code(cell)
+        work_of_rank.append({key: nodes[rows[number]] for number, key in enumerate(keys)})
+    column = {
+        key: number for number, key in enumerate(dict.fromkeys(key for work in work_of_rank for key in work))
+    }
+    total = np.zeros((len(work_of_rank), len(column)))
+    for rank, work in enumerate(work_of_rank):
+        for key, nodes in work.items():
+            total[rank, column[key]] = edit.dur[nodes].sum()
+    ranks = Counter(group)
+    size = np.array([ranks[key[0]] for key in column], dtype=np.int64)
+    common = ((total > 0).sum(axis=0) == size) & (size > 1)
+    if not common.any():
+        raise NotApplicable("no MoE layer whose routed experts ran on several recorded ranks")
+    mean = total.sum(axis=0) / np.maximum(size, 1)
+    for rank, work in enumerate(work_of_rank):
+        for key, nodes in work.items():
+            if common[column[key]]:
+                edit.set_dur(nodes, edit.dur[nodes] * (mean[column[key]] / total[rank, column[key]]))
+    meetings, _ = context.meetings()
+    share = exchanges[graph.collective[meetings]]
+    before_ns = float(edit.dur[meetings][share < 1].sum())
+    edit.set_dur(meetings[share < 1], edit.dur[meetings][share < 1] * share[share < 1])
+    after_ns = float(edit.dur[meetings][share < 1].sum())
+    experts = common & (np.array([key[-1] for key in column]) == EXPERTS)
+    imbalance = total.max(axis=0)[experts].sum() / max(mean[experts].sum(), 1)
+    among = next((rank.device.measured.message_ranks for rank in graph.ranks if rank.device), "")
+    by_curves = f" at the rates measured among {among}" if among else ""
+    messages = (
+        f"transfers of {int((share < 1).sum()):,} all-to-alls shrink from {duration(before_ns)} to "
+        f"{duration(after_ns)}, as their busiest rank's bytes do{by_curves}"
+        if (share < 1).any()
+        else "messages keep their sizes"
+    )
+    return f"the busiest rank's routed experts take {imbalance:.2f}x the mean; {messages}"
+
+
+def _even_share(collective: MatchedCollective, measured: Measured) -> float:
+    """Time of an all-to-all of equal ranks / as recorded, by the busiest rank's bytes to or from others."""
+    records = [member.record for member in collective.participants]
+    if not collective.collective.startswith(ALL_TO_ALLS) or len(records) < max(records[0].size, 2):
+        return 1.0
+    volumes = []
+    for place, record in enumerate(records):
+        sides = record.sent_to, record.received_from
+        if any(len(side) != len(records) for side in sides):
+            return 1.0
+        volumes.append(max(sum(side) - side[place] for side in sides))
+    if not max(volumes):
+        return 1.0
+    count, mean, busiest = len(records), float(np.mean(volumes)), max(volumes)
+    # Buffers hold what stays on the rank, too.
+    before = message_seconds(measured, "all_to_all", busiest * count / (count - 1), count, busiest / mean)
+    after = message_seconds(measured, "all_to_all", mean * count / (count - 1), count)
+    if before is None or after is None or count > GPUS_PER_NODE:
+        return mean / busiest
+    return after.seconds / before.seconds

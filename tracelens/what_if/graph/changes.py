@@ -1,0 +1,169 @@
+"""Changes that several scenarios make to a graph: work and calls that go, host time that shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tracelens.analysis.fusable import Chains
+from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.what_if.graph.graph import Edge, Edit, Node, RunGraph
+from tracelens.what_if.thresholds import PAUSE_NS, USUAL_HOST_SHARE
+
+ALL_TO_ALLS = ("all_to_all", "alltoall")
+"""How the names of all-to-alls begin."""
+
+
+def work_nodes(graph: RunGraph, rank: int) -> Int:
+    """The node of each activity of a rank, given by the index of its trace; -1 for a matched collective's."""
+    nodes = graph.nodes(rank, Node.WORK)
+    node_of = np.full(len(graph.ranks[rank].is_comm), -1, dtype=np.int64)
+    node_of[graph.work[nodes]] = nodes
+    return node_of
+
+
+def marked(graph: RunGraph, rows: Sequence[Int]) -> Bool:
+    """Which nodes are one of these activities, given by rank; both ends of a matched collective's kernel."""
+    result = np.zeros(len(graph), dtype=bool)
+    for rank, of_rank in enumerate(rows):
+        nodes = graph.nodes(rank, Node.WORK, Node.ARRIVE, Node.LEAVE)
+        result[nodes] = np.isin(graph.work[nodes], of_rank)
+    return result
+
+
+def marked_calls(graph: RunGraph, events: Sequence[Int], *kinds: Node) -> Bool:
+    """Which nodes of these kinds are one of these calls, event rows given by rank."""
+    result = np.zeros(len(graph), dtype=bool)
+    for rank, of_rank in enumerate(events):
+        nodes = graph.nodes(rank, *kinds)
+        result[nodes] = np.isin(graph.event[nodes], of_rank)
+    return result
+
+
+def meetings_of(graph: RunGraph, work: Bool) -> Bool:
+    """Which nodes are meetings of which all ranks' kernels are marked."""
+    arrival = graph.edge == Edge.ARRIVAL
+    met, missing = (np.zeros(len(graph), dtype=bool) for _ in range(2))
+    met[graph.dst[arrival & work[graph.src]]] = True
+    missing[graph.dst[arrival & ~work[graph.src]]] = True
+    return met & ~missing
+
+
+def cut(lag: Int, mask: Bool) -> None:
+    """Lags under a mask become 0; those that let activities overlap stay."""
+    lag[mask] = np.minimum(lag[mask], 0)
+
+
+def drop_host_time(graph: RunGraph, edit: Edit, mask: Bool) -> None:
+    """Host time under a mask is gone, but for its pauses: what the program does in them is no launching."""
+    pauses = mask & (graph.lag > PAUSE_NS)
+    cut(edit.lag, mask & ~pauses)
+    edit.set_lag(pauses, edit.lag[pauses] * (1 - PAUSE_NS / graph.lag[pauses]))
+
+
+def usual_host_share(graph: RunGraph, edit: Edit, calls: Bool) -> str:
+    """Give host time the profiler's usual share as far as a change takes away what told another one.
+
+    Where calls under a mask, which go, have most of the host time, the factor on it is theirs (see
+    `projector`): what stays is as likely to have the usual one. It only ever shrinks. Returns the factor that
+    host time has then, as a share of the recorded; 1 where it is not known.
+    """
+    host = (graph.edge == Edge.HOST) & (graph.lag > 0) & (graph.lag <= PAUSE_NS)
+    recorded, gone = graph.lag[host].sum(), host & calls[graph.dst]
+    factor = float(edit.lag[host].sum() / max(recorded, 1))
+    if not USUAL_HOST_SHARE < factor < 1:
+        return ""
+    share = float(graph.lag[gone].sum() / recorded)
+    result = factor + (USUAL_HOST_SHARE - factor) * share
+    left = np.flatnonzero(host & ~gone)
+    edit.set_lag(left, edit.lag[left] * (result / factor))
+    return (
+        f"; host time that stays is {result:.2f} of the recorded instead of {factor:.2f}, nearer to the "
+        f"usual {USUAL_HOST_SHARE:.2f}"
+    )
+
+
+def drop_launches(graph: RunGraph, edit: Edit, work: Bool, also: Bool | None = None) -> int:
+    """Work under a mask is launched together with other work: its calls, and those in `also`, take no time.
+
+    Pauses of the host before them stay. Returns the number of launches that go.
+    """
+    # Calls all of whose work goes.
+    launch = graph.edge == Edge.LAUNCH
+    launches = np.zeros(len(graph), dtype=bool)
+    launches[graph.src[launch & work[graph.dst]]] = True
+    launches[graph.src[launch & ~work[graph.dst]]] = False
+    calls = launches if also is None else launches | also
+    gone = work | calls
+    edit.delay[gone] = 0
+    drop_host_time(graph, edit, (graph.edge == Edge.HOST) & calls[graph.dst])
+    cut(edit.lag, (graph.edge == Edge.STREAM) & work[graph.dst])
+    return int(launches.sum())
+
+
+def drop_work(graph: RunGraph, edit: Edit, work: Bool, calls: Bool | None = None) -> int:
+    """Work under a mask is not done; returns the number of launches that go with it.
+
+    A collective goes if all its ranks leave it out. `calls` are others that go with it.
+    """
+    meetings = meetings_of(graph, work)
+    edit.dur[work | meetings] = 0
+    cut(edit.lag, graph.is_edge(Edge.OWN, Edge.TRANSFER) & work[graph.dst])
+    return drop_launches(graph, edit, work, calls)
+
+
+def unblock(graph: RunGraph, edit: Edit, calls: Bool) -> int:
+    """Calls under a mask no longer wait for the GPU; returns the number of those that did."""
+    waiting = (
+        (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst] & edit.kept
+    )
+    edit.kept &= ~waiting
+    return len(unique(graph.dst[waiting]))
+
+
+def fuse(graph: RunGraph, edit: Edit, by_rank: Sequence[Chains]) -> tuple[int, int, float, float]:
+    """One kernel replaces each chain: it takes its time and one launch.
+
+    Returns (chains, launches removed, ns of all chains, ns of the kernels that replace them).
+    """
+    later = np.zeros(len(graph), dtype=bool)
+    count, before_ns, after_ns = 0, 0.0, 0.0
+    for rank, chains in enumerate(by_rank):
+        node = work_nodes(graph, rank)[chains.rows]
+        kept = node >= 0
+        node, chain = node[kept], chains.chain[kept]
+        total: Float = np.bincount(chain, graph.dur[node], len(chains.fused_ns)).astype(float)
+        factor: Float = np.minimum(chains.fused_ns / np.maximum(total, 1), 1)
+        edit.set_dur(node, edit.dur[node] * factor[chain])
+        first = np.unique(chain, return_index=True)[1]
+        repeated = np.ones(len(node), dtype=bool)
+        repeated[first] = False
+        later[node[repeated]] = True
+        count += len(first)
+        before_ns += float(total.sum())
+        after_ns += float(np.minimum(chains.fused_ns, total).sum())
+    return count, drop_launches(graph, edit, later), before_ns, after_ns
+
+
+def of_calls(graph: RunGraph, rank: int, factor: Float) -> None:
+    """Give each call of a rank the factor of the work that it launches, other calls that of the next one."""
+    launched = np.full(len(graph), -1, dtype=np.int64)
+    launch = (graph.edge == Edge.LAUNCH) & (graph.rank[graph.src] == rank)
+    launched[graph.src[launch]] = graph.dst[launch]
+    points = graph.nodes(rank, Node.POINT, Node.WAITED)
+    known = np.flatnonzero(launched[points] >= 0)
+    following = np.searchsorted(known, np.arange(len(points)))
+    has_next = following < len(known)
+    factor[points[has_next]] = factor[launched[points[known[following[has_next]]]]]
+
+
+def scale_pace(graph: RunGraph, edit: Edit, factor: Float) -> None:
+    """Work, transfers, the host's time before a call, and delays take `factor` (of each node) as long."""
+    changed = np.flatnonzero((factor != 1) & (graph.dur > 0))
+    edit.set_dur(changed, edit.dur[changed] * factor[changed])
+    delayed = factor != 1
+    edit.delay[delayed] = np.rint(edit.delay[delayed] * factor[delayed]).astype(np.int64)
+    own_time = graph.is_edge(Edge.HOST, Edge.HANDOVER, Edge.ORDER) & (edit.lag > 0)
+    own_time &= delayed[graph.dst]
+    edit.set_lag(own_time, edit.lag[own_time] * factor[graph.dst[own_time]])

@@ -1,1 +1,0 @@
-"""The scenarios, registered on import; see `what_if.scenario`."""

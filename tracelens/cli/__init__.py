@@ -39,16 +39,9 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "ROOT": "cli.commands",
-        "Command": "cli.command",
-        "CommandGroup": "cli.commands",
-        "Home": "cli.commands",
-        "Page": "cli.commands",
-        "chosen": "cli.commands",
-        "command_line": "cli.app",
-        "described": "cli.commands",
-        "flags_of": "cli.command",
-        "without_none": "cli.command",
+        "cli.app": "command_line",
+        "cli.command": "Command flags_of without_none",
+        "cli.commands": "ROOT CommandGroup Home Page chosen described",
     },
 )
 

@@ -87,19 +87,18 @@ __all__ = [
     "with_results",
 ]
 
-_HOMES = {
-    "comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
-    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest PublishedRequest "
-    "ScalingRequest SearchRequest project_bounds project_bubble project_memory project_pipeline "
-    "project_published project_scaling search_layouts",
-    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
-    "reports": "Reporting analyze as_report render report report_files with_results",
-    "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
-    "declared from_command_line option",
-    "run": "Run load",
-    "writing": "FuseRequest ReplayRequest fuse replay",
-}
-
 __getattr__, __dir__ = lazy(
-    __name__, {name: f"session.{module}" for module, names in _HOMES.items() for name in names.split()}
+    __name__,
+    {
+        "session.comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
+        "session.projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest "
+        "PublishedRequest ScalingRequest SearchRequest project_bounds project_bubble project_memory "
+        "project_pipeline project_published project_scaling search_layouts",
+        "session.reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
+        "session.reports": "Reporting analyze as_report render report report_files with_results",
+        "session.request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
+        "declared from_command_line option",
+        "session.run": "Run load",
+        "session.writing": "FuseRequest ReplayRequest fuse replay",
+    },
 )

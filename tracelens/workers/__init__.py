@@ -23,13 +23,8 @@ __all__ = ["Children", "Executor", "ParkedTraces", "analyze_files", "analyze_run
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Children": "workers.children",
-        "Executor": "workers.tasks",
-        "ParkedTraces": "workers.tasks",
-        "analyze_files": "workers.tasks",
-        "analyze_run": "workers.aside",
-        "beside": "workers.aside",
-        "jobs": "workers.children",
-        "start": "workers.children",
+        "workers.aside": "analyze_run beside",
+        "workers.children": "Children jobs start",
+        "workers.tasks": "Executor ParkedTraces analyze_files",
     },
 )

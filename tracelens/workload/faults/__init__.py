@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 __all__ = ["Fault", "inject_faults"]
 
 __getattr__, __dir__ = lazy(
-    __name__, {"Fault": "workload.faults.faults", "inject_faults": "workload.faults.fault_injection"}
+    __name__, {"workload.faults.fault_injection": "inject_faults", "workload.faults.faults": "Fault"}
 )

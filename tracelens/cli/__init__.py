@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from tracelens.cli.command import Command, flags_of, without_none
     from tracelens.cli.commands import ROOT, CommandGroup, Home, Page, chosen, described
 
-__all__ = [
-    "ROOT",
-    "Command",
-    "CommandGroup",
-    "Home",
-    "Page",
-    "chosen",
-    "command_line",
-    "described",
-    "flags_of",
-    "main",
-    "run",
-    "without_none",
-]
-
 __getattr__, __dir__ = lazy(
     __name__,
     {

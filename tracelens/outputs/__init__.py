@@ -11,16 +11,3 @@ from tracelens.outputs.files import (
 )
 from tracelens.outputs.inputs import Output, check_outputs
 from tracelens.read import TraceFiles
-
-__all__ = [
-    "FolderKind",
-    "Output",
-    "TraceFiles",
-    "cannot_write",
-    "check_folder",
-    "check_outputs",
-    "is_stream",
-    "whole_file",
-    "write_file",
-    "write_folder",
-]

@@ -10,7 +10,7 @@
 
 Importing this package is cheap; each function imports what it needs.
 """
-# ruff: noqa: F403, F405
+# ruff: noqa: F403
 
 from __future__ import annotations
 
@@ -26,66 +26,6 @@ if TYPE_CHECKING:  # all that is public in them
     from tracelens.session.request import *
     from tracelens.session.run import *
     from tracelens.session.writing import *
-
-__all__ = [
-    "ACCEPT",
-    "DEVICE",
-    "OUTPUT",
-    "PATHS",
-    "READING",
-    "RULES",
-    "RUN",
-    "SEARCH",
-    "STEP",
-    "AcceptRequest",
-    "AddRequest",
-    "AnalyzerOptions",
-    "ApiRequest",
-    "BoundsRequest",
-    "BubbleRequest",
-    "CommandOption",
-    "Declared",
-    "DiffRequest",
-    "FuseRequest",
-    "GateRequest",
-    "Graphs",
-    "MemoryRequest",
-    "OptionGroup",
-    "PipelineRequest",
-    "Progress",
-    "PublishedRequest",
-    "Reading",
-    "ReplayRequest",
-    "Reporting",
-    "Rooflines",
-    "Run",
-    "ScalingRequest",
-    "SearchRequest",
-    "Traces",
-    "Unprofiled",
-    "analyze",
-    "as_report",
-    "declared",
-    "diff",
-    "from_command_line",
-    "fuse",
-    "gate",
-    "load",
-    "loaded",
-    "option",
-    "project_bounds",
-    "project_bubble",
-    "project_memory",
-    "project_pipeline",
-    "project_published",
-    "project_scaling",
-    "render",
-    "replay",
-    "report",
-    "report_files",
-    "search_layouts",
-    "with_results",
-]
 
 __getattr__, __dir__ = lazy(
     __name__,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tracelens.workers.children import Children, jobs, start
     from tracelens.workers.tasks import Executor, ParkedTraces, analyze_files
 
-__all__ = ["Children", "Executor", "ParkedTraces", "analyze_files", "analyze_run", "beside", "jobs", "start"]
-
 __getattr__, __dir__ = lazy(
     __name__,
     {

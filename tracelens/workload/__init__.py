@@ -12,7 +12,4 @@ from tracelens.workload.ladder import (
     from_file,
     from_texts,
     plan_ladder,
-    with_baseline,
 )
-
-__all__ = ["LadderRung", "bundled", "chosen_rungs", "from_file", "from_texts", "plan_ladder", "with_baseline"]

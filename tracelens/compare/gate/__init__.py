@@ -13,7 +13,6 @@ from tracelens.compare.gate.gate import (
 )
 from tracelens.compare.gate.rules import GateSettings, Options, default_rules, read_rule, settings
 from tracelens.compare.gate.runs import (
-    KEEP,
     GatedRun,
     GateSide,
     Samples,
@@ -33,37 +32,3 @@ from tracelens.compare.gate.verdict import (
     junit,
     report,
 )
-
-__all__ = [
-    "KEEP",
-    "MUST_AGREE",
-    "TABLES",
-    "Cause",
-    "GateSettings",
-    "GateSide",
-    "GatedRun",
-    "Options",
-    "RuleOutcome",
-    "Samples",
-    "Side",
-    "Verdict",
-    "add_to_baseline",
-    "baseline_side",
-    "check_alike",
-    "commands",
-    "comment",
-    "default_rules",
-    "from_result",
-    "gate",
-    "headline",
-    "junit",
-    "of_diff",
-    "of_metrics",
-    "read_baseline",
-    "read_rule",
-    "read_saved",
-    "read_side",
-    "report",
-    "settings",
-    "step_noise",
-]

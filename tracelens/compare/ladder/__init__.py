@@ -1,5 +1,3 @@
 """Ladder: an ablation study, each rung compared with the one before."""
 
 from tracelens.compare.ladder.ladder import TABLES, ladder, read
-
-__all__ = ["TABLES", "ladder", "read"]

@@ -34,32 +34,6 @@ if TYPE_CHECKING:
     from tracelens.planner.step_time import Machine
     from tracelens.trace import Run
 
-__all__ = [
-    "Devices",
-    "Numbers",
-    "as_measured",
-    "assignments",
-    "by_roofline",
-    "check_sources",
-    "chosen",
-    "configuration",
-    "configurations",
-    "memory_assumptions",
-    "numbers",
-    "operations",
-    "platform",
-    "question",
-    "recomputation",
-    "reserved",
-    "scaling_request",
-    "setting",
-    "space",
-    "step_machine",
-    "texts",
-    "uniform",
-    "with_costs",
-]
-
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Numbers: TypeAlias = int | str | Sequence[int]
 """One number, several, or a text like "24,48"."""

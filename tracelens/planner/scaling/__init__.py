@@ -11,12 +11,3 @@ from tracelens.planner.scaling.scaling import (
     Request,
     scaling,
 )
-
-__all__ = [
-    "DISPATCHES",
-    "PARTS",
-    "TABLES",
-    "DispatchName",
-    "Request",
-    "scaling",
-]

@@ -16,17 +16,3 @@ from tracelens.planner.search.search import (
     search,
     variants,
 )
-
-__all__ = [
-    "BATCH",
-    "TABLES",
-    "Question",
-    "Refusal",
-    "Space",
-    "at_least",
-    "candidates",
-    "divisors",
-    "footprint",
-    "search",
-    "variants",
-]

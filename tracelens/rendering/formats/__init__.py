@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tracelens.rendering.formats.markdown import code, escaped, markdown_text
     from tracelens.rendering.formats.notebook import fragment
 
-__all__ = ["answered", "brief", "code", "console_text", "escaped", "fragment", "markdown_text", "one_result"]
-
 __getattr__, __dir__ = lazy(
     __name__,
     {

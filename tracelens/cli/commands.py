@@ -212,7 +212,7 @@ ROOT = CommandGroup(
             **_commands("calibrate", calibrate="Measure a GPU, and write the results as a device file"),
         },
         "Names and numbers": {
-            "list": Home("listing", "listing", "List analyzers, devices, models, scenarios and more"),
+            "list": Home("listing", "listing", "List analyzers, devices, models, scenarios and more")
         },
     },
     (

@@ -7,15 +7,8 @@
 Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """
 
-from tracelens.planner.bubble import (
-    TABLES as BUBBLE_TABLES,
-)
-from tracelens.planner.bubble import (
-    PipelineSizes,
-    bubble,
-    fractions,
-    in_flight,
-)
+from tracelens.planner.bubble import TABLES as BUBBLE_TABLES
+from tracelens.planner.bubble import PipelineSizes, bubble, fractions, in_flight
 from tracelens.planner.collectives import (
     DEEPEP_CHUNK,
     AlphaBeta,

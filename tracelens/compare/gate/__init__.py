@@ -24,11 +24,4 @@ from tracelens.compare.gate.runs import (
     read_saved,
     read_side,
 )
-from tracelens.compare.gate.verdict import (
-    TABLES,
-    commands,
-    comment,
-    headline,
-    junit,
-    report,
-)
+from tracelens.compare.gate.verdict import TABLES, commands, comment, headline, junit, report

@@ -13,11 +13,4 @@ from tracelens.planner.memory.memory import (
     stages,
     worst,
 )
-from tracelens.planner.memory.stage import (
-    Kept,
-    StageMemory,
-    Stages,
-    flight,
-    static,
-    warm_up,
-)
+from tracelens.planner.memory.stage import Kept, StageMemory, Stages, flight, static, warm_up

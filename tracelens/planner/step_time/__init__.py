@@ -29,11 +29,7 @@ from tracelens.planner.step_time.machine import (
     OverlapName,
     assumed,
 )
-from tracelens.planner.step_time.network import (
-    Network,
-    bundled_networks,
-    read_network,
-)
+from tracelens.planner.step_time.network import Network, bundled_networks, read_network
 from tracelens.planner.step_time.step import (
     PARTS,
     STEP,

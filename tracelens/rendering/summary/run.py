@@ -44,9 +44,7 @@ _UNMATCHED = "collectives are not matched across ranks"
 
 
 def run_summary(
-    results: Sequence[Result],
-    meta: Mapping[str, Any],
-    host_causes: Collection[str],
+    results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
 ) -> Summary | None:
     """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
 
@@ -108,10 +106,7 @@ class RunFigures:
     """Reads what a summary says from the results and the meta of a report; what they do not have is None."""
 
     def __init__(
-        self,
-        results: Sequence[Result],
-        meta: Mapping[str, Any],
-        host_causes: Collection[str],
+        self, results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
     ) -> None:
         self._results = {result.analyzer: result for result in results}
         self._host_causes = host_causes

@@ -247,12 +247,9 @@ def _work(
 
 
 def attention_kernel(config: Config, rank: int, device: str) -> AttentionKernel:
-    """The kernel that torch's scaled_dot_product_attention selects.
+    """The kernel that torch's scaled_dot_product_attention selects on a rank; ranks of one `cp` differ.
 
-    Args:
-        config: of the run.
-        rank: ranks of context parallelism differ.
-        device: "cpu" or "cuda" (NVIDIA and AMD alike).
+    `device` is "cpu" or "cuda" (NVIDIA and AMD alike).
     """
     share, model = RankShare(config, rank), config.model
     if device == "cpu":

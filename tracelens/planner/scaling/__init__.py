@@ -155,10 +155,6 @@ TABLES = {
 def scaling(request: Request, device: Device) -> Result:
     """How does throughput change with the ranks that share the experts, and with the way to dispatch?
 
-    Args:
-        request: the runs.
-        device: that they run on.
-
     Returns:
         tables `scaling` (tokens/s of each dispatch and number of ranks), `breakdown` (where the time of a
         step goes), `exchange` (bytes of one dispatch), for the configuration of a published measurement

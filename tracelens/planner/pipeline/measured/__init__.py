@@ -338,13 +338,7 @@ def exposed(trace: Trace, spans: Sequence[MicrobatchPass]) -> tuple[float, float
 def lines_of(
     ranks: Sequence[Passes], shift: Mapping[int, int], skips: list[Skip]
 ) -> Iterator[MeasuredPipeline]:
-    """Each pipeline in each step.
-
-    Args:
-        ranks: of the run.
-        shift: of their clocks, see AlignedRun.
-        skips: receives the pipelines and steps that are only partly recorded.
-    """
+    """Each pipeline in each step; `shift` is that of AlignedRun, `skips` gets those only partly recorded."""
     for stages, stages_of_line in pipelines(ranks, shift, skips):
         if {stage.stage for stage in stages_of_line} != set(range(stages)):
             skips.append(

@@ -30,7 +30,7 @@ class Registry(Generic[T]):
     """Name to thing, filled by importing `packages`; a name taken twice is an error that names both.
 
     Where `homes` tells which module of the first package has which names, separated by blanks, one that is
-    asked for is imported alone.
+    asked for is imported alone; for another name, all modules that it does not tell of.
     """
 
     def __init__(self, kind: str, *packages: str, homes: Mapping[str, str] | None = None) -> None:
@@ -80,6 +80,8 @@ class Registry(Generic[T]):
             load_plugins()
         elif not self.homes or any_plugins():
             self.load()
+        else:
+            _import_package(self._packages[0], frozenset(self.homes.values()))
         return self._items.get(name)
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -89,9 +91,11 @@ class Registry(Generic[T]):
 
 
 @cache
-def _import_package(package: str) -> None:
+def _import_package(package: str, without: frozenset[str] = frozenset()) -> None:
+    """Import all modules of a package but those of these names."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if module.name.rpartition(".")[2].startswith("_"):
+        name = module.name.rpartition(".")[2]
+        if name.startswith("_") or name in without:
             continue
         if module.ispkg:
             _import_package(module.name)

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from tracelens.errors import TracelensError
-from tracelens.outputs import FolderKind, check_folder, whole_file, write_file, write_folder
-from tracelens.outputs.files import make_folders
+from tracelens.outputs import FolderKind, check_folder, make_folders, whole_file, write_file, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,7 @@ from tests.builders import aligned, events
 from tests.builders import write as write_trace
 from tracelens.cli import run
 from tracelens.errors import TracelensError
-from tracelens.outputs import Output, check_outputs
-from tracelens.outputs.inputs import takes
+from tracelens.outputs import Output, check_outputs, takes
 from tracelens.read import TraceFiles
 
 TRACE = aligned(

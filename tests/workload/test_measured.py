@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import tracelens
 from tests.workload.closed_forms import closed_forms, compare_bytes, compare_flops
 from tests.workload.ranks import run_ranks
 from tracelens.planner.config import Config, override, preset
-from tracelens.planner.expected import Routing
 from tracelens.workload.launch import Job, measure
 from tracelens.workload.parallel import make_groups
 from tracelens.workload.train import Trainer
@@ -96,13 +94,3 @@ def test_routed_tokens_in_the_file_are_those_that_the_experts_got(recorded: Path
         size = 4 if device == "cpu" else 2
         layers, top_k = config.model.moe_layers, config.model.top_k
         assert received == config.global_tokens * top_k * layers * config.model.hidden * size
-
-
-def test_a_routing_survives_json() -> None:
-    assert Routing.from_dict(json.loads(json.dumps(Routing.as_dict(_routing())))) == _routing()
-
-
-def _routing() -> Routing:
-    from tracelens.planner.expected import balanced
-
-    return balanced(override(preset("tiny"), ["ranks=2", "routing=balanced"]), 1)

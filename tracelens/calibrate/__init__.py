@@ -8,6 +8,4 @@ It needs torch with a GPU, CUDA or ROCm; nothing else is called. It is imported 
 - `calibrate`: all of it, as a `Device`.
 """
 
-from tracelens.calibrate.calibrate import Calibration, calibrate
-
-__all__ = ["Calibration", "calibrate"]
+from tracelens.calibrate.calibrate import calibrate

@@ -21,34 +21,12 @@ if TYPE_CHECKING:
     from tracelens.cli.command import Command, flags_of, without_none
     from tracelens.cli.commands import ROOT, CommandGroup, Home, Page, chosen, described
 
-__all__ = [
-    "ROOT",
-    "Command",
-    "CommandGroup",
-    "Home",
-    "Page",
-    "chosen",
-    "command_line",
-    "described",
-    "flags_of",
-    "main",
-    "run",
-    "without_none",
-]
-
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "ROOT": "cli.commands",
-        "Command": "cli.command",
-        "CommandGroup": "cli.commands",
-        "Home": "cli.commands",
-        "Page": "cli.commands",
-        "chosen": "cli.commands",
-        "command_line": "cli.app",
-        "described": "cli.commands",
-        "flags_of": "cli.command",
-        "without_none": "cli.command",
+        "cli.app": "command_line",
+        "cli.command": "Command flags_of without_none",
+        "cli.commands": "ROOT CommandGroup Home Page chosen described",
     },
 )
 

@@ -63,7 +63,9 @@ class Command(NamedTuple):
         arguments = [item for item in self.parameters if item.option.argument]
         values = {}
         for number, item in enumerate(arguments, 1):
-            count = len(words) - (len(arguments) - number) if _is_list(item) else 1
+            count = (
+                len(words) - (len(arguments) - number) if get_origin(without_none(item.kind)) is list else 1
+            )
             values[item.name], words = _value(item, words[: max(count, 0)]), words[max(count, 0) :]
         if words:
             raise ValueError
@@ -120,10 +122,6 @@ def _may_be_option(word: str) -> bool:
 
 def _takes_value(item: Declared) -> bool:
     return without_none(item.kind) is not bool
-
-
-def _is_list(item: Declared) -> bool:
-    return get_origin(without_none(item.kind)) is list
 
 
 def _value(item: Declared, texts: list[str]) -> Any:

@@ -122,7 +122,17 @@ class CommandGroup(NamedTuple):
         return Page(path, "[OPTIONS] COMMAND [ARGS]...", text, sections | {"Options": self.options}, examples)
 
 
-PROJECT = CommandGroup(
+def _commands(module: str, **summaries: str) -> dict[str, Home | CommandGroup]:
+    """Commands of one module, whose functions have their names."""
+    return {name: Home(module, name, summary) for name, summary in summaries.items()}
+
+
+def _group(doc: str, module: str, default: str = "", **summaries: str) -> CommandGroup:
+    """A group of such commands."""
+    return CommandGroup(doc, {"Commands": _commands(module, **summaries)}, default=default)
+
+
+PROJECT = _group(
     """Predict memory, scaling, schedules, bounds, and changes.
 
     Examples:
@@ -131,63 +141,30 @@ PROJECT = CommandGroup(
         tracelens project pipeline --from traces/ --vpp 2
         tracelens project bounds traces/
     """,
-    {
-        "Commands": {
-            "whatif": Home(
-                "project", "whatif", "Step time of a recorded run after a change, and what it would wait for"
-            ),
-            "memory": Home(
-                "project", "memory", "Peak memory per GPU in a training step, by component and pipeline rank"
-            ),
-            "scaling": Home(
-                "project",
-                "scaling",
-                "Tokens/s and step time of several expert-parallel sizes, for each way to dispatch tokens",
-            ),
-            "pipeline": Home(
-                "project", "pipeline", "Simulate pipeline schedules: step time, bubble, activations in flight"
-            ),
-            "bubble": Home(
-                "project",
-                "bubble",
-                "Pipeline bubble in closed form, as a share of the step and of the ideal time",
-            ),
-            "bounds": Home(
-                "project",
-                "bounds",
-                "Speed of light: the least time of collectives and the GEMMs next to them",
-            ),
-            "published": Home(
-                "project",
-                "published",
-                "AMD's published measurements beside their projection, with the errors",
-            ),
-        }
-    },
+    "project",
+    whatif="Step time of a recorded run after a change, and what it would wait for",
+    memory="Peak memory per GPU in a training step, by component and pipeline rank",
+    scaling="Tokens/s and step time of several expert-parallel sizes, for each way to dispatch tokens",
+    pipeline="Simulate pipeline schedules: step time, bubble, activations in flight",
+    bubble="Pipeline bubble in closed form, as a share of the step and of the ideal time",
+    bounds="Speed of light: the least time of collectives and the GEMMs next to them",
+    published="AMD's published measurements beside their projection, with the errors",
 )
-REPLAY = CommandGroup(
+REPLAY = _group(
     "Write standalone scripts of the longest calls, and run them.",
-    {
-        "Commands": {
-            "write": Home(
-                "replay",
-                "write",
-                "Write standalone scripts for the longest calls: "
-                "each runs, checks and times one call as traced",
-            ),
-            "verify": Home(
-                "replay", "verify", "Run the scripts of a directory and compare their times with the trace"
-            ),
-            "compare": Home(
-                "replay",
-                "compare",
-                "What each op gains from one verification to another, and with --trace what the step gains",
-            ),
-        }
-    },
+    "replay",
     default="write",
+    write="Write standalone scripts for the longest calls: each runs, checks and times one call as traced",
+    verify="Run the scripts of a directory and compare their times with the trace",
+    compare="What each op gains from one verification to another, and with --trace what the step gains",
 )
-WORKLOAD = CommandGroup(
+BASELINES = _group(
+    "Keep the metrics of past runs to compare with.",
+    "compare",
+    add="Add runs to a baseline if they pass a gate against it",
+    accept="Add runs to a baseline without a gate: a change that is meant",
+)
+WORKLOAD = _group(
     """Train or serve the bundled MoE model, and record traces of it.
 
     Examples:
@@ -195,15 +172,10 @@ WORKLOAD = CommandGroup(
         tracelens workload ladder ladder/ --preset small --ranks 8 -o ladder.html
         tracelens workload serve --ranks 2 -o traces/
     """,
-    {
-        "Commands": {
-            "run": Home("workload", "run", "Train the reference model and record one trace per rank"),
-            "ladder": Home(
-                "workload", "ladder", "Add optimizations one by one, and report what each gains and changes"
-            ),
-            "serve": Home("workload", "serve", "Serve synthetic requests and record one trace per rank"),
-        }
-    },
+    "workload",
+    run="Train the reference model and record one trace per rank",
+    ladder="Add optimizations one by one, and report what each gains and changes",
+    serve="Serve synthetic requests and record one trace per rank",
 )
 ROOT = CommandGroup(
     """Find out where the step time of a Mixture-of-Experts run goes, from profiler traces.
@@ -219,40 +191,28 @@ ROOT = CommandGroup(
     """,
     {
         "Look at a run": {
-            "report": Home("report", "report", "Report where the step time goes and what to fix first"),
-            "analyze": Home(
-                "report", "analyze", "Run one analyzer: its answer, and the table that proves it"
+            **_commands(
+                "report",
+                report="Report where the step time goes and what to fix first",
+                analyze="Run one analyzer: its answer, and the table that proves it",
             ),
-            "fuse": Home("compare", "fuse", "Merge all ranks into one trace for ui.perfetto.dev"),
+            **_commands("compare", fuse="Merge all ranks into one trace for ui.perfetto.dev"),
         },
         "Compare runs": {
-            "diff": Home("compare", "diff", "Compare two runs: what changed, and why the step time differs"),
-            "gate": Home("compare", "gate", "Check runs against a baseline: fail on a regression"),
-            BASELINE: CommandGroup(
-                "Keep the metrics of past runs to compare with.",
-                {
-                    "Commands": {
-                        "add": Home(
-                            "compare", "add", "Add runs to a baseline if they pass a gate against it"
-                        ),
-                        "accept": Home(
-                            "compare",
-                            "accept",
-                            "Add runs to a baseline without a gate: a change that is meant",
-                        ),
-                    }
-                },
+            **_commands(
+                "compare",
+                diff="Compare two runs: what changed, and why the step time differs",
+                gate="Check runs against a baseline: fail on a regression",
             ),
+            BASELINE: BASELINES,
         },
         "Try a change": {"project": PROJECT, "replay": REPLAY},
         "Record a run": {
             "workload": WORKLOAD,
-            "calibrate": Home(
-                "calibrate", "calibrate", "Measure a GPU, and write the results as a device file"
-            ),
+            **_commands("calibrate", calibrate="Measure a GPU, and write the results as a device file"),
         },
         "Names and numbers": {
-            "list": Home("listing", "listing", "List analyzers, devices, models, scenarios and more"),
+            "list": Home("listing", "listing", "List analyzers, devices, models, scenarios and more")
         },
     },
     (

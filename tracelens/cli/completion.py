@@ -99,11 +99,7 @@ def limits() -> list[Word]:
 
 
 def scenarios(incomplete: str) -> list[Word]:
-    """Scenarios and the usual values of their arguments; behind a + the next one.
-
-    Args:
-        incomplete: as in `no_blocking+dispatch=de`.
-    """
+    """Scenarios and the usual values of their arguments; behind a + the next: `no_blocking+dispatch=de`."""
     before, plus, last = incomplete.rpartition("+")
     name, equals, _ = last.partition("=")
     if any_plugins():

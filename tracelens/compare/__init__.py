@@ -10,14 +10,3 @@ from tracelens.compare.noise import (
     plausible,
     ratio,
 )
-
-__all__ = [
-    "Interval",
-    "Mixture",
-    "PooledVariance",
-    "StepSpread",
-    "differences",
-    "noise",
-    "plausible",
-    "ratio",
-]

@@ -232,13 +232,10 @@ def is_computed(op: str) -> bool:
 
 
 def plausible(metric: str, unit: str, waiting: float | None = None, clock: float = 0.0) -> Plausible:
-    """The plausible noise of a metric.
+    """The plausible noise of a metric, whose name and unit tell the class of thresholds.py.
 
-    Args:
-        metric: its name; with the unit it tells the class of thresholds.py.
-        unit: of its values.
-        waiting: the share of the step in which the GPU computes nothing, None if unknown.
-        clock: by how much the clocks of the sides differ, relative.
+    `waiting` is the share of the step in which the GPU computes nothing, None if unknown, and `clock` by how
+    much the clocks of the sides differ, relative.
     """
     name = metric.partition("].")[2] if metric.startswith("rank[") else metric
     limits = _of_class(name, unit)

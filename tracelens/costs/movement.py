@@ -339,10 +339,7 @@ def index_put(call: OpCall) -> OpCost:
     touched = size(put, x.dtype)
     read, written = values.bytes + (touched if add else 0), touched
     if not call.name.endswith("_"):
-        read, written = (
-            values.bytes + size(x.numel if add else x.numel - put, x.dtype),
-            x.dense_bytes,
-        )
+        read, written = (values.bytes + size(x.numel if add else x.numel - put, x.dtype), x.dense_bytes)
     return OpCost(values.numel if add else 0, read, written, x.dtype, note=_NO_INDICES)
 
 

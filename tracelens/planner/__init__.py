@@ -7,15 +7,8 @@
 Each is a function in the module of its name and returns a `tracelens.table.Result`.
 """
 
-from tracelens.planner.bubble import (
-    TABLES as BUBBLE_TABLES,
-)
-from tracelens.planner.bubble import (
-    PipelineSizes,
-    bubble,
-    fractions,
-    in_flight,
-)
+from tracelens.planner.bubble import TABLES as BUBBLE_TABLES
+from tracelens.planner.bubble import PipelineSizes, bubble, fractions, in_flight
 from tracelens.planner.collectives import (
     DEEPEP_CHUNK,
     AlphaBeta,
@@ -37,32 +30,3 @@ from tracelens.planner.collectives import (
     two_shot_all_reduce,
 )
 from tracelens.planner.distinct import balanced_spread, routed_imbalance, routed_spread
-
-__all__ = [
-    "BUBBLE_TABLES",
-    "DEEPEP_CHUNK",
-    "AlphaBeta",
-    "LinkRates",
-    "PipelineSizes",
-    "StepLatency",
-    "all_reduce_seconds",
-    "all_to_all_seconds",
-    "balanced_spread",
-    "broadcast_seconds",
-    "bubble",
-    "deepep_seconds",
-    "expected_maximum",
-    "fractions",
-    "hierarchical_all_reduce",
-    "in_flight",
-    "measured_time",
-    "modeled_seconds",
-    "one_shot_all_reduce",
-    "pair_seconds",
-    "ring_all_reduce",
-    "ring_seconds",
-    "routed_imbalance",
-    "routed_spread",
-    "traffic_seconds",
-    "two_shot_all_reduce",
-]

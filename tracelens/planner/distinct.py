@@ -42,25 +42,13 @@ class Pool(NamedTuple):
 
 
 def balanced_spread(model: Model, ranks: int, near: int) -> Spread:
-    """Spread of a router without preference.
-
-    Args:
-        model: its experts and groups.
-        ranks: that share the experts.
-        near: of these, ranks that share a node.
-    """
+    """Spread of a router without preference over ranks that share the experts, `near` of them on a node."""
     pool = Pool(model.experts_count, model.top_k, model.expert_groups, model.top_groups)
     return Spread(pool.top_k, distinct_blocks(pool, ranks), distinct_blocks(pool, max(ranks // near, 1)))
 
 
 def routed_spread(expert_ids_TK: Int, model: Model, ranks: int, near: int) -> Spread:
-    """Spread of a recorded routing.
-
-    Args:
-        expert_ids_TK: experts of each token, one row per token; an expert at most once per row.
-        model: whose experts they are.
-        ranks: that share the experts.
-        near: of these, ranks that share a node.
+    """Spread of a recorded routing, the experts of each token: an expert at most once per row.
 
     Raises:
         TracelensError: see `check_routing`.

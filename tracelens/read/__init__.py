@@ -30,18 +30,8 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "BESIDE": "read.parser",
-        "GraphSources": "read.parser",
-        "MAGIC": "read.files",
-        "PARSERS": "read.parser",
-        "SideTraces": "read.parser",
-        "TraceFiles": "read.files",
-        "same_bytes": "read.files",
-        "is_url": "read.files",
-        "local_path": "read.files",
-        "open_source": "read.source",
-        "parse": "read.parser",
-        "sources_of_sides": "read.parser",
-        "values_beside": "read.source",
+        "read.files": "MAGIC TraceFiles same_bytes is_url local_path",
+        "read.parser": "BESIDE GraphSources PARSERS SideTraces parse sources_of_sides",
+        "read.source": "open_source values_beside",
     },
 )

@@ -64,16 +64,11 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Recorder": "recording.recorder",
-        "RecordingWindow": "recording.window",
-        "LEFT_OUT": "recording.window",
-        "PACE_STEPS": "recording.window",
-        "WARMUP": "recording.window",
-        "plain": "recording.sidecar",
-        "record": "recording.start",
-        "region": "recording.scopes",
-        "scoped": "recording.scopes",
-        "span": "recording.scopes",
-        "twin": "recording.captures",
+        "recording.captures": "twin",
+        "recording.recorder": "Recorder",
+        "recording.scopes": "region scoped span",
+        "recording.sidecar": "plain",
+        "recording.start": "record",
+        "recording.window": "RecordingWindow LEFT_OUT PACE_STEPS WARMUP",
     },
 )

@@ -10,15 +10,3 @@ is evaluated on the way: names of ops must be registered with torch, everything 
 from tracelens.reproducers.calls import ReplaySelection, kernel_factors, sizes, time_of
 from tracelens.reproducers.folder import LIST, check
 from tracelens.reproducers.make import TABLES, replay, replay_layers
-
-__all__ = [
-    "LIST",
-    "TABLES",
-    "ReplaySelection",
-    "check",
-    "kernel_factors",
-    "replay",
-    "replay_layers",
-    "sizes",
-    "time_of",
-]

@@ -570,8 +570,7 @@ _RULES: dict[str, Rule] = {
     "_cudnn_attention_forward": _packed(4, 5),
     "_cudnn_attention_backward": _packed(9, 10, backward=True),
     **dict.fromkeys(
-        ("index_select", "index_add", "index_fill", "gather", "scatter_add", "scatter_reduce"),
-        _along(2),
+        ("index_select", "index_add", "index_fill", "gather", "scatter_add", "scatter_reduce"), _along(2)
     ),
     "index_copy": _along(2, distinct=True, vector=True),
     "scatter": _along(2, distinct=True),

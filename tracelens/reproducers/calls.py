@@ -244,9 +244,7 @@ def account(
 def kernel_factors(run: Run, ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
     """By which factor the time of kernels changes, by name, where calls take other times.
 
-    Args:
-        run: whose calls.
-        ratios: of new time to old one, by op and shapes (`describe`).
+    `ratios` are those of new time to old one, by op and shapes (`describe`).
     """
     old: dict[str, float] = {}
     new: dict[str, float] = {}

@@ -125,10 +125,7 @@ class CollectiveBatch(NamedTuple):
 
 
 def collectives(
-    run: Run,
-    *,
-    ranks: int | None = None,
-    during: Mapping[int, Union] | None = None,
+    run: Run, *, ranks: int | None = None, during: Mapping[int, Union] | None = None
 ) -> tuple[list[Script], list[Skip]]:
     """A script for each different collective: same name, size of the group, element type and sizes.
 

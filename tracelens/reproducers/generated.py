@@ -30,13 +30,7 @@ _NOTED = "Shapes and numbers are those of such a call in a step beside the recor
 
 
 def generated_scripts(run: Run, works: Sequence[Work], noted: NotedCalls) -> list[Script]:
-    """A script for each kernel whose source is known.
-
-    Args:
-        run: the ranks.
-        works: the GPU work in question, by trace of `run`.
-        noted: what the recorder noted.
-    """
+    """A script for each kernel whose source the recorder `noted`; `works` is the GPU work, by trace."""
     times: dict[str, list[Int]] = {}
     ranks: dict[str, list[int]] = {}
     devices: dict[str, None] = {}

@@ -10,7 +10,7 @@
 
 Importing this package is cheap; each function imports what it needs.
 """
-# ruff: noqa: F403, F405
+# ruff: noqa: F403
 
 from __future__ import annotations
 
@@ -27,79 +27,18 @@ if TYPE_CHECKING:  # all that is public in them
     from tracelens.session.run import *
     from tracelens.session.writing import *
 
-__all__ = [
-    "ACCEPT",
-    "DEVICE",
-    "OUTPUT",
-    "PATHS",
-    "READING",
-    "RULES",
-    "RUN",
-    "SEARCH",
-    "STEP",
-    "AcceptRequest",
-    "AddRequest",
-    "AnalyzerOptions",
-    "ApiRequest",
-    "BoundsRequest",
-    "BubbleRequest",
-    "CommandOption",
-    "Declared",
-    "DiffRequest",
-    "FuseRequest",
-    "GateRequest",
-    "Graphs",
-    "MemoryRequest",
-    "OptionGroup",
-    "PipelineRequest",
-    "Progress",
-    "PublishedRequest",
-    "Reading",
-    "ReplayRequest",
-    "Reporting",
-    "Rooflines",
-    "Run",
-    "ScalingRequest",
-    "SearchRequest",
-    "Traces",
-    "Unprofiled",
-    "analyze",
-    "as_report",
-    "declared",
-    "diff",
-    "from_command_line",
-    "fuse",
-    "gate",
-    "load",
-    "loaded",
-    "option",
-    "project_bounds",
-    "project_bubble",
-    "project_memory",
-    "project_pipeline",
-    "project_published",
-    "project_scaling",
-    "render",
-    "replay",
-    "report",
-    "report_files",
-    "search_layouts",
-    "with_results",
-]
-
-_HOMES = {
-    "comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
-    "projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest PublishedRequest "
-    "ScalingRequest SearchRequest project_bounds project_bubble project_memory project_pipeline "
-    "project_published project_scaling search_layouts",
-    "reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
-    "reports": "Reporting analyze as_report render report report_files with_results",
-    "request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
-    "declared from_command_line option",
-    "run": "Run load",
-    "writing": "FuseRequest ReplayRequest fuse replay",
-}
-
 __getattr__, __dir__ = lazy(
-    __name__, {name: f"session.{module}" for module, names in _HOMES.items() for name in names.split()}
+    __name__,
+    {
+        "session.comparison": "ACCEPT RULES AcceptRequest AddRequest DiffRequest GateRequest diff gate",
+        "session.projections": "SEARCH BoundsRequest BubbleRequest MemoryRequest PipelineRequest "
+        "PublishedRequest ScalingRequest SearchRequest project_bounds project_bubble project_memory "
+        "project_pipeline project_published project_scaling search_layouts",
+        "session.reading": "PATHS STEP AnalyzerOptions Graphs Reading Rooflines Traces Unprofiled loaded",
+        "session.reports": "Reporting analyze as_report render report report_files with_results",
+        "session.request": "DEVICE OUTPUT READING RUN ApiRequest CommandOption Declared OptionGroup Progress "
+        "declared from_command_line option",
+        "session.run": "Run load",
+        "session.writing": "FuseRequest ReplayRequest fuse replay",
+    },
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracelens.read import TraceFiles
 from tracelens.session.reading import Graphs, loaded
 from tracelens.session.request import Progress, StrPath, quiet
-from tracelens.trace import Run as Traces
+from tracelens.trace import Run as TraceRun
 from tracelens.trace import Scope
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def load(
     return LoadedRun(loaded(TraceFiles(paths), None, reads).traces)
 
 
-class LoadedRun(Traces):
+class LoadedRun(TraceRun):
     """The traces of one job, from `tracelens.load`.
 
     Its methods return wide DataFrames: one row per kernel, op call or collective, with everything that the

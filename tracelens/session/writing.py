@@ -17,7 +17,7 @@ from tracelens.units import duration
 if TYPE_CHECKING:
     from tracelens.merge import Track
     from tracelens.table import Result
-    from tracelens.trace import Run as Traces
+    from tracelens.trace import Run as TraceRun
 
 CALLS, SCRIPTS = "Calls to replay", "Scripts"
 
@@ -111,7 +111,7 @@ class FuseRequest(Partial, ApiRequest[None]):
         return begin, end
 
 
-def causes(run: Traces, findings: bool, progress: Callable[[str], None]) -> dict[int, list[Track]]:
+def causes(run: TraceRun, findings: bool, progress: Callable[[str], None]) -> dict[int, list[Track]]:
     """Rank to a row for each finding, if asked for, and a row of the causes of its idle time."""
     from tracelens.analysis import ANALYZERS
     from tracelens.merge import Slice, Track

@@ -18,18 +18,11 @@ if TYPE_CHECKING:
     from tracelens.workers.children import Children, jobs, start
     from tracelens.workers.tasks import Executor, ParkedTraces, analyze_files
 
-__all__ = ["Children", "Executor", "ParkedTraces", "analyze_files", "analyze_run", "beside", "jobs", "start"]
-
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Children": "workers.children",
-        "Executor": "workers.tasks",
-        "ParkedTraces": "workers.tasks",
-        "analyze_files": "workers.tasks",
-        "analyze_run": "workers.aside",
-        "beside": "workers.aside",
-        "jobs": "workers.children",
-        "start": "workers.children",
+        "workers.aside": "analyze_run beside",
+        "workers.children": "Children jobs start",
+        "workers.tasks": "Executor ParkedTraces analyze_files",
     },
 )

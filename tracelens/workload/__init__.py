@@ -5,14 +5,4 @@ What a run is made of is in `tracelens.planner.config`, and what it must come to
 (`pip install 'tracelens-moe[workload]'`); importing the package does not. Begin with `model`.
 """
 
-from tracelens.workload.ladder import (
-    LadderRung,
-    bundled,
-    chosen_rungs,
-    from_file,
-    from_texts,
-    plan_ladder,
-    with_baseline,
-)
-
-__all__ = ["LadderRung", "bundled", "chosen_rungs", "from_file", "from_texts", "plan_ladder", "with_baseline"]
+from tracelens.workload.ladder import LadderRung, bundled, chosen_rungs, from_file, from_texts, plan_ladder

@@ -10,8 +10,7 @@ import pytest
 
 from tests.builders import draw, events, records, write
 from tracelens.cli import run as run_cli
-from tracelens.compare.ladder import ladder, read
-from tracelens.compare.ladder.ladder import LadderRun, Rung
+from tracelens.compare.ladder import LadderRun, Rung, ladder, read
 from tracelens.errors import TracelensError
 from tracelens.table import Result
 from tracelens.trace import Run, make_run

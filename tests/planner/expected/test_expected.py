@@ -388,14 +388,6 @@ def test_what_cannot_be_is_refused() -> None:
             ask(by_hand(Layout(ranks=2)), 2)
 
 
-def test_routing_survives_json() -> None:
-    routing = balanced(by_hand(Layout(ranks=2)), 1)
-    assert Routing.from_dict(routing.as_dict()) == routing
-    for wrong in ({"1": [{"rows": [1]}]}, {"x": []}, {"1": [[1]]}):
-        with pytest.raises(TracelensError, match="the routing of a run"):
-            Routing.from_dict(wrong)
-
-
 def test_a_summary_is_plain_and_holds_everything() -> None:
     config = by_hand(Layout(ranks=2))
     document = summary(config, 1, "cpu")

@@ -13,7 +13,6 @@ from tracelens.compare.gate.gate import (
 )
 from tracelens.compare.gate.rules import GateSettings, Options, default_rules, read_rule, settings
 from tracelens.compare.gate.runs import (
-    KEEP,
     GatedRun,
     GateSide,
     Samples,
@@ -25,45 +24,4 @@ from tracelens.compare.gate.runs import (
     read_saved,
     read_side,
 )
-from tracelens.compare.gate.verdict import (
-    TABLES,
-    commands,
-    comment,
-    headline,
-    junit,
-    report,
-)
-
-__all__ = [
-    "KEEP",
-    "MUST_AGREE",
-    "TABLES",
-    "Cause",
-    "GateSettings",
-    "GateSide",
-    "GatedRun",
-    "Options",
-    "RuleOutcome",
-    "Samples",
-    "Side",
-    "Verdict",
-    "add_to_baseline",
-    "baseline_side",
-    "check_alike",
-    "commands",
-    "comment",
-    "default_rules",
-    "from_result",
-    "gate",
-    "headline",
-    "junit",
-    "of_diff",
-    "of_metrics",
-    "read_baseline",
-    "read_rule",
-    "read_saved",
-    "read_side",
-    "report",
-    "settings",
-    "step_noise",
-]
+from tracelens.compare.gate.verdict import TABLES, commands, comment, headline, junit, report

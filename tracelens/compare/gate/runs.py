@@ -285,12 +285,8 @@ def from_result(
 ) -> Samples:
     """The samples in a result of the analyzer `steps`.
 
-    Args:
-        result: of the analyzer.
-        name: of the side.
-        version: of the tracelens that made it.
-        trust: what the report's meta says of its recording, if anything.
-        setup: what it says of what was run, likewise.
+    `version` is that of the tracelens that made it; `trust` and `setup` are what the report's meta says of
+    its recording and of what was run, if anything.
 
     Raises:
         TracelensError: the analyzer failed, the run has no GPU work, or its ranks have no step in common.

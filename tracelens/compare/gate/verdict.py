@@ -111,7 +111,8 @@ def report(verdict: Verdict, **meta: Any) -> Report:
 def summary(verdict: Verdict) -> Summary:
     """The headline with the first rule that does not hold, and the counts of rules."""
     ordered = in_order(verdict)
-    text = _sentence_case(headline(verdict).replace(", ", ": ", 1))
+    text = headline(verdict).replace(", ", ": ", 1)
+    text = text[:1].upper() + text[1:]
     if ordered and ordered[0].status != "pass":
         worst = ordered[0]
         side = "at most" if worst.rule.sense == "<=" else "at least"
@@ -129,10 +130,6 @@ def summary(verdict: Verdict) -> Summary:
         name = outcome.metric
         tiles.append(Tile(name, name, None, "", note=note, section="gate", text=measured))
     return Summary(f"{text}.", tuple(tiles))
-
-
-def _sentence_case(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def result(verdict: Verdict) -> Result:
@@ -437,9 +434,7 @@ def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
 def comment(verdict: Verdict, escaped: Callable[[str], str]) -> str:
     """The verdict in Markdown: what it is, the rules in a table, the largest causes; few lines.
 
-    Args:
-        verdict: of a gate.
-        escaped: makes of a text what Markdown shows as it is.
+    `escaped` makes of a text what Markdown shows as it is.
     """
 
     def cell(text: str) -> str:

@@ -12,7 +12,6 @@ from tracelens.planner.bounds.model import (
     HELP,
     TABLES,
     TRACE_TABLES,
-    Bound,
     Operation,
     Platform,
     algorithms,
@@ -23,21 +22,3 @@ from tracelens.planner.bounds.model import (
     gemm_reduce_scatter,
     moe_all_to_all,
 )
-
-__all__ = [
-    "HELP",
-    "TABLES",
-    "TRACE_TABLES",
-    "Bound",
-    "Operation",
-    "Platform",
-    "algorithms",
-    "all_gather_gemm",
-    "bound",
-    "bounds",
-    "fastest",
-    "gemm_reduce_scatter",
-    "moe_all_to_all",
-    "trace_bounds",
-    "traced_device",
-]

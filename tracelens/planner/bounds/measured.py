@@ -120,9 +120,7 @@ def traced_device(run: Run) -> Device:
 def trace_bounds(run: Run, platform: Platform) -> Result:
     """How far are a run's collectives, and the GEMMs next to them, from the speed of light of its links?
 
-    Args:
-        run: all ranks of a job; waiting cannot be removed from those of one rank.
-        platform: the machine it ran on.
+    It takes all ranks of a job: waiting cannot be removed from those of one rank.
 
     Returns:
         tables `collectives` (by group and message size), `fit`, `pairs` (a GEMM and its collective) and

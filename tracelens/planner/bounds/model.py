@@ -472,9 +472,7 @@ TRACE_TABLES = {"collectives": TRANSFERS, "fit": FITTED, "pairs": PAIRS, "assump
 def bounds(platform: Platform, operations: Sequence[Operation] = ()) -> Result:
     """How fast can collectives, and the GEMMs next to them, be at most on this machine?
 
-    Args:
-        platform: nodes and GPUs.
-        operations: of one node; by default those of the AMD Developer Challenge 2025.
+    By default the operations of one node are those of the AMD Developer Challenge 2025.
 
     Returns:
         tables `all_to_all`, `gemms` and `geometric_means` of the operations, `published` times of the

@@ -271,10 +271,7 @@ def one_of(part: object, choices: Mapping[str, Collection[object]] | None = None
             raise UnknownName(name, str(getattr(part, name)), [str(value) for value in known])
 
 
-CHOICES: dict[str, tuple[object, ...]] = {
-    "sync_free": tuple(range(4)),
-    **literals(Toggles),
-}
+CHOICES: dict[str, tuple[object, ...]] = {"sync_free": tuple(range(4)), **literals(Toggles)}
 """Toggle to its values; without booleans and lists of layers."""
 
 

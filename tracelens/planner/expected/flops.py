@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracelens.errors import TracelensError
 from tracelens.planner.block import (
@@ -89,28 +89,6 @@ class Routing:
         if micro_batch >= len(batches):
             raise TracelensError(f"the routing of layer {layer} in micro-batch {micro_batch} is unknown")
         return batches[micro_batch]
-
-    def as_dict(self) -> dict[str, list[dict[str, list[int]]]]:
-        return {
-            str(layer): [{name: list(counts) for name, counts in vars(routed).items()} for routed in batches]
-            for layer, batches in self.layers.items()
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Routing:
-        """The inverse of `as_dict`; raises TracelensError for anything else."""
-        try:
-            return cls(
-                {
-                    int(layer): tuple(
-                        RankRouting(**{name: tuple(map(int, counts)) for name, counts in routed.items()})
-                        for routed in batches
-                    )
-                    for layer, batches in content.items()
-                }
-            )
-        except (TypeError, ValueError, AttributeError):
-            raise TracelensError("not the routing of a run: record the run again") from None
 
 
 @dataclass(frozen=True)
@@ -247,12 +225,9 @@ def _work(
 
 
 def attention_kernel(config: Config, rank: int, device: str) -> AttentionKernel:
-    """The kernel that torch's scaled_dot_product_attention selects.
+    """The kernel that torch's scaled_dot_product_attention selects on a rank; ranks of one `cp` differ.
 
-    Args:
-        config: of the run.
-        rank: ranks of context parallelism differ.
-        device: "cpu" or "cuda" (NVIDIA and AMD alike).
+    `device` is "cpu" or "cuda" (NVIDIA and AMD alike).
     """
     share, model = RankShare(config, rank), config.model
     if device == "cpu":

@@ -55,11 +55,8 @@ _LOSS_BYTES = 4
 def messages(config: Config, rank: int, routing: Routing | None = None) -> list[StepMessage]:
     """Messages of one step on one rank: by micro-batch and layer, forward before backward.
 
-    Args:
-        config: of the run.
-        rank: of the run.
-        routing: of the step, as reported by the run; not needed with routing=balanced, dispatch=allgather,
-            or sync_free=3 unless dispatch=deepep.
+    The routing of the step, as reported by the run, is not needed with routing=balanced, dispatch=allgather,
+    or sync_free=3 unless dispatch=deepep.
 
     Raises:
         TracelensError: no such rank, or the routing is needed but unknown.
@@ -220,11 +217,8 @@ def _up(count: int, step: int) -> int:
 def summary(config: Config, rank: int, device: str, routing: Routing | None = None) -> dict[str, Any]:
     """Parameters, FLOPs and messages of one step of one rank.
 
-    Args:
-        config: of the run.
-        rank: of the run.
-        device: "cpu" or "cuda", which determines the attention kernel.
-        routing: of the step, as reported by the run; see `flops` and `messages` for when it is not needed.
+    `device`, "cpu" or "cuda", determines the attention kernel; `flops` and `messages` say when the routing is
+    not needed.
 
     Returns:
         `parameters` by REPLICA_GROUPS and component; `attention`, the kernel; `flops` by scope, forward,

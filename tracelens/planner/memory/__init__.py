@@ -7,42 +7,10 @@ from tracelens.planner.memory.memory import (
     COMPONENTS,
     DEFAULT,
     PRIMUS_RESERVE_BYTES,
-    RESERVE_BYTES,
     TABLES,
     memory,
     room,
     stages,
     worst,
 )
-from tracelens.planner.memory.stage import (
-    Kept,
-    StageMemory,
-    Stages,
-    flight,
-    static,
-    warm_up,
-)
-
-__all__ = [
-    "COMPONENTS",
-    "DEFAULT",
-    "MIB",
-    "PRIMUS_RESERVE_BYTES",
-    "RESERVE_BYTES",
-    "TABLES",
-    "Allocator",
-    "Assumptions",
-    "Kept",
-    "OutOfMemory",
-    "StageMemory",
-    "Stages",
-    "flight",
-    "guide_stage",
-    "memory",
-    "room",
-    "schedule",
-    "stages",
-    "static",
-    "warm_up",
-    "worst",
-]
+from tracelens.planner.memory.stage import Kept, StageMemory, Stages, flight, static, warm_up

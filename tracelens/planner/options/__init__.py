@@ -34,32 +34,6 @@ if TYPE_CHECKING:
     from tracelens.planner.step_time import Machine
     from tracelens.trace import Run
 
-__all__ = [
-    "Devices",
-    "Numbers",
-    "as_measured",
-    "assignments",
-    "by_roofline",
-    "check_sources",
-    "chosen",
-    "configuration",
-    "configurations",
-    "memory_assumptions",
-    "numbers",
-    "operations",
-    "platform",
-    "question",
-    "recomputation",
-    "reserved",
-    "scaling_request",
-    "setting",
-    "space",
-    "step_machine",
-    "texts",
-    "uniform",
-    "with_costs",
-]
-
 Devices: TypeAlias = "str | os.PathLike[str] | Device | Sequence[str | os.PathLike[str] | Device]"
 Numbers: TypeAlias = int | str | Sequence[int]
 """One number, several, or a text like "24,48"."""
@@ -319,13 +293,9 @@ def space(values_of: Mapping[str, Numbers | Sequence[str]], layout: str = "") ->
 
 
 def question(model: str, settings: Sequence[str], global_batch: int | None, **others: Any) -> Question:
-    """What a search is asked.
+    """What a search is asked: `others` are fields of `Question`, and settings are texts `field=value`.
 
-    Args:
-        model: a bundled model or a file.
-        settings: texts `field=value`.
-        global_batch: sequences per step on all GPUs; None for that of the file.
-        others: fields of `Question`.
+    Without a global batch, the sequences per step on all GPUs, that of the model file counts.
 
     Raises:
         TracelensError: unknown model or field, or a field whose values the search tries.
@@ -562,10 +532,7 @@ def as_measured(
 ) -> tuple[Setting, TimesSource, PipelineMeasurement]:
     """The times of a run, whose own stages, micro-batches and chunks take the place of those that are 0.
 
-    Args:
-        setting: what is said of the simulation.
-        run: all ranks of a pipeline.
-        layers: of the model, if no annotations name them.
+    The number of layers is for a trace in which no annotations name them.
     """
     from tracelens.planner.pipeline import find_chunks
     from tracelens.planner.pipeline.measured import measure, measured_costs, measured_source
@@ -598,16 +565,10 @@ def by_roofline(
     layers: int = 0,
     assume: str | Sequence[str] = (),
 ) -> tuple[Setting, TimesSource]:
-    """The times of a model by the peaks of a device.
+    """The times of a model by the peaks of the device `target`; `layout` are sizes of the run by option.
 
-    Args:
-        setting: what is said of the simulation.
-        model: a bundled model or a file.
-        target: name of the device.
-        layout: sizes of the run by option.
-        settings: texts `field=value`.
-        layers: what the user says of them, which the model knows.
-        assume: texts `name=value` that change the roofline.
+    `settings` are texts `field=value`, and `assume` texts `name=value` that change the roofline. `layers` may
+    not be given: the model knows them.
     """
     from tracelens.planner.pipeline import activations, roofline
     from tracelens.planner.step_time import ROOFLINE

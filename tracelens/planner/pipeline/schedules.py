@@ -398,9 +398,7 @@ SCHEDULES = {
     "1f1b": ScheduleKind("one forward, one backward", 1, lambda p, m, v, g: one_f_one_b(p, m)),
     "interleaved": ScheduleKind("1F1B over several chunks per stage", "any", interleaved),
     "1f1b-overlap": ScheduleKind(
-        "overlaps each backward with a forward to hide its all-to-alls; twice the memory",
-        1,
-        overlapped,
+        "overlaps each backward with a forward to hide its all-to-alls; twice the memory", 1, overlapped
     ),
     "interleaved-overlap": ScheduleKind("1f1b-overlap over several chunks per stage", "any", overlapped),
     "zb-h1": ScheduleKind(

@@ -29,12 +29,7 @@ from tracelens.planner.step_time.machine import (
     OverlapName,
     assumed,
 )
-from tracelens.planner.step_time.network import (
-    ClusterNetwork,
-    Network,
-    bundled_networks,
-    read_network,
-)
+from tracelens.planner.step_time.network import Network, bundled_networks, read_network
 from tracelens.planner.step_time.step import (
     PARTS,
     STEP,
@@ -50,34 +45,3 @@ from tracelens.planner.step_time.step import (
     layer_times,
     timed_step,
 )
-
-__all__ = [
-    "ASSUMED",
-    "HELP",
-    "LEAST_LINK_BYTES_PER_S",
-    "PARTS",
-    "ROOFLINE",
-    "SOURCES",
-    "STEP",
-    "TRAINERS",
-    "Assumption",
-    "ClusterNetwork",
-    "Estimate",
-    "LaunchTime",
-    "Launches",
-    "LayerKind",
-    "LayerTimes",
-    "LinksName",
-    "Machine",
-    "Network",
-    "OverlapName",
-    "Timer",
-    "assumed",
-    "bundled_networks",
-    "ends_launches",
-    "estimate",
-    "layer_launches",
-    "layer_times",
-    "read_network",
-    "timed_step",
-]

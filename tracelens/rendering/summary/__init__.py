@@ -11,17 +11,3 @@ from tracelens.rendering.summary.wording import (
     short_reason,
     three_digits,
 )
-
-__all__ = [
-    "about",
-    "answer",
-    "hardware",
-    "percent",
-    "plural",
-    "result_summary",
-    "result_title",
-    "run_summary",
-    "short_device",
-    "short_reason",
-    "three_digits",
-]

@@ -450,9 +450,7 @@ SUMMARIES: Mapping[str, Callable[[Result], Summary | None]] = {
 def result_title(result: Result, model: str = "") -> str:
     """The command that made a result of `project` or `replay`; with the figures of those without a verdict.
 
-    Args:
-        result: of the commands of `tracelens project` and `tracelens replay`.
-        model: that it is of.
+    `model` is what a projection is of.
     """
     meta = result.meta
     match result.analyzer:

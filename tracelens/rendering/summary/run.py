@@ -44,9 +44,7 @@ _UNMATCHED = "collectives are not matched across ranks"
 
 
 def run_summary(
-    results: Sequence[Result],
-    meta: Mapping[str, Any],
-    host_causes: Collection[str],
+    results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
 ) -> Summary | None:
     """Verdict and tiles of a run; None without the analyzer "steps", or where no rank did anything.
 
@@ -108,10 +106,7 @@ class RunFigures:
     """Reads what a summary says from the results and the meta of a report; what they do not have is None."""
 
     def __init__(
-        self,
-        results: Sequence[Result],
-        meta: Mapping[str, Any],
-        host_causes: Collection[str],
+        self, results: Sequence[Result], meta: Mapping[str, Any], host_causes: Collection[str]
     ) -> None:
         self._results = {result.analyzer: result for result in results}
         self._host_causes = host_causes
@@ -363,18 +358,13 @@ def run_verdict(figures: RunFigures) -> str:
 
 def _once(figures: RunFigures) -> str:
     """What happened once in the recording, where that is a good part of a step: no steady state has it."""
-    step_ns = figures.times.step_ns
-    parts = [
-        f"{duration(ns)} of {cause}{_on_ranks(ranks) if len(figures.ranks) > 1 else ''}"
-        for cause, (ns, ranks) in figures.once().items()
-        if ns > ONCE_SHARE * step_ns
-    ]
+    parts = []
+    for cause, (ns, ranks) in figures.once().items():
+        if ns > ONCE_SHARE * figures.times.step_ns:
+            where = " on one rank" if ranks == 1 else f" on each of {ranks} ranks"
+            parts.append(f"{duration(ns)} of {cause}{where if len(figures.ranks) > 1 else ''}")
     meanwhile = "while no work ran" if figures.cpu_only else "with an idle GPU"
     return f" Once in this recording: {', '.join(parts[:2])} {meanwhile}." if parts else ""
-
-
-def _on_ranks(count: int) -> str:
-    return " on one rank" if count == 1 else f" on each of {count} ranks"
 
 
 def _measured(figures: RunFigures) -> str:

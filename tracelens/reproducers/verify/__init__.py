@@ -2,5 +2,3 @@
 
 from tracelens.reproducers.verify.verify import COMPARED, TABLES, compare, failed, verify
 from tracelens.reproducers.verify.worker import RUNNER
-
-__all__ = ["COMPARED", "RUNNER", "TABLES", "compare", "failed", "verify"]

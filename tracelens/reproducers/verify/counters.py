@@ -97,11 +97,7 @@ KERNELS = Schema(
 
 
 def counter_tables(counted: Mapping[str, tuple[float, Sequence[CountedKernel]]]) -> dict[str, Table]:
-    """The tables of counters.
-
-    Args:
-        counted: by file of a script, share of the roofline and kernels of its call, at least one.
-    """
+    """The tables of what was counted: by a script's file, share of the roofline and kernels of its call."""
     scripts, launches = [], []
     for file, (roofline, kernels) in counted.items():
         mean = averaged(kernels)

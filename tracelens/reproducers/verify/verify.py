@@ -279,8 +279,7 @@ def verify(
     counted, skips = _counted(
         [rows[entry] for entry in entries],
         lambda path, entry: counting.kernels(
-            [*runner, str(path), "--device", "cuda", "--counters", *_ages(entry)],
-            timeout_s,
+            [*runner, str(path), "--device", "cuda", "--counters", *_ages(entry)], timeout_s
         ),
         folder,
         progress,

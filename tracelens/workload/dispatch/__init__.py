@@ -14,8 +14,6 @@ from tracelens.workload.dispatch.collectives import AllGatherDispatch, AllToAllD
 from tracelens.workload.dispatch.deepep import DeepEPDispatch
 from tracelens.workload.parallel import Groups
 
-__all__ = ["enter", "make_dispatcher"]
-
 DISPATCHERS: dict[DispatchName, type[Dispatcher]] = {
     "alltoall": AllToAllDispatch,
     "allgather": AllGatherDispatch,

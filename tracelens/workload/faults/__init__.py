@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from tracelens.workload.faults.fault_injection import inject_faults
     from tracelens.workload.faults.faults import Fault
 
-__all__ = ["Fault", "inject_faults"]
-
 __getattr__, __dir__ = lazy(
-    __name__, {"Fault": "workload.faults.faults", "inject_faults": "workload.faults.fault_injection"}
+    __name__, {"workload.faults.fault_injection": "inject_faults", "workload.faults.faults": "Fault"}
 )

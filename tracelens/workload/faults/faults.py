@@ -22,23 +22,19 @@ class FaultKind(NamedTuple):
     setting: str  # the key of `amount` in the text
     usual: float  # the default amount
     above: float  # exclusive lower bound of the amount
-    effect: str  # in words
 
 
 KINDS = {
-    "host_delay": FaultKind("silent_host", "ms", 4, 0, "its host sleeps for ms before each layer"),
-    "token_skew": FaultKind(
-        "token_load", "factor", 1.5, 1, "its experts get factor times their share of the tokens"
-    ),
-    "slow_kernels": FaultKind(
-        "slow_kernels", "processes", 1, 0, "other processes compete for its GPU, or its core"
-    ),
-    "blocking_call": FaultKind(
-        "blocking_call", "ms", 4, 0, "its host reads from the device for ms before each layer"
-    ),
-    "gc": FaultKind(
-        "garbage_collection", "ms", 4, 0, "its host collects garbage for about ms before each layer"
-    ),
+    # its host sleeps for ms before each layer
+    "host_delay": FaultKind("silent_host", "ms", 4, 0),
+    # its experts get factor times their share of the tokens
+    "token_skew": FaultKind("token_load", "factor", 1.5, 1),
+    # other processes compete for its GPU, or its core
+    "slow_kernels": FaultKind("slow_kernels", "processes", 1, 0),
+    # its host reads from the device for ms before each layer
+    "blocking_call": FaultKind("blocking_call", "ms", 4, 0),
+    # its host collects garbage for about ms before each layer
+    "gc": FaultKind("garbage_collection", "ms", 4, 0),
 }
 
 EXAMPLE = "rank=1,kind=host_delay,ms=4"

@@ -11,8 +11,6 @@ from tracelens.errors import TracelensError
 from tracelens.workload.kernels import reference
 from tracelens.workload.kernels.reference import choose, scores, weights
 
-__all__ = ["OLDEST_TRITON", "choose", "kernels", "scores", "weights"]
-
 # Older compilers lack parts of the language that the kernels are written in.
 OLDEST_TRITON = (3, 2)
 _USERS = "the toggles permute=fused, router=fused, loss=fused, sync_free=3 and fp8=experts"

@@ -4,17 +4,3 @@ from tracelens.workload.model.attention import Attention, GroupedQueryAttention,
 from tracelens.workload.model.experts import GroupedExperts
 from tracelens.workload.model.model import EMBEDDING_STD, INIT_STD, Layer, Transformer, token_loss
 from tracelens.workload.model.router import Router
-
-__all__ = [
-    "EMBEDDING_STD",
-    "INIT_STD",
-    "Attention",
-    "GroupedExperts",
-    "GroupedQueryAttention",
-    "LatentAttention",
-    "Layer",
-    "RMSNorm",
-    "Router",
-    "Transformer",
-    "token_loss",
-]

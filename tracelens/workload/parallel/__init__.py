@@ -22,28 +22,3 @@ from tracelens.workload.parallel.collectives import (
 from tracelens.workload.parallel.optimizer import ShardedAdamW
 from tracelens.workload.parallel.overlap import interleave
 from tracelens.workload.parallel.tensor import gather_matmul, matmul_scatter, require
-
-__all__ = [
-    "AllGather",
-    "AllToAll",
-    "Group",
-    "Groups",
-    "Pending",
-    "ReduceScatter",
-    "ShardedAdamW",
-    "Waiting",
-    "all_gather_into",
-    "all_reduce",
-    "finish",
-    "gather_matmul",
-    "host",
-    "initialise",
-    "interleave",
-    "make_groups",
-    "matmul_scatter",
-    "normal",
-    "require",
-    "run_collective",
-    "shard",
-    "start",
-]

@@ -11,5 +11,3 @@ torch. Begin with `engine`.
 
 from tracelens.workload.serving.measure import in_words
 from tracelens.workload.serving.settings import HELP, Serving, model_config, override_serving, serving_preset
-
-__all__ = ["HELP", "Serving", "in_words", "model_config", "override_serving", "serving_preset"]

@@ -112,7 +112,8 @@ class ServingLayer(nn.Module):
         super().__init__()
         self.name, model = f"L{number}", config.model
         self.attention_norm = RMSNorm(model.hidden)
-        self.attention = make_cached_attention(config, alone, slots)
+        cached = CachedLatentAttention if model.attention == "mla" else CachedGroupedQueryAttention
+        self.attention = cached(config, alone, slots)
         self.ffn_norm = RMSNorm(model.hidden)
         self.ffn: SlicedMoE | SlicedMLP = (
             SlicedMoE(config, alone, group)
@@ -386,14 +387,6 @@ def look_up(q_Bghq: Tensor, k_BgLq: Tensor, v_BgLv: Tensor, position_B: Tensor, 
     later_BL = torch.arange(k_BgLq.shape[2], device=position_B.device) > position_B[:, None]
     share_BghL = score_BghL.masked_fill(later_BL[:, None, None], float("-inf")).softmax(3)
     return share_BghL.to(v_BgLv.dtype) @ v_BgLv
-
-
-def make_cached_attention(
-    config: Config, groups: Groups, slots: int
-) -> CachedGroupedQueryAttention | CachedLatentAttention:
-    """The kind of attention that the model has."""
-    kind = CachedLatentAttention if config.model.attention == "mla" else CachedGroupedQueryAttention
-    return kind(config, groups, slots)
 
 
 def numbers(batch: Batch) -> list[list[int]]:

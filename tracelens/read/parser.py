@@ -102,6 +102,7 @@ def parse(
     graphs: GraphSources = BESIDE,
     side_traces: SideTraces | None = None,
     threads: int = 0,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> list[Trace]:
     """Read one file ("-" is stdin); an archive may hold several traces.
 
@@ -111,6 +112,7 @@ def parse(
         graphs: captures and eager twin from which graph launches are attributed.
         side_traces: those that other files read, and this one reads with them.
         threads: likewise, of this process, where the native core decodes.
+        is_wanted: whether anybody still waits for the traces; asked while they are decoded.
 
     Raises:
         ParseError: the file holds no intact trace event; the message says what it is instead.
@@ -118,15 +120,20 @@ def parse(
     side = SideTraces() if side_traces is None else side_traces
     return [
         with_graphs(trace, path, graphs, lambda file: side.read(file, processes, threads))
-        for trace in _read(path, processes, threads)
+        for trace in _read(path, processes, threads, is_wanted)
     ]
 
 
-def _read(path: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
+def _read(
+    path: str,
+    processes: Sequence[Popen[bytes]],
+    threads: int,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> list[Trace]:
     from tracelens.read.json import decode_all
 
     return [
-        trace_format.build(splitter, decode_all(splitter, processes, threads))
+        trace_format.build(splitter, decode_all(splitter, processes, threads, is_wanted))
         for splitter, trace_format in _opened(path)
     ]
 

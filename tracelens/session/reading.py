@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -23,7 +24,9 @@ from tracelens.session.request import (
 from tracelens.workers import Children
 
 if TYPE_CHECKING:
-    from tracelens.trace import Run
+    from concurrent.futures import Future
+
+    from tracelens.trace import Run, Trace
 
 Source: TypeAlias = "Run | StrPath | TraceFiles"
 """A run, a path, or paths that may be expanded already."""
@@ -171,10 +174,10 @@ class Traces(Graphs, panel=READING):
 
 
 class Reading(ExitStack):
-    """Files of one job to read; the processes that decode them start at once, before heavy imports.
+    """Files of one job to read; what decodes them starts at once, before heavy imports.
 
     with Reading(files) as reading:
-        ...  # what the caller imports and checks, while the processes start up
+        ...  # what the caller imports and checks, while the first file is read, or processes start up
         run = reading.run()
     """
 
@@ -186,6 +189,15 @@ class Reading(ExitStack):
         self._side_traces = SideTraces() if side_traces is None else side_traces
         self._children = Children(files)
         self.push(self._children)
+        self._ahead: Future[list[Trace]] | None = None
+        # The native core lets other threads work; a pipe may keep one waiting that nobody needs any more.
+        if self._children.threads and os.path.isfile(files[0]):
+            from concurrent.futures import ThreadPoolExecutor
+
+            is_left = threading.Event()
+            self._pool = self.enter_context(ThreadPoolExecutor(1))
+            self.callback(is_left.set)
+            self._ahead = self._pool.submit(self._parse, files[0], lambda: not is_left.is_set())
 
     def run(self) -> Run:
         """Read the files and end the processes.
@@ -193,17 +205,32 @@ class Reading(ExitStack):
         Raises:
             ParseError: a file holds no intact trace, or two claim one rank; the message names them.
         """
-        from tracelens.read import parse
         from tracelens.trace import make_run
 
         traces, count, reads = [], len(self._files), self._reads
-        with self._children as children:
+        with self._children:
             for number, file in enumerate(self._files, start=1):
                 reads.progress(f"reading {file}" + (f" ({number} of {count})" if count > 1 else ""))
-                traces += parse(
-                    file, children.processes, reads.graphs, self._side_traces, threads=children.threads
-                )
+                if self._ahead is not None:
+                    traces += self._ahead.result()
+                    self._pool.shutdown()  # whoever forks has no other thread
+                    self._ahead = None
+                else:
+                    traces += self._parse(file)
         return make_run(traces, partial=reads.partial)
+
+    def _parse(self, file: str, is_wanted: Callable[[], bool] = lambda: True) -> list[Trace]:
+        from tracelens.read import parse
+
+        children = self._children
+        return parse(
+            file,
+            children.processes,
+            self._reads.graphs,
+            self._side_traces,
+            threads=children.threads,
+            is_wanted=is_wanted,
+        )
 
 
 def loaded(

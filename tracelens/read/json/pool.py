@@ -10,7 +10,7 @@ import gc
 import pickle
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from struct import Struct
 from typing import IO, TYPE_CHECKING
@@ -34,7 +34,10 @@ _MIN_CHUNKS = 4
 
 
 def decode_all(
-    splitter: Splitter, processes: Sequence[subprocess.Popen[bytes]] = (), threads: int = 0
+    splitter: Splitter,
+    processes: Sequence[subprocess.Popen[bytes]] = (),
+    threads: int = 0,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Encoded:
     """Decode every chunk of a trace.
 
@@ -42,12 +45,13 @@ def decode_all(
         splitter: the trace.
         processes: idle children (children.py); without any everything is decoded here.
         threads: of this process that help with the native core.
+        is_wanted: asked before each chunk, by a thread that reads ahead.
 
     Raises:
         ParseError: a chunk could not be read (for instance an encrypted archive member).
-        TracelensError: a decoding process died.
+        TracelensError: a decoding process died, or nobody wants the trace any more.
     """
-    feed = _Feed(splitter)
+    feed = _Feed(splitter, is_wanted)
     own = _Decoder()
     with ExitStack() as stack:
         stack.enter_context(_quick_hand_over())
@@ -128,8 +132,8 @@ class _Decoder:
 class _Feed:
     """The chunks of a splitter, handed to whichever thread asks next."""
 
-    def __init__(self, splitter: Splitter) -> None:
-        self._chunks = splitter.chunks()
+    def __init__(self, splitter: Splitter, is_wanted: Callable[[], bool]) -> None:
+        self._chunks, self._is_wanted = splitter.chunks(), is_wanted
         self._ahead: list[Chunk] = []
         # the one that may hold the end of the list, which is decoded when all others are; none or one
         self.rest: list[Chunk] = []
@@ -148,7 +152,7 @@ class _Feed:
             with self._lock:
                 try:
                     chunk = None
-                    if not self._is_stopped:
+                    if not self._is_stopped and self._is_wanted():
                         chunk = self._ahead.pop(0) if self._ahead else next(self._chunks, None)
                 except ParseError as error:  # raised again by `check`, in the thread of the caller
                     self._error, chunk = error, None
@@ -167,6 +171,8 @@ class _Feed:
         """Raise what went wrong while reading."""
         if self._error is not None:
             raise self._error
+        if not self._is_wanted():
+            raise TracelensError("nobody waits for this trace any more")
 
 
 class _Helper:

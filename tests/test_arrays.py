@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracelens.arrays import lookup, ranges, typical_step, unique
+from tracelens.arrays import lookup, numbered, ordered, ranges, typical_step, unique
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64, np.bool_])
@@ -29,6 +29,20 @@ def test_there_may_be_no_values_and_no_indices():
 def test_an_index_beyond_the_values_is_an_error():
     with pytest.raises(IndexError):
         lookup(np.array([1]), np.array([1]), -1)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 1000])
+@pytest.mark.parametrize("largest", [1, 100, 1 << 40, 1 << 62])
+def test_rows_in_order_of_keys_of_any_size(rows, largest):
+    drawn = np.random.default_rng(rows)
+    wide, narrow = drawn.integers(-largest, largest, rows), drawn.integers(-3, 3, rows).astype(np.int32)
+    assert (ordered(wide, narrow) == np.lexsort((narrow, wide))).all()
+    assert (ordered(narrow, wide, narrow) == np.lexsort((narrow, wide, narrow))).all()
+    for values in (wide, narrow):
+        known, position = np.unique(values, return_inverse=True)
+        used, place = numbered(values)
+        assert used.dtype == values.dtype
+        assert (used.tolist(), place.tolist()) == (known.tolist(), position.tolist())
 
 
 def test_ranges_stand_one_behind_the_other():

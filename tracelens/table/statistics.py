@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Float, Int, distinct
+from tracelens.arrays import Bool, Float, Int, distinct, numbered, ordered
 from tracelens.native import core
 
 
@@ -77,7 +77,7 @@ def _ordered(group: Int, values: Int) -> Int:
     least = int(values.min())
     span = int(values.max()) - least + 1
     if (int(group.max()) + 1) * span >= 1 << 62:
-        return values[np.lexsort((values, group))]
+        return values[ordered(group, values)]
     # One sort of numbers is much faster than one of rows by two keys.
     return np.sort(group * span + (values - least)) % span + least
 
@@ -101,7 +101,7 @@ def codes(*keys: Int) -> tuple[Int, list[Int]]:
     for key in keys[1:]:
         added, span = _spread(key)
         if size * span >= 1 << 62:
-            number = np.unique(number, return_inverse=True)[1]
+            _, number = numbered(number)
             size = int(number.max()) + 1
         number, size = number * span + added, size * span
     used, group = distinct(number, size)
@@ -116,7 +116,7 @@ def _spread(key: Int) -> tuple[Int, int]:
     span = int(key.max()) - least + 1
     if span < 1 << 31:
         return key.astype(np.int64, copy=False) - least, span
-    used, number = np.unique(key, return_inverse=True)
+    used, number = numbered(key)
     return number, len(used)
 
 
@@ -144,7 +144,7 @@ def preorder(parent: Int, weight: Int) -> tuple[Int, Int]:
     Siblings are in order of `weight`; ties keep the order of rows.
     """
     size = subtree_sums(parent, depths(parent), np.ones(len(parent), dtype=np.int64))
-    order = np.lexsort((weight, parent))
+    order = ordered(parent, weight)
     # A row stands behind its parent and all subtrees of the siblings before it.
     before = np.cumsum(size[order]) - size[order]
     group = parent[order]

@@ -6,11 +6,11 @@ or gloo's communication, and there is no launch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, taken, unique
 from tracelens.trace.classify import OPAQUE, WORK_KINDS, classes, classify_kernels, classify_op, kind_of
 from tracelens.trace.intervals import Union, clip, union
 
@@ -48,7 +48,8 @@ class Work(NamedTuple):
 
     def take(self, rows: Int | Bool) -> Work:
         """The work at these positions or under this mask."""
-        return self._replace(**{name: getattr(self, name)[rows] for name in self._fields[:-3]})
+        columns: dict[str, Any] = dict(zip(self._fields, taken(self[:-3], rows), strict=False))
+        return self._replace(**columns)
 
     @property
     def unlinked(self) -> Bool:

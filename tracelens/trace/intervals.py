@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Int, lookup, ranges, unique
+from tracelens.arrays import Int, lookup, ordered, ranges, unique
 
 
 class Union(NamedTuple):
@@ -97,7 +97,7 @@ def exclusive(start: Int, end: Int, group: Int) -> Int:
     """
     if not len(start):
         return start
-    order = np.lexsort((start, group))
+    order = ordered(group, start)
     base, span = int(start.min()), int(end.max() - start.min()) + 1
     if group.max() and (int(group.max()) + 1) * span >= 1 << 62:  # overflow: hours of a million groups
         middle = int(group.max()) // 2

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, ordered
 from tracelens.dtypes import short_dtype
 from tracelens.errors import Damage
 from tracelens.limits import MOST_DIMENSIONS, MOST_ELEMENTS
@@ -568,6 +568,7 @@ def references(schema: Schema) -> list[str]:
 
 def rows_by_code(codes: Int) -> dict[int, Int]:
     """Code to its rows, both ascending: one sort, where a mask for each code takes rows times codes."""
-    order = np.argsort(codes, kind="stable")
-    values, first = np.unique(codes[order], return_index=True)
-    return dict(zip(values.tolist(), np.split(order, first[1:]), strict=False))
+    order = ordered(codes)
+    in_order = codes[order]
+    first = np.flatnonzero(np.append(True, in_order[1:] != in_order[:-1])[: len(order)])
+    return dict(zip(in_order[first].tolist(), np.split(order, first[1:]), strict=False))

@@ -23,7 +23,7 @@ from tracelens.analysis.completeness.doubts import (
     nowhere,
     over,
 )
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, unique
 from tracelens.table import nearest
 from tracelens.trace import STEP_MARK, WORK_KINDS, Union, difference, matching
 
@@ -154,7 +154,7 @@ def missing_launches(recording: Recording) -> Iterator[Doubt]:
 def _behind_launched(recording: Recording) -> Bool:
     """Which work runs behind some of its stream that was launched during the recording."""
     work = recording.work
-    _, lane = np.unique(work.lane, return_inverse=True)
+    _, lane = numbered(work.lane)
     first = np.full(int(lane.max(initial=0)) + 1, np.iinfo(np.int64).max)
     launched = np.flatnonzero((work.launch >= 0) & ~recording.under_graph)
     np.minimum.at(first, lane[launched], work.start[launched])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracelens.analysis.fusable.moe_stages import EXPOSED, StepWork
-from tracelens.arrays import Bool, Float, Int, unique
+from tracelens.arrays import Bool, Float, Int, numbered, unique
 from tracelens.costs import OpCost
 from tracelens.devices import Device
 from tracelens.dtypes import BITS
@@ -172,7 +172,7 @@ def pairs(context: StepWork) -> GemmCollectivePairs | str:
     comm, op, cost_code = comm.take(rows), op[rows], cost_code[rows]
     # GPU time, first start and last end of the kernels of each op.
     kernels = np.flatnonzero((work.op >= 0) & np.isin(work.op, op))
-    known, of_row = np.unique(work.op[kernels], return_inverse=True)
+    known, of_row = numbered(work.op[kernels])
     limits = np.iinfo(np.int64)
     op_start, op_end = np.full(len(known), limits.max), np.full(len(known), limits.min)
     np.minimum.at(op_start, of_row, work.start[kernels])

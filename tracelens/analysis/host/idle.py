@@ -19,7 +19,7 @@ from tracelens.analysis.host.launches import (
     profiler_calls,
     waiting_calls,
 )
-from tracelens.arrays import Bool, Int, lookup, ranges, taken, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, ordered, ranges, taken, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, nearest, result, stats, sums
 from tracelens.trace import (
     STACK_KINDS,
@@ -541,7 +541,7 @@ def _shares(pieces: IdlePieces, *keys: Int) -> tuple[Int, ...]:
 def _largest(pieces: IdlePieces, rows: Int, gaps: int, value: Int) -> tuple[Int, Int]:
     """For each gap, the value with most of the time of these pieces, and that time."""
     time, gap, values = _shares(pieces.take(rows), pieces.gap[rows], value[rows])
-    order = np.lexsort((time, gap))
+    order = ordered(gap, time)
     largest, largest_ns = np.full(gaps, -1), np.zeros(gaps, dtype=np.int64)
     largest[gap[order]], largest_ns[gap[order]] = values[order], time[order]
     return largest, largest_ns
@@ -574,7 +574,7 @@ def host_names(trace: Trace, pieces: IdlePieces) -> tuple[Int, Int, list[str]]:
             of_thread = np.flatnonzero(silent.thread[first] == number)
             # Of nested ones the outermost: it ends last, and begins first.
             ended = rows[np.argsort(events.end[rows], kind="stable")]
-            begun = rows[np.lexsort((events.depth[rows], events.start[rows]))]
+            begun = rows[ordered(events.start[rows], events.depth[rows])]
             index = np.searchsorted(events.end[ended], silent.start[first[of_thread]], side="right") - 1
             before[of_thread] = lookup(ended, index, -1)
             index = np.searchsorted(events.start[begun], silent.end[last[of_thread]])
@@ -700,7 +700,7 @@ def idle_pieces(trace: Trace, work: Work, gaps: Gaps) -> IdlePieces:
             )
         )
     together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
-    return together.take(np.lexsort((together.start, together.gap)))
+    return together.take(ordered(together.gap, together.start))
 
 
 def _of_gaps(gap: Int, start: Int, end: Int, cause: Int) -> IdlePieces:
@@ -860,8 +860,8 @@ def threads(trace: Trace) -> Int:
 
 def _threads(trace: Trace) -> Int:
     events = trace.arrays
-    tids, tid = np.unique(events.tid, return_inverse=True)
-    pid = np.unique(events.pid, return_inverse=True)[1]
+    tids, tid = numbered(events.tid)
+    _, pid = numbered(events.pid)
     return pid * len(tids) + tid
 
 
@@ -871,7 +871,7 @@ def innermost(events: Events, rows: Int) -> Pieces:
     Neighbors may overlap without being nested, by clocks that are read in turn or times rounded to us.
     """
     # Outer ones first where some begin together.
-    rows = rows[np.lexsort((events.depth[rows], -events.end[rows], events.start[rows]))]
+    rows = rows[ordered(events.start[rows], -events.end[rows], events.depth[rows])]
     start, end = events.start[rows], events.end[rows]
     time = np.sort(np.concatenate((start, end)))
     owner = np.searchsorted(start, time, side="right") - 1

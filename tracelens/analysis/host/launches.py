@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, nearest, result, stats
 from tracelens.trace import (
     STEP_MARK,
@@ -180,7 +180,7 @@ def launches(run: Run, *, scope: Scope = "all") -> Result:
         )
 
         calls = unique(work.launch)
-        names, group = np.unique(events.name[calls], return_inverse=True)
+        names, group = numbered(events.name[calls])
         dur = events.end[calls] - events.start[calls]
         by_name = stats(group, dur, len(names))
         order = np.argsort(-by_name.total, kind="stable")

@@ -22,7 +22,7 @@ from tracelens.analysis.moe.layers import (
     stage_of,
 )
 from tracelens.analysis.moe.regions import BACKWARD, PHASES, UNATTRIBUTED, LayerPass, regions
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, unique
 from tracelens.table import nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -129,7 +129,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     counted = work.linked | (scope == "all")
     rows = np.flatnonzero((layers.layer_pass >= 0) & counted)
     cell = layers.layer_pass[rows] * len(PHASES) + layers.phase[rows]
-    cells, pass_row = np.unique(cell, return_inverse=True)
+    cells, pass_row = numbered(cell)
     count, width = len(cells), len(STAGES)
     in_layers = work.take(rows)
     stage_of_pass = pass_row * width + layers.stage[rows]

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.common import call_time, no_gpu_work
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import Int, lookup, numbered, unique
 from tracelens.table import (
     RANK,
     Coded,
@@ -141,9 +141,7 @@ def breakdown(run: Run, *, scope: Scope = "all") -> Result:
         op_name = lookup(events.name, work.op, no_name)
         forward = lookup(events.name, work.forward, no_name)
         first_names, second_names = [*events.names, NO_OP], [*events.names, ""]
-        distinct, code = np.unique(
-            op_name.astype(np.int64) * len(second_names) + forward, return_inverse=True
-        )
+        distinct, code = numbered(op_name.astype(np.int64) * len(second_names) + forward)
         pairs = [divmod(int(value), len(second_names)) for value in distinct]
         op_labels = [(first_names[first], second_names[second]) for first, second in pairs]
         shape, shape_labels = shape_texts(trace, work)
@@ -240,7 +238,7 @@ def _shape_texts(trace: Trace, work: Work | None = None) -> tuple[Int, list[str]
     joint = np.full(len(row), -1, dtype=np.int64)
     known = row >= 0
     joint[known] = shapes.codes[row[known]].astype(np.int64) * width + dtypes.codes[row[known]]
-    distinct, code = np.unique(joint, return_inverse=True)
+    distinct, code = numbered(joint)
     texts: dict[str, int] = {}
     merged = []
     for value in distinct.tolist():

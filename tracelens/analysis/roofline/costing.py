@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tracelens.analysis.common import call_time, grammar, group_kind, integers
-from tracelens.arrays import Bool, Int, lookup, unique
+from tracelens.arrays import Bool, Int, lookup, numbered, ordered, unique
 from tracelens.costs import NO_SHAPES, OpCall, OpCost, ServingBatch, Uncounted, find
 from tracelens.dtypes import short_dtype
 from tracelens.guard import Failure
@@ -154,8 +154,8 @@ class _Costing:
         """Count work at `rows` by the cost models of the ops `op`, aligned with it."""
         if not len(rows):
             return
-        calls, of_row = np.unique(op, return_inverse=True)
-        order = np.lexsort((self.work.end[rows] - self.work.start[rows], of_row))
+        calls, of_row = numbered(op)
+        order = ordered(of_row, self.work.end[rows] - self.work.start[rows])
         longest = rows[order[np.flatnonzero(np.diff(of_row[order], append=-1))]]
         called = (self.events.names[code] for code in unique(self.events.name[calls]).tolist())
         needs = {name for name in called if (model := find(name)) and model.forward}

@@ -16,7 +16,7 @@ from tracelens.analysis.common import no_gpu_work
 from tracelens.analysis.host import CAUSES, idle_time
 from tracelens.analysis.moe import STAGES, UNATTRIBUTED_NAME, regions
 from tracelens.analysis.overview import MODULE_MARK, NO_SHAPE, module_frames, program_scopes, shape_texts
-from tracelens.arrays import Bool, Int, lookup, typical_step
+from tracelens.arrays import Bool, Int, lookup, numbered, typical_step
 from tracelens.table import (
     RANK,
     Coded,
@@ -322,7 +322,7 @@ def merged(states: States, edges: Int) -> States:
         edges: of the steps.
     """
     # Of the different states only those that occur, once each.
-    used, place = np.unique(states.code, return_inverse=True)
+    used, place = numbered(states.code)
     number: dict[State, int] = {}
     of_used = [number.setdefault(states.states[code], len(number)) for code in used.tolist()]
     code = np.array(of_used, dtype=np.int64)[place]

@@ -36,7 +36,7 @@ from tracelens.analysis.stragglers.thresholds import (
     LOOP_READS,
     RESTART_NS,
 )
-from tracelens.arrays import Bool, Float, Int, lookup, ranges, unique
+from tracelens.arrays import Bool, Float, Int, lookup, numbered, ranges, unique
 from tracelens.table import codes, nearest, sums
 from tracelens.trace import (
     WORK_KINDS,
@@ -518,7 +518,7 @@ def _work_table(trace: Trace, work: Work, row: Int, piece: Int, ns: Int) -> Work
     call_ns = np.where(has_arguments, of_call[np.maximum(work.op, 0)], work.dur)
     # In the whole recording, also what never ran without other work beside it.
     all_rows = np.flatnonzero(work.kind != WORK_KINDS.index("comm"))
-    used, code_of_row = np.unique(key[all_rows], return_inverse=True)
+    used, code_of_row = numbered(key[all_rows])
     call = np.where(has_arguments, work.op, -1 - np.arange(len(key)))[all_rows]
     _, (key_of_call, _) = codes(code_of_row.astype(np.int64), call)
     of_stream, (keys_of_stream, stream) = codes(code_of_row.astype(np.int64), work.stream[all_rows])

@@ -16,7 +16,7 @@ import tracelens.devices
 from tracelens.analysis.comm import AlignedRun, MatchedCollective, align_run
 from tracelens.analysis.common import choose_device, own_device
 from tracelens.analysis.serving import rank_steps as serving_steps
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, numbered
 from tracelens.errors import TracelensError
 from tracelens.table import Coded, Skip
 from tracelens.trace import WORK_KINDS, Run, Trace, enclosing_op, mean_step_ns, rows_by_code, steps_of
@@ -252,7 +252,7 @@ def rank_part(trace: Trace, recorded_on: tracelens.devices.Device | None) -> Ran
     label = np.where((work_row < 0) & (around >= 0), around, event)
     category = lookup(work.category, work_row, len(work.categories))
     threads = int(own_host.thread.max(initial=-1)) + 1
-    _, stream = np.unique(work.lane, return_inverse=True)
+    _, stream = numbered(work.lane)
     name, label = (events.name[np.concatenate((rows, work.event))] for rows in (event, label))
     rank = Rank(
         number=meta.rank,

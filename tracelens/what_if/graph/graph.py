@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Bool, Int, lookup
+from tracelens.arrays import Bool, Int, lookup, ordered
 from tracelens.devices import Device
 from tracelens.table import Coded
 from tracelens.trace import rows_by_code
@@ -136,8 +136,8 @@ class RunGraph:
 
     def shifted_ends(self, nodes: Int, shift: Int | None) -> Int:
         """When these nodes ended, with so much added on each thread and stream, ns."""
-        ends = self.end[nodes]
-        return ends if shift is None else ends + lookup(shift, self.lane[nodes], 0)
+        ends = self.end.take(nodes)
+        return ends if shift is None else ends + lookup(shift, self.lane.take(nodes), 0)
 
     @cached_property
     def lockstep(self) -> Int:
@@ -181,7 +181,7 @@ class RunGraph:
 
     def last_edges(self, lag: Int) -> Int:
         """The edge that each node would have waited for last with these lags, -1 for none."""
-        order = np.lexsort((self.end[self.src] + lag, self.dst))
+        order = ordered(self.dst, self.end[self.src] + lag)
         last = np.full(len(self), -1, dtype=np.int64)
         last[self.dst[order]] = order
         return last
@@ -269,13 +269,13 @@ class Draft:
             if not deeper.any():
                 break
             np.maximum.at(depth, late[deeper], depth[early[deeper]] + 1)
-        order = np.lexsort((start + dur, depth, start))
+        order = ordered(start, depth, start + dur)
         number_of = np.empty_like(order)
         number_of[order] = np.arange(len(order))
         src, dst = number_of[src], number_of[dst]
         kept = possible & (src < dst)
         dropped = np.bincount(edge[~kept], minlength=len(Edge)).tolist()
-        by_node = np.flatnonzero(kept)[np.argsort(dst[kept], kind="stable")]
+        by_node = np.flatnonzero(kept)[ordered(dst[kept])]
         src, dst, lag, edge = (column[by_node] for column in (src, dst, np.minimum(lag, slack), edge))
         kind, rank, event, work, slot, collective, start, dur = (column[order] for column in columns)
         first = np.searchsorted(dst, np.arange(len(order) + 1))

@@ -223,6 +223,7 @@ class EditedSegment:
             cut[self.graph.dst[~edit.kept]] = True
             self.reduction = Reduction(self.graph, segment.computed, cut[segment.computed])
         self.beyond = self.reduction.beyond_roots(edit)
+        self._waits: dict[Delays, tuple[Int, Int, Int]] = {}
 
     @cached_property
     def usual_delay(self) -> Int:
@@ -231,8 +232,31 @@ class EditedSegment:
         return self.graph.usual_delay if is_measured else self.graph.usual_delays(self.edit.delay)
 
     @cached_property
-    def free(self) -> Int:
-        return self.reduction.free(self.edit)
+    def end(self) -> Int:
+        """When each node without a chain ends that starts as recorded, ns."""
+        core = self.reduction.core
+        end: Int = self.graph.start[core] + self.edit.dur[core]
+        return end
+
+    def waits(self, delays: Delays) -> tuple[Int, Int, Int]:
+        """What each row adds from when it is ready, and until when it ends no sooner.
+
+        The latter where it is ready at a time or later: (more, ready, until), ns.
+        """
+        if delays not in self._waits:
+            core, last = self.reduction.core, self.reduction.last
+            delay, free = self.edit.delay[core], self.reduction.free(self.edit)
+            more, ready, until = np.full((3, self.reduction.rows), [[0], [0], [NEVER]], dtype=np.int64)
+            more[last] = self.edit.dur[core]
+            if delays == "high":
+                more[last] += delay
+            else:
+                ready[last], until[last] = self.graph.start[core] - delay, self.end
+            if delays == "typical":
+                more[last] += np.minimum(delay, self.usual_delay[core])
+            ready[last[free]], until[last[free]] = 2 * NEVER, self.end[free]
+            self._waits[delays] = more, ready, until
+        return self._waits[delays]
 
     @cached_property
     def lags(self) -> tuple[Int, Int]:
@@ -253,22 +277,11 @@ class EditedSegment:
             shift: how much later than recorded each thread and stream was done before, ns.
             early: of each node without a chain, whether it counts as ready earlier than recorded in any case.
         """
-        edit, known = self.edit, self.reduction
-        core, last = known.core, known.last
-        start, dur, delay = self.graph.start[core], edit.dur[core], edit.delay[core]
-        # What each row adds from when it is ready to its end; and where it is ready at a time or later, until
-        # when it ends no sooner, ns.
-        more, ready, until = np.full((3, known.rows), [[0], [0], [NEVER]], dtype=np.int64)
-        more[last] = dur
-        if delays == "high":
-            more[last] += delay
-        else:
-            ready[last], until[last] = start - delay, start + dur
-        if delays == "typical":
-            more[last] += np.minimum(delay, self.usual_delay[core])
-        ready[last[self.free]], until[last[self.free]] = 2 * NEVER, (start + dur)[self.free]
-        if early is not None:
-            until[last[early]] = NEVER
+        known = self.reduction
+        more, ready, until = self.waits(delays)
+        if early is not None and early.any():
+            until = until.copy()
+            until[known.last[early]] = NEVER
         ends = np.zeros(1 + len(known.outside) + known.rows, dtype=np.int64)
         ends[1 : 1 + len(known.outside)] = self.graph.shifted_ends(known.outside, shift)
         if native := native_core():
@@ -315,8 +328,7 @@ class NodeSchedule:
     @property
     def early(self) -> Bool:
         """Of each node without a chain, whether it started earlier than recorded."""
-        graph, known, edit = self._edited.graph, self._edited.reduction, self._edited.edit
-        early: Bool = self._ends[known.position] - edit.dur[known.core] < graph.start[known.core]
+        early: Bool = self._ends.take(self._edited.reduction.position) < self._edited.end
         return early
 
     def ends(self, nodes: Int) -> Int:
@@ -472,7 +484,7 @@ class Reduction:
         """How long after the end before its chain each chained node ends, ns; one more element, 0."""
         total = np.append(edit.lag[self.chained_edge] + edit.dur[self.chained], 0)
         for up in self._jumps:
-            total = total + total[up]
+            total += total.take(up)
         return total
 
     def lags(self, edit: Edit, beyond: Int) -> tuple[Int, Int]:
@@ -491,7 +503,7 @@ class Reduction:
         """The end of each of these nodes from those of all positions; as measured if it is not computed."""
         position, number = self._known(nodes)
         is_computed = (number >= 0) | (position > len(self.outside))
-        return np.where(is_computed, ends[position] + lookup(beyond, number, 0), measured)
+        return np.where(is_computed, ends.take(position) + lookup(beyond, number, 0), measured)
 
 
 def schedule(

@@ -426,6 +426,15 @@ struct Rows {
     Numbers ts, dur, correlation, external_id, stream, device, bytes, op, sequence, forward_thread;
     Numbers special;  // row, begin and end of each event of which more is needed
     std::int64_t bare = 0, other = 0;  // events without a phase, and of one that is not analyzed
+
+    // Room for as many events and ops as another chunk had.
+    void reserve(std::size_t events, std::size_t ops) {
+        for (CodeColumn *column : {&phase, &category, &name, &pid, &tid, &kernel, &grid}) column->reserve(events);
+        for (Numbers *column : {&ts, &dur, &correlation, &external_id, &stream, &device, &bytes})
+            column->reserve(events);
+        blob.reserve(ops);
+        for (Numbers *column : {&op, &sequence, &forward_thread}) column->reserve(ops);
+    }
 };
 
 class Scanner {
@@ -447,8 +456,11 @@ class Scanner {
         constexpr int COUNT = sizeof all / sizeof *all;
         std::size_t sizes[COUNT];
         for (int number = 0; number < COUNT; ++number) sizes[number] = all[number]->size();
+        rows.reserve(events_, ops_);
         try {
             array(begin, end, rows);
+            events_ = rows.phase.size() + rows.phase.size() / 8;
+            ops_ = rows.op.size() + rows.op.size() / 8;
             return true;
         } catch (const Refused &) {
             for (int number = 0; number < COUNT; ++number) all[number]->cut(sizes[number]);
@@ -459,6 +471,7 @@ class Scanner {
   private:
     Token fields_[FIELDS], arguments_[ARGUMENTS];
     std::uint32_t has_ = 0, has_argument_ = 0;
+    std::size_t events_ = 0, ops_ = 0;  // a little more than the last chunk had
     Times starts_, durations_;
 
     bool has(Field field) const { return has_ >> field & 1; }

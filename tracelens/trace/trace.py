@@ -397,6 +397,11 @@ class Trace:
     def _made(self) -> dict[Callable[[Trace], Any], Any]:
         return {}
 
+    def forget(self) -> None:
+        """Let go of what was made of it."""
+        for name in ("arrays", "work", "_made"):
+            vars(self).pop(name, None)
+
     def once(self, make: Callable[[Trace], T]) -> T:
         """What `make` makes of this trace; kept, so that several analyzers can ask for it."""
         if make not in self._made:

@@ -16,12 +16,14 @@ from tracelens.workers.children import jobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracelens.analysis import Analyzer
+    from tracelens.analysis import Analyzer, Shared
     from tracelens.table import Result
     from tracelens.trace import Run
 
 _WORTH_EVENTS = 100_000
 """A copy of the process and the way back take as long as the work on a smaller trace."""
+_MANY_EVENTS = 1_000_000
+"""From here on each analyzer gives back the memory that it freed, though the next one has to ask for some."""
 
 
 @contextmanager
@@ -80,7 +82,7 @@ class ForkedWork:
 
 
 def _give_back() -> None:
-    """Give freed memory back to the system; half of what reading took would stay with the process."""
+    """Give freed memory back to the system, which would stay with the process."""
     with suppress(OSError, AttributeError):  # other C libraries do not say how
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -111,9 +113,16 @@ def analyze_run(
     (trace,) = run.traces
     slow = [item for item in items if item.slow]
     others = [item for item in items if not item.slow]
+    give_back = _give_back if len(trace.tables["events"]) >= _MANY_EVENTS else bool
+    give_back()  # half of what reading took
+
+    def part_of(item: Analyzer | Shared) -> Any:
+        part = item.part_of(trace, **options)
+        give_back()
+        return part
 
     def slow_parts() -> list[Any]:
-        return [item.part_of(trace, **options) for item in slow]
+        return [part_of(item) for item in slow]
 
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
     if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
@@ -121,12 +130,15 @@ def analyze_run(
         guard("idle time", idle_time, trace)
         _give_back()
     with beside(slow_parts, events, cores) as wait:
-        part_of = {}
+        parts = {}
         for item in others:
             progress(f"analyzing {item.name}")
-            part_of[item.name] = item.part_of(trace, **options)
-        (parts,) = wait() or (slow_parts(),)
-    part_of |= {item.name: part for item, part in zip(slow, parts, strict=True)}
+            parts[item.name] = part_of(item)
+        (of_slow,) = wait() or (slow_parts(),)
+    parts |= {item.name: part for item, part in zip(slow, of_slow, strict=True)}
+    # The parts say it all.
+    trace.forget()
+    give_back()
     for item in items:
-        result_of[item.name] = item.combine([part_of[item.name]], result_of, **options)
+        result_of[item.name] = item.combine([parts.pop(item.name)], result_of, **options)
     return [result_of[item.name] for item in analyzers]

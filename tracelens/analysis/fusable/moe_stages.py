@@ -290,11 +290,12 @@ def _gaps(trace: Trace) -> tuple[Gaps, IdlePieces]:
         return gaps, pieces
     position = np.full(len(everywhere.start), -1)
     position[known[same]] = np.flatnonzero(same)
-    pieces = pieces.take(position[pieces.gap] >= 0)
     own_pieces = idle_pieces(trace, step.work, gaps.take(others))
-    parts = (
-        pieces._replace(gap=position[pieces.gap]),
-        own_pieces._replace(gap=others[own_pieces.gap]),
+    gap = np.concatenate((position[pieces.gap], others[own_pieces.gap]))
+    rows = np.flatnonzero(gap >= 0)
+    rows = rows[np.argsort(gap[rows], kind="stable")]
+    # One column after the other: there may be millions of pieces.
+    together = IdlePieces._make(
+        np.concatenate(values).take(rows) for values in zip(pieces, own_pieces, strict=True)
     )
-    together = IdlePieces._make(np.concatenate(values) for values in zip(*parts, strict=True))
-    return gaps, together.take(np.argsort(together.gap, kind="stable"))
+    return gaps, together._replace(gap=gap[rows])

@@ -394,8 +394,10 @@ def merge(parts: list[Part]) -> Encoded:
     start = 0
     for index in sorted(owner):
         part, new_codes = parts[owner[index]], maps[owner[index]]
-        block, op_rows = part.blocks[index]
-        columns.append(block._replace(**{key: new[getattr(block, key)] for key, new in new_codes.items()}))
+        block, op_rows = part.blocks.pop(index)
+        columns.append(
+            block._replace(**{key: new.take(getattr(block, key)) for key, new in new_codes.items()})
+        )
         ops.append(
             OpColumns(
                 op_rows.event + start,
@@ -491,10 +493,17 @@ def _by_appearance(codes: NDArray[Any], values: list[Any]) -> tuple[NDArray[Any]
     return new_code[codes], [values[row] for row in order.tolist()]
 
 
-def _concatenate(make: Callable[..., Any], blocks: Sequence[Any]) -> Any:
+def _concatenate(make: Callable[..., Any], blocks: list[Any]) -> Any:
+    """One table of the columns of all blocks, of which nothing is left."""
     if not blocks:
         return make(*(np.empty(0, dtype=np.int64) for _ in make._fields))  # type: ignore[attr-defined]
-    return make(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))
+    by_column = [list(arrays) for arrays in zip(*blocks, strict=True)]
+    blocks.clear()
+    joined = []
+    for arrays in by_column:  # let go of one after the other, so that few are there twice
+        joined.append(np.concatenate(arrays))
+        arrays.clear()
+    return make(*joined)
 
 
 def plain_text(raw: Any) -> str:

@@ -111,7 +111,7 @@ class Splitter:
             if is_oversize and cut >= 0:  # what is carried is the rest of that event
                 cut = block.find(separator)
             if cut >= 0:
-                text = b"".join((b"[", carry, block[: cut + 1], b"]"))
+                text = b"".join((b"[", carry, memoryview(block)[: cut + 1], b"]"))
                 if not is_oversize:
                     yield Chunk(index, offset, text)
                     index += 1

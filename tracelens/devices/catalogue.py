@@ -47,9 +47,12 @@ class HasAliases(Protocol):
 Named = TypeVar("Named", bound=HasAliases)
 
 
-def devices() -> list[Device]:
-    """All bundled devices: by vendor, then from slower to faster memory, which is also from old to new."""
-    return [_read(head.path) for head in _heads()]
+def devices(*, measured: bool = True) -> list[Device]:
+    """All bundled devices: by vendor, then from slower to faster memory, which is also from old to new.
+
+    Whoever asks for their peaks alone leaves out what was measured.
+    """
+    return [_read(head.path) if measured else _rated(head.path) for head in _heads()]
 
 
 def device(name: str) -> Device:
@@ -123,3 +126,8 @@ def _heads() -> tuple[_Head, ...]:
 @cache
 def _read(path: Path) -> Device:
     return read_bundled(path)
+
+
+@cache
+def _rated(path: Path) -> Device:
+    return read_bundled(path, measured=False)

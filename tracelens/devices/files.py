@@ -55,6 +55,7 @@ _BANDWIDTHS = (
 """Names of bandwidths, see `Bandwidth`."""
 _BANDWIDTH_KEYS = ("name", "ranks", "ranks_per_node", "skew", "size_bytes", "bytes_per_s")
 
+_MEASURED = "\n[measured]"
 _LEAST = 1e9
 """In bytes, bytes/s or FLOP/s: no GPU has less, so the number was meant in GB, GB/s or TFLOP/s."""
 _MAY_BE_SMALL = ("units", "cache_bytes")
@@ -74,9 +75,12 @@ def read_device(path: str | PathLike[str]) -> Device:
     return _DeviceFile(fspath(path)).device()
 
 
-def read_bundled(path: str | PathLike[str]) -> Device:
-    """Read a device file in which every number must have a source; raises TracelensError as `read_device`."""
-    device = read_device(path)
+def read_bundled(path: str | PathLike[str], *, measured: bool = True) -> Device:
+    """Read a device file in which every number must have a source; raises TracelensError as `read_device`.
+
+    What was `measured` comes last in a bundled file, and takes most of the time.
+    """
+    device = _DeviceFile(fspath(path), "" if measured else _MEASURED).device()
     missing = [key for key in numbers(device) if key not in device.sources]
     if missing:
         raise TracelensError(f"{fspath(path)}: no source for {', '.join(missing)}; add it to [source]")
@@ -104,12 +108,13 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 class _DeviceFile:
     """A device file while it is read: what is in it, and how to say what is wrong with it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, until: str = "") -> None:
         import tomllib  # a few ms that a caller who needs no device need not pay
 
         self.path = path
         try:
-            self.values = tomllib.loads(read_config_file(Path(path)).decode("utf-8"))
+            text = read_config_file(Path(path)).decode("utf-8")
+            self.values = tomllib.loads(text.partition(until)[0] if until else text)
         except FileNotFoundError:
             raise self._wrong("no such file") from None
         except OSError as error:

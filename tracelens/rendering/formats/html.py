@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tracelens.guard import banner
@@ -108,6 +109,9 @@ def files(report: Report) -> Mapping[str, bytes]:
     incomplete = banner(report.failures)
     report = for_people(report, parts=True)
     placed: list[Figure] = []
+    packing = Thread(target=_packed_plotly)  # takes as long as the sections do
+    if any(figures.values()):
+        packing.start()
     tables = {result.analyzer: views(result) for result in report.results}
     sections = []
     for result in report.results:
@@ -120,10 +124,13 @@ def files(report: Report) -> Mapping[str, bytes]:
         sections.append(section(result, tables[result.analyzer], STATIC_ROWS, figures=anchors))
     names = (*SCRIPTS, *(PICTURE_SCRIPTS if step else ()), *LAST_SCRIPTS)
     script = "".join(asset(f"js/{name}.js") for name in names).encode()
-    plotly = [_plotly_js()] if placed else []
+    plotly, digests = b"", [digest(script)]
+    if placed:
+        packing.join()
+        plotly, of_plotly = _packed_plotly()
+        digests.insert(0, of_plotly)
     # A content security policy under which these scripts run, no other, and nothing is fetched.
-    digests = (base64.b64encode(hashlib.sha256(code).digest()).decode() for code in (*plotly, script))
-    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    hashes = " ".join(f"'sha256-{text}'" for text in digests)
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -154,7 +161,7 @@ def files(report: Report) -> Mapping[str, bytes]:
     )
     before, after = page.split(_SCRIPTS)
     head = [before.encode(), *_json("figures", placed)]
-    head += [elements({"plotly": compressed(plotly[0])})] if plotly else []
+    head += [elements({"plotly": plotly})] if plotly else []
     if step is not None:
         head += [*_json("picture-data", step.data), elements(step.payloads)]
     foot = [b"<script>", script, b"</script>\n", after.encode()]
@@ -221,15 +228,22 @@ def asset(name: str) -> str:
     return ASSETS.joinpath(name).read_text(encoding="utf-8")
 
 
+def digest(script: bytes) -> str:
+    """Of a script, as a content security policy names it."""
+    return base64.b64encode(hashlib.sha256(script).digest()).decode()
+
+
 @cache
-def _plotly_js() -> bytes:
-    """plotly.js as the Python package ships it, fit to stand inside a script element."""
+def _packed_plotly() -> tuple[bytes, str]:
+    """The payload of plotly.js as the Python package ships it, and the digest of the script."""
     # The file only: importing plotly takes 20 ms.
     spec = find_spec("plotly")
     assert spec is not None  # a required dependency
     folder = next(iter(spec.submodule_search_locations or ()))
     script = Path(folder, "package_data", "plotly.min.js").read_bytes()
-    return re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
+    # Fit to stand inside a script element.
+    script = re.sub(rb"</(?=script)", rb"<\\/", script, flags=re.IGNORECASE)
+    return compressed(script), digest(script)
 
 
 def inert(text: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -101,6 +102,7 @@ class ColumnFormat:
 _SECTIONS = ("trust", "setup", "covers")
 
 _HIDDEN = re.compile(r"\(anonymous namespace\)::|\bat::native::|^void ")
+_BRACKETS = re.compile("[<>(]")
 _NAMESPACES = re.compile(r"\b(?:\w+::)+(?=\w)")
 _CONTEXT = 6
 """Characters of the word that is different, which stand before the difference."""
@@ -385,16 +387,17 @@ def _told_apart(names: list[tuple[str, str]], width: int) -> dict[str, str]:
     return short
 
 
+@lru_cache(maxsize=4096)
 def _without_parameters(name: str) -> str:
     """A C++ function with its template arguments and without its parameters and return type."""
     text = _HIDDEN.sub("", name)
     if not text.endswith(")"):
         return text
     depth = 0
-    for index, char in enumerate(text):
-        depth += (char == "<") - (char == ">")
-        before = text[:index]
-        if char == "(" and depth == 0 and before and not before.endswith((" ", "operator")):
+    for bracket in _BRACKETS.finditer(text):
+        depth += (bracket[0] == "<") - (bracket[0] == ">")
+        before = text[: bracket.start()] if bracket[0] == "(" and depth == 0 else ""
+        if before and not before.endswith((" ", "operator")):
             return before
     return text
 

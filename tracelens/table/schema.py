@@ -309,10 +309,11 @@ class Coded(NamedTuple):
     @classmethod
     def merged(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:
         """A column whose dictionary may hold a text twice: equal texts get one code."""
-        code_of = {text: code for code, text in enumerate(dict.fromkeys(values))}
-        if len(code_of) < len(values):
-            codes = np.fromiter(map(code_of.__getitem__, values), np.int32, len(values))[codes]
-        return cls(codes, list(code_of))
+        texts = list(dict.fromkeys(values))
+        if len(texts) < len(values):
+            code_of = {text: code for code, text in enumerate(texts)}
+            codes = np.fromiter(map(code_of.__getitem__, values), np.int32, len(values)).take(codes)
+        return cls(codes, texts)
 
     @classmethod
     def used(cls, codes: NDArray[Any], values: Sequence[str]) -> Coded:

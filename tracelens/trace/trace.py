@@ -309,11 +309,11 @@ class Events(NamedTuple):
 
     def named(self, test: Callable[[str], object]) -> Bool:
         """Mask of the events whose name passes a test."""
-        return np.array([bool(test(name)) for name in self.names], dtype=bool)[self.name]
+        return np.array([bool(test(name)) for name in self.names], dtype=bool).take(self.name)
 
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
-        return np.array([kind in kinds for kind in self.kinds], dtype=bool)[self.kind]
+        return np.array([kind in kinds for kind in self.kinds], dtype=bool).take(self.kind)
 
 
 @dataclass(frozen=True)

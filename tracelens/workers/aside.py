@@ -102,6 +102,7 @@ def analyze_run(
     from tracelens.analysis import with_required
     from tracelens.analysis.host import idle_time
     from tracelens.analysis.moe import regions
+    from tracelens.analysis.serving import rank_steps
 
     items, cores = with_required(analyzers), jobs()
     result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
@@ -128,6 +129,7 @@ def analyze_run(
     if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
         guard("MoE layers", trace.once, regions)
         guard("idle time", idle_time, trace)
+        guard("serving steps", rank_steps, trace)
         _give_back()
     with beside(slow_parts, events, cores) as wait:
         parts = {}

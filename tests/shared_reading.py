@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
@@ -32,10 +32,12 @@ def reading_once() -> Iterator[None]:
         parser._read = _read
 
 
-def _read_once(path: str, processes: Sequence[Popen[bytes]], threads: int) -> list[Trace]:
+def _read_once(
+    path: str, processes: Sequence[Popen[bytes]], threads: int, is_wanted: Callable[[], bool] = lambda: True
+) -> list[Trace]:
     file = Path(path)
     if processes or threads or not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
-        return _read(path, processes, threads)
+        return _read(path, processes, threads, is_wanted)
     content = hashlib.blake2b(file.read_bytes()).hexdigest()
     key = path, content, os.environ.get(VARIABLE), core() is None
     if key not in _kept:

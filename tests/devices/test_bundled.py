@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -197,3 +197,8 @@ def test_importing_reads_no_file() -> None:
     code = "import tracelens.devices.catalogue, sys; print('tomllib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_what_was_measured_comes_last_in_a_file() -> None:
+    for rated, whole in zip(devices(measured=False), devices(), strict=True):
+        assert rated == replace(whole, measured=None)

@@ -12,7 +12,7 @@ import tracelens.devices.catalogue
 from tracelens.devices import SECONDARY, Device, device, devices
 from tracelens.devices.catalogue import words
 from tracelens.devices.files import numbers
-from tracelens.devices.spec import DTYPES
+from tracelens.devices.spec import DTYPES, Measured
 
 FILES = sorted(Path(tracelens.devices.catalogue.__file__).parent.glob("*.toml"))
 DEVICES = devices()
@@ -201,4 +201,4 @@ def test_importing_reads_no_file() -> None:
 
 def test_what_was_measured_comes_last_in_a_file() -> None:
     for rated, whole in zip(devices(measured=False), devices(), strict=True):
-        assert rated == replace(whole, measured=None)
+        assert rated == replace(whole, measured=Measured())

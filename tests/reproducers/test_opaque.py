@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tracelens
@@ -87,7 +88,7 @@ def test_no_op_around_it_if_another_in_there_is_called_by_itself() -> None:
     """))  # fmt: skip
     assert called(trace) == ["", "aten::mm"]
     # Which part of the work is asked about makes no difference.
-    assert callable_op(trace, trace.work.take([0])).tolist() == [-1]
+    assert callable_op(trace, trace.work.take(np.array([0]))).tolist() == [-1]
 
 
 def test_an_op_without_arguments_is_part_of_one_that_has_them() -> None:

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,32 @@ def profiler_config() -> Any:
         return torch._C._profiler._ExperimentalConfig(record_python_gc_info=True)
     except TypeError:
         return None
+
+
+def profile(
+    step: Callable[[], None], path: Path, device: str, before: int, recorded: int, idle: Any = None
+) -> None:
+    """Record steps behind some to warm up; `idle` is set when they no longer need the GPU."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.startswith("cuda"):
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+
+    def ready(profiler: Any) -> None:
+        if idle:
+            idle.set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
+
+    with torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=before, active=recorded, repeat=1),
+        record_shapes=True,
+        on_trace_ready=ready,
+        experimental_config=profiler_config(),
+    ) as profiler:
+        for _ in range(before + recorded):
+            step()
+            profiler.step()
 
 
 def squeeze(folder: Path, rank: int = 0) -> None:

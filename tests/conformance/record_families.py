@@ -649,7 +649,8 @@ def record(names: list[str], out: Path, device: str, idle: Any) -> None:
                 sync()
                 times.append((time.perf_counter() - began) / BLOCK * 1e3)
         for name, program in zip(names, programs, strict=True):
-            _profile(program, out / name, device, idle if name == names[-1] else None)
+            path, last = out / name / "rank0.json.gz", name == names[-1]
+            pack_pairs.profile(program.step, path, device, BEFORE, RECORDED, idle if last else None)
     for name, run, times in zip(names, runs, blocks, strict=True):
         told = {
             "run": dataclasses.asdict(run),
@@ -665,30 +666,6 @@ def record(names: list[str], out: Path, device: str, idle: Any) -> None:
         shown = f" {sum(times) / len(times):.2f} ms a step," if name in BEFORE_IT else ""
         size = sum(path.stat().st_size for path in folder.glob("rank*"))
         print(f"{name}:{shown} {size / 1e3:.0f} kB", flush=True)
-
-
-def _profile(program: Any, folder: Path, device: str, idle: Any) -> None:
-    """Some recorded steps."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-
-    def ready(profiler: Any) -> None:
-        if idle:
-            idle.set()
-        folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / "rank0.json.gz"))
-
-    with torch.profiler.profile(
-        activities=activities,
-        schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
-        record_shapes=True,
-        on_trace_ready=ready,
-        experimental_config=pack_pairs.profiler_config(),
-    ) as profiler:
-        for _ in range(BEFORE + RECORDED):
-            program.step()
-            profiler.step()
 
 
 def child(names: list[str], out: Path, device: str, idle: Any, cores: list[int]) -> None:

@@ -429,24 +429,7 @@ def record(name: str, folder: Path, rank: int, device: str, idle: Any) -> None:
             sync()
             blocks.append((time.perf_counter() - began) / BLOCK * 1e3)
         dist.barrier()
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if cuda:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-
-        def ready(profiler: Any) -> None:
-            idle.set()
-            profiler.export_chrome_trace(str(folder / f"rank{rank}.json.gz"))
-
-        with torch.profiler.profile(
-            activities=activities,
-            schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
-            record_shapes=True,
-            on_trace_ready=ready,
-            experimental_config=pack_pairs.profiler_config(),
-        ) as profiler:
-            for _ in range(BEFORE + RECORDED):
-                trainer.step()
-                profiler.step()
+        pack_pairs.profile(trainer.step, folder / f"rank{rank}.json.gz", device, BEFORE, RECORDED, idle)
     finally:
         if neighbour:
             neighbour.kill()

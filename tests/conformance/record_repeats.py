@@ -186,23 +186,14 @@ def record(program: str, folder: Path, rank: int, sizes: dict[str, float] | None
         trainer.step()
     pace = {"before": timed()}
     meet()
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
-        schedule=torch.profiler.schedule(wait=0, warmup=BEFORE, active=RECORDED, repeat=1),
-        record_shapes=True,
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(folder / f"rank{rank}.json.gz")),
-        experimental_config=pack_pairs.profiler_config(),
-    ) as profiler:
-        for _ in range(BEFORE + RECORDED):
-            trainer.step()
-            profiler.step()
+    path = folder / f"rank{rank}.json.gz"
+    pack_pairs.profile(trainer.step, path, "cuda", BEFORE, RECORDED)
     steps += BEFORE + RECORDED
     for _ in range(3):
         trainer.step()
     steps += 3
     pace["after"] = timed()
     idle.set()
-    path = folder / f"rank{rank}.json.gz"
     text = gzip.decompress(path.read_bytes())
     text = re.sub(rb'"traceName": "[^"]*"', b'"traceName": "trace"', text)
     told = json.dumps({"pace": pace, "planted": sizes}).encode()

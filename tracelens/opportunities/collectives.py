@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.comm import HostKernels, Regathers, host_spans, spans_of
+from tracelens.analysis.comm import HostKernels, MatchedCollective, Repetition, host_spans, spans_of
 from tracelens.analysis.comm import regathers as regathers_of
 from tracelens.analysis.fusable import StepWork, exposed_pairs, pairs, speed_of_light
 from tracelens.arrays import Float, Int, unique
@@ -25,7 +25,7 @@ from tracelens.findings import (
     step_count,
 )
 from tracelens.table import Result, codes
-from tracelens.trace import WORK_KINDS, Trace, difference, union
+from tracelens.trace import WORK_KINDS, Trace, Union, difference, union
 from tracelens.units import amount, duration
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, drop_work, marked, marked_calls, meetings_of
@@ -315,12 +315,9 @@ def gemm_collective_overlap(context: ScenarioContext, edit: Edit, argument: str)
 )
 def parameters_regathered(context: RankContext) -> Outcome:
     """FSDP frees the parameters of a module after its forward pass and gathers them again."""
-    again = np.isin(context.rows, context.trace.once(regathers_of).rows)
-    gathers = again & (context.work.kind == WORK_KINDS.index("comm"))
-    if not gathers.any():
+    gathering, exposed = communicated_again(context, context.trace.once(regathers_of))
+    if not gathering.total:
         return NOT_REGATHERED
-    gathering = context.during(gathers)
-    exposed = difference(gathering, context.work.union("computation"))
     return Detection(
         (
             Quantity("gathers again per step", context.per_step(gathering.total), "ns"),
@@ -334,7 +331,7 @@ def parameters_regathered(context: RankContext) -> Outcome:
     )
 
 
-def regathers(trace: Trace, device: Device | None) -> Regathers:
+def regathers(trace: Trace, device: Device | None) -> Repetition:
     """What a rank gathers again in a step."""
     return trace.once(regathers_of)
 
@@ -347,23 +344,40 @@ def keep_parameters(context: ScenarioContext, edit: Edit, argument: str) -> str:
         What gathers the parameters of a module again, for a backward pass, goes, with its copies, calls and
         host time. Their memory stays in use until the backward pass is through the module.
     """
-    graph, by_rank = context.gpu_graph(), context.read(regathers)
-    work = marked(graph, [part.rows for part in by_rank])
-    if not work.any():
-        raise NotApplicable(NOT_REGATHERED)
-    calls = marked_calls(graph, [part.event for part in by_rank], Node.POINT, Node.WAITED)
-    meetings = np.flatnonzero(meetings_of(graph, work))
-    matched = context.recorded.collectives.matched
-    gathered = [
-        matched[number].participants[0].record.bytes for number in graph.collective[meetings].tolist()
-    ]
+    dropped, transfer_ns = drop_repetition(context, edit, context.read(regathers), NOT_REGATHERED)
+    gathered = [collective.participants[0].record.bytes for collective in dropped]
     steps = len(context.recorded.windows)
     # One module's parameters are in use in any case.
     more = sum(gathered) / steps - max(gathered, default=0)
-    transfer_ns = float(edit.dur[meetings].sum()) / steps
-    drop_work(graph, edit, work, calls)
     return (
-        f"{len(meetings) / steps:,.0f} all-gathers a step go, {duration(transfer_ns)} of transfers, with "
+        f"{len(dropped) / steps:,.0f} all-gathers a step go, {duration(transfer_ns)} of transfers, with "
         f"their copies and calls; each GPU holds {amount(more, 'bytes')} of parameters more as the backward "
         "pass begins"
     )
+
+
+def communicated_again(context: RankContext, repeated: Repetition) -> tuple[Union, Union]:
+    """When a rank communicates what it repeats, and when nothing is computed meanwhile."""
+    again = np.isin(context.rows, repeated.rows) & (context.work.kind == WORK_KINDS.index("comm"))
+    during = context.during(again)
+    return during, difference(during, context.work.union("computation"))
+
+
+def drop_repetition(
+    context: ScenarioContext, edit: Edit, by_rank: Sequence[Repetition], nothing: str
+) -> tuple[list[MatchedCollective], float]:
+    """Drop what ranks repeat; returns its collectives, and ns of their transfers in a step.
+
+    Raises:
+        NotApplicable: they repeat `nothing`.
+    """
+    graph = context.gpu_graph()
+    work = marked(graph, [part.rows for part in by_rank])
+    if not work.any():
+        raise NotApplicable(nothing)
+    calls = marked_calls(graph, [part.event for part in by_rank], Node.POINT, Node.WAITED)
+    meetings = np.flatnonzero(meetings_of(graph, work))
+    matched = context.recorded.collectives.matched
+    transfer_ns = float(edit.dur[meetings].sum()) / len(context.recorded.windows)
+    drop_work(graph, edit, work, calls)
+    return [matched[number] for number in graph.collective[meetings].tolist()], transfer_ns

@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 
+from tracelens.analysis.comm import Repetition
 from tracelens.analysis.common import NODE
-from tracelens.arrays import Int, lookup, unique
+from tracelens.arrays import lookup, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
+from tracelens.opportunities.collectives import communicated_again, drop_repetition
+from tracelens.opportunities.recompute import backward_node
 from tracelens.table import nearest
-from tracelens.trace import WORK_KINDS, Trace, difference, steps_of
+from tracelens.trace import WORK_KINDS, Trace, matching, steps_of
 from tracelens.units import amount, duration
-from tracelens.what_if import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.graph import Edit, Node, drop_work, marked, marked_calls, meetings_of
+from tracelens.what_if import ScenarioContext, scenario
+from tracelens.what_if.graph import Edit
 
 NOT_REPEATED = "no step in which DDP or FSDP2 reduces the gradients of several micro-batches"
 
-_FSDP = re.compile(r"FSDP::post_backward_reduce(?: \(.+\))?$")
+_FSDP = re.compile(r"^FSDP::post_backward_reduce(?: \(.+\))?$")
 """Marks of FSDP2 around a module's reduce-scatter, with the copies into and out of its buffers."""
 _ACCUMULATION = NODE + "torch::autograd::AccumulateGrad"
 """The node whose hooks DDP uses: they scale a gradient into its bucket, and reduce a full bucket."""
-_DDP = re.compile(r"c10d::|aten::(?:mul|div)_?$")
+_DDP = re.compile(r"^(?:c10d::|aten::(?:mul|div)_?$)")
 _FORWARD = ("gemm", "grouped_gemm", "attention")
 
 
-class Reductions(NamedTuple):
-    """What reduces gradients in all micro-batches of a step but the last."""
-
-    rows: Int  # activities, positions in the trace's `work`
-    event: Int  # calls, rows in the trace's events
-
-
-def reductions_of(trace: Trace) -> Reductions:
-    """The repeated reductions of a rank: those before the last backward pass of their step."""
+def reductions_of(trace: Trace) -> Repetition:
+    """The reductions of a rank before the last backward pass of their step."""
     events, work, none = trace.arrays, trace.work, np.zeros(0, dtype=np.int64)
-    around = nearest(events.parent, events.depth, events.named(lambda name: name.startswith(NODE)))
-    hooked = lookup(events.named(_ACCUMULATION.__eq__), around, False)
-    hooked &= events.named(lambda name: _DDP.match(name) is not None)
-    reduces = hooked | (events.named(lambda name: _FSDP.match(name) is not None) & events.where("annotation"))
+    reduces = matching(events.names, _FSDP)[events.name] & events.where("annotation")
+    accumulates = events.named(_ACCUMULATION.__eq__)
+    hooked = np.zeros(len(reduces), dtype=bool)
+    if accumulates.any():
+        hooked = lookup(accumulates, trace.once(backward_node), False)
+        hooked &= matching(events.names, _DDP)[events.name]
+        reduces |= hooked
     steps = steps_of(trace)
     if not steps.marked or not reduces.any():
-        return Reductions(none, none)
+        return Repetition(none, none)
     # DDP copies gradients back behind the pass, on autograd's thread, where nothing else is outside of nodes.
     forward = np.isin(
         work.category, [work.categories.index(name) for name in _FORWARD if name in work.categories]
     )
     forward_calls = work.host_call[forward & (work.host_call >= 0)]
-    forward_calls = forward_calls[around[forward_calls] < 0]
+    forward_calls = forward_calls[trace.once(backward_node)[forward_calls] < 0]
     own_thread = np.isin(events.tid, unique(events.tid[hooked])) & ~np.isin(
         events.tid, unique(events.tid[forward_calls])
     )
@@ -65,8 +63,8 @@ def reductions_of(trace: Trace) -> Reductions:
     inside = nearest(events.parent, events.depth, repeated) >= 0
     rows = np.flatnonzero(lookup(inside, work.launch, False))
     if not (work.kind[rows] == WORK_KINDS.index("comm")).any():
-        return Reductions(none, none)
-    return Reductions(rows, np.flatnonzero(inside))
+        return Repetition(none, none)
+    return Repetition(rows, np.flatnonzero(inside))
 
 
 @detector(
@@ -93,12 +91,9 @@ def reductions_of(trace: Trace) -> Reductions:
 )
 def gradients_repeated(context: RankContext) -> Outcome:
     """DDP or FSDP2 reduces gradients in each micro-batch of a step."""
-    again = np.isin(context.rows, context.trace.once(reductions_of).rows)
-    reduces = again & (context.work.kind == WORK_KINDS.index("comm"))
-    if not reduces.any():
+    reducing, exposed = communicated_again(context, context.trace.once(reductions_of))
+    if not reducing.total:
         return NOT_REPEATED
-    reducing = context.during(reduces)
-    exposed = difference(reducing, context.work.union("computation"))
     return Detection(
         (
             Quantity("repeated reductions per step", context.per_step(reducing.total), "ns"),
@@ -112,7 +107,7 @@ def gradients_repeated(context: RankContext) -> Outcome:
     )
 
 
-def reductions(trace: Trace, device: Device | None) -> Reductions:
+def reductions(trace: Trace, device: Device | None) -> Repetition:
     """What a rank reduces more often than once in a step."""
     return trace.once(reductions_of)
 
@@ -125,20 +120,11 @@ def reduce_once(context: ScenarioContext, edit: Edit, argument: str) -> str:
         What reduces them in other micro-batches goes, with its copies, calls and host time; gradients are
         added up on each GPU instead. Under FSDP2, these are gradients of whole parameters.
     """
-    graph, by_rank = context.gpu_graph(), context.read(reductions)
-    work = marked(graph, [part.rows for part in by_rank])
-    if not work.any():
-        raise NotApplicable(NOT_REPEATED)
-    calls = marked_calls(graph, [part.event for part in by_rank], Node.POINT, Node.WAITED)
-    meetings = np.flatnonzero(meetings_of(graph, work))
-    matched = context.recorded.collectives.matched
-    collectives = [matched[number] for number in graph.collective[meetings].tolist()]
+    dropped, transfer_ns = drop_repetition(context, edit, context.read(reductions), NOT_REPEATED)
     steps = len(context.recorded.windows)
-    sharded = sum(each.participants[0].record.bytes for each in collectives if "scatter" in each.collective)
-    transfer_ns = float(edit.dur[meetings].sum()) / steps
-    drop_work(graph, edit, work, calls)
+    sharded = sum(each.participants[0].record.bytes for each in dropped if "scatter" in each.collective)
     memory = f"; each GPU holds up to {amount(sharded / steps, 'bytes')} of gradients more" if sharded else ""
     return (
-        f"{len(meetings) / steps:,.0f} reductions a step go, {duration(transfer_ns)} of transfers, with "
+        f"{len(dropped) / steps:,.0f} reductions a step go, {duration(transfer_ns)} of transfers, with "
         f"their copies and calls{memory}"
     )

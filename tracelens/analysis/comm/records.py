@@ -232,21 +232,21 @@ GATHERS = re.compile(r"FSDP::all_gather(?:_copy_out)?(?: \(.+\))?$")
 """Marks of FSDP2 around the all-gather of a module's parameters, and around their way into the module."""
 
 
-class Regathers(NamedTuple):
-    """What a rank gathers again in a step."""
+class Repetition(NamedTuple):
+    """What a rank communicates again in a step, with the work and the calls that belong to it."""
 
     rows: Int  # activities, positions in the trace's `work`
     event: Int  # calls, rows in the trace's events
 
 
-def regathers(trace: Trace) -> Regathers:
+def regathers(trace: Trace) -> Repetition:
     """What gathers parameters of modules that were gathered before in the same step."""
     events, work = trace.arrays, trace.work
     gather = np.flatnonzero(matching(events.names, GATHERS)[events.name] & events.where("annotation"))
     gather = gather[np.argsort(events.start[gather], kind="stable")]
     none = np.zeros(0, dtype=np.int64)
     if not len(gather):
-        return Regathers(none, none)
+        return Repetition(none, none)
     # Of a module, they are for a forward and a backward pass in turn, in each micro-batch of a step.
     step = np.searchsorted(steps_of(trace).marks, events.start[gather], side="right")
     in_order = np.lexsort((events.start[gather], events.name[gather], step))
@@ -255,4 +255,4 @@ def regathers(trace: Trace) -> Regathers:
     again = np.zeros(len(events.start), dtype=bool)
     again[gather[in_order[position % 2 == 1]]] = True
     inside: Bool = nearest(events.parent, events.depth, again) >= 0
-    return Regathers(np.flatnonzero(lookup(inside, work.launch, False)), np.flatnonzero(inside))
+    return Repetition(np.flatnonzero(lookup(inside, work.launch, False)), np.flatnonzero(inside))

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from tracelens.analysis import share
 from tracelens.analysis.comm import AlignedRun, RankCommunication, align, rank_communication
 from tracelens.analysis.common import choose_device, noted, own_device
+from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.guard import Failure, guard
 from tracelens.registry import purpose
@@ -52,9 +53,8 @@ SUBJECT = "savings by replay"
 
 
 class ProjectorPart(NamedTuple):
-    """What the projector needs of one rank."""
+    """What the projector needs of one rank beside its part of the graph."""
 
-    graph: RankPart  # the rank's part of the graph
     reads: dict[str, Any]  # what scenarios read of it
     communication: RankCommunication | None  # of all its GPU work, where analyzers share that of some
     step: str | None  # that analyzers look at, None for all
@@ -152,52 +152,75 @@ def whatif(
     return noted(result, [trace.meta for trace in run.traces])
 
 
-def projector_part(
-    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
-) -> ProjectorPart | Skip:
-    """The part of one rank, or why it has none; of a trace narrowed to a step the whole recording counts.
+def graph_part(trace: Trace, *, device: str | None = None, device_file: str | None = None) -> RankPart | Skip:
+    """The part of one rank in the graph of the whole recording, or why it has none.
 
-    `scope` is which GPU work other analyzers count; the device is that of the recording, if the trace does
-    not name it.
+    The device is that of the recording, if the trace does not name it.
     """
-    step = trace.window.label if trace.window is not None else None
     if trace.source is not None:
+        step = trace.window.label if trace.window is not None else None
         return Skip(SUBJECT, f"replay needs the whole recording, not only its {step} steps; leave --step out")
-    whole = trace.whole
-    recorded_on = choose_device(device, device_file) or own_device(trace)
-    subject = f"{SUBJECT}, rank {trace.meta.rank}"
     try:
-        graph = guard(subject, rank_part, whole, recorded_on)
+        made = guard(
+            f"{SUBJECT}, rank {trace.meta.rank}",
+            rank_part,
+            trace.whole,
+            _recorded_on(trace, device, device_file),
+        )
     except TracelensError as why:
         return Skip(SUBJECT, str(why))
-    if isinstance(graph, Failure):
-        return Skip(SUBJECT, graph)
+    return Skip(SUBJECT, made) if isinstance(made, Failure) else made
+
+
+@share("graph parts", part=graph_part)
+def graph_parts(parts: Sequence[RankPart | Skip]) -> Sequence[RankPart] | Skip:
+    """The parts of all ranks; a Skip says why there is no graph to replay."""
+    missing = [part for part in parts if isinstance(part, Skip)]
+    if missing:
+        return next((skip for skip in missing if isinstance(skip.reason, Failure)), missing[0])
+    return [part for part in parts if not isinstance(part, Skip)]
+
+
+def projector_part(
+    trace: Trace, *, scope: Scope = "all", device: str | None = None, device_file: str | None = None
+) -> ProjectorPart | None:
+    """What scenarios read of one rank, of a trace narrowed to a step of the whole recording.
+
+    `scope` is which GPU work other analyzers count; the device is that of the recording, if the trace does
+    not name it. None where `graph_part` has none for want of the recording or of work.
+    """
+    if trace.source is not None or not len(trace.whole.work.event):
+        return None
+    step = trace.window.label if trace.window is not None else None
     functions = {
         function: None for _, item in SCENARIOS.items() if item.in_reports for function in item.reads
     }
-    apart = step is not None or scope != "all"
-    return ProjectorPart(
-        graph, read_rank(functions, whole, recorded_on), rank_communication(whole) if apart else None, step
-    )
+    whole, apart = trace.whole, step is not None or scope != "all"
+    reads = read_rank(functions, whole, _recorded_on(trace, device, device_file))
+    return ProjectorPart(reads, rank_communication(whole) if apart else None, step)
 
 
-@share("projector", part=projector_part, shared=("aligned run",), slow=True)
+# Slow, and so beside the graph's part where two processes look at a trace: each takes about half of the time.
+@share("projector", part=projector_part, shared=("aligned run", "graph parts"), slow=True)
 def projector(
-    parts: Sequence[ProjectorPart | Skip], aligned: AlignedRun, *, unprofiled_step_ms: float | None = None
+    parts: Sequence[ProjectorPart | None],
+    aligned: AlignedRun,
+    graphs: Sequence[RankPart] | Skip,
+    *,
+    unprofiled_step_ms: float | None = None,
 ) -> Projector | Skip:
     """Projects the step of a run under scenarios; a Skip says why there is no graph to replay.
 
     `aligned` is the communication of all ranks, `unprofiled_step_ms` a step without the profiler, in place of
     what the traces say.
     """
-    known = [part for part in parts if not isinstance(part, Skip)]
-    missing = [part for part in parts if isinstance(part, Skip)]
-    if missing:
-        return next((skip for skip in missing if isinstance(skip.reason, Failure)), missing[0])
+    if isinstance(graphs, Skip):
+        return graphs
+    known = [part for part in parts if part is not None]
 
     def joined() -> Projector:
         own = [part.communication for part in known if part.communication is not None]
-        recorded = join([part.graph for part in known], align(own) if own else aligned)
+        recorded = join(graphs, align(own) if own else aligned)
         context = ScenarioContext(recorded, reads=[part.reads for part in known])
         return Projector(recorded, context, known[0].step, unprofiled_step_ms=unprofiled_step_ms)
 
@@ -206,3 +229,7 @@ def projector(
     except TracelensError as why:
         return Skip(SUBJECT, str(why))
     return Skip(SUBJECT, made) if isinstance(made, Failure) else made
+
+
+def _recorded_on(trace: Trace, device: str | None, device_file: str | None) -> Device | None:
+    return choose_device(device, device_file) or own_device(trace)

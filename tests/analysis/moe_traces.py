@@ -73,9 +73,12 @@ class Model:
 
     Attributes:
         order: passes of micro-batches in launch order, F0 B0 F1 B1; without B nothing is trained.
+        router: how it chooses: a top-k of what its product gives, maxima of that, or a top-k of other scores
+            before it.
         rows: (rank, micro_batch, layer) to rows of each local expert.
         messages: whether passes begin and end with messages to other pipeline stages, without an embedding.
-        recompute: "" or the way in which layers are computed again in the backward pass.
+        recompute: "" or the way in which layers are computed again in the backward pass: by a node of their
+            own, or by hooks, with their frames or with autograd's numbers alone.
         recomputed: the layers for which that is so, None for all.
         bare_threads: whether frames are recorded in the main thread alone.
         sizes_to_host: whether the sizes of the exchange are waited for by the host.
@@ -95,12 +98,13 @@ class Model:
     chosen: int = 2
     loop: bool = True
     exchange: Literal["none", "all_to_all", "deep_ep", "multimem", "gather"] = "none"
+    router: Literal["top-k", "maxima", "early"] = "top-k"
     fused_router: bool = False
     fused_permute: bool = False
     fused_norm: bool = True
     shared: Literal["", "before", "after"] = ""
     naming: str = "none"
-    recompute: Literal["", "reentrant", "hooks"] = ""
+    recompute: Literal["", "reentrant", "hooks", "numbers"] = ""
     recomputed: Sequence[int] | None = None
     bare_threads: bool = False
     rows: Callable[[int, int, int], Sequence[int]] | None = None
@@ -316,16 +320,29 @@ class Recorder:
 
     def route(self) -> None:
         model = self.model
+        shapes = [[model.tokens, model.experts], [], [], [], []]
+        values = ["", str(model.chosen), "-1", "True", "True"]
         with self.part("router"):
+            if model.router == "early":
+                self.op("aten::topk", "gatherTopK", shapes=shapes, values=values)
             self.mm(model.tokens, HIDDEN, model.experts)
+            if model.router == "early":
+                self.op("aten::sigmoid", "vectorized_elementwise_sigmoid", grad="SigmoidBackward0")
+                self.op("aten::gather", "_scatter_gather_kernel", grad="GatherBackward0")
+                return
+            if model.router == "maxima":
+                for _ in range(model.chosen):
+                    self.op("aten::max", "reduce_kernel", grad="MaxBackward0")
+                    self.op("aten::masked_fill", "vectorized_elementwise_masked_fill")
+                    self.op("aten::_softmax", "softmax_warp_forward", grad="SoftmaxBackward0")
+                    self.op("aten::gather", "_scatter_gather_kernel", grad="GatherBackward0")
+                return
             if model.fused_router:
                 self.op(
                     "FusedTopk", "fused_topk_with_score_function_forward_kernel", grad="FusedTopkBackward"
                 )
                 return
             self.op("aten::_softmax", "softmax_warp_forward", grad="SoftmaxBackward0")
-            shapes = [[model.tokens, model.experts], [], [], [], []]
-            values = ["", str(model.chosen), "-1", "True", "True"]
             self.op("aten::topk", "gatherTopK", grad="TopkBackward0", shapes=shapes, values=values)
             self.op("aten::scatter", "_scatter_gather_kernel", grad="ScatterBackward0")
             self.op("aten::sum", "reduce_kernel", grad="SumBackward0")
@@ -488,9 +505,9 @@ class Recorder:
                 if reentrant:
                     self.run_back(self.again(layer), layer)
                     continue
-                node.enter_context(
-                    self.around("python_function", "torch/utils/checkpoint.py(1): recompute_fn")
-                )
+                if self.model.recompute == "hooks":
+                    frame = "torch/utils/checkpoint.py(1): recompute_fn"
+                    node.enter_context(self.around("python_function", frame))
                 first = self.again(layer)
             self.run_back(first, layer)
         self.run_back(tapes[0], -1)

@@ -119,8 +119,36 @@ def test_micro_batches_in_any_order(order: str, messages: bool, recompute: Any) 
     assert set(passes["phase"]) == phases
 
 
+@pytest.mark.parametrize("router", ["maxima", "early"])
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize("exchange", ["none", "all_to_all"])
+@pytest.mark.parametrize("recompute", ["", "reentrant", "numbers"])
+def test_experts_tell_a_layer_whose_router_has_no_top_k_before_them(
+    router: Any, loop: bool, exchange: Any, recompute: Any
+) -> None:
+    result = agrees(
+        Model(
+            router=router,
+            loop=loop,
+            exchange=exchange,
+            ranks=1 if exchange == "none" else 2,
+            recompute=recompute,
+            dense="d",
+        )
+    )
+    assert (result.meta["layers"], result.meta["experts"]) == (2, 8)
+    assert result.meta["top_k"] == (2 if router == "early" else None)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_loop_over_experts_with_equal_rows_tells_itself_where_they_are_not_all(rows: int) -> None:
+    """The projections of attention have weights of one size, too, and all rows."""
+    run, _ = recorded(Model(router="maxima", rows=lambda *_: [rows] * 8))
+    assert analyze(run, "moe").meta.get("layers") == (2 if rows < 8 else None)
+
+
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (-1, 0, 1, 2)], ids=str)
-@pytest.mark.parametrize("recompute", ["reentrant", "hooks"])
+@pytest.mark.parametrize("recompute", ["reentrant", "hooks", "numbers"])
 def test_layers_of_which_only_some_are_computed_again(layers: tuple[int, ...], recompute: Any) -> None:
     agrees(Model(layers=3, order=ONE_F_ONE_B, recompute=recompute, recomputed=layers, dense="d"))
 

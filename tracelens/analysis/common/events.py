@@ -22,8 +22,9 @@ def recomputed(trace: Trace) -> Bool:
     """Events in which the forward pass runs again, by name or by autograd's own numbers; with `trace.once`.
 
     Ops get a sequence number where autograd records them for a later backward pass. The backward pass itself
-    does not record, so numbered ops inside of its nodes are a forward pass. Where most nodes have such ops,
-    it is differentiated in turn (create_graph=True), and nothing is recomputed.
+    does not record, so numbered ops inside of its nodes are a forward pass, and so is what the same node runs
+    between them: communication, and what needs no gradient. Where most nodes have such ops, it is
+    differentiated in turn (create_graph=True), and nothing is recomputed.
     """
     events, ops = trace.arrays, trace.tables["ops"]
     node = events.named(lambda name: name.startswith(NODE))
@@ -37,12 +38,14 @@ def recomputed(trace: Trace) -> Bool:
         plain = events.named(lambda name: name.startswith(_OP))
         row = ops.array("event_id")
         numbered = row[(ops.array("sequence") >= 0) & (ops.array("forward_thread") <= 0) & plain[row]]
-        around = nearest(events.parent, events.depth, node)[numbered]
-        numbered, around = numbered[around >= 0], around[around >= 0]
-        if len(numbered) and len(unique(around)) <= _MOST * node.sum():
-            forward = np.zeros(len(events.start), dtype=bool)
-            forward[numbered] = True
-            is_recompute = is_recompute | (nearest(events.parent, events.depth, forward) >= 0)
+        of_node = nearest(events.parent, events.depth, node)
+        numbered = numbered[of_node[numbered] >= 0]
+        if len(numbered) and len(unique(of_node[numbered])) <= _MOST * node.sum():
+            begins, ends = np.full(len(node), np.iinfo(np.int64).max), np.zeros(len(node), dtype=np.int64)
+            np.minimum.at(begins, of_node[numbered], events.start[numbered])
+            np.maximum.at(ends, of_node[numbered], events.end[numbered])
+            between = (events.start >= begins[of_node]) & (events.end <= ends[of_node])
+            is_recompute = is_recompute | (between & (of_node >= 0))
     return is_recompute
 
 

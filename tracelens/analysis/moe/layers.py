@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -75,6 +75,7 @@ _CATEGORIES = {
     "sort_scan": PERMUTE,
     "indexing": PERMUTE,
 }
+_BATCHED = re.compile(r"aten::(?:bmm|baddbmm)")
 _ROUTER_KERNEL = re.compile(r"topk|gating|rout(?:er|ing)|grouped_?score|moe_?gate", re.IGNORECASE)
 
 HOST_COPY = re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST", re.IGNORECASE)
@@ -114,7 +115,9 @@ class LayerWindow(NamedTuple):
 
     first: int  # token
     last: int  # token behind
-    router: int  # token of the last router top-k, -1 where only frames tell
+    # token of the last router top-k, or of the router's GEMM without one before the experts; -1 where only
+    # frames tell
+    router: int
     frame: str  # name of the module or scope, "" where none encloses it
     # (stage, first token, token behind) that frames inside of it name, outer ones first
     stages: tuple[tuple[str, int, int], ...]
@@ -178,22 +181,25 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
     routed = []
     routers = np.flatnonzero((kind == TOPK) & (experts != 0) & (experts <= MAX_EXPERTS))
     cuts = np.flatnonzero(border)
-    for number, inside in rows_by_code(np.searchsorted(cuts, routers, side="right")).items():
-        low = int(cuts[number - 1])
-        high = int(cuts[number]) if number < len(cuts) else len(kind)
-        router = int(routers[inside[-1]])
-        gemms = low + np.flatnonzero(kind[low:router] == GEMM)
-        columns = sizes(int(gemms[-1])).columns if len(gemms) else 0
-        if experts[router] > 0 and columns >= 0 and columns != experts[router]:
-            continue  # a top-k over keys or words: a router chooses from the columns of its own GEMM
-        # Tokens are moved behind the top-k, and computed: here or, where none came, on other ranks.
-        behind = kind[router + 1 : high]
-        moved, computed = np.flatnonzero(_MOVES[behind]), np.flatnonzero(GEMMS[behind])
-        if len(computed):
-            sends_tokens = len(moved) > 0 and moved[0] <= computed[-1]
-        else:
-            sends_tokens = (behind == COMM).sum() > 1 and len(moved) > 2
-        if sends_tokens:
+    bounds = np.append(cuts, len(kind))
+    chosen = rows_by_code(np.searchsorted(cuts, routers, side="right"))
+    # GEMMs over groups of rows; batches of matrices are attention's as well.
+    batched = trace.arrays.named(_BATCHED.fullmatch)
+    grouped = (kind == GROUPED) & ~lookup(batched, lexed.op, False)
+    for number in sorted({*chosen, *_with_experts(lexed, cuts, grouped)}):
+        low, high = int(bounds[number - 1]), int(bounds[number])
+        router = -1
+        if number in chosen:
+            router = int(routers[chosen[number][-1]])
+            gemms = low + np.flatnonzero(kind[low:router] == GEMM)
+            columns = sizes(int(gemms[-1])).columns if len(gemms) else 0
+            # Others are a top-k over keys or words: a router chooses from the columns of its own GEMM.
+            own_gemm = experts[router] <= 0 or columns < 0 or columns == experts[router]
+            if not own_gemm or not _sends_tokens(kind[router + 1 : high]):
+                router = -1
+        if router < 0:
+            router = _gate_of_experts(lexed, low, high, grouped, sizes)
+        if router >= 0:
             first, last = _trimmed(lexed, low, high)
             routed.append(LayerWindow(first, last, router, "", ()))
     framed = _by_frames(trace, lexed, border)
@@ -207,6 +213,55 @@ def windows(trace: Trace, lexed: Tokens, experts: Int, sizes: Sizes) -> list[Lay
         if lexed.is_recompute[window.first] and int(lexed.segment[window.first]) not in passes
     ]
     return sorted([*framed, *recomputed])
+
+
+def _sends_tokens(behind: Int) -> bool:
+    """Whether tokens are moved behind a top-k, and computed: here or, where none came, on other ranks."""
+    moved, computed = np.flatnonzero(_MOVES[behind]), np.flatnonzero(GEMMS[behind])
+    if len(computed):
+        return len(moved) > 0 and moved[0] <= computed[-1]
+    return (behind == COMM).sum() > 1 and len(moved) > 2
+
+
+def _with_experts(lexed: Tokens, cuts: Int, grouped: Bool) -> Iterable[int]:
+    """What may hold experts, by number as from `searchsorted` in the borders: tokens are moved to GEMMs."""
+    count = len(cuts) + 1
+    part = np.searchsorted(cuts, np.arange(len(lexed.kind)), side="right")
+    gemms = np.bincount(part[lexed.kind == GEMM], minlength=count)
+    grouped = np.bincount(part[grouped], minlength=count)
+    moves = np.bincount(part[_MOVES_TOKENS[lexed.kind]], minlength=count)
+    may = (gemms > 0) & (moves > 0) & ((grouped > 0) | (gemms > LOOP_GEMMS))
+    numbers: list[int] = np.flatnonzero(may).tolist()
+    return numbers
+
+
+def _gate_of_experts(lexed: Tokens, low: int, high: int, grouped: Bool, sizes: Sizes) -> int:
+    """The last token of the router's GEMM in a part whose router has no top-k before its experts; or -1.
+
+    Experts tell themselves behind a GEMM with as many columns as there may be experts, and moved rows:
+    by grouped GEMMs, or by GEMMs with weights of one size on different numbers of rows, or on equal parts of
+    the rows that the router sees, each once or several times. Such routers take maxima one by one, or choose
+    before their GEMM.
+    """
+    kind, op = lexed.kind[low:high], lexed.op[low:high]
+    size_of = {at: sizes(low + at) for at in np.flatnonzero(kind == GEMM).tolist()}
+    rows_of: dict[tuple[int, int], dict[int, int]] = {}
+    for at, size in size_of.items():
+        rows_of.setdefault((size.depth, size.columns), {})[int(op[at])] = size.rows
+    loops = {weight: [*rows.values()] for weight, rows in rows_of.items() if len(rows) >= LOOP_GEMMS}
+    experts = np.flatnonzero(grouped[low:high]).tolist() or [
+        at for at, size in size_of.items() if (size.depth, size.columns) in loops
+    ]
+    gates = [at for at in size_of if experts and at < experts[0] and 1 < size_of[at].columns <= MAX_EXPERTS]
+    if not gates or not _MOVES_TOKENS[kind[gates[-1] : experts[0]]].any():
+        return -1
+    if experts[0] in size_of:
+        rows, seen = loops[size_of[experts[0]][1:]], size_of[gates[-1]].rows
+        # The projections of attention and the heads of several tasks have as many rows each, and all of them.
+        in_parts = max(rows) < seen <= sum(rows) and sum(rows) % seen == 0
+        if min(rows) < 0 or (len({*rows}) == 1 and not in_parts):
+            return -1
+    return low + gates[-1]
 
 
 def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
@@ -387,8 +442,8 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     stage = np.full(high - low, -1, dtype=np.int64)
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
     is_gemm = GEMMS[kind]
-    # The router's own GEMM: the kernels of the last one before the top-k.
-    gate = np.flatnonzero(is_gemm[:router])
+    # The router's own GEMM: the kernels of the last one before the top-k, or of the one that stands for it.
+    gate = np.flatnonzero(is_gemm[: router + 1])
     if len(gate):
         gate = gate[op[gate] == op[gate[-1]]] if op[gate[-1]] >= 0 else gate[-1:]
     stage[is_gemm] = SHARED

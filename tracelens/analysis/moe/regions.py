@@ -317,7 +317,11 @@ def regions(trace: Trace) -> Regions:
         of_token[0, window.first : window.last] = len(passes)
         of_token[1, window.first : window.last] = layer.stage
         # Sizes from the router's and the experts' arguments.
-        experts, top_k, seen = reader.choice(window.router)
+        choosing = window.first + np.flatnonzero(
+            (lexed.kind[window.first : window.last] == TOPK) & (layer.stage == ROUTER)
+        )
+        router = window.router if lexed.kind[window.router] == TOPK or not len(choosing) else choosing[-1]
+        experts, top_k, seen = reader.choice(int(router))
         gate = window.first + np.flatnonzero(layer.stage == ROUTER)
         for gate_gemm in gate[lexed.kind[gate] == GEMM].tolist():
             gemm = reader.gemm_size(gate_gemm)

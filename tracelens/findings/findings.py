@@ -282,6 +282,7 @@ T = TypeVar("T")
 SUBJECT = "savings by replay"
 NO_SCENARIO = "no scenario models the remedy"
 NOT_REGISTERED = "there is no scenario {}"
+HIDDEN = "{}: the recorded step waits for its host, which the profiler slows; by how much is unknown"
 UNRELIABLE = "the run's dependency graph does not explain the step"
 
 
@@ -330,6 +331,11 @@ class Replays:
         if isinstance(replayed, str):
             return candidate._replace(saving=Saving.estimated(saving.ns, replayed))
         self._step_ns[scenario] = self.base_ns - replayed.ns
+        hidden = replayed.ns <= SHOWN * self.base_ns < min(replayed.high_ns, saving.ns)
+        if hidden and self._projector is not None and self._projector.share.known_ns is None:
+            # What the profiler adds to the host's time does not decide that nothing is saved.
+            reason = HIDDEN.format(scenario)
+            return candidate._replace(saving=Saving.estimated(min(replayed.high_ns, saving.ns), reason))
         reason = UNRELIABLE if self.doubt > DOUBTFUL else ""
         return candidate._replace(saving=replayed._replace(upper_bound=reason))
 

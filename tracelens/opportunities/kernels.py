@@ -416,17 +416,22 @@ def permute_unfused(context: RankContext) -> Outcome:
     fused_ns = least / context.device.hbm_bytes_per_s * 1e9 if context.device is not None else 0.0
     fused_ns += 2 * _LAUNCH_NS * len(stage.cells)
     speed = least / max(spent, 1) * 1e9
+    against = (
+        f" at {speed / 1e9:,.0f} GB/s of useful traffic; a fused permutation takes about "
+        f"{milliseconds(context.per_step(fused_ns))}/step"
+        if least
+        else "; how many tokens they move is not recorded"
+    )
     return Detection(
         (
             Quantity("kernels per layer, forward", stage.kernels, "count"),
             Quantity("time per step", context.per_step(spent), "ns"),
-            Quantity("useful bandwidth", speed, "bytes/s"),
+            *([Quantity("useful bandwidth", speed, "bytes/s")] if least else []),
         ),
         context.per_step(max(spent - fused_ns, 0)),
         busy,
-        f"{stage.kernels:.0f} kernels per layer in forward take {milliseconds(context.per_step(spent))}/step "
-        f"at {speed / 1e9:,.0f} GB/s of useful traffic; a fused permutation takes about "
-        f"{milliseconds(context.per_step(fused_ns))}/step",
+        f"{stage.kernels:.0f} kernels per layer in forward take {milliseconds(context.per_step(spent))}/step"
+        f"{against}",
         "medium" if context.device is not None and least else "low",
     )
 

@@ -22,7 +22,7 @@ from tracelens.analysis.host import (
     idle_time,
     recurrence,
 )
-from tracelens.analysis.moe import FORWARD, PERMUTATION, PHASES, ROUTER, regions
+from tracelens.analysis.moe import DISPATCH, FORWARD, PERMUTATION, PHASES, ROUTER, regions
 from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
@@ -170,14 +170,27 @@ def router_work(step: StepWork) -> StageWork | str:
 def permutation_bytes(step: StepWork, cell: int) -> float:
     """Bytes that permuting and back moves at least: tokens once and once an expert, each way.
 
-    Of a layer pass and phase (see StageWork); 0 where the sizes are not known.
+    Where tokens come from other ranks, to several experts here, the rows of these are sorted once more, read
+    and written each way. Of a layer pass and phase (see StageWork); 0 where sizes are not known. Where the
+    router does not tell how many experts a token has, the rows of this rank's experts stand for them.
     """
     if cell < 0:
         return 0.0
-    layer_pass = step.trace.once(regions).passes[cell // len(PHASES)]
-    if min(layer_pass.tokens, layer_pass.hidden, layer_pass.top_k) <= 0:
+    number = cell // len(PHASES)
+    layer_pass = step.trace.once(regions).passes[number]
+    tokens, hidden, top_k, own = layer_pass.tokens, layer_pass.hidden, layer_pass.top_k, layer_pass.rows
+    routed = tokens * top_k if top_k > 0 else sum(own)
+    if min(tokens, hidden, routed) <= 0:
         return 0.0
-    return 2.0 * (1 + layer_pass.top_k) * layer_pass.tokens * layer_pass.hidden * layer_pass.itemsize
+    sorted_again = number in step.trace.once(_dispatching) and (layer_pass.grouped or len(own) > 1)
+    moved = tokens + routed + (2 * max(sum(own), 0) if sorted_again else 0)
+    return 2.0 * moved * hidden * layer_pass.itemsize
+
+
+def _dispatching(trace: Trace) -> set[int]:
+    """Numbers of the passes whose tokens go to other ranks."""
+    layers, comm = trace.once(regions), WORK_KINDS.index("comm")
+    return {*unique(layers.layer_pass[(layers.stage == DISPATCH) & (trace.work.kind == comm)]).tolist()}
 
 
 def permutation_chains(trace: Trace, device: Device | None) -> Chains:

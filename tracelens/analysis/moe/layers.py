@@ -228,9 +228,9 @@ def _with_experts(lexed: Tokens, cuts: Int, grouped: Bool) -> Iterable[int]:
     count = len(cuts) + 1
     part = np.searchsorted(cuts, np.arange(len(lexed.kind)), side="right")
     gemms = np.bincount(part[lexed.kind == GEMM], minlength=count)
-    grouped = np.bincount(part[grouped], minlength=count)
+    in_groups = np.bincount(part[grouped], minlength=count)
     moves = np.bincount(part[_MOVES_TOKENS[lexed.kind]], minlength=count)
-    may = (gemms > 0) & (moves > 0) & ((grouped > 0) | (gemms > LOOP_GEMMS))
+    may = (gemms > 0) & (moves > 0) & ((in_groups > 0) | (gemms > LOOP_GEMMS))
     numbers: list[int] = np.flatnonzero(may).tolist()
     return numbers
 

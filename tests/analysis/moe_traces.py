@@ -87,6 +87,7 @@ class Model:
         kernel_ns: duration of all kernels but the experts' products.
         dense: kinds of layers before the MoE layers, "d" each.
         pipeline: ranks of its stages; by default this rank is the first of two, and the other one missing.
+        fallback: whether a grouped call reads its sizes on the host, and runs one product after the other.
         split: whether the host cuts the rows of experts apart: before a loop, or in grouped calls.
     """
 
@@ -115,6 +116,7 @@ class Model:
     kernel_ns: int = KERNEL_NS
     dense: str = ""
     pipeline: Sequence[int] = ()
+    fallback: bool = False
     split: bool = False
 
     def rows_of(self, rank: int, micro_batch: int, layer: int) -> list[int]:
@@ -401,7 +403,13 @@ class Recorder:
                         done.append(("_GroupedLinear", kernel, ns, {}))
                 else:
                     shapes = [[total, depth], [len(rows), depth, columns], [len(rows)]]
-                    self.op("aten::_grouped_mm", kernel, grad="GroupedMmBackward0", ns=ns, shapes=shapes)
+                    arguments = self.arguments(shapes, ())
+                    with self.node("aten::_grouped_mm", "GroupedMmBackward0", arguments) as done:
+                        if self.model.fallback:
+                            with self.around("cpu_op", "aten::_to_copy"):
+                                self.op("aten::copy_", waits=True)
+                        self.launch(kernel, ns)
+                        done.append(("aten::_grouped_mm", kernel, ns, {}))
                 self.op("aten::silu", "vectorized_elementwise_silu", grad="SiluBackward0")
 
     def cut(self, rows: Sequence[int], depth: int) -> None:

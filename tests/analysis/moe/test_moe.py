@@ -147,6 +147,13 @@ def test_a_loop_over_experts_with_equal_rows_tells_itself_where_they_are_not_all
     assert analyze(run, "moe").meta.get("layers") == (2 if rows < 8 else None)
 
 
+def test_the_backward_of_a_grouped_call_that_reads_sizes_first_is_the_experts() -> None:
+    run, truth = recorded(Model(loop=False, fallback=True))
+    found = times(analyze(run, "moe"))
+    backward = {key: ns for key, ns in truth.items() if key[3] == "backward"}
+    assert {key: ns for key, ns in found.items() if key[3] == "backward"} == backward
+
+
 @pytest.mark.parametrize("layers", [(0,), (1,), (0, 2), (-1, 0, 1, 2)], ids=str)
 @pytest.mark.parametrize("recompute", ["reentrant", "hooks", "numbers"])
 def test_layers_of_which_only_some_are_computed_again(layers: tuple[int, ...], recompute: Any) -> None:

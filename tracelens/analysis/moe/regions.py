@@ -50,7 +50,7 @@ from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.costs import OpCost, Uncounted
 from tracelens.costs import size as bytes_of
-from tracelens.table import nearest
+from tracelens.table import codes, nearest, sums
 from tracelens.trace import WORK_KINDS, Trace, rows_by_code, steps_of
 
 PHASES = ("forward", "backward", "recompute")
@@ -368,6 +368,16 @@ def regions(trace: Trace) -> Regions:
         several = lexed.op[np.maximum(end - 1, 0)] != lexed.op[np.minimum(low, len(lexed.op) - 1)]
         in_region = np.isin(forward, work.forward[lexed.row[lexed.is_recompute]])
         linked = (forward >= 0) & ~((end > low) & several & in_region)
+        # An op with work of several stages is for what takes most time: GEMMs one by one, not the sizes that
+        # it copies to the host before.
+        changes = np.append(0, np.cumsum((of_token[:, 1:] != of_token[:, :-1]).any(axis=0)))
+        mixed = linked & (end > low) & (changes[np.maximum(end - 1, 0)] != changes[after])
+        for op, same in rows_by_code(np.where(mixed, forward, -1)).items():
+            if op >= 0:
+                inside = np.arange(low[same[0]], end[same[0]])
+                part, owner = codes(*of_token[:, inside])
+                most = np.argmax(sums(part, work.dur[lexed.row[inside]], len(owner[0])))
+                inherited[:, same] = np.stack(owner)[:, [most]]
         # What has no forward op (gradients that are added up, zeros that are filled) goes with the work
         # before; gradient synchronization goes with nothing.
         order = np.lexsort((events.start[caller[backward]], events.tid[caller[backward]]))

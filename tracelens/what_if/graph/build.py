@@ -326,14 +326,17 @@ def meet(
 def steps_of_rank(trace: Trace, host: RankHost, device: GpuActivities) -> StepBorders:
     """The steps of one rank."""
     steps, work = steps_of(trace), trace.work
+    whole = steps.only_whole()
     if not steps.marked:
-        # Without marks the step begins with the launch of its first work.
-        first = int(np.argmin(work.start))
+        # Without marks the step begins with its first work: behind what was in flight, recorded or not.
+        edge = whole.edges[0]
+        inside, before = np.flatnonzero(work.start >= edge), np.flatnonzero(work.end == edge)
+        first = int(inside[np.argmin(work.start[inside])])
         called = int(device.called[first])
         opened = called if called > LONG_AGO else int(work.start[first])
-        only = (Border(device.begin, True), Border(device.finish))
-        return StepBorders({steps.labels[0]: only}, [], np.array([opened]), steps.of_work)
-    whole = steps.only_whole()
+        begin = Border(device.finish[before]) if len(before) else Border(device.begin[inside], True)
+        only = begin, Border(device.finish)
+        return StepBorders({whole.labels[0]: only}, [], np.array([opened]), steps.of_work)
     row, opens, closes = host.marks
     names = [trace.arrays.names[code] for code in trace.arrays.name[row].tolist()]
     mark = {name: index for index, name in reversed([*enumerate(names)])}

@@ -464,6 +464,9 @@ def select_phase(run: Run, phase: str) -> Run:
         earlier = np.searchsorted(work.start, low)
         finished = lookup(np.maximum.accumulate(work.end), earlier - 1, low)
         begin = np.where(earlier > 0, np.minimum(np.maximum(host_start, finished), low), low)
+        # Work from before the recording is not part of a step whose GPU waits for it.
+        in_flight = trace.once(in_flight_at_start).end
+        begin = np.where((begin < in_flight) & (in_flight < high), in_flight, begin)
         keys = ((rank.rank, host_begin) for host_begin in host_start.tolist())
         by_one = zip((begin + shift[rank.rank]).tolist(), (high + shift[rank.rank]).tolist(), strict=True)
         extents |= dict(zip(keys, by_one, strict=True))

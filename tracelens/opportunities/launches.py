@@ -16,7 +16,7 @@ from tracelens.trace import Trace, matching, union
 from tracelens.trace.graphs import launched_by_graph
 from tracelens.units import duration
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario
-from tracelens.what_if.graph import Edge, Edit, Node, cut, marked_calls
+from tracelens.what_if.graph import Edge, Edit, Node, drop_host_time, marked_calls
 
 LATE_LAUNCH_SHARE = 0.01
 """Any eager program has some late launches; up to this share of the time they do not matter."""
@@ -334,7 +334,7 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     if not captured.any():
         raise NotApplicable("no two consecutive launches that a graph could hold")
     host_time = np.isin(graph.edge, (Edge.HOST, Edge.HANDOVER, Edge.ORDER)) & captured[graph.dst]
-    cut(edit.lag, host_time)
+    drop_host_time(graph, edit, host_time)
     edit.delay[captured] = 0
     work = np.zeros(len(graph), dtype=bool)
     of_graph = graph.edge == Edge.LAUNCH
@@ -346,8 +346,8 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     pieces = int(launches.sum() - captured.sum())
     return (
         f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "
-        f"them; {pieces:,} remain: one at the start of each step and one after each call that waits for "
-        f"the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} µs; shapes must not "
+        f"them, but for its pauses; {pieces:,} remain: one at the start of each step and one after each call "
+        f"that waits for the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} µs; shapes must not "
         "change between steps"
     )
 

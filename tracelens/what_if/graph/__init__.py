@@ -3,7 +3,7 @@
 from tracelens.what_if.graph.build import RankPart, Recorded, StepSpan, build, join, rank_part
 from tracelens.what_if.graph.changes import (
     ALL_TO_ALLS,
-    cut,
+    drop_host_time,
     drop_work,
     fuse,
     marked,
@@ -31,7 +31,7 @@ __all__ = [
     "StepSpan",
     "TooLong",
     "build",
-    "cut",
+    "drop_host_time",
     "drop_work",
     "full_queue",
     "fuse",

@@ -134,8 +134,25 @@ def test_a_symptom_stands_below_its_cause_although_it_saves_more(found: Any) -> 
     assert savings(result) == [("cause", 8, 8, "replayed", ""), ("symptom", 4, 12, "replayed", "cause")]
 
 
-def test_a_symptom_that_adds_more_than_each_cause_is_first(found: Any) -> None:
-    """Of its 14 us the causes have 4 and 2, which are less than most of its time."""
+def test_a_symptom_that_adds_less_than_all_causes_together_is_not_first(found: Any) -> None:
+    """It adds 5 us to causes of 4, 2 and 3 us, each of which saves less."""
+    result = found(
+        CHAIN,
+        symptom=("scale:[fst]*=0", (9, 23)),
+        a=("scale:first=0.625", (9, 12)),
+        b=("scale:second=0", (17, 21)),
+        c=("scale:third=0", (21, 23)),
+    )
+    assert savings(result) == [
+        ("b", 4, 4, "replayed", ""),
+        ("symptom", 5, 14, "replayed", ""),
+        ("a", 3, 3, "replayed", ""),
+        ("c", 2, 2, "replayed", ""),
+    ]
+
+
+def test_a_symptom_that_adds_more_than_all_causes_together_is_first(found: Any) -> None:
+    """Of its 14 us the causes have 4 and 2."""
     result = found(
         CHAIN,
         symptom=("scale:[fst]*=0", (9, 23)),

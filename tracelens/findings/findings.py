@@ -93,9 +93,9 @@ FINDINGS = Schema(
         Column("location", "str", doc="of its longest stretch", folded=True),
     ),
     kind="entries",
-    doc="Ranked by the step time that each saves on top of those above. Savings come from a replay of the "
-        "run under the finding's scenario, for serving engines over all steps together; under "
-        f"{SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
+    doc="Ranked by the step time that each saves on top of those above, a symptom on top of all causes. "
+        "Savings come from a replay of the run under the finding's scenario, for serving engines over all "
+        f"steps together; under {SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
 )  # fmt: skip
 FACTS = Schema(
     "Beside the savings",
@@ -599,7 +599,7 @@ def _row(
 
 
 def ranked(candidates: Sequence[SizedFinding], replays: Replays, ranks: int) -> Iterator[RankedFinding]:
-    """The candidates by what they add, most first."""
+    """The candidates by what they add, most first; a symptom first only if it outweighs all causes."""
     replayed = _replayed([candidate for candidate in candidates if candidate.saving.scenario], replays)
     bounds = _bounds(
         [candidate for candidate in candidates if not candidate.saving.scenario],
@@ -608,12 +608,22 @@ def ranked(candidates: Sequence[SizedFinding], replays: Replays, ranks: int) -> 
         ranks,
     )
     above: list[SizedFinding] = []
-    for candidate, additional_ns in sorted([*replayed, *bounds], key=_precedence):
+    for candidate, additional_ns in _in_order([*replayed, *bounds]):
         causes = explaining(candidate, above) if candidate.detector.symptom else []
         explained, cause = causes[0] if causes else (0.0, None)
         yield RankedFinding(candidate, additional_ns, cause, explained)
         if not candidate.detector.symptom:
             above.append(candidate)
+
+
+def _in_order(additions: Sequence[Addition]) -> list[Addition]:
+    """What adds most first; but a symptom first of all only if it adds more than all causes together."""
+    result = sorted(additions, key=_precedence)
+    causes = [addition for addition in result if not addition[0].detector.symptom]
+    if causes and result[0][1] <= sum(additional_ns for _, additional_ns in causes):
+        result.remove(causes[0])
+        result.insert(0, causes[0])
+    return result
 
 
 def _precedence(addition: Addition) -> tuple[float, bool, bool, float]:

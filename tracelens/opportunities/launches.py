@@ -347,8 +347,8 @@ def step_graph(context: ScenarioContext, edit: Edit, argument: str) -> str:
     return (
         f"{int(captured.sum()):,} of {int(launches.sum()):,} launches disappear with the host time before "
         f"them, but for its pauses; {pieces:,} remain: one at the start of each step and one after each call "
-        f"that waits for the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} µs; shapes must not "
-        "change between steps"
+        f"that waits for the GPU; queued kernels follow each other within {GRAPH_GAP_NS / 1000:g} µs; shapes "
+        "must not change between steps"
     )
 
 

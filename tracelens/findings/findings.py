@@ -95,7 +95,7 @@ FINDINGS = Schema(
     kind="entries",
     doc="Ranked by the step time that each saves on top of those above, a symptom on top of all causes. "
         "Savings come from a replay of the run under the finding's scenario, for serving engines over all "
-        f"steps together; under {SHOWN:.1%} hidden. Upper bounds share the time that replayed findings leave.",
+        f"steps together; under {SHOWN:.1%} hidden. Upper bounds share what the others leave.",
 )  # fmt: skip
 FACTS = Schema(
     "Beside the savings",

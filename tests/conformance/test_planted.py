@@ -34,6 +34,8 @@ STRAGGLERS = {
     "skewed_tokens": (1, "token_load", 3.5),
     "slow_host": (1, "stalled_host", 8.5),
 }
+PROGRAM = {"permute_unfused", "slow_kernels"}
+"""What the program does in each run: it moves tokens with plain indexing."""
 
 
 TOLD = json.loads((FOLDER / "times.json").read_text())
@@ -81,7 +83,8 @@ def test_the_finding_names_the_rank_and_what_to_do_about_its_cause(name: str, ra
     assert findings["finding"]["stragglers"].startswith(f"Ranks wait for rank {rank}, ")
     assert remedy in findings["remedy"]["stragglers"]
     # The calls that make the rank late come first where they cost others, too.
-    assert {"stragglers", "other_blocking_calls"} & set(findings.index[:2])
+    avoidable = [name for name in findings.index if name not in PROGRAM]
+    assert {"stragglers", "other_blocking_calls"} & set(avoidable[:2])
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -91,8 +94,8 @@ def test_controls_are_silent(name: str) -> None:
     findings = analyzed(name, "findings")["findings"]
     large = findings[findings["additional_ns"] > 0.05 * 23e6]
     # Each step ends with reading the loss, behind which the GPU waits for the host.
-    usual = {"launch_bound", "stragglers_noise", "other_blocking_calls", "exposed_all_to_all", "slow_kernels"}
-    assert set(large["detector"]) <= usual
+    usual = {"launch_bound", "stragglers_noise", "other_blocking_calls", "exposed_all_to_all"}
+    assert set(large["detector"]) <= usual | PROGRAM
     assert set(large["confidence"]) <= {"low", "medium"}
 
 

@@ -291,6 +291,14 @@ def test_the_step_without_the_profiler_comes_first() -> None:
     )
 
 
+def test_parts_of_the_pace_that_differ_are_told() -> None:
+    known = {"step_without_profiler_ns": 80 * MS, "step_without_profiler_range_ns": [70 * MS, 90 * MS]}
+    made = summary(sample.steps([100]), **known)
+    assert clauses(made)[0] == "80.0 ms (70.0 ms to 90.0 ms) a step without the profiler on H200"
+    made = summary(sample.steps([100]), **known, options={"unprofiled_step_ms": 50.0})
+    assert clauses(made)[0] == "50.0 ms a step without the profiler on H200"
+
+
 def test_the_step_that_the_user_knows_counts_before_the_recorded_pace() -> None:
     made = summary(
         sample.steps([100]),

@@ -230,6 +230,7 @@ def test_steps_without_the_profiler_stand_beside_those_with_it() -> None:
     assert steps["pace"]["samples_per_s"].fillna(0).tolist() == pytest.approx([2e5, 0])
     assert steps["pace"]["profiler_cost"].tolist() == pytest.approx([0.4, 1 / 13])
     assert steps.meta["step_without_profiler_ns"] == round(158_000 / 14)  # of all steps
+    assert steps.meta["step_without_profiler_range_ns"] == [10_000, 13_000]
     assert steps.meta["profiler_cost"] == pytest.approx(14 / (158 / 14) - 1)
     assert steps.meta["tokens_per_s"] == pytest.approx(2e7)
     metrics = steps["metrics"].query("metric == 'step.pace'")
@@ -260,6 +261,7 @@ def test_a_report_begins_with_the_step_without_the_profiler() -> None:
     report = tracelens.report(make_run([paced(0, BEFORE)]), ["steps", "timeline"])
     assert report.meta["step_without_profiler_ns"] == 10_000
     assert report.meta["profiler_cost"] == pytest.approx(0.4)
+    assert "step_without_profiler_range_ns" not in report.meta
     assert "step_without_profiler_ns" not in tracelens.report(make_run([paced(0)]), ["steps"]).meta
 
 

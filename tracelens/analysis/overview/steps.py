@@ -146,8 +146,12 @@ PACE = Schema(
 TABLES = {"steps": STEPS, "metrics": STEP_METRICS, "pace": PACE}
 
 NO_PACE = "no step was timed without the profiler; record with tracelens.record(..., pace_steps=20)"
-PACE_META = ("step_without_profiler_ns", "profiler_cost", "tokens_per_s")
+PACE_META = ("step_without_profiler_ns", "profiler_cost", "tokens_per_s", "step_without_profiler_range_ns")
 """What the meta of a result or report says of the pace."""
+
+PARTS_DIFFER = 0.1
+"""From this relative distance of the parts on their mean alone would mislead: two parts of one run differ by
+1 to 4% on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class PaceSummary:
     profiled_ns: float  # mean of the recorded steps of the same ranks
     tokens_per_s: float  # of all ranks together, without the profiler; -1 where the program did not tell
     steps: int  # timed, on the rank with fewest
+    parts_ns: tuple[float, ...]  # the step of each settled part, mean of the ranks
 
     @property
     def profiler_cost(self) -> float:
@@ -165,10 +170,14 @@ class PaceSummary:
         return self.profiled_ns / self.step_ns - 1
 
     def meta(self) -> dict[str, Any]:
-        """PACE_META with its values, as far as they are told."""
-        values = (round(self.step_ns), self.profiler_cost, self.tokens_per_s)
-        shown = values if self.tokens_per_s >= 0 else values[:-1]
-        return dict(zip(PACE_META, shown, strict=False))
+        """PACE_META with its values, as far as they are told; the range only where parts differ much."""
+        told: list[Any] = [round(self.step_ns), self.profiler_cost, None, None]
+        if self.tokens_per_s >= 0:
+            told[2] = self.tokens_per_s
+        low_ns, high_ns = min(self.parts_ns), max(self.parts_ns)
+        if high_ns > (1 + PARTS_DIFFER) * low_ns:
+            told[3] = [round(low_ns), round(high_ns)]
+        return {name: value for name, value in zip(PACE_META, told, strict=True) if value is not None}
 
 
 @analyzer("steps", title="Steps", order=25, tables=TABLES)
@@ -383,11 +392,16 @@ def pace_summary(run: Run) -> PaceSummary | None:
         return None
     parts = [part for trace in traces for part in settled(trace.meta.pace) if part.tokens >= 0]
     dur_ns = sum(part.dur_ns for part in parts)
+    by_name: dict[str, list[float]] = {}
+    for trace in traces:
+        for part in settled(trace.meta.pace):
+            by_name.setdefault(part.name, []).append(part.step_ns)
     return PaceSummary(
         step_ns=float(np.mean([mean_step_ns(trace.meta.pace) for trace in traces])),
         profiled_ns=float(np.mean([np.diff(windows.edges).mean() for _, windows in timed if windows.labels])),
         tokens_per_s=sum(part.tokens for part in parts) / dur_ns * 1e9 if parts else -1.0,
         steps=min(sum(part.steps for part in settled(trace.meta.pace)) for trace in traces),
+        parts_ns=tuple(float(np.mean(of_ranks)) for of_ranks in by_name.values()),
     )
 
 

@@ -97,6 +97,7 @@ class UnprofiledPace(NamedTuple):
     """What is known of a run without the profiler."""
 
     step_ns: float  # 0 where unknown
+    range_ns: Sequence[float]  # lowest and highest part of it, empty where they agree
     tokens_per_s: float  # 0 where unknown
     with_profiler: bool  # whether tokens_per_s is of recorded steps
     tokens: int  # of a step, 0 where unknown
@@ -166,12 +167,13 @@ class RunFigures:
         meta = self.report_meta
         option_ms = meta.get("options", {}).get("unprofiled_step_ms")
         step_ns = option_ms * 1e6 if option_ms else float(meta.get("step_without_profiler_ns", 0))
+        range_ns = () if option_ms else meta.get("step_without_profiler_range_ns", ())
         tokens = int(meta.get("setup", {}).get("tokens", 0)) if self.times.marked else 0
         if rate := 0.0 if option_ms else float(meta.get("tokens_per_s", 0)):
-            return UnprofiledPace(step_ns, rate, False, tokens)
+            return UnprofiledPace(step_ns, range_ns, rate, False, tokens)
         paced_ns = step_ns or self.times.step_ns
         rate = tokens / paced_ns * 1e9 if paced_ns else 0.0
-        return UnprofiledPace(step_ns, rate, not step_ns, tokens)
+        return UnprofiledPace(step_ns, range_ns, rate, not step_ns, tokens)
 
     @cached_property
     def is_of_one_step(self) -> bool:
@@ -401,7 +403,8 @@ def _measured(figures: RunFigures) -> str:
     if not times.marked:
         return _listed(f"{duration(times.step_ns)} recorded on {where}, no steps marked", utilisation)
     if pace.step_ns and abs(pace.step_ns / times.step_ns - 1) > REPLAYED_STEP_SHARE:
-        lead = _listed(f"{duration(pace.step_ns)} a step without the profiler on {where}", tokens)
+        parts = " ({} to {})".format(*map(duration, pace.range_ns)) if pace.range_ns else ""
+        lead = _listed(f"{duration(pace.step_ns)}{parts} a step without the profiler on {where}", tokens)
         return f"{lead}; in the recording {_listed(duration(times.step_ns), utilisation)}"
     recorded = "" if pace.step_ns else "recorded "
     return _listed(f"{duration(times.step_ns)} a {recorded}step on {where}", tokens, utilisation)

@@ -140,7 +140,10 @@ def pipeline_imbalance(results: Mapping[str, Result]) -> Detections:
         )
         if behind.more_work_ns < behind.waits_ns:
             rest = "is idle time inside the passes" if behind.more_idle_ns else "varies by micro-batch"
-            evidence += f": a better partition saves {duration(behind.more_work_ns)}, the rest {rest}"
+            more = duration(behind.more_work_ns)
+            evidence += (
+                f": {more} more work, which a better partition spreads over the stages; the rest {rest}"
+            )
         saving = min(behind.waits_ns, behind.more_work_ns)
         detections[rank] = bubble.detection("imbalance", saving, evidence, "medium")
     if any(detection.saving_ns for detection in detections.values()):

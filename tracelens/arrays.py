@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median_high, median_low
 from typing import Any, TypeVar
 
 import numpy as np
@@ -131,6 +130,7 @@ def typical_step(durations: Sequence[float], ranks: int) -> int:
     """
     steady = steady_steps(len(durations), ranks)
     # Where something held one of few steps up, the first one tells what is a stub.
-    least = STUB * min(median_high(durations), median_high(durations[step] for step in steady))
-    whole = [durations[step] for step in steady if durations[step] >= least]
-    return durations.index(median_low(whole), steady.start)
+    in_order, steady_in_order = sorted(durations), sorted(durations[step] for step in steady)
+    least = STUB * min(in_order[len(in_order) // 2], steady_in_order[len(steady_in_order) // 2])
+    whole = sorted(durations[step] for step in steady if durations[step] >= least)
+    return durations.index(whole[(len(whole) - 1) // 2], steady.start)

@@ -25,7 +25,6 @@ from difflib import get_close_matches
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -564,7 +563,7 @@ class GateSide:
             for run, source in zip(self.side.runs, self.traces, strict=True)
             if source is not None
         ]
-        middle = mean(time for time, _ in traced) if traced else 0.0
+        middle = float(np.mean([time for time, _ in traced])) if traced else 0.0
         return min(traced, key=lambda timed: abs(timed[0] - middle), default=(0.0, None))[1]
 
 

@@ -130,7 +130,7 @@ def is_linked(gpu: Int, launch: Int, calls: Calls, flow_ids: Int) -> Bool:
     if not len(flow_ids):
         return known
     correlation, ids = calls.correlation[gpu], unique(flow_ids)  # np.isin would sort both
-    arrow = ids.take(np.searchsorted(ids, correlation), mode="clip") == correlation
+    arrow: Bool = ids.take(np.searchsorted(ids, correlation), mode="clip") == correlation
     return known & (arrow | lookup(calls.is_graph, launch, False))
 
 

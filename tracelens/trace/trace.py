@@ -446,14 +446,9 @@ _answers: dict[re.Pattern[str], dict[str, bool]] = {}
 
 def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
-    known, names = _answers.setdefault(pattern, {}), [*names]
-    answers = [*map(known.get, names)]
-    if None in answers:
-        for name, answer in zip(names, answers, strict=True):
-            if answer is None:
-                known[name] = pattern.search(name) is not None
-        answers = [known[name] for name in names]
-    return np.array(answers, dtype=bool)
+    known, names, search = _answers.setdefault(pattern, {}), [*names], pattern.search
+    known.update({name: search(name) is not None for name in names if name not in known})
+    return np.array([known[name] for name in names], dtype=bool)
 
 
 @lru_cache(maxsize=1 << 14)

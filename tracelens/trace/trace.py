@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property, lru_cache
+from itertools import compress
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -314,6 +315,18 @@ class Events(NamedTuple):
     def where(self, *kinds: str) -> Bool:
         """Mask of the events of these kinds."""
         return np.array([kind in kinds for kind in self.kinds], dtype=bool).take(self.kind)
+
+    def fitting(self, pattern: re.Pattern[str], *kinds: str) -> Bool:
+        """Mask of the events of these kinds in whose name a pattern is found.
+
+        Most names are those of Python frames, so the names of other kinds alone are looked at.
+        """
+        among = self.where(*kinds)
+        is_used = np.zeros(len(self.names), dtype=bool)
+        is_used[self.name[among]] = True
+        fits = np.zeros(len(self.names), dtype=bool)
+        fits[is_used] = matching(compress(self.names, is_used), pattern)
+        return fits.take(self.name) & among
 
 
 @dataclass(frozen=True)

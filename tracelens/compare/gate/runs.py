@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -274,6 +273,8 @@ def of_rank(metric: str) -> tuple[int | None, str]:
 
 def nearest(metric: str, sides: Sequence[Samples]) -> str:
     """The known metric whose name is nearest, "" if none is near."""
+    from difflib import get_close_matches
+
     known = sorted({name for side in sides for name in side.values})
     close = get_close_matches(metric, known, n=1) or get_close_matches(f"{metric}.time", known, n=1)
     return close[0] if close else ""

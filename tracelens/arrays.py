@@ -24,8 +24,12 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         missing: one value, or one for each index.
     """
     absent = index < 0
+    count = np.count_nonzero(absent)
+    if count == 0:
+        return values.take(index)
     # Where all are absent there may be no values at all.
-    result = np.empty(len(index), dtype=values.dtype) if absent.all() else values.take(np.maximum(index, 0))
+    all_absent = count == len(index)
+    result = np.empty(len(index), dtype=values.dtype) if all_absent else values.take(np.maximum(index, 0))
     np.copyto(result, missing, where=absent, casting="unsafe")
     return result
 

@@ -291,7 +291,7 @@ def _facts(columns: list[ShownColumn], *others: str) -> list[ShownColumn]:
     name = next((shown for shown in columns if shown.column.is_text), None)
     if name:
         # What follows a colon explains the name.
-        name = replace(name, texts=[text.partition(": ")[0] for text in name.texts])
+        name = name._replace(texts=[text.partition(": ")[0] for text in name.texts])
     facts = (number, name, first("ns"), first("fraction"), *map(called, others), called("confidence"))
     return [shown for shown in facts if shown]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ _BRIEF = 3
 _OF_RANK = re.compile(r"^rank \d+(: |$)")
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first."""
 
     rows: list[int]  # row position in the table, of every chosen node
@@ -48,8 +47,7 @@ class Tree:
     left_out: list[int]  # per chosen node, how many of its own children were not chosen
 
 
-@dataclass(frozen=True)
-class ShownColumn:
+class ShownColumn(NamedTuple):
     """A column with its shown cells, raw and as text."""
 
     format: ColumnFormat
@@ -81,8 +79,7 @@ _PROSE_WIDTH = 1200
 _LINE_WIDTH = 4000
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One short cell: 'saving' '728.300 ms'."""
 
     label: str  # what it is; empty where the text says it itself ('87.3% of the step')
@@ -93,8 +90,7 @@ class Fact:
         return f"{self.label} {self.text}".strip()
 
 
-@dataclass(frozen=True)
-class ProseRow:
+class ProseRow(NamedTuple):
     """One row that is read by itself."""
 
     number: str  # its place in a table that is ranked, else empty

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +67,7 @@ class _Printable(dict[int, str]):
 _PRINTABLE = _Printable(dict.fromkeys(range(28, 32), "�"))
 
 
-@dataclass(frozen=True)
-class ColumnFormat:
+class ColumnFormat(NamedTuple):
     """How one column is written: built from the whole column, so that every cut of it has the same unit."""
 
     column: Column

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tracelens.analysis import ANALYZERS, SHARED
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.plugins import load_files
 from tracelens.registry import Registry
@@ -141,10 +142,12 @@ def test_two_plugin_files_of_one_name_do_not_replace_each_other(
         things(package).load()
 
 
-@pytest.mark.parametrize("registry", [RENDERERS, FIGURES], ids=lambda registry: registry.kind)
+@pytest.mark.parametrize(
+    "registry", [ANALYZERS, SHARED, RENDERERS, FIGURES], ids=lambda registry: registry.kind
+)
 def test_names_are_where_the_registry_says(registry: Registry[object]) -> None:
     registry.load()
-    homes = {name: origin.rpartition(".")[2] for name, origin in registry.origins.items()}
+    homes = registry.origins
     assert registry.homes.items() <= homes.items()
     # Of a module all names are told, or none: only the others are imported for a name that is not told.
     assert {name for name in homes if homes[name] in registry.homes.values()} == registry.homes.keys()
@@ -153,7 +156,7 @@ def test_names_are_where_the_registry_says(registry: Registry[object]) -> None:
 def test_a_name_without_a_home_is_in_a_module_without_one(package: str, tmp_path: Path) -> None:
     plugin(package, tmp_path / package / "two.py", "dos", 2)
     registry = things(package)
-    registry.homes = {"uno": "one"}
+    registry.homes = {"uno": f"{package}.one"}
     assert registry.find("dos") == 2
     assert registry.origins == {"dos": f"{package}.two"}
     assert registry.find("uno") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median_high, median_low
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,8 +24,12 @@ def lookup(values: NDArray[Scalar], index: Int, missing: float | NDArray[Any]) -
         missing: one value, or one for each index.
     """
     absent = index < 0
+    count = np.count_nonzero(absent)
+    if count == 0:
+        return values.take(index)
     # Where all are absent there may be no values at all.
-    result = np.empty(len(index), dtype=values.dtype) if absent.all() else values.take(np.maximum(index, 0))
+    all_absent = count == len(index)
+    result = np.empty(len(index), dtype=values.dtype) if all_absent else values.take(np.maximum(index, 0))
     np.copyto(result, missing, where=absent, casting="unsafe")
     return result
 
@@ -131,6 +134,7 @@ def typical_step(durations: Sequence[float], ranks: int) -> int:
     """
     steady = steady_steps(len(durations), ranks)
     # Where something held one of few steps up, the first one tells what is a stub.
-    least = STUB * min(median_high(durations), median_high(durations[step] for step in steady))
-    whole = [durations[step] for step in steady if durations[step] >= least]
-    return durations.index(median_low(whole), steady.start)
+    in_order, steady_in_order = sorted(durations), sorted(durations[step] for step in steady)
+    least = STUB * min(in_order[len(in_order) // 2], steady_in_order[len(steady_in_order) // 2])
+    whole = sorted(durations[step] for step in steady if durations[step] >= least)
+    return durations.index(whole[(len(whole) - 1) // 2], steady.start)

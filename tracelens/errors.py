@@ -6,7 +6,6 @@ The command line prints `str(error)` and exits with code 2; nothing else in the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,6 +38,8 @@ class ParseError(TracelensError):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """A question for the known word that is nearest to a wrong one, "" where none is near."""
+    from difflib import get_close_matches  # no word is wrong in most commands
+
     close = get_close_matches(word, sorted(known), n=1)
     return f"did you mean {close[0]!r}?" if close else ""
 

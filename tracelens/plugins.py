@@ -71,14 +71,15 @@ def _may_be_installed() -> bool:
         for name in names:
             if name.endswith((".dist-info", ".egg-info", ".egg")):
                 try:
-                    text = Path(folder, name, "entry_points.txt").read_text("utf-8")
+                    with open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
+                        text = file.read()
                 except (FileNotFoundError, NotADirectoryError):
                     if not name.endswith(".egg"):
                         continue
                     return True
-                except (OSError, ValueError):
+                except OSError:
                     return True
-                if GROUP in text:
+                if GROUP.encode() in text:
                     return True
     return False
 

@@ -12,6 +12,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -29,14 +30,18 @@ def purpose(function: Callable[..., object]) -> str:
 class Registry(Generic[T]):
     """Name to thing, filled by importing `packages`; a name taken twice is an error that names both.
 
-    Where `homes` tells which module of the first package has which names, separated by blanks, one that is
-    asked for is imported alone; for another name, all modules that it does not tell of.
+    Where `homes` tells which module has which names, separated by commas, one that is asked for is imported
+    alone; for another name, all modules that it does not tell of. Modules are relative to the first package.
     """
 
     def __init__(self, kind: str, *packages: str, homes: Mapping[str, str] | None = None) -> None:
         self.kind = kind
         self._packages = packages
-        self.homes = {name: module for module, names in (homes or {}).items() for name in names.split()}
+        self.homes = {
+            name: resolve_name(module, packages[0])
+            for module, names in (homes or {}).items()
+            for name in names.split(", ")
+        }
         self._items: dict[str, T] = {}
         self.origins: dict[str, str] = {}
 
@@ -76,12 +81,13 @@ class Registry(Generic[T]):
     def find(self, name: str) -> T | None:
         """The thing of that name, None where there is none."""
         if name in self.homes:
-            importlib.import_module(f"{self._packages[0]}.{self.homes[name]}")
+            importlib.import_module(self.homes[name])
             load_plugins()
         elif not self.homes or any_plugins():
             self.load()
         else:
-            _import_package(self._packages[0], frozenset(self.homes.values()))
+            for package in self._packages:
+                _import_package(package, frozenset(self.homes.values()))
         return self._items.get(name)
 
     def items(self) -> Iterator[tuple[str, T]]:
@@ -94,11 +100,10 @@ class Registry(Generic[T]):
 def _import_package(package: str, without: frozenset[str] = frozenset()) -> None:
     """Import all modules of a package but those of these names."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        name = module.name.rpartition(".")[2]
-        if name.startswith("_") or name in without:
+        if module.name.rpartition(".")[2].startswith("_") or module.name in without:
             continue
         if module.ispkg:
-            _import_package(module.name)
+            _import_package(module.name, without)
         else:
             importlib.import_module(module.name)
 

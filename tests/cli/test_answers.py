@@ -15,7 +15,7 @@ from tracelens.analysis import in_order
 from tracelens.cli import run as run_cli
 from tracelens.rendering.formats import answered
 from tracelens.rendering.summary import answer
-from tracelens.rendering.tables import column_format, compared, leading_column, size_column
+from tracelens.rendering.tables import column_formats, compared, leading_column, size_column
 from tracelens.table import Report, Table
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -91,7 +91,7 @@ def test_the_column_that_a_table_is_sorted_by_is_shown(run: str) -> None:
             if not len(table) or table.schema.kind == "entries":
                 continue
             columns = [column for column in table.schema.columns if column.name in sorting(table)]
-            headers = [column_format(table, column).header for column in columns]
+            headers = [column_formats(table)[column.name].header for column in columns]
             for width in (80, 120):
                 words = set(" ".join(screen(report(SAMPLES / run), result.analyzer, width, name)).split())
                 is_shown = any({*header.split()} <= words for header in headers)
@@ -108,7 +108,7 @@ def test_times_of_a_table_have_one_unit_and_those_of_a_single_call_another(run: 
             for column in table.schema.columns:
                 if column.unit == "ns" and not column.name.endswith("ts_ns"):
                     single = bool(re.search(r"(^|_)(median|mean|min|max|p\d+)_ns$", column.name))
-                    units[single].add(column_format(table, column).unit)
+                    units[single].add(column_formats(table)[column.name].unit)
             assert all(len(each) <= 1 for each in units.values()), (result.analyzer, name, units)
 
 

@@ -199,6 +199,6 @@ def test_importing_reads_no_file() -> None:
     assert done.stdout == "False\n"
 
 
-def test_what_was_measured_comes_last_in_a_file() -> None:
-    for rated, whole in zip(devices(measured=False), devices(), strict=True):
-        assert rated == replace(whole, measured=Measured())
+def test_sources_and_what_was_measured_come_last_in_a_file() -> None:
+    for rated, whole in zip(devices(rated=True), devices(), strict=True):
+        assert rated == replace(whole, measured=Measured(), sources={})

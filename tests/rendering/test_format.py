@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tracelens.rendering.tables import (
     ABSENT,
-    column_format,
+    column_formats,
     format_for,
     label,
     meta_items,
@@ -140,11 +140,11 @@ def test_statistics_of_one_time_have_one_unit() -> None:
     names = ("dur_median_ns", "dur_min_ns", "dur_max_ns")
     schema = Schema("T", tuple(Column(name, "int64", "ns") for name in names))
     table = schema.from_rows([(20_000_000, 1_000, 90_000_000)])
-    assert {column_format(table, column).unit for column in schema.columns} == {"ms"}
+    assert {fmt.unit for fmt in column_formats(table).values()} == {"ms"}
 
 
 def test_facts_of_an_entry_have_one_unit_but_for_times_of_day() -> None:
     names = ("saving_ns", "low_ns", "ts_ns")
     schema = Schema("T", tuple(Column(name, "int64", "ns") for name in names), kind="entries")
     table = schema.from_rows([(20_000_000, 1_000, 90_000_000_000)])
-    assert [column_format(table, column).unit for column in schema.columns] == ["ms", "ms", "s"]
+    assert [fmt.unit for fmt in column_formats(table).values()] == ["ms", "ms", "s"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.rendering import sample
 from tracelens.rendering.formats import console_text
-from tracelens.rendering.tables import by_level, column_format, cut, meta_items, more, readable, with_places
+from tracelens.rendering.tables import by_level, column_formats, cut, meta_items, more, readable, with_places
 from tracelens.table import Column, Report, Schema, Table
 
 LEVELS = Schema(
@@ -87,7 +87,7 @@ def test_sides_and_their_difference_have_one_unit() -> None:
     small = {**table.columns, "delta_ns": np.full(len(table), 1234)}
     changed = Table(table.schema, small)
     units = {
-        name: column_format(changed, column).unit
+        name: column_formats(changed)[column.name].unit
         for name in ("base_ns", "cand_ns", "delta_ns")
         for column in table.schema.columns
         if column.name == name

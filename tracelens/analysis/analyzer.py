@@ -165,9 +165,35 @@ class Analyzer:
         )
 
 
-ANALYZERS: Registry[Analyzer] = Registry("analyzer", "tracelens.analysis", "tracelens.findings")
+ANALYZERS: Registry[Analyzer] = Registry(
+    "analyzer",
+    "tracelens.analysis",
+    "tracelens.findings",
+    homes={
+        ".comm.collectives": "collectives",
+        ".comm.overlap": "overlap",
+        ".completeness.completeness": "completeness",
+        ".host.idle": "idle",
+        ".host.launches": "launches",
+        ".moe.moe": "moe",
+        ".overview.breakdown": "breakdown, kernels, ops",
+        ".overview.scopes": "scopes",
+        ".overview.steps": "steps",
+        ".overview.timeline": "input, timeline",
+        ".pipeline.pipeline": "pipeline",
+        ".roofline.roofline": "roofline",
+        ".serving.serving": "serving",
+        ".step_timeline.step_timeline": "step_timeline",
+        ".stragglers.stragglers": "stragglers",
+        "..findings.findings": "findings",
+    },
+)
 SHARED: Registry[Shared] = Registry(
-    "shared input", "tracelens.analysis", "tracelens.what_if", "tracelens.findings"
+    "shared input",
+    "tracelens.analysis",
+    "tracelens.what_if",
+    "tracelens.findings",
+    homes={".comm.aligned": "aligned run", "..what_if.projection": "projector"},
 )
 
 

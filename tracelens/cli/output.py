@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -199,7 +198,9 @@ def print_answer(report: Report, table: str | None = None) -> None:
 
 def _terminal() -> tuple[int, bool]:
     """Columns of stdout, and whether it shows colors."""
-    return shutil.get_terminal_size((120, 24)).columns, sys.stdout is not None and sys.stdout.isatty()
+    from shutil import get_terminal_size  # which loads compressors, too
+
+    return get_terminal_size((120, 24)).columns, sys.stdout is not None and sys.stdout.isatty()
 
 
 def print_report(report: Report, *, json: bool = False, full: bool = True, rows: int | None = None) -> None:

@@ -108,14 +108,15 @@ def _reporting(traces: Traces, line: Progress) -> Reporting:
 def _of_analyzers(names: Sequence[str] | None, options: AnalyzerOptions) -> dict[str, Any]:
     """The options that these analyzers (default: all) have; warns of those that none of them has."""
     values = options.values("scope", "device", "device_file", "unprofiled_step_ms")
-    changed = {name for name, value in values.items() if value not in (None, "all")}
+    values = {name: value for name, value in values.items() if value is not None}
+    changed = {name for name, value in values.items() if value != "all"}
     if not names or not changed:
         return values
     from tracelens.analysis import ANALYZERS, option_names
     from tracelens.analysis.common import choose_device
 
     known = option_names([ANALYZERS.get(name) for name in names])
-    choose_device(values["device"], values["device_file"])
+    choose_device(options.device, options.device_file)
     for name in sorted(changed - known):
         say(f"tracelens: {', '.join(names)}: --{name.replace('_', '-')} changes nothing here")
     return {name: value for name, value in values.items() if name in known or name not in changed}

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from tracelens.devices.files import read_bundled, read_device
+from tracelens.devices.files import read_bundled, read_device, read_peaks
 from tracelens.devices.spec import Device
 from tracelens.errors import UnknownName
 
@@ -47,12 +47,12 @@ class HasAliases(Protocol):
 Named = TypeVar("Named", bound=HasAliases)
 
 
-def devices(*, measured: bool = True) -> list[Device]:
+def devices(*, rated: bool = False) -> list[Device]:
     """All bundled devices: by vendor, then from slower to faster memory, which is also from old to new.
 
-    Whoever asks for their peaks alone leaves out what was measured.
+    Where their peaks are all that is asked, `rated` leaves out sources and what was measured: most of a file.
     """
-    return [_read(head.path) if measured else _rated(head.path) for head in _heads()]
+    return [_rated(head.path) if rated else _read(head.path) for head in _heads()]
 
 
 def device(name: str) -> Device:
@@ -130,4 +130,4 @@ def _read(path: Path) -> Device:
 
 @cache
 def _rated(path: Path) -> Device:
-    return read_bundled(path, measured=False)
+    return read_peaks(path)

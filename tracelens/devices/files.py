@@ -55,7 +55,8 @@ _BANDWIDTHS = (
 """Names of bandwidths, see `Bandwidth`."""
 _BANDWIDTH_KEYS = ("name", "ranks", "ranks_per_node", "skew", "size_bytes", "bytes_per_s")
 
-_MEASURED = "\n[measured]"
+_SOURCES = "\n[source]"
+"""Begins the part of a bundled file that follows its numbers."""
 _LEAST = 1e9
 """In bytes, bytes/s or FLOP/s: no GPU has less, so the number was meant in GB, GB/s or TFLOP/s."""
 _MAY_BE_SMALL = ("units", "cache_bytes")
@@ -75,16 +76,18 @@ def read_device(path: str | PathLike[str]) -> Device:
     return _DeviceFile(fspath(path)).device()
 
 
-def read_bundled(path: str | PathLike[str], *, measured: bool = True) -> Device:
-    """Read a device file in which every number must have a source; raises TracelensError as `read_device`.
-
-    What was `measured` comes last in a bundled file, and takes most of the time.
-    """
-    device = _DeviceFile(fspath(path), "" if measured else _MEASURED).device()
+def read_bundled(path: str | PathLike[str]) -> Device:
+    """Read a device file in which every number must have a source; raises TracelensError as `read_device`."""
+    device = read_device(path)
     missing = [key for key in numbers(device) if key not in device.sources]
     if missing:
         raise TracelensError(f"{fspath(path)}: no source for {', '.join(missing)}; add it to [source]")
     return device
+
+
+def read_peaks(path: str | PathLike[str]) -> Device:
+    """A bundled device without sources and what was measured: both come last, and take most of the time."""
+    return _DeviceFile(fspath(path), _SOURCES).device()
 
 
 def numbers(device: Device) -> dict[str, float]:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from tracelens.units import duration, three_digit_decimals
 
@@ -49,8 +49,7 @@ GemmKind = Literal["output", "weight"]
 """y = x w, whose rows are those of x, or the weight gradient x^T dy, which sums over these rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class GemmCurve:
+class GemmCurve(NamedTuple):
     """Rates of GEMMs of m rows with (k, n) weights, by m."""
 
     dtype: str  # of the operands, short as in `DTYPES`
@@ -67,8 +66,7 @@ class GemmCurve:
         return self.dtype, self.kind, self.matrices > 1
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionCurve:
+class AttentionCurve(NamedTuple):
     """Rates of causal flash attention by sequence length; the backward counts the recomputed scores."""
 
     dtype: str
@@ -83,8 +81,7 @@ class AttentionCurve:
         return self.dtype, self.query_dim, self.value_dim
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
+class Bandwidth(NamedTuple):
     """Bytes per second by size."""
 
     # in device memory `copy`, `triad` (elementwise), `concat` (of parts of heads) and `scatter` (rows added
@@ -105,8 +102,7 @@ class Bandwidth:
 _Curve = TypeVar("_Curve", GemmCurve, AttentionCurve, Bandwidth)
 
 
-@dataclass(frozen=True, slots=True)
-class Modeled:
+class Modeled(NamedTuple):
     """Numbers of an architecture from which rates that were not measured are modeled; GEMMs by `tiles`."""
 
     matrix_share: float  # of the peak, under the load of large GEMMs: clock and issue

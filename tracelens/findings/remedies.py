@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -189,6 +190,7 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
 
 def _platform_of(trace: Trace) -> TracePlatform:
     versions = {**_recorded_versions(trace), **trace.meta.software}
+    frames, ops = (_names(trace, kind) for kind in ("python", "op"))
     # Serving engines: of the labeled steps, else those whose own code or ops the trace has.
     if engine := rank_steps(trace).engine:
         engines = re.split(" or |, ", engine)
@@ -196,15 +198,15 @@ def _platform_of(trace: Trace) -> TracePlatform:
         engines = [
             engine.name
             for engine in grammar().engines
-            if _occurs(trace, "python", engine.frames) or _occurs(trace, "op", engine.ops)
+            if _occurs(engine.frames, frames) or _occurs(engine.ops, ops)
         ]
     shown = {
         framework.name
         for framework in _frameworks()
         if framework.program in versions
         or framework.engine in engines
-        or _occurs(trace, "op", framework.ops)
-        or _occurs(trace, "python", framework.frames)
+        or _occurs(framework.ops, ops)
+        or _occurs(framework.frames, frames)
     }
     return TracePlatform(_vendor(trace, versions), _outermost(shown), versions, _settings(trace))
 
@@ -215,18 +217,24 @@ def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
     named = {name for name, sign in _VENDORS.items() if any(map(sign.search, trace.meta.devices.values()))}
     if len(named) == 1:
         return named.pop()
-    called = {name for name, sign in _CALLS.items() if _occurs(trace, "launch", sign)}
+    calls = _names(trace, "launch")
+    called = {name for name, sign in _CALLS.items() if _occurs(sign, calls)}
     if len(called) == 1:
         return called.pop()
     runtimes = {vendor for vendor, runtime in ((AMD, "hip"), (NVIDIA, "cuda")) if runtime in versions}
     return runtimes.pop() if len(runtimes) == 1 else ""
 
 
-def _occurs(trace: Trace, kind: str, sign: re.Pattern[str] | None) -> bool:
-    """Whether an event of a kind has such a name."""
+def _names(trace: Trace, kind: str) -> list[str]:
+    """The distinct names of the events of a kind."""
     events = trace.arrays
-    named = [code for code, name in enumerate(events.names) if sign is not None and sign.search(name)]
-    return bool(named) and bool((np.isin(events.name, named) & events.where(kind)).any())
+    is_used = np.zeros(len(events.names), dtype=bool)
+    is_used[events.name[events.where(kind)]] = True
+    return list(compress(events.names, is_used))
+
+
+def _occurs(sign: re.Pattern[str] | None, names: Iterable[str]) -> bool:
+    return sign is not None and any(map(sign.search, names))
 
 
 def _outermost(shown: set[str]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _FORWARD = ("gemm", "grouped_gemm", "attention")
 def reductions_of(trace: Trace) -> Repetition:
     """The reductions of a rank before the last backward pass of their step."""
     events, work, none = trace.arrays, trace.work, np.zeros(0, dtype=np.int64)
-    reduces = matching(events.names, _FSDP)[events.name] & events.where("annotation")
+    reduces = events.fitting(_FSDP, "annotation")
     accumulates = events.named(_ACCUMULATION.__eq__)
     hooked = np.zeros(len(reduces), dtype=bool)
     if accumulates.any():

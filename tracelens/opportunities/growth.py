@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.arrays import Float
+from tracelens.arrays import Float, unique
 from tracelens.findings import Detection, Detections, Quantity, detector
 from tracelens.table import Result, Table
 from tracelens.trace import Union, is_step
@@ -87,7 +87,7 @@ def _growing(table: Table, column: str, unit: Unit, what: str) -> Detections:
     """The ranks on which a column grows, as facts that save nothing here."""
     in_step = table.coded("step").mask(is_step)
     found: dict[int, Detection] = {}
-    for rank in np.unique(table.array("rank")[in_step]).tolist():
+    for rank in unique(table.array("rank")[in_step]).tolist():
         rows = np.flatnonzero(in_step & (table.array("rank") == rank))
         growth = growth_of(table.array(column)[rows[1:]].astype(float).tolist())
         if growth is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -375,7 +374,9 @@ def garbage_collection(context: RankContext) -> Outcome:
     """Python's garbage collector runs during steps."""
     if not len(context.work.event):
         return "no GPU work"
-    collections = _within(context, lambda name: bool(GARBAGE.search(name)))
+    events = context.trace.arrays
+    collects = named(events, GARBAGE)
+    collections = _within(context, collects)
     count = len(collections.start)
     if not count:
         return (
@@ -385,9 +386,9 @@ def garbage_collection(context: RankContext) -> Outcome:
     during = intersection(collections, Union(*(np.array([edge]) for edge in context.host_window)))
     idle = context.idle_by("garbage collection")
     where = union(idle.start, idle.end)
-    calls = _within(context, lambda name: bool(GARBAGE.search(name)) and not name.startswith(_EVENT))
+    calls = _within(context, collects & ~events.named(lambda name: name.startswith(_EVENT)))
     # Who called is known from Python frames only; tracelens.record marks collections without them.
-    framed = bool(context.trace.arrays.where("python").any())
+    framed = bool(events.where("python").any())
     called = int((calls.covered(collections.start, collections.end) > 0).sum())
     by = f" ({called / count:.0%} called by the program)" if framed else ""
     longest = int((collections.end - collections.start).max())
@@ -420,14 +421,14 @@ def garbage_collection(context: RankContext) -> Outcome:
     )
 
 
-def _within(context: RankContext, is_wanted: Callable[[str], bool]) -> Union:
-    """When Python functions or scopes of these names ran, whole, where they reach into the steps.
+def _within(context: RankContext, is_wanted: Bool) -> Union:
+    """When those of these events that are Python functions or scopes ran, whole, where they reach into steps.
 
     Collections do not nest, so of the frames around one (the call, torch's own event) only the outer counts.
     """
     events = context.trace.arrays
     low, high = context.host_window
-    rows = np.flatnonzero(events.named(is_wanted) & events.where("python", "annotation"))
+    rows = np.flatnonzero(is_wanted & events.where("python", "annotation"))
     rows = rows[(events.end[rows] > low) & (events.start[rows] < high)]
     return union(events.start[rows], events.end[rows])
 

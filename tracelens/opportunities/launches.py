@@ -12,8 +12,7 @@ from tracelens.analysis.host import launch_bound as share_idle
 from tracelens.arrays import Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
-from tracelens.trace import Trace, matching, union
-from tracelens.trace.graphs import launched_by_graph
+from tracelens.trace import Trace, launched_by_graph, matching, union
 from tracelens.units import duration
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, drop_host_time, marked_calls

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -222,7 +221,7 @@ def _decode_ns(context: ScenarioContext, serving: ServingSteps) -> tuple[float, 
     """
     decode_steps = [step.dur_ns for step in serving.steps if step.phases == {"decode"}]
     if decode_steps:
-        typical_ns = float(median(decode_steps))
+        typical_ns = float(np.median(decode_steps))
         return typical_ns, f"as long as the recorded ones ({typical_ns / 1e6:,.2f} ms)"
     graph = context.graph
     index_of = {rank.number: index for index, rank in enumerate(graph.ranks)}

@@ -25,7 +25,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -179,6 +178,8 @@ def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind)
     for name in contents:
         if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
             raise TracelensError(f"{os.fspath(path)}: {name!r} is not a file name")
+    from shutil import rmtree  # most outputs are files
+
     target = os.path.realpath(path)
     try:
         if os.path.isdir(target):
@@ -186,7 +187,7 @@ def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind)
             temporary = temporary_beside(os.path.join(target, kind.index))
             new, old = (os.path.join(temporary, part) for part in _PARTS)
             with ExitStack() as last:
-                last.callback(shutil.rmtree, temporary, ignore_errors=True)
+                last.callback(rmtree, temporary, ignore_errors=True)
                 for folder in (temporary, new, old):
                     os.mkdir(folder)
                 _fill(new, contents, kind)
@@ -200,14 +201,14 @@ def write_folder(path: StrPath, contents: Mapping[str, bytes], kind: FolderKind)
                         os.rename(*paths)
                     undo.pop_all()
                 for name in leftovers:
-                    shutil.rmtree(os.path.join(target, name), ignore_errors=True)
+                    rmtree(os.path.join(target, name), ignore_errors=True)
             return
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         temporary = temporary_beside(target)
         with ExitStack() as undo:
             undo.callback(remove_folders, make_folders(os.path.dirname(target)))
-            undo.callback(shutil.rmtree, temporary, ignore_errors=True)
+            undo.callback(rmtree, temporary, ignore_errors=True)
             os.mkdir(temporary)
             _fill(temporary, contents, kind)
             os.rename(temporary, target)

@@ -255,7 +255,7 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         ParseError: what the caller names cannot be read; what merely lies beside the trace becomes one of its
             problems.
     """
-    from tracelens.trace.graphs import UNKNOWN, attributed, batches, is_unattributed
+    from tracelens.trace import is_unattributed
 
     if not is_unattributed(trace):  # a slip in what the caller names is told, though no graph needs it
         if sources.captures:
@@ -263,6 +263,8 @@ def with_graphs(trace: Trace, path: str, sources: GraphSources, read: Callable[[
         if sources.twin:
             _refuse_foreign(TraceFiles([sources.twin]).all())
         return trace
+    from tracelens.trace.graphs import UNKNOWN, attributed, batches
+
     local = path != "-" and "://" not in path
     files = capture_files(path, trace.meta.rank, sources.captures) if local or sources.captures else []
     twins: list[Trace] = []

@@ -24,7 +24,7 @@ from tracelens.arrays import Bool, distinct, unique
 from tracelens.rendering.tables import (
     EFFICIENCY_BEYOND,
     across_ranks,
-    column_format,
+    column_formats,
     each_on_one_line,
     encodable,
     label,
@@ -119,8 +119,9 @@ def specification(item: Interactive, held: Mapping[str, int]) -> dict[str, Any]:
     """What the script needs to know of a table beside its rows."""
     columns: dict[str, list[dict[str, Any]]] = {view: [] for view in item.views}
     for view, table in item.views.items():
+        formats = column_formats(table)
         for column in shown_columns(table):
-            fmt = column_format(table, column)
+            fmt = formats[column.name]
             kind = "text"
             if column.dtype == "bool":
                 kind = "bool"

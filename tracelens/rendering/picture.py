@@ -7,8 +7,8 @@ which ranks to compare) travels as JSON; the time of each rank by state is also 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class HeatCell:
+class HeatCell(NamedTuple):
     """One time of a rank."""
 
     ms: float  # of the step
@@ -46,8 +45,7 @@ class HeatCell:
     fraction: float | None  # of the rank's time in the step; None for single gaps
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """What the page needs to draw the step."""
 
     title: str  # heading

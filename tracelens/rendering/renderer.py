@@ -38,7 +38,7 @@ class Renderer:
 RENDERERS: Registry[Renderer] = Registry(
     "renderer",
     "tracelens.rendering.formats",
-    homes={name: name for name in ("console", "csv", "html", "json", "markdown", "xlsx")},
+    homes={f".{name}": name for name in ("console", "csv", "html", "json", "markdown", "xlsx")},
 )
 SUFFIXES = {
     **{"": "csv", ".html": "html", ".json": "json", ".md": "markdown"},

@@ -85,10 +85,13 @@ class DiffRequest(GraphsOfSides, ApiRequest["Report"]):
         from tracelens.compare.gate import MUST_AGREE, check_alike
         from tracelens.rendering.summary import result_summary
         from tracelens.table import Report, Skip
-        from tracelens.trace.graphs import with_twin
+        from tracelens.trace import is_unattributed
 
-        twins = with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])
-        sides = {side: loaded(run, self.step) for side, run in zip(("base", "cand"), twins, strict=True)}
+        if any(is_unattributed(trace) for run in runs for trace in run.traces):
+            from tracelens.trace.graphs import with_twin
+
+            runs = [with_twin(runs[0], runs[1]), with_twin(runs[1], runs[0])]
+        sides = {side: loaded(run, self.step) for side, run in zip(("base", "cand"), runs, strict=True)}
         self.progress("comparing the runs")
         metas = {side: [trace.meta for trace in run.traces] for side, run in sides.items()}
         result = replace(compare(**sides), command="tracelens diff BASE CAND")

@@ -75,14 +75,12 @@ class Reporting(ExitStack):
         **options: Any,
     ) -> Report:
         """Read and analyze the files; arguments and errors as for `report` and `load`."""
-        from tracelens.analysis.serving import PHASES
-
         analyzers, options = _checked(names, options)
         reads, step = self._reads, None if step is None else str(step)
         run: Run | None = None
         if self._reading is not None:
             run = self._reading.run()
-        elif step in PHASES:  # which steps are in it, all ranks tell together
+        elif step is not None and _is_phase(step):  # which steps are in it, all ranks tell together
             run = loaded(TraceFiles(self._files), None, reads)
         if run is not None:
             self._kept = run if self._keep else None
@@ -152,7 +150,7 @@ def analyze(
         WrongOption: the analyzer has no such option, or the option no such value.
         TracelensError: no such step.
     """
-    options = {"scope": scope, "device": device, "device_file": device_file, **options}
+    options = _given(scope=scope, device=device, device_file=device_file) | options
     return report(run, [name], step=step, **options).results[0]
 
 
@@ -187,7 +185,7 @@ def report(
     Raises:
         TracelensError: as for `analyze`.
     """
-    options = {"scope": scope, "device": device, "device_file": device_file, **options}
+    options = _given(scope=scope, device=device, device_file=device_file) | options
     from tracelens.workers import analyze_run
 
     analyzers, options = _checked(names, options)
@@ -236,7 +234,7 @@ def report_files(
         TracelensError: a file cannot be read, no trace has work to report on, they are not the ranks of one
             job, or as for `analyze`.
     """
-    options = {"scope": scope, "device": device, "device_file": device_file, **options}
+    options = _given(scope=scope, device=device, device_file=device_file) | options
     reads = Graphs(partial=partial, captures=os.fspath(captures), twin=os.fspath(twin), progress=progress)
     with Reporting(TraceFiles(paths).all(), reads, dask=dask) as reporting:
         return reporting.report(names, step=step, fork=fork, **options)
@@ -293,6 +291,17 @@ def _checked(
     return analyzers, checked
 
 
+def _is_phase(step: str) -> bool:
+    from tracelens.analysis.serving import PHASES
+
+    return step in PHASES
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those of the options that say something; to know that none has the others takes all analyzers."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def with_results(report: Report) -> Report:
     """The report; raises TracelensError if bugs left it without any result."""
     if report.failures and not any(result.data for result in report.results):
@@ -315,30 +324,37 @@ def assembled(
     results: Sequence[Result], metas: Sequence[TraceMeta], ranks: Sequence[int], options: Mapping[str, Any]
 ) -> Report:
     """A report with the origin and options of its results; doubts about the recording come first."""
+    # What only a report of everything needs is imported when it is one: `analyze` has a single result.
     from tracelens.analysis.common import noted, setup_of
-    from tracelens.analysis.completeness import COMPLETENESS, trust
-    from tracelens.analysis.host import HOST_CAUSES
-    from tracelens.analysis.overview import PACE_META
-    from tracelens.rendering.summary import run_summary
     from tracelens.table import Report
 
     named = {key: value for key, value in options.items() if value is not None}
     meta = {"version": __version__, **origin(metas, ranks), "options": named}
     if known := setup_of(metas, ranks).document():
         meta["setup"] = known
-    for result in results:
-        if result.analyzer == "steps":
-            # A report begins with what a step takes when nobody looks.
-            meta |= {key: result.meta[key] for key in PACE_META if key in result.meta}
-    for result in [result for result in results if result.analyzer == COMPLETENESS]:
-        meta["trust"] = trust(result)
+    by_name = {result.analyzer: result for result in results}
+    if steps := by_name.get("steps"):
+        from tracelens.analysis.overview import PACE_META
+
+        # A report begins with what a step takes when nobody looks.
+        meta |= {key: steps.meta[key] for key in PACE_META if key in steps.meta}
+    if completeness := by_name.get("completeness"):
+        from tracelens.analysis.completeness import trust
+
+        meta["trust"] = trust(completeness)
         if not meta["trust"]["complete"]:
             # Whoever reads on should know what not to believe.
-            results = [result, *(other for other in results if other is not result)]
+            results = [completeness, *(other for other in results if other is not completeness)]
     results = [noted(result, metas) for result in results]
     if options.get("step") is None:
         results = _covering(results)
-    return Report(tuple(results), meta=meta, summary=run_summary(results, meta, HOST_CAUSES))
+    summary = None
+    if steps:
+        from tracelens.analysis.host import HOST_CAUSES
+        from tracelens.rendering.summary import run_summary
+
+        summary = run_summary(results, meta, HOST_CAUSES)
+    return Report(tuple(results), meta=meta, summary=summary)
 
 
 def _covering(results: Sequence[Result]) -> list[Result]:
@@ -349,9 +365,10 @@ def _covering(results: Sequence[Result]) -> list[Result]:
     tables = [result.data["steps"] for result in results if result.analyzer == "steps" and result.data]
     count = len({*tables[0].cells("step")}) if tables else 0
     covers = "whole recording" + (f", {plural(count, 'step')}" if count else "")
-    summing = {name for name, analyzer in ANALYZERS.items() if analyzer.sums_steps}
     return [
-        replace(result, meta={**result.meta, "covers": covers}) if result.analyzer in summing else result
+        replace(result, meta={**result.meta, "covers": covers})
+        if ANALYZERS.get(result.analyzer).sums_steps
+        else result
         for result in results
     ]
 

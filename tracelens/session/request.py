@@ -96,7 +96,8 @@ class OptionGroup:
             declared = getattr(item, "metadata", {}).get("option")
             if isinstance(declared, CommandOption) and not declared.panel:
                 item.metadata = {"option": replace(declared, panel=panel)}
-        dataclass(frozen=True, kw_only=True)(cls)
+        # Nobody compares or prints requests, and a command has a dozen of these classes to make.
+        dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
 
     def values(self, *names: str) -> dict[str, Any]:
         """Some of the options by name."""

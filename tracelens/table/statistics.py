@@ -6,7 +6,7 @@ In a hierarchy of grouped leaves every parent is the exact sum of its children.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import atan2, sqrt
 from typing import Any, NamedTuple
 
@@ -258,6 +258,11 @@ def t_tail(value: float, freedom: float) -> float:
     return float(np.interp(atan2(sqrt(freedom), value), _GRID, _area(freedom)))
 
 
+@cache
+def _sines() -> Float:
+    return np.sin(_GRID)
+
+
 @lru_cache(maxsize=4096)
 def _area(freedom: float) -> Float:
     """The tail at each point of the grid.
@@ -265,7 +270,7 @@ def _area(freedom: float) -> Float:
     With t = sqrt(freedom) / tan(u) the density is sin(u) ** (freedom - 1), integrated over u from 0, the far
     end of the tail.
     """
-    density = np.sin(_GRID) ** (freedom - 1)
+    density = _sines() ** (freedom - 1)
     area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
     result: Float = area / (2 * area[-1])
     return result

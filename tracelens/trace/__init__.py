@@ -27,6 +27,8 @@ from tracelens.trace.links import (
     forward_ops,
     host_work,
     is_linked,
+    is_unattributed,
+    launched_by_graph,
     launches_by_flow,
     nest,
 )
@@ -137,6 +139,8 @@ __all__ = [
     "interval_of",
     "is_linked",
     "is_step",
+    "is_unattributed",
+    "launched_by_graph",
     "launched_in",
     "launches_by_flow",
     "make_run",

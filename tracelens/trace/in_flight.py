@@ -9,7 +9,6 @@ import numpy as np
 
 from tracelens.arrays import lookup
 from tracelens.trace.intervals import union
-from tracelens.trace.trace import matching
 
 if TYPE_CHECKING:
     from tracelens.trace.trace import Trace
@@ -72,7 +71,7 @@ def in_flight_at_start(trace: Trace) -> InFlight:
         return InFlight(max(int(reached[first]), queued_at), end)
     if first or (launch < 0).any():
         return nothing
-    waits = matching(events.names, WAITS)[events.name] & events.where("launch")
+    waits = events.fitting(WAITS, "launch")
     waits &= events.start < int(lookup(events.start, launch, end)[0])
     waited = union(events.start[waits], np.minimum(events.end[waits], end))
     if waited.total < LEAST_NS or waited.start[0] - origin > AT_EDGE_SHARE * waited.total:

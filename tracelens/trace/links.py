@@ -11,6 +11,7 @@ does one around a more telling class.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +23,10 @@ from tracelens.table import depths, nearest
 from tracelens.trace.classify import classify_op, host_role, level_of
 
 if TYPE_CHECKING:
+    from tracelens.trace.activities import Work
     from tracelens.trace.trace import Trace
+
+GRAPH_CALL = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 PASSED_THROUGH = ("execute",)
 """Ops that only run other ops: a launch directly inside one belongs to the op around it."""
@@ -125,8 +129,19 @@ def is_linked(gpu: Int, launch: Int, calls: Calls, flow_ids: Int) -> Bool:
     known = launch >= 0
     if not len(flow_ids):
         return known
-    arrow = np.isin(calls.correlation[gpu], flow_ids)
+    correlation, ids = calls.correlation[gpu], unique(flow_ids)  # np.isin would sort both
+    arrow: Bool = ids.take(np.searchsorted(ids, correlation), mode="clip") == correlation
     return known & (arrow | lookup(calls.is_graph, launch, False))
+
+
+def is_unattributed(trace: Trace) -> bool:
+    """Whether a trace launches graphs, and of nothing in them the op is known."""
+    return any(map(GRAPH_CALL.match, trace.arrays.names)) and not trace.arrays.copied.any()
+
+
+def launched_by_graph(trace: Trace, work: Work) -> Bool:
+    """Of each piece of GPU work, whether a graph launch started it."""
+    return lookup(trace.arrays.named(GRAPH_CALL.match), work.launch, False)
 
 
 def find_ops(gpu: Int, launch: Int, calls: Calls) -> Int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property, lru_cache
+from itertools import compress
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -315,6 +316,18 @@ class Events(NamedTuple):
         """Mask of the events of these kinds."""
         return np.array([kind in kinds for kind in self.kinds], dtype=bool).take(self.kind)
 
+    def fitting(self, pattern: re.Pattern[str], *kinds: str) -> Bool:
+        """Mask of the events of these kinds in whose name a pattern is found.
+
+        Most names are those of Python frames, so the names of other kinds alone are looked at.
+        """
+        among = self.where(*kinds)
+        is_used = np.zeros(len(self.names), dtype=bool)
+        is_used[self.name[among]] = True
+        fits = np.zeros(len(self.names), dtype=bool)
+        fits[is_used] = matching(compress(self.names, is_used), pattern)
+        return fits.take(self.name) & among
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -446,14 +459,9 @@ _answers: dict[re.Pattern[str], dict[str, bool]] = {}
 
 def matching(names: Iterable[str], pattern: re.Pattern[str]) -> Bool:
     """Of each name, whether the pattern is found in it."""
-    known, names = _answers.setdefault(pattern, {}), [*names]
-    answers = [*map(known.get, names)]
-    if None in answers:
-        for name, answer in zip(names, answers, strict=True):
-            if answer is None:
-                known[name] = pattern.search(name) is not None
-        answers = [known[name] for name in names]
-    return np.array(answers, dtype=bool)
+    known, names, search = _answers.setdefault(pattern, {}), [*names], pattern.search
+    known.update({name: search(name) is not None for name in names if name not in known})
+    return np.array([known[name] for name in names], dtype=bool)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -100,9 +100,6 @@ def analyze_run(
         options: of the analyzers.
     """
     from tracelens.analysis import with_required
-    from tracelens.analysis.host import idle_time
-    from tracelens.analysis.moe import regions
-    from tracelens.analysis.serving import rank_steps
 
     items, cores = with_required(analyzers), jobs()
     result_of: dict[str, Any] = {}  # of analyzers, and what these share, by name
@@ -127,6 +124,10 @@ def analyze_run(
 
     events = len(trace.arrays.start) if slow and others and len(trace.work.event) else 0
     if events >= _WORTH_EVENTS:  # computed before the fork, since both processes need it
+        from tracelens.analysis.host import idle_time
+        from tracelens.analysis.moe import regions
+        from tracelens.analysis.serving import rank_steps
+
         guard("MoE layers", trace.once, regions)
         guard("idle time", idle_time, trace)
         guard("serving steps", rank_steps, trace)

@@ -13,8 +13,8 @@ from tracelens.errors import ParseError, WrongOption
 from tracelens.read import GraphSources, sources_of_sides
 from tracelens.rendering.summary import result_summary
 from tracelens.table import Result
-from tracelens.trace import Run, Trace, make_run
-from tracelens.trace.graphs import attributed, is_unattributed
+from tracelens.trace import Run, Trace, is_unattributed, make_run
+from tracelens.trace.graphs import attributed
 
 EAGER = """
     step 1                                      | -----------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -410,9 +409,9 @@ def summary_rows(collectives: Sequence[MatchedCollective]) -> list[dict[str, Any
                 "comm_ns": [kernel - sync],
                 "wait_ns": [sync],
                 "wait_fraction": [sync / max(kernel, 1)],
-                "latency_median_ns": [float(median(matched.latency_ns for matched in alike))],
-                "start_skew_median_ns": [float(median(matched.start_skew_ns for matched in alike))],
-                "end_skew_median_ns": [float(median(matched.end_skew_ns for matched in alike))],
+                "latency_median_ns": [float(np.median([matched.latency_ns for matched in alike]))],
+                "start_skew_median_ns": [float(np.median([matched.start_skew_ns for matched in alike]))],
+                "end_skew_median_ns": [float(np.median([matched.end_skew_ns for matched in alike]))],
                 "algbw_bytes_per_s": [rate],
                 "busbw_bytes_per_s": [_busbw(rate, name, record.size)],
             }

@@ -26,7 +26,6 @@ from tracelens.trace import (
     difference,
     gpu_work,
     launched_in,
-    matching,
     steps_of,
 )
 
@@ -242,7 +241,7 @@ class Repetition(NamedTuple):
 def regathers(trace: Trace) -> Repetition:
     """What gathers parameters of modules that were gathered before in the same step."""
     events, work = trace.arrays, trace.work
-    gather = np.flatnonzero(matching(events.names, GATHERS)[events.name] & events.where("annotation"))
+    gather = np.flatnonzero(events.fitting(GATHERS, "annotation"))
     gather = gather[np.argsort(events.start[gather], kind="stable")]
     none = np.zeros(0, dtype=np.int64)
     if not len(gather):

@@ -12,7 +12,7 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import RANK, Column, Result, Schema
-from tracelens.trace import InFlight, Steps, Trace, Union, Work, in_flight_at_start, matching, steps_of, union
+from tracelens.trace import InFlight, Steps, Trace, Union, Work, in_flight_at_start, steps_of, union
 
 COMPLETENESS = "completeness"
 """Name of the analyzer."""
@@ -216,7 +216,7 @@ class Recording:
     def called(self, pattern: re.Pattern[str]) -> Bool:
         """Which events are calls of the runtime or the driver whose name fits."""
         if pattern not in self._called:
-            self._called[pattern] = matching(self.events.names, pattern)[self.events.name] & self.is_call
+            self._called[pattern] = self.events.fitting(pattern, "launch")
         return self._called[pattern]
 
     @cached_property

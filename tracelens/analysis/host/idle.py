@@ -767,7 +767,7 @@ def long_ops(trace: Trace) -> LongOps:
 def _in_collective_call(trace: Trace) -> Bool:
     """For each event, whether it is a call of a collective or inside of one."""
     events = trace.arrays
-    collective = named(events, _COLLECTIVE) & events.where("op", "annotation")
+    collective = events.fitting(_COLLECTIVE, "op", "annotation")
     return nearest(events.parent, events.depth, collective) >= 0
 
 

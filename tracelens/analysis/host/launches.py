@@ -280,11 +280,11 @@ def _all_blocking_calls(trace: Trace) -> Bool:
 
 def _blocking_calls(trace: Trace, work: Work) -> Bool:
     events = trace.arrays
-    mask = named(events, BLOCKING) & events.where("launch")
+    mask = events.fitting(BLOCKING, "launch")
     # A memset, or a copy within the GPU, keeps no call waiting, however late that returns.
     inside = matching(work.names, _ON_DEVICE)
     # A copy that is a kernel may be one of a graph; what launched that waited for none of them.
-    is_copy = ~work.is_kernel | lookup(named(events, _COPY_CALL), work.launch, False)
+    is_copy = ~work.is_kernel | lookup(events.fitting(_COPY_CALL, "launch"), work.launch, False)
     copies = work.take(
         (work.kind == WORK_KINDS.index("memcpy")) & (work.launch >= 0) & is_copy & ~inside[work.name]
     )
@@ -303,7 +303,7 @@ def profiler_calls(trace: Trace) -> Bool:
     steps = events.where("annotation") & named(events, STEP_MARK)
     ops = np.flatnonzero(events.where("op") | steps)
     begin, end = (int(events.start[ops].min()), int(events.end[ops].max())) if len(ops) else (0, 0)
-    waits = named(events, _DEVICE_SYNCHRONIZE) & events.where("launch")
+    waits = events.fitting(_DEVICE_SYNCHRONIZE, "launch")
     waits &= (events.end <= begin) | (events.start >= end)
     programs = events.where("op", "annotation", "python") & ~frames
     inside_profiler, inside_program = (
@@ -323,7 +323,7 @@ class Overhead(NamedTuple):
 def overhead(events: Events) -> Overhead:
     """The overhead that was recorded, by what it is."""
     every = events.where("overhead")
-    loading, full = (every & named(events, pattern) for pattern in (_CODE_LOADED, QUEUE_FULL))
+    loading, full = (events.fitting(pattern, "overhead") for pattern in (_CODE_LOADED, QUEUE_FULL))
     return Overhead(every & ~loading & ~full, loading, full)
 
 

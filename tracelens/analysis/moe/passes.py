@@ -311,7 +311,9 @@ def blocking(trace: Trace) -> Blocking:
         is_copy = matching(work.names, HOST_COPY)[work.name] & ~work.is_kernel
         copies = np.flatnonzero(is_copy & (caller >= 0))
         # What an op copies and waits for itself, nobody else waits for.
-        copies = in_launch_order(trace, copies[~np.isin(around[caller[copies]], op[op >= 0])])
+        waits = np.zeros(len(events.start), dtype=bool)
+        waits[op[op >= 0]] = True
+        copies = in_launch_order(trace, copies[~lookup(waits, around[caller[copies]], False)])
         index = np.searchsorted(events.start[caller[copies]], events.end[rows], side="right") - 1
         copied, layer_pass = lookup(copies, index, -1), layers.layer_pass
         beside = layer_pass[np.maximum(copied, 0)] == layer_pass[np.maximum(last, 0)]

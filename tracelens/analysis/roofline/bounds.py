@@ -131,8 +131,7 @@ def explain(
 def roofs(peaks_of: Device | None, measured: Container[str]) -> Table:
     """All roofs of the device that was chosen and of the bundled ones, of which `measured` ran the work."""
     rows: list[tuple[str, str, str, str, float, float]] = []
-    rated = devices(measured=False)
-    bundled = [device for device in rated if peaks_of is None or device.name != peaks_of.name]
+    bundled = [device for device in devices(rated=True) if peaks_of is None or device.name != peaks_of.name]
     for device in [*([peaks_of] if peaks_of else []), *bundled]:
         role = "chosen" if device is peaks_of else "measured" if device.name in measured else "other"
         parts = (("matrix", device.matrix), ("vector", device.vector), ("maf", device.maf))

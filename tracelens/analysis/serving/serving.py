@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
@@ -545,7 +546,7 @@ def throughput(rank: RankSteps) -> tuple[dict[str, Any] | None, list[Skip]]:
         "output_tokens_per_s": _rate(outputs, dur_ns),
         "tpot_ns": round(sum(requests * ns for requests, ns in between) / tokens) if tokens else -1,
         "tpot_max_ns": max((ns for _, ns in between), default=-1),
-        "prefill_ns": round(median(prefills)) if prefills else -1,
+        "prefill_ns": round(np.median(prefills)) if prefills else -1,
     }, [Skip(f"output tokens of rank {rank.rank}", why_unknown)] if why_unknown else []
 
 

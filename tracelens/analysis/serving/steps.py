@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -320,7 +319,7 @@ def reference(steps: Sequence[GlobalStep], collectives: Sequence[MatchedCollecti
     """
     decode_ns = [step.dur_ns for step in steps if step.phases == {"decode"}]
     if decode_ns:
-        return Reference(round(median(decode_ns)), RECORDED)
+        return Reference(round(np.median(decode_ns)), RECORDED)
     decoding = [
         on_rank
         for global_step in steps

@@ -16,8 +16,17 @@ from tracelens.analysis.roofline import repeats
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.errors import TracelensError
 from tracelens.table import codes, depths, nearest, subtree_sums
-from tracelens.trace import STEP_MARK, WORK_KINDS, Trace, Union, cut, matching, shares, steps_of
-from tracelens.trace.graphs import launched_by_graph
+from tracelens.trace import (
+    STEP_MARK,
+    WORK_KINDS,
+    Trace,
+    Union,
+    cut,
+    launched_by_graph,
+    matching,
+    shares,
+    steps_of,
+)
 
 OUTSIDE = "outside MoE layers"
 NO_ROWS = np.empty(0, dtype=np.int64)

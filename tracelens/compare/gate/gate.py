@@ -541,11 +541,10 @@ def read_case(rule: GateRule, base: Side, candidate: Side) -> GateCase:
     metric = names[0] or names[1]
     if metric is None:
         subject = rule.metric.partition("[")[0] if is_named(rule.metric) else "metric"
-        reason = base.why_not(rule.metric) or candidate.why_not(rule.metric)
-        close = nearest(rule.metric, [run for side in sides for run in side.runs])
-        hint = reason or (
-            f"did you mean {close!r}?" if close else "the table steps.metrics lists all metrics"
-        )
+        hint = base.why_not(rule.metric) or candidate.why_not(rule.metric)
+        if not hint:
+            close = nearest(rule.metric, [run for side in sides for run in side.runs])
+            hint = f"did you mean {close!r}?" if close else "the table steps.metrics lists all metrics"
         raise TracelensError(f"rule '{rule}': neither run has the {subject} {rule.metric!r}; {hint}")
     for name, side in zip(names, sides, strict=True):
         if name is None and not is_named(metric):

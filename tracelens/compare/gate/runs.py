@@ -21,11 +21,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -275,6 +273,8 @@ def of_rank(metric: str) -> tuple[int | None, str]:
 
 def nearest(metric: str, sides: Sequence[Samples]) -> str:
     """The known metric whose name is nearest, "" if none is near."""
+    from difflib import get_close_matches
+
     known = sorted({name for side in sides for name in side.values})
     close = get_close_matches(metric, known, n=1) or get_close_matches(f"{metric}.time", known, n=1)
     return close[0] if close else ""
@@ -564,7 +564,7 @@ class GateSide:
             for run, source in zip(self.side.runs, self.traces, strict=True)
             if source is not None
         ]
-        middle = mean(time for time, _ in traced) if traced else 0.0
+        middle = float(np.mean([time for time, _ in traced])) if traced else 0.0
         return min(traced, key=lambda timed: abs(timed[0] - middle), default=(0.0, None))[1]
 
 

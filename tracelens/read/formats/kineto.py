@@ -58,27 +58,27 @@ _SIGNS = re.compile(
 _RECORD = "record the run with torch.profiler or tracelens.record"
 _WRITERS = (
     (
-        re.compile(rb'"hlo_(?:module|op)"|"PjitFunction|"/(?:device:(?:GPU|TPU)|host:CPU)'),
+        rb'"hlo_(?:module|op)"|"PjitFunction|"/(?:device:(?:GPU|TPU)|host:CPU)',
         "a trace of JAX or XLA, whose GPU work is not read; open it in XProf or Perfetto",
     ),
     (
-        re.compile(rb'"/job:\w+/'),
+        rb'"/job:\w+/',
         "a trace of TensorFlow, whose GPU work is not read; open it in XProf or Perfetto",
     ),
     (
-        re.compile(rb'"(?:Ascend Hardware|AI_CORE|CANN)"'),
+        rb'"(?:Ascend Hardware|AI_CORE|CANN)"',
         "a trace of Ascend's msprof, whose work is not read; open it in MindStudio Insight or Perfetto",
     ),
     (
-        re.compile(rb'"(?:CPU H(?:IP|SA) API|BeginNs)"'),
+        rb'"(?:CPU H(?:IP|SA) API|BeginNs)"',
         f"a trace of rocprof, whose GPU work is not read; {_RECORD}",
     ),
     (
-        re.compile(rb'"(?:[\w.,-]*devtools\.timeline[\w.,-]*|toplevel|blink|__metadata)"'),
+        rb'"(?:[\w.,-]*devtools\.timeline[\w.,-]*|toplevel|blink|__metadata)"',
         "a browser's trace; open it in the browser's developer tools, or pass what export_chrome_trace wrote",
     ),
-    (re.compile(rb'"cat"\s*:\s*"FEE"'), f"a trace of VizTracer, which sees no GPU; {_RECORD}"),
-    (re.compile(b""), f"a Chrome trace of another program, whose work tracelens does not know; {_RECORD}"),
+    (rb'"cat"\s*:\s*"FEE"', f"a trace of VizTracer, which sees no GPU; {_RECORD}"),
+    (b"", f"a Chrome trace of another program, whose work tracelens does not know; {_RECORD}"),
 )
 """What generic Chrome JSON shows of its writer, in the first events, and what to do without GPU work."""
 
@@ -97,5 +97,5 @@ def kineto(splitter: Splitter, table: Encoded) -> Trace:
 @parser("chrome", sniff=lambda _: True)
 def chrome(splitter: Splitter, table: Encoded) -> Trace:
     """Chrome / Perfetto trace JSON of any program; begin/end and async pairs become slices."""
-    no_work = next(said for sign, said in _WRITERS if sign.search(splitter.head()))
+    no_work = next(said for sign, said in _WRITERS if re.search(sign, splitter.head()))
     return build(splitter, table, DIALECT._replace(name="chrome", no_work=no_work))

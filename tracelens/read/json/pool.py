@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING
 from tracelens.errors import ParseError, TracelensError
 from tracelens.native import core
 from tracelens.read.json.columns import Encoded, Part, ScannedPart, merge
-from tracelens.read.json.salvage import decode
 from tracelens.read.json.split import Chunk, Splitter
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ def decode_all(
         chunks = sorted(unsettled + feed.rest)
         indices = [chunk.index for chunk in chunks] + [index for one in parts for index in one.blocks]
         last = max(indices, default=0)
+        if chunks:  # what the native core does not take
+            from tracelens.read.json.salvage import decode
         while chunks:
             run = [chunks.pop(0)]
             while chunks and chunks[0].index == run[-1].index + 1:
@@ -232,6 +233,8 @@ def _quick_hand_over() -> Iterator[None]:
 
 def encode(part: Part, chunk: Chunk) -> Chunk | None:
     """Decode a chunk into `part`; one that may be cut inside an event, and so loses it, is handed back."""
+    from tracelens.read.json.salvage import decode
+
     decoded = decode(chunk.text, chunk.offset)
     if decoded.uncertain or decoded.end >= 0:
         return chunk

@@ -30,10 +30,12 @@ FIGURES: Registry[Draw] = Registry(
     "figure",
     "tracelens.rendering.figures",
     homes={
-        "comparisons": "diff ladder",
-        "gpu_time": "breakdown findings idle kernels launches ops roofline timeline",
-        "projections": "bounds bubble memory pipeline_schedule published scaling search trace_bounds whatif",
-        "ranks": "collectives moe overlap pipeline serving",
+        ".comparisons": "diff, ladder",
+        ".gpu_time": "breakdown, findings, idle, kernels, launches, ops, roofline, timeline",
+        ".projections": (
+            "bounds, bubble, memory, pipeline_schedule, published, scaling, search, trace_bounds, whatif"
+        ),
+        ".ranks": "collectives, moe, overlap, pipeline, serving",
     },
 )
 """Analyzer to what draws all its figures."""

@@ -52,6 +52,7 @@ LINES, NARROW_LINES = 25, 40  # of the first screen
 WIDE = 120  # columns
 _REASONS, _NAMES = 2, 8  # that it lists
 _BRIEF_ROWS = 10
+_FRAME_LINES = 3  # at least: an empty line, the title and the header
 _FIRST = "findings"
 """Result whose table stands on the first screen; without it that of the first result."""
 
@@ -146,7 +147,7 @@ def brief(report: Report, summary: Summary, *, width: int = 100, color: bool = F
     if first is None:
         return head + tail
     free_lines = LINES - head.count("\n") - tail.count("\n")
-    for rows in range(_BRIEF_ROWS, 0, -1):
+    for rows in range(min(_BRIEF_ROWS, max(free_lines - _FRAME_LINES, 1)), 0, -1):
         table = _first_rows(first, rows, _new_screen(width, color))
         if table.count("\n") <= free_lines:
             break
@@ -192,7 +193,9 @@ def answered(report: Report, sentence: str, *, width: int = 100, color: bool = F
     free_lines = lines - head.count("\n") - tail.count("\n")
     body = ""
     for name, data in shown.items():
-        for rows in range(free_lines, 0, -1):
+        # Below the rows is an empty line, too.
+        most = min(max(free_lines - _FRAME_LINES - 1, 1), len(data)) if free_lines > 0 else 0
+        for rows in range(most, 0, -1):
             body = _proof(result, name, data, rows, _new_screen(width, color))
             if body.count("\n") <= free_lines:
                 break
@@ -288,7 +291,7 @@ def _facts(columns: list[ShownColumn], *others: str) -> list[ShownColumn]:
     name = next((shown for shown in columns if shown.column.is_text), None)
     if name:
         # What follows a colon explains the name.
-        name = replace(name, texts=[text.partition(": ")[0] for text in name.texts])
+        name = name._replace(texts=[text.partition(": ")[0] for text in name.texts])
     facts = (number, name, first("ns"), first("fraction"), *map(called, others), called("confidence"))
     return [shown for shown in facts if shown]
 

@@ -12,12 +12,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracelens.guard import banner
 from tracelens.rendering.figures import Figure, drawn
@@ -74,8 +74,7 @@ _LEAST_BYTES = 1_500_000  # of rows, however large the rest of the page is
 _SCRIPTS = "<!--scripts-->"
 
 
-@dataclass(frozen=True)
-class PageSection:
+class PageSection(NamedTuple):
     """One result, ready for the template."""
 
     id: str

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from tracelens.arrays import unique
 from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
 from tracelens.rendering.tables import headline, one_line, shorten
 from tracelens.rendering.thresholds import (
@@ -513,7 +514,7 @@ def _largest(amount: str, noun: str) -> Callable[[Result], str]:
         table = _rows(result, result.analyzer)
         if table is None:
             return ""
-        coded, ranks = table.coded("name"), len(np.unique(table.array("rank")))
+        coded, ranks = table.coded("name"), len(unique(table.array("rank")))
         sums = np.bincount(coded.codes, table.array(amount), len(coded.values))
         most = int(np.argmax(sums))
         each = duration(float(sums[most]) / ranks) + (" a rank" if ranks > 1 else "")
@@ -544,7 +545,7 @@ def _idle_answer(result: Result) -> str:
         return ""
     coded, ns = causes.coded("cause"), causes.array("dur_ns")
     sums = np.bincount(coded.codes, ns, len(coded.values))
-    most, ranks = int(np.argmax(sums)), len(np.unique(causes.array("rank")))
+    most, ranks = int(np.argmax(sums)), len(unique(causes.array("rank")))
     text = (
         f"The GPU idles {duration(float(sums.sum()) / ranks)}{' a rank' if ranks > 1 else ''}, "
         f"{percent(float(sums[most] / max(sums.sum(), 1)))} of it for {coded.values[most]}"
@@ -597,7 +598,7 @@ def _overlap_answer(result: Result) -> str:
     if table is None:
         return ""
     comm, exposed = int(table.array("comm_ns").sum()), int(table.array("exposed_ns").sum())
-    ranks = len(np.unique(table.array("rank")))
+    ranks = len(unique(table.array("rank")))
     return (
         f"{percent(exposed / max(comm, 1))} of communication is exposed: "
         f"{duration(exposed / ranks)} of {duration(comm / ranks)}{' a rank' if ranks > 1 else ''}"

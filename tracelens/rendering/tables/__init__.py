@@ -26,7 +26,7 @@ from tracelens.rendering.tables.values import (
     ABSENT,
     EFFICIENCY_BEYOND,
     ColumnFormat,
-    column_format,
+    column_formats,
     each_on_one_line,
     encodable,
     explained,

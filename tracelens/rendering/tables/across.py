@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,8 +99,7 @@ def _is_quantity(column: Column) -> bool:
     return column.is_number and bool(column.unit or column.dtype == "float64")
 
 
-@dataclass(frozen=True)
-class _Comparison:
+class _Comparison(NamedTuple):
     """The ranks of a table side by side."""
 
     source: Table  # the table

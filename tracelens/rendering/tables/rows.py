@@ -7,8 +7,9 @@ one by one: a name, a few short facts, and sentences.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tracelens.rendering.tables.across import (
 from tracelens.rendering.tables.values import (
     ABSENT,
     ColumnFormat,
-    column_format,
+    column_formats,
     encodable,
     explained,
     label,
@@ -37,8 +38,7 @@ _BRIEF = 3
 _OF_RANK = re.compile(r"^rank \d+(: |$)")
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """The chosen nodes of a table with `node` and `parent`, depth first, larger siblings first."""
 
     rows: list[int]  # row position in the table, of every chosen node
@@ -47,8 +47,7 @@ class Tree:
     left_out: list[int]  # per chosen node, how many of its own children were not chosen
 
 
-@dataclass(frozen=True)
-class ShownColumn:
+class ShownColumn(NamedTuple):
     """A column with its shown cells, raw and as text."""
 
     format: ColumnFormat
@@ -80,8 +79,7 @@ _PROSE_WIDTH = 1200
 _LINE_WIDTH = 4000
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One short cell: 'saving' '728.300 ms'."""
 
     label: str  # what it is; empty where the text says it itself ('87.3% of the step')
@@ -92,8 +90,7 @@ class Fact:
         return f"{self.label} {self.text}".strip()
 
 
-@dataclass(frozen=True)
-class ProseRow:
+class ProseRow(NamedTuple):
     """One row that is read by itself."""
 
     number: str  # its place in a table that is ranked, else empty
@@ -122,10 +119,10 @@ def cut(table: Table, limit: int) -> Cut:
             first = np.lexsort((-size, position))[:limit]
             by_size = first[np.argsort(-size[first], kind="stable")]
             rows = by_size if table.schema.descending else np.sort(first)
-        shown = [_shown(table, column, rows) for column in table.schema.columns]
+        shown = _shown(table, table.schema.columns, rows)
         return Cut(table, min(limit, len(table)), shown, None)
     tree = select(table, limit)
-    shown = [_shown(table, column, tree.rows) for column in shown_columns(table)]
+    shown = _shown(table, shown_columns(table), tree.rows)
     return Cut(table, len(tree.rows), shown, tree.depth)
 
 
@@ -147,10 +144,13 @@ def _is_rank_by_rank(table: Table) -> bool:
     return bool(len(rank)) and rank[0] != rank[-1] and bool((np.diff(rank) >= 0).all())
 
 
-def _shown(table: Table, column: Column, rows: Rows) -> ShownColumn:
-    fmt = column_format(table, column)
-    cells = table.cells(column.name, rows)
-    return ShownColumn(fmt, cells, explained(table, column, rows, fmt.texts(cells)))
+def _shown(table: Table, columns: Iterable[Column], rows: Rows) -> list[ShownColumn]:
+    formats = column_formats(table)
+    shown = []
+    for column in columns:
+        fmt, cells = formats[column.name], table.cells(column.name, rows)
+        shown.append(ShownColumn(fmt, cells, explained(table, column, rows, fmt.texts(cells))))
+    return shown
 
 
 def more(result: Result, part: Cut) -> str:
@@ -373,6 +373,7 @@ def with_places(table: Table) -> Table:
     places = {stem: f"in_{stem}" for stem in stems if stem + _RANK in names}
     if not places:
         return table
+    formats = column_formats(table)
     columns: list[Column] = []
     data = dict(table.columns)
     for column in table.schema.columns:
@@ -383,7 +384,7 @@ def with_places(table: Table) -> Table:
             columns.append(column)
             continue
         columns.append(Column(places[stem], "str", doc=column.doc))
-        fmt, times = column_format(table, column), table.cells(column.name)
+        fmt, times = formats[column.name], table.cells(column.name)
         # "" where it is not known.
         data[places[stem]] = [
             "" if rank is None or text == ABSENT else f"rank {rank} at {text} {fmt.unit}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +57,7 @@ _ROWS = {"launch_bound": "launch overhead"}
 """Detector to the row that it is about, where their names share too little."""
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(NamedTuple):
     """A button that copies a text."""
 
     label: str  # on the button
@@ -67,8 +66,7 @@ class Copied:
     shown: str  # on hover
 
 
-@dataclass(frozen=True)
-class FindingCard:
+class FindingCard(NamedTuple):
     """One finding."""
 
     number: int  # its place in the ranking

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +67,7 @@ class _Printable(dict[int, str]):
 _PRINTABLE = _Printable(dict.fromkeys(range(28, 32), "�"))
 
 
-@dataclass(frozen=True)
-class ColumnFormat:
+class ColumnFormat(NamedTuple):
     """How one column is written: built from the whole column, so that every cut of it has the same unit."""
 
     column: Column
@@ -195,24 +193,33 @@ def shorten(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
-def column_format(table: Table, column: Column) -> ColumnFormat:
-    """How a column of a table is written; those that are read against each other have one unit.
+def column_formats(table: Table) -> dict[str, ColumnFormat]:
+    """How the columns of a table are written, by name; those that are read against each other have one unit.
 
     All times of a table are: parts of one whole, and apart from them what a single one of them takes.
     """
-    if column.is_text:
-        return format_for(column, None)
-    compared = _compared(column)
-    if _is_duration(column):
+    durations: dict[bool, list[str]] = {False: [], True: []}
+    alone = {}
+    for column in filter(_is_duration, table.schema.columns):
         # The facts of an entry stand in one line.
-        alone = table.schema.kind != "entries" and _is_statistic(column)
-        compared += [
-            other.name
-            for other in table.schema.columns
-            if _is_duration(other) and (table.schema.kind == "entries" or _is_statistic(other) == alone)
-        ]
-    peaks = [np.abs(table.known(name)).max(initial=0) for name in compared if name in table.columns]
-    return format_for(column, table.known(column.name), float(max(peaks, default=0)))
+        alone[column.name] = table.schema.kind != "entries" and _is_statistic(column)
+        durations[alone[column.name]].append(column.name)
+
+    @cache
+    def peak(name: str) -> float:
+        return float(np.abs(table.known(name)).max(initial=0))
+
+    formats = {}
+    for column in table.schema.columns:
+        if column.is_text:
+            formats[column.name] = format_for(column, None)
+            continue
+        compared = _compared(column)
+        if column.name in alone:
+            compared += durations[alone[column.name]]
+        least = max((peak(name) for name in compared if name in table.columns), default=0.0)
+        formats[column.name] = format_for(column, table.known(column.name), least)
+    return formats
 
 
 def _is_duration(column: Column) -> bool:

@@ -12,8 +12,6 @@ from tracelens.trace.graphs.nodes import (
     Size,
     batches,
     captures,
-    is_unattributed,
-    launched_by_graph,
     replays,
 )
 
@@ -23,8 +21,6 @@ __all__ = [
     "attributed",
     "batches",
     "captures",
-    "is_unattributed",
-    "launched_by_graph",
     "replays",
     "with_twin",
 ]

@@ -35,12 +35,12 @@ from tracelens.trace.graphs.nodes import (
     Template,
     captures,
     eager,
-    is_unattributed,
     named,
     op_texts,
     replays,
 )
 from tracelens.trace.graphs.splice import Arguments, Attribution, spliced
+from tracelens.trace.links import is_unattributed
 from tracelens.trace.run import Run
 from tracelens.trace.trace import Trace
 

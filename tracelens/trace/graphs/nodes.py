@@ -16,11 +16,9 @@ import numpy as np
 
 from tracelens.arrays import Bool, Int, lookup
 from tracelens.table import nearest
-from tracelens.trace.activities import Work
-from tracelens.trace.links import PASSED_THROUGH, forward_ops
+from tracelens.trace.links import GRAPH_CALL, PASSED_THROUGH, forward_ops
 from tracelens.trace.trace import Trace
 
-GRAPH_CALL = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 KERNEL, COPY, FILL = range(3)
 """What a node is."""
 _CAPTURE = re.compile(r"capture_(\d+)_(\w+)$")
@@ -133,16 +131,6 @@ class Replay(NamedTuple):
 def plain_name(name: str) -> str:
     """A kernel's name without what profilers add to it."""
     return name.removesuffix(".kd").removesuffix(" [clone .kd]").strip()
-
-
-def is_unattributed(trace: Trace) -> bool:
-    """Whether a trace launches graphs, and of nothing in them the op is known."""
-    return any(map(GRAPH_CALL.match, trace.arrays.names)) and not trace.arrays.copied.any()
-
-
-def launched_by_graph(trace: Trace, work: Work) -> Bool:
-    """Of each piece of GPU work, whether a graph launch started it."""
-    return lookup(trace.arrays.named(GRAPH_CALL.match), work.launch, False)
 
 
 def batches(trace: Trace) -> set[Batch]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import named
 from tracelens.arrays import Int, lookup, unique
 from tracelens.table import Coded
 from tracelens.trace import Trace, matching, rows_by_code
@@ -169,12 +168,12 @@ def _stream_waits(trace: Trace, device: GpuActivities, thread: Int) -> tuple[Int
     """(activity, what it waits for) by the second rule of `order`."""
     events, work = trace.arrays, trace.work
     nothing = np.empty(0, dtype=np.int64)
-    rows = np.flatnonzero(matching(events.names, _WAITS)[events.name] & events.where("launch"))
+    rows = np.flatnonzero(events.fitting(_WAITS, "launch"))
     known = np.flatnonzero(device.call >= 0)
     if not len(rows) or not len(known):
         return nothing, nothing
     known = known[np.argsort(device.called[known], kind="stable")]
-    recorded = np.flatnonzero(matching(events.names, _RECORDS)[events.name] & events.where("launch"))
+    recorded = np.flatnonzero(events.fitting(_RECORDS, "launch"))
     caller, stream = thread[work.launch[known]], work.lane[known]
     after, before = [nothing], [nothing]
     for number in unique(thread[rows]).tolist():
@@ -254,7 +253,7 @@ def waits(trace: Trace, gpu: GpuActivities, host: RankHost) -> BlockingWaits:
     # done, and launches of names of which others met a full queue.
     copied = np.flatnonzero((work.launch >= 0) & ~work.is_kernel)
     launch = work.launch[copied]
-    early = named(events, _ASYNCHRONOUS_COPY)[launch] & (events.end[launch] < work.end[copied])
+    early = events.fitting(_ASYNCHRONOUS_COPY, "launch")[launch] & (events.end[launch] < work.end[copied])
     did_not_wait = [event[idle], launch[early]]
     stalling = unique(events.name[event[kind == QUEUE]])
     if len(stalling):
@@ -374,7 +373,7 @@ def _before_record(trace: Trace, gpu: GpuActivities, host: RankHost, event: Int)
     """The work before the record of each call's event, by the rule of `waits`; -1 for none."""
     events, work = trace.arrays, trace.work
     marked = np.full(len(event), -1, dtype=np.int64)
-    records = np.flatnonzero(named(events, _RECORDS) & events.where("launch")) if len(event) else marked
+    records = np.flatnonzero(events.fitting(_RECORDS, "launch")) if len(event) else marked
     before = _launch_before(trace, gpu, host, records)
     records, before = records[before >= 0], before[before >= 0]
     order = np.argsort(work.end[before], kind="stable")

@@ -193,7 +193,7 @@ SHARED: Registry[Shared] = Registry(
     "tracelens.analysis",
     "tracelens.what_if",
     "tracelens.findings",
-    homes={".comm.aligned": "aligned run", "..what_if.projection": "projector"},
+    homes={".comm.aligned": "aligned run", "..what_if.projection": "graph parts, projector"},
 )
 
 

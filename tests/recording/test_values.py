@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,8 +113,14 @@ def test_hits_order_lists_texts_and_scrubbing(tmp_path: Path) -> None:
     assert "sorted" not in scrubbed
 
 
-def test_what_is_noted_is_what_the_call_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statistics are made later, of copies, also where these are too many to wait."""
+@pytest.mark.parametrize("cached", ["is_cuda", "is_cpu"])
+def test_what_is_noted_is_what_the_call_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: str
+) -> None:
+    """Statistics are made later, of copies, also where these are too many to wait or for their memory."""
+    monkeypatch.setattr(values, "_CACHED", cached)
+    monkeypatch.setattr(values, "MAX_CACHE_AGE", -1)
+    monkeypatch.setattr(values, "_ROOM", 64)
     index, x = torch.tensor([1, 1, 3]), torch.ones(4)
 
     def work() -> None:
@@ -123,16 +130,29 @@ def test_what_is_noted_is_what_the_call_read(tmp_path: Path, monkeypatch: pytest
             index.fill_(number)
 
     calls = [noted(tmp_path / "a", work)]
-    monkeypatch.setattr(values, "_MOST_COPIED", 50)
-    index.copy_(torch.tensor([1, 1, 3]))
-    calls.append(noted(tmp_path / "b", work))
-    assert calls[0] == calls[1]
+    for name, most in (("_MOST_COPIED", 50), ("_MOST_KEPT", 20)):
+        monkeypatch.setattr(values, name, most)
+        index.copy_(torch.tensor([1, 1, 3]))
+        calls.append(noted(tmp_path / name, work))
+    assert calls[0] == calls[1] == calls[2]
     selected = [call for call in calls[0] if call["op"] == "aten::index_select"]
     assert [(call["count"], call["arguments"][2]["hits"]) for call in selected] == [
         (2, [[3, 1]]), (1, [[1, 1], [2, 1]]),
     ]  # fmt: skip
     indexed = [call["arguments"][1]["tensors"] for call in calls[0] if call["op"] == "aten::index"]
     assert [[run["count"] for run in runs] for runs in indexed] == [[2]] * len(indexed)
+
+
+def test_no_tensor_lives_longer(tmp_path: Path) -> None:
+    index = torch.tensor([1, 1, 3])
+    alive = []
+
+    def work() -> None:
+        kept = [weakref.ref(torch.ones(4).index_select(0, index).mul_(2)) for _ in range(3)]
+        alive.extend(each() is not None for each in kept)
+
+    assert noted(tmp_path / "a", work)
+    assert alive == [False] * 3
 
 
 def test_numbers_that_json_lacks_are_left_out(tmp_path: Path) -> None:
@@ -272,3 +292,22 @@ def test_compiled_functions_stay_compiled(tmp_path: Path) -> None:
     calls = noted(tmp_path / "a", lambda: work(torch.ones(4)))
     assert "aten::index_select" in {call["op"] for call in calls}
     assert len(compilations) == 1
+
+
+def test_nothing_of_the_recorder_is_compiled(tmp_path: Path) -> None:
+    """Between graphs, torch.compile looks at all Python code that runs."""
+
+    def work(x: Any) -> Any:
+        torch._dynamo.graph_break()
+        return max([x], key=lambda each: float(each.cos().sum()))  # ops that are in no graph
+
+    def frames(run: Callable[[Any], Any]) -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        run(torch.ones(4))
+        return int(torch._dynamo.utils.counters["frames"]["total"])
+
+    compiled = torch.compile(work, backend="eager")
+    alone = frames(compiled)
+    assert alone
+    assert frames(lambda x: noted(tmp_path / "a", lambda: compiled(x))) == alone

@@ -24,8 +24,9 @@ Statistics and sizes only, never what activations or weights are. One JSON objec
         source      of a generated Triton kernel, whose name `op` then is: its file's in the following
     sources     name to text of files that torch.compile generated, each named by the begin of its SHA-256
 
-In the step, what has to be read of a tensor is copied to the host, without waiting for it: statistics on
-the GPU would load kernels that the program does not use, and wait for each. They are made when the file is
+In the step, what calls get is kept as it is there: of tensors their sizes and addresses, never they
+themselves. What has to be read of one is copied to the host, without waiting for it: statistics on the GPU
+would load kernels that the program does not use, and wait for each. All else is done when the file is
 written.
 """
 
@@ -36,8 +37,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from inspect import unwrap
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +58,11 @@ from tracelens.limits import MAX_CACHE_AGE
 from tracelens.outputs import whole_file
 from tracelens.recording.pace import wait_for_gpus
 
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # of another version of torch
+    set_code_exec_strategy = None
+
 SCHEMA = "tracelens.values/1"
 MAX_BYTES = 2 << 20
 """Most bytes of a rank's file."""
@@ -66,7 +75,9 @@ _MOST_COPIED = 64 << 20  # bytes that wait for their statistics
 _MOST_HITS = 64  # pairs
 _MOST_BELOW = 1 << 24  # rows of a table
 _MOST_SOURCES = 4 << 20  # bytes of all generated files
+_MOST_KEPT = 1 << 21  # items of a tape: 48 MB of 80,000 calls
 _MOST_TEXT = 64 << 20  # bytes of all calls as they are kept meanwhile
+_ROOM = 1 << 20  # bytes of pinned memory that are got first
 _GROUPED = re.compile(r"group|attention")  # a vector of whole numbers says where groups end
 _INDEXED = re.compile(r"index|gather|scatter|embedding|nll_loss|take|put|bincount")
 _TEXT = re.compile(r"\w{1,32}")  # of rounding_mode, approximate and the like; no names of people or paths
@@ -82,7 +93,14 @@ _INTEGERS = (torch.int64, torch.int32)
 _PLAIN = (Tensor, Parameter)
 _SEVERAL = (list, tuple)
 _NUMBERS = (bool, int, float)
+_AS_THEY_ARE = (*_NUMBERS, str)
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError)
+
+_Tape = list[Any]
+"""What is kept of calls, flat, since many more objects would have Python collect garbage often: of each its
+schema or generated kernel, how many arguments it has by place and by name, these, and what it gave."""
+_Read = tuple[Tensor, Callable[[Tensor], dict[str, Any]]]
+"""A copy of the whole numbers in a tensor, and what makes statistics of them."""
 
 
 class Values:
@@ -90,27 +108,22 @@ class Values:
 
     def __init__(self, *, indices: bool) -> None:
         self.cut: dict[str, int] = {}  # what is left out, and how many times
+        self.is_open = False
         self._indices = indices
-        # As text, or for what waits for statistics its number in `_waiting`; with how many there are.
-        self._calls: dict[Any, int] = {}
-        self._size = 0
-        self._waiting: list[dict[str, Any]] = []
-        self._copies: list[tuple[dict[str, Any], Tensor, Callable[[Tensor], dict[str, Any]]]] = []
-        self._copied = 0  # bytes of these
-        self._copies_made = 0  # ever
-        self._noting = False
         self._mode: TorchDispatchMode | None = None
-        self._sources: dict[str, str] = {}
-        self._keys: dict[str, str] = {}  # path of a generated file to its name in the former
         self._unwatch: Callable[[], None] = lambda: None
-        self._schemas: dict[int, _Schema] = {}  # by id of an op
-        self._touched: dict[int, int] = {}  # address of a storage to the place of its last touch in the next
-        self._bytes = 0  # that all calls have touched
+        self._schemas: dict[int, _Schema | None] = {}  # by id of an op
+        self._tape: _Tape = []
+        self._copies = _HostCopies()
+        self._calls = _DistinctCalls(self._leave_out)
 
     def open(self) -> None:
         """Begin; not inside another mode, which the program may leave before this one ends."""
-        self._noting = _get_current_dispatch_mode() is None
-        if self._noting:
+        self.is_open = _get_current_dispatch_mode() is None
+        if self.is_open:
+            if torch.cuda.is_initialized():
+                with suppress(RuntimeError):  # the first copy tries again
+                    self._copies.make_room()
             self._mode = _CallMode(self)
             self._mode.__enter__()
             self._unwatch = _watched(self.note_generated)
@@ -122,137 +135,110 @@ class Values:
 
         A mode stays, and notes nothing, while the program is in one of its own or this is another thread.
         """
-        if self._noting and cut:
+        if self.is_open and cut:
             self._leave_out(cut)
-        self._noting = False
+        self.is_open = False
         self._unwatch()
         if self._mode is not None and _get_current_dispatch_mode() is self._mode:
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)
 
-    def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note a call, unless a trace has all of it. What fails is counted and ends no training."""
-        if not self._noting or (schema := self._schema(op)).is_view:
-            return
+    def schema(self, op: Any) -> _Schema | None:
+        """What is asked of an op at each call; None where nothing is."""
         try:
-            copies = self._copies_made
-            arguments, tells = self._arguments(schema, args, kwargs)
-            if tells:
-                waits = self._copies_made != copies
-                self._count(schema.name, arguments, waits)
-                if schema.name in _INSIDE:
-                    inner, shared = _INSIDE[schema.name]
-                    self._count(inner, arguments[:shared], waits)
-        except _FAILURES as error:
-            self._leave_out(f"calls that could not be read ({type(error).__name__})")
+            return self._schemas[id(op)]  # ops stay, and their own hash is made in Python
+        except KeyError:
+            schema = self._schemas[id(op)] = _Schema.of(op)
+            return schema
 
-    def done(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Note what a call has touched, once it is done."""
-        if not self._noting or (schema := self._schema(op)).is_view:
-            return
+    def note(self, schema: _Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Tape | None:
+        """What is kept of a call that is about to be made. What fails is counted and ends no training."""
+        tape: _Tape = [schema, len(args), len(kwargs)]
         try:
-            if schema.name in _COPIES and isinstance(result, Tensor):
-                pair = [self._tensor(of, "", reads=False) for of in (result, args[0])]
-                if any("age" in tensor for tensor in pair):
-                    self._count("aten::copy_", pair)
-            self._touch(args)
-            self._touch(kwargs.values())
-            if not schema.only_makes_room:
-                self._touch((result,))
+            if schema.reads:
+                self._keep_and_read(schema, args, kwargs, tape)
+            else:
+                _keep(args, tape)
+                for name in kwargs:
+                    tape.append(name)
+                    _keep((kwargs[name],), tape)
         except _FAILURES as error:
             self._leave_out(f"calls that could not be read ({type(error).__name__})")
+            return None
+        return tape
+
+    def _keep_and_read(
+        self, schema: _Schema, args: Sequence[Any], kwargs: Mapping[str, Any], tape: _Tape
+    ) -> None:
+        read = self._read_ends if schema.is_grouped else self._read_indices
+        for written, value in zip(schema.written.values(), args, strict=False):
+            _keep((value,), tape, None if written else read)
+        for name in kwargs:
+            tape.append(name)
+            _keep((kwargs[name],), tape, None if schema.written[name] else read)
+
+    def done(self, tape: _Tape, result: Any) -> None:
+        """Note a call that is made, and what it gave."""
+        size = len(tape)
+        try:
+            _keep((result,), tape)
+        except _FAILURES as error:
+            self._leave_out(f"calls that could not be read ({type(error).__name__})")
+            tape[size:] = [None]
+        self._tape.extend(tape)
+        if len(self._tape) > _MOST_KEPT:
+            self._settle()
 
     def note_generated(self, kernel: Any, values: Sequence[Any]) -> None:
-        """Note a launch of a kernel that torch.compile generated, and its source."""
-        if not self._noting:
+        """Note a launch of a kernel that torch.compile generated."""
+        if not self.is_open:
             return
+        self.is_open = False  # copies are no calls of the program
         try:
-            name = kernel.inductor_meta["kernel_name"]
-            if kernel.filename not in self._keys:
-                source = Path(kernel.filename).read_text(encoding="utf-8")
-                if sum(map(len, self._sources.values())) + len(source) > _MOST_SOURCES:
-                    self._leave_out("generated kernels beyond what is kept")
-                    return
-                key = hashlib.sha256(source.encode()).hexdigest()[:16]
-                self._keys[kernel.filename], self._sources[key] = key, source
-            names, copies = kernel.fn.arg_names, self._copies_made
-            self._noting = False  # copies are no calls of the program
-            arguments = [
-                self._of_generated(value, is_read=not names[index].startswith("out_ptr"))
-                for index, value in enumerate(values)
-            ]
-            waits = self._copies_made != copies
-            self._count(name, arguments, waits, source=self._keys[kernel.filename])
-            self._touch(values)
-        except (*_FAILURES, OSError, KeyError) as error:
+            names = kernel.fn.arg_names[: len(values)]
+            tape: _Tape = [kernel, len(names), 0]
+            for name, value in zip(names, values, strict=False):
+                if not (value is None or isinstance(value, Tensor) or _is_finite(value)):
+                    raise TypeError("an argument of another kind")
+                _keep((value,), tape, None if name.startswith("out_ptr") else self._read_any)
+            self.done(tape, None)
+        except _FAILURES as error:
             self._leave_out(f"generated kernels that could not be read ({type(error).__name__})")
         finally:
-            self._noting = True
+            self.is_open = True
 
-    def _of_generated(self, value: Any, is_read: bool) -> dict[str, Any] | None:
-        if isinstance(value, Tensor):
-            argument = self._tensor(value, "", reads=False)
-            if is_read and value.dtype in _INTEGERS and value.numel() and not _is_captured(value):
-                self._copy(value if value.numel() <= _MOST_INDICES else value.max(), argument, _below)
-            return argument
-        if value is not None and not _is_finite(value):
-            raise TypeError("an argument of another kind")
-        return None if value is None else {"value": value}
+    def _read_ends(self, tensor: Tensor) -> _Read | None:
+        if tensor.dim() != 1 or len(tensor) > _MOST_NUMBERS:
+            return None
+        return self._copy(tensor), _sizes
 
-    def _touch(self, values: Iterable[Any]) -> None:
-        for value in values:
-            if type(value) in _PLAIN:
-                if getattr(value, _CACHED):
-                    self._bytes += value.nbytes
-                    self._touched[value.untyped_storage().data_ptr()] = self._bytes
-            elif isinstance(value, _SEVERAL):
-                self._touch(value)
+    def _read_indices(self, tensor: Tensor) -> _Read | None:
+        if not self._indices or not tensor.dim():
+            return None
+        # What is expanded repeats the same indices; it is made by expansion again.
+        steps = tensor.stride()
+        own = tensor[tuple(slice(None) if step else 0 for step in steps)] if 0 in steps else tensor
+        if own.numel() > _MOST_INDICES:
+            self._leave_out(f"index tensors of over {_MOST_INDICES:,} elements")
+            return None
+        return self._copy(own), _hits
 
-    def _count(
-        self, op: str, arguments: Sequence[dict[str, Any] | None], waits: bool = False, **more: str
-    ) -> None:
-        """Count a call, some of whose statistics may have to wait."""
-        call = {"op": op, **more, "arguments": arguments}
-        if waits:
-            self._calls[len(self._waiting)] = 1
-            self._waiting.append(call)
-        else:
-            self._keep(_text(call))
+    def _read_any(self, tensor: Tensor) -> _Read:
+        return self._copy(tensor if tensor.numel() <= _MOST_INDICES else tensor.max()), _below
 
-    def _keep(self, text: bytes, count: int = 1) -> None:
-        if text not in self._calls:
-            if self._size + len(text) > _MOST_TEXT:
-                self._leave_out("calls beyond what is kept", count)
-                return
-            self._size += len(text)
-        self._calls[text] = self._calls.get(text, 0) + count
-
-    def _copy(self, tensor: Tensor, into: dict[str, Any], made: Callable[[Tensor], dict[str, Any]]) -> None:
-        """Copy a tensor, of which something is said later."""
-        if self._copied + tensor.nbytes > _MOST_COPIED:
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if self._copies.size + tensor.nbytes > _MOST_COPIED:
             self._settle()
-        self._copies.append((into, tensor.to("cpu", non_blocking=True, copy=True), made))
-        self._copied += tensor.nbytes
-        self._copies_made += 1
+        return self._copies.of(tensor)
 
     def _settle(self) -> None:
-        """Say what had to wait."""
-        try:
-            if self._copies:
-                wait_for_gpus()
-            for argument, copied, made in self._copies:
-                argument.update(made(copied))
-            waiting = [_text(call) for call in self._waiting]
-        except _FAILURES as error:
-            self._leave_out(f"calls that could not be read ({type(error).__name__})", len(self._waiting))
-            waiting = []
-        calls, self._calls, self._size = self._calls, {}, 0
-        for key, count in calls.items():
-            if isinstance(key, bytes):
-                self._keep(key, count)
-            elif waiting:
-                self._keep(waiting[key], count)
-        self._waiting, self._copies, self._copied = [], [], 0
+        """Tell what was noted."""
+        tape, self._tape = self._tape, []
+        copies, self._copies = self._copies, _HostCopies()
+        if copies.size:
+            wait_for_gpus()
+        for note in _notes(tape):
+            self._calls.tell(note)
 
     def write(self, path: Path, step: int) -> None:
         """Write the file; without calls none.
@@ -261,7 +247,7 @@ class Values:
             OSError: it cannot be written.
         """
         self._settle()
-        calls = sorted(self._calls.items(), key=lambda call: -call[1])
+        calls = self._calls.most_first()
         if not calls and not self.cut:
             path.unlink(missing_ok=True)
             return
@@ -269,7 +255,7 @@ class Values:
             texts = [text[:-1] + b', "count": %d}' % count for text, count in calls]
             cut = "; ".join(f"{count:,} {what}" for what, count in self.cut.items())
             listed = b",\n".join(texts)
-            sources = {key: source for key, source in self._sources.items() if key.encode() in listed}
+            sources = {key: source for key, source in self._calls.sources.items() if key.encode() in listed}
             head = {"schema": SCHEMA, "step": step, "cut": cut, "sources": sources}
             document = json.dumps(head).encode()[:-1] + b', "calls": [' + listed + b"]}\n"
             packed = zstandard.compress(document)
@@ -281,94 +267,101 @@ class Values:
         with whole_file(path) as file:
             file.write(packed)
 
-    def _schema(self, op: Any) -> _Schema:
-        schema = self._schemas.get(id(op))  # ops stay, and their own hash is made in Python
-        if schema is None:
-            schema = self._schemas[id(op)] = _Schema.of(op)
-        return schema
-
     def _leave_out(self, what: str, count: int = 1) -> None:
         self.cut[what] = self.cut.get(what, 0) + count
 
-    def _arguments(
-        self, schema: _Schema, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[dict[str, Any] | None], bool]:
-        """The arguments in the order of the schema, and whether they tell what a trace lacks."""
-        name, given = schema.name, len(args)
-        arguments: list[dict[str, Any] | None] = []
-        tells = schema.exchanges
-        seen: dict[tuple[Any, ...], int] = {}  # tensors of an argument to its number
-        for index, declared in enumerate(schema.arguments):
-            value = args[index] if index < given else kwargs.get(declared.name, declared.default)
-            argument: dict[str, Any] | None = None
-            if value is None:
-                pass
-            elif isinstance(value, Tensor):
-                argument = self._tensor(value, name, reads=not declared.is_written)
-                tells |= len(argument) > 2 + ("stride" in argument)
-            elif _is_finite(value) or (isinstance(value, str) and _TEXT.fullmatch(value)):
-                argument = {"value": value}
-                tells |= declared.is_tensor or isinstance(value, str)
-            elif not isinstance(value, _SEVERAL):
-                pass
-            elif any(isinstance(item, Tensor) for item in value):
-                reads = not declared.is_written
-                tensors = [
-                    self._tensor(item, name, reads=reads) if isinstance(item, Tensor) else {"shape": []}
-                    for item in value
-                ]
-                ages = [tensor.pop("age", None) for tensor in tensors if "dtype" in tensor]
-                argument = {"tensors": tensors}
-                if None not in ages:
-                    argument["age"] = max(ages)
-                tells |= len(value) > _LIST or name.startswith("aten::")
-            elif all(map(_is_finite, value)):
-                tells |= len(value) > _LIST
-                if len(value) <= _MOST_NUMBERS:
-                    argument = {"value": list(value)}
-                else:
-                    self._leave_out(f"lists of over {_MOST_NUMBERS:,} numbers")
-            if argument and schema.compares and "value" not in argument:
-                first = seen.setdefault(_identity(value), index)
-                if first != index:
-                    argument["same"], tells = first, True
-            arguments.append(argument)
-        return arguments, tells
 
-    def _tensor(self, tensor: Tensor, op: str, *, reads: bool) -> dict[str, Any]:
-        """What is said of a tensor."""
-        dtype = tensor.dtype
-        noted: dict[str, Any] = {"shape": tuple(tensor.shape), "dtype": str(dtype)[6:]}  # torch.float32
-        if not tensor.is_contiguous():
-            noted["stride"] = tensor.stride()
-        if type(tensor) not in _PLAIN or tensor.is_meta:
-            return noted
-        if tensor.dim() and (address := tensor.data_ptr() % ALIGNED):
-            noted["align"] = address & -address
-        if reads and dtype in _INTEGERS and tensor.dim() and tensor.numel() and not _is_captured(tensor):
-            self._read(tensor, op, noted)
-        # When it was last touched, if that may still be in a cache.
-        if getattr(tensor, _CACHED):
-            touched = self._touched.get(tensor.untyped_storage().data_ptr())
-            if touched is not None and (age := (self._bytes - touched).bit_length()) <= MAX_CACHE_AGE:
-                noted["age"] = age
-        return noted
+class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where it is not installed
+    """Shows each call below autograd to its owner, and changes nothing."""
 
-    def _read(self, tensor: Tensor, op: str, noted: dict[str, Any]) -> None:
-        """Note the whole numbers in a tensor, where a call depends on them."""
-        if _GROUPED.search(op):
-            if tensor.dim() == 1 and len(tensor) <= _MOST_NUMBERS:
-                noted["sizes"] = ()
-                self._copy(tensor, noted, _sizes)
-        elif _INDEXED.search(op) and self._indices:
-            # What is expanded repeats the same indices; it is made by expansion again.
-            steps = tensor.stride()
-            own = tensor[tuple(slice(None) if step else 0 for step in steps)] if 0 in steps else tensor
-            if own.numel() <= _MOST_INDICES:
-                noted |= {"hits": (), "sorted": False}
-                self._copy(own, noted, _hits)
-            else:
-                self._leave_out(f"index tensors of over {_MOST_INDICES:,} elements")
+    supports_higher_order_operators = True
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        self._values = values
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What torch.compile compiled runs compiled."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps the following, so that torch.compile leaves it alone.
+
+        That takes longer than a note, and imports the compiler; its code is marked instead.
+        """
+        return set_code_exec_strategy is None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # DTensor and the like call ops on plain tensors, which come here again
+        kwargs = kwargs or {}
+        values = self._values
+        schema = values.schema(func) if values.is_open else None
+        if schema is None:
+            return func(*args, **kwargs)
+        tape = values.note(schema, args, kwargs)
+        result = func(*args, **kwargs)
+        if tape is not None:
+            values.done(tape, result)
+        return result
+
+
+if set_code_exec_strategy is not None:
+    set_code_exec_strategy(
+        unwrap(_CallMode.__torch_dispatch__).__code__,
+        _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP),  # it and what it calls
+    )
+
+
+class _Declared(NamedTuple):
+    """An argument of an op, by its schema."""
+
+    name: str
+    default: Any
+    is_tensor: bool  # or a list of tensors
+
+
+class _Schema:
+    """What is asked of an op, most of it after the step; torch makes objects of it each time."""
+
+    def __init__(self, op: Any) -> None:
+        self.name: str = op._schema.name
+        self.is_grouped = bool(_GROUPED.search(self.name))  # whole numbers in tensors are where groups end
+        self.reads = self.is_grouped or bool(_INDEXED.search(self.name))  # whether it depends on these
+        self._op = op
+
+    @classmethod
+    def of(cls, op: Any) -> _Schema | None:
+        """That of an op; None of views, of which a trace has all."""
+        if not isinstance(op, torch._ops.OpOverload) or op.namespace == "profiler":
+            return None
+        return None if op.is_view and op._schema.returns else cls(op)
+
+    @cached_property
+    def arguments(self) -> list[_Declared]:
+        return [
+            _Declared(
+                declared.name,
+                declared.default_value,
+                is_tensor="Tensor" in str(declared.type),
+            )
+            for declared in self._op._schema.arguments
+        ]
+
+    @cached_property
+    def written(self) -> dict[str, bool]:
+        """Whether it writes an argument, by name."""
+        return {
+            declared.name: declared.alias_info is not None and bool(declared.alias_info.is_write)
+            for declared in self._op._schema.arguments
+        }
+
+    @cached_property
+    def compares(self) -> bool:
+        """Whether two of its arguments can be the same."""
+        return sum(declared.is_tensor for declared in self.arguments) > 1
 
 
 def _watched(note: Callable[[Any, Sequence[Any]], None]) -> Callable[[], None]:
@@ -386,72 +379,264 @@ def _watched(note: Callable[[Any, Sequence[Any]], None]) -> Callable[[], None]:
     return lambda: setattr(kind, "run", run)
 
 
-class _Declared(NamedTuple):
-    """An argument of an op, by its schema."""
+def _keep(values: Sequence[Any], tape: _Tape, read: Callable[[Tensor], _Read | None] | None = None) -> None:
+    """Put values on a tape, and read whole numbers in tensors.
 
-    name: str
-    default: Any
-    is_written: bool
-    is_tensor: bool  # or a list of tensors
-
-
-class _Schema(NamedTuple):
-    """What is asked of an op at each call; torch makes objects of it each time."""
-
-    name: str
-    arguments: list[_Declared]
-    is_view: bool
-    exchanges: bool  # whether it sends to other ranks
-    compares: bool  # whether two of its arguments can be the same
-    only_makes_room: bool  # what does touches nothing
-
-    @classmethod
-    def of(cls, op: Any) -> _Schema:
-        name = op._schema.name
-        arguments = [
-            _Declared(
-                declared.name,
-                declared.default_value,
-                is_written=declared.alias_info is not None and bool(declared.alias_info.is_write),
-                is_tensor="Tensor" in str(declared.type),
+    Of a tensor: its kind, what `_KeptTensor` has; of several values: their kind, how many, each; numbers and
+    text as they are; None of others.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            address, dtype = value.data_ptr(), value.dtype
+            tape += (
+                Tensor,
+                value.shape,
+                dtype,
+                None if value.is_contiguous() else value.stride(),
+                address,
+                value.storage_offset() if address else _without_address(value),
+                getattr(value, _CACHED),
+                read(value) if read is not None and dtype in _INTEGERS and _is_readable(value) else None,
             )
-            for declared in op._schema.arguments
+        elif value is None or isinstance(value, _AS_THEY_ARE):
+            tape.append(value)
+        elif isinstance(value, _SEVERAL):
+            tape += (list, len(value))
+            _keep(value, tape, read)
+        elif isinstance(value, Tensor):
+            stride = None if value.is_contiguous() else value.stride()
+            tape += (Tensor, value.shape, value.dtype, stride, 0, (id(value), 0), False, None)
+        else:
+            tape.append(None)
+
+
+def _without_address(tensor: Tensor) -> tuple[int | None, int]:
+    """What tells a tensor from others, None if sizes do, and the address of its storage."""
+    return None if tensor.numel() else id(tensor), tensor.untyped_storage().data_ptr()
+
+
+class _KeptTensor(NamedTuple):
+    """What is kept of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None  # None where contiguous
+    address: int
+    offset: Any  # in its storage; without an address as `_without_address` has it
+    is_cached: bool  # whether times depend on what caches hold of it
+    read: _Read | None
+
+    @property
+    def storage(self) -> int:
+        """The address of its storage."""
+        address: int = self.address - self.offset * self.dtype.itemsize if self.address else self.offset[1]
+        return address
+
+    @property
+    def identity(self) -> Any:
+        """What is the same for the same tensor only."""
+        if self.address or self.offset[0] is None:
+            return self.address, self.dtype, self.shape, self.stride
+        return self.offset[0]
+
+
+class _NotedCall(NamedTuple):
+    """A call; each value is a `_KeptTensor`, a list, a number, text or None."""
+
+    of: Any  # _Schema or the generated kernel
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def _notes(tape: _Tape) -> Iterator[_NotedCall]:
+    """The calls on a tape."""
+    items = iter(tape)
+    for of in items:
+        by_place, by_name = next(items), next(items)
+        args = [_value(items) for _ in range(by_place)]
+        kwargs = {next(items): _value(items) for _ in range(by_name)}
+        yield _NotedCall(of, args, kwargs, _value(items))
+
+
+def _value(items: Iterator[Any]) -> Any:
+    """The next value of a tape."""
+    item = next(items)
+    if item is Tensor:
+        shape, *rest = islice(items, 7)
+        return _KeptTensor(tuple(shape), *rest)
+    return [_value(items) for _ in range(next(items))] if item is list else item
+
+
+class _HostCopies:
+    """Tensors copied to the host without waiting, into few pieces of pinned memory: to get one takes long."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes
+        self._room: dict[torch.dtype, Tensor] = {}  # the same memory as numbers of each kind
+        self._used = self._end = 0  # bytes of it
+
+    def make_room(self, size: int = _ROOM) -> None:
+        """Get memory, pinned where a GPU is in use."""
+        with torch.inference_mode(False):  # what is made in it could not be written outside
+            room = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=torch.cuda.is_initialized())
+            self._room = {dtype: room.view(dtype) for dtype in _INTEGERS}
+        self._used, self._end = 0, size
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A copy, whose content is there once the GPUs were waited for."""
+        self.size += tensor.nbytes
+        if not getattr(tensor, _CACHED) or not tensor.is_contiguous():
+            return tensor.to("cpu", non_blocking=True, copy=True)
+        size = -(-tensor.nbytes // 8) * 8
+        if self._used + size > self._end:
+            self.make_room(max(_ROOM, 2 * self._end, size))
+        begin = self._used // tensor.itemsize
+        self._used += size
+        copy = self._room[tensor.dtype].as_strided(tensor.shape, tensor.stride(), begin)
+        return copy.copy_(tensor, non_blocking=True)
+
+
+class _DistinctCalls:
+    """What is told of notes, once copies are made: distinct calls as text, with how many there are."""
+
+    def __init__(self, leave_out: Callable[..., None]) -> None:
+        self.sources: dict[str, str] = {}
+        self._leave_out = leave_out
+        self._counts: dict[bytes, int] = {}
+        self._size = 0
+        self._keys: dict[str, str] = {}  # path of a generated file to its name in `sources`
+        self._touched: dict[int, int] = {}  # address of a storage to the place of its last touch in the next
+        self._bytes = 0  # that all calls have touched
+
+    def most_first(self) -> list[tuple[bytes, int]]:
+        return sorted(self._counts.items(), key=lambda call: -call[1])
+
+    def tell(self, note: _NotedCall) -> None:
+        """Tell of a call, unless a trace has all of it. What fails is counted."""
+        is_generated = not isinstance(note.of, _Schema)
+        try:
+            if is_generated:
+                self._tell_generated(note.of, note.args)
+            else:
+                self._tell(*note)
+        except (*_FAILURES, OSError, LookupError) as error:
+            kind = "generated kernels" if is_generated else "calls"
+            self._leave_out(f"{kind} that could not be read ({type(error).__name__})")
+
+    def _tell(self, schema: _Schema, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+        arguments, tells = self._arguments(schema, args, kwargs)
+        if tells:
+            self._count(schema.name, arguments)
+            if schema.name in _INSIDE:
+                inner, shared = _INSIDE[schema.name]
+                self._count(inner, arguments[:shared])
+        if schema.name in _COPIES and isinstance(result, _KeptTensor):
+            pair = [self._tensor(result), self._tensor(args[0])]
+            if any("age" in tensor for tensor in pair):
+                self._count("aten::copy_", pair)
+        self._touch(args)
+        self._touch(kwargs.values())
+        if "empty" not in schema.name:  # which only makes room
+            self._touch((result,))
+
+    def _tell_generated(self, kernel: Any, args: list[Any]) -> None:
+        if kernel.filename not in self._keys:
+            source = Path(kernel.filename).read_text(encoding="utf-8")
+            if sum(map(len, self.sources.values())) + len(source) > _MOST_SOURCES:
+                self._leave_out("generated kernels beyond what is kept")
+                return
+            key = hashlib.sha256(source.encode()).hexdigest()[:16]
+            self._keys[kernel.filename], self.sources[key] = key, source
+        arguments = [
+            None
+            if value is None
+            else self._tensor(value)
+            if isinstance(value, _KeptTensor)
+            else {"value": value}
+            for value in args
         ]
-        writes = any(declared.is_written for declared in arguments)
-        return cls(
-            name,
-            arguments,
-            is_view=not writes and any(made.alias_info for made in op._schema.returns),
-            exchanges=bool(_EXCHANGE.search(name)),
-            compares=sum(declared.is_tensor for declared in arguments) > 1,
-            only_makes_room="empty" in name,
-        )
+        self._count(kernel.inductor_meta["kernel_name"], arguments, source=self._keys[kernel.filename])
+        self._touch(args)
 
+    def _touch(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, list):
+                self._touch(value)
+            elif isinstance(value, _KeptTensor) and value.is_cached:
+                self._bytes += math.prod(value.shape) * value.dtype.itemsize
+                self._touched[value.storage] = self._bytes
 
-class _CallMode(TorchDispatchMode):  # type: ignore[misc]  # torch is Any where it is not installed
-    """Shows each call below autograd to its owner, and changes nothing."""
+    def _count(self, op: str, arguments: Sequence[dict[str, Any] | None], **more: str) -> None:
+        text = _text({"op": op, **more, "arguments": arguments})
+        if text not in self._counts:
+            if self._size + len(text) > _MOST_TEXT:
+                self._leave_out("calls beyond what is kept")
+                return
+            self._size += len(text)
+        self._counts[text] = self._counts.get(text, 0) + 1
 
-    supports_higher_order_operators = True
+    def _arguments(
+        self, schema: _Schema, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[dict[str, Any] | None], bool]:
+        """The arguments in the order of the schema, and whether they tell what a trace lacks."""
+        arguments: list[dict[str, Any] | None] = []
+        tells = bool(_EXCHANGE.search(schema.name))  # what goes to other ranks
+        seen: dict[tuple[Any, ...], int] = {}  # tensors of an argument to its number
+        for index, declared in enumerate(schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(declared.name, declared.default)
+            argument: dict[str, Any] | None = None
+            if isinstance(value, _KeptTensor):
+                argument = self._tensor(value)
+                tells |= len(argument) > 2 + ("stride" in argument)
+            elif _is_finite(value) or (isinstance(value, str) and _TEXT.fullmatch(value)):
+                argument = {"value": value}
+                tells |= declared.is_tensor or isinstance(value, str)
+            elif not isinstance(value, list):
+                pass
+            elif any(isinstance(item, _KeptTensor) for item in value):
+                tensors = [
+                    self._tensor(item) if isinstance(item, _KeptTensor) else {"shape": []} for item in value
+                ]
+                ages = [tensor.pop("age", None) for tensor in tensors if "dtype" in tensor]
+                argument = {"tensors": tensors}
+                if None not in ages:
+                    argument["age"] = max(ages)
+                tells |= len(value) > _LIST or schema.name.startswith("aten::")
+            elif all(map(_is_finite, value)):
+                tells |= len(value) > _LIST
+                if len(value) <= _MOST_NUMBERS:
+                    argument = {"value": value}
+                else:
+                    self._leave_out(f"lists of over {_MOST_NUMBERS:,} numbers")
+            if argument and schema.compares and "value" not in argument:
+                tensors_of = value if isinstance(value, list) else [value]
+                identity = tuple(
+                    item.identity if isinstance(item, _KeptTensor) else None for item in tensors_of
+                )
+                first = seen.setdefault(identity, index)
+                if first != index:
+                    argument["same"], tells = first, True
+            arguments.append(argument)
+        return arguments, tells
 
-    def __init__(self, values: Values) -> None:
-        super().__init__()
-        self._values = values
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """What torch.compile compiled runs compiled."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind not in (Tensor, Parameter) for kind in types):
-            return NotImplemented  # DTensor and the like call ops on plain tensors, which come here again
-        kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler":
-            return func(*args, **kwargs)
-        self._values.note(func, args, kwargs)
-        result = func(*args, **kwargs)
-        self._values.done(func, args, kwargs, result)
-        return result
+    def _tensor(self, tensor: _KeptTensor) -> dict[str, Any]:
+        """What is said of a tensor."""
+        noted: dict[str, Any] = {"shape": tensor.shape, "dtype": str(tensor.dtype)[6:]}  # torch.float32
+        if tensor.stride is not None:
+            noted["stride"] = tensor.stride
+        if tensor.shape and (beyond := tensor.address % ALIGNED):
+            noted["align"] = beyond & -beyond
+        if tensor.read is not None:
+            copy, statistics = tensor.read
+            noted |= statistics(copy)
+        # When it was last touched, if that may still be in a cache.
+        if tensor.is_cached and (touched := self._touched.get(tensor.storage)) is not None:
+            age = (self._bytes - touched).bit_length()
+            if age <= MAX_CACHE_AGE:
+                noted["age"] = age
+        return noted
 
 
 def _is_finite(value: object) -> bool:
@@ -459,19 +644,11 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, _NUMBERS) and math.isfinite(value)
 
 
-def _is_captured(tensor: Tensor) -> bool:
-    """Whether nothing can be read, because a graph is captured."""
-    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _identity(value: Any) -> tuple[Any, ...]:
-    """What is the same for the same tensors only."""
-    return tuple(
-        (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if type(tensor) in _PLAIN and tensor.numel()
-        else id(tensor)
-        for tensor in (value if isinstance(value, _SEVERAL) else [value])
-    )
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether something is in it that can be read; not where a graph is captured."""
+    if not tensor.numel() or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _text(call: dict[str, Any]) -> bytes:

@@ -183,14 +183,26 @@ def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     measures={"calls per step": "blocking calls outside MoE layers", **_BLOCKING_MEASURES},
     threshold=_ONE_CALL,
     limits=_NOT_COUNTED,
-    remedy="Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
-    "norms on the GPU, copy with non_blocking=True from pinned memory.",
     remedies=(
+        Remedy(
+            "Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
+            "norms on the GPU, copy with non_blocking=True from pinned memory.",
+            trains=True,
+        ),
+        Remedy(
+            "Move .item(), .cpu(), print and synchronize out of the step: read results once they are needed, "
+            "copy with non_blocking=True to and from pinned memory.",
+            trains=False,
+        ),
         Remedy(
             "{megatron}: --no-check-for-nan-in-loss-and-grad, and a larger --log-interval.",
             framework=("megatron", "primus"),
         ),
-        Remedy("TrainingArguments: logging_steps, logging_nan_inf_filter=False.", framework=("huggingface",)),
+        Remedy(
+            "TrainingArguments: logging_steps, logging_nan_inf_filter=False.",
+            framework=("huggingface",),
+            trains=True,
+        ),
     ),
 )
 def other_blocking_calls(context: RankContext) -> Outcome:

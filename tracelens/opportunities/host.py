@@ -133,6 +133,7 @@ def kernel_loading(context: RankContext) -> Outcome:
             "TrainingArguments: dataloader_num_workers, dataloader_prefetch_factor, "
             "dataloader_persistent_workers, dataloader_pin_memory.",
             framework=("huggingface",),
+            trains=True,
         ),
         Remedy(
             "torch's DataLoader: num_workers, prefetch_factor, persistent_workers, pin_memory.", plain=True

@@ -60,6 +60,10 @@ torch.compile makes."""
 _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
 """Ops whose result is a new tensor of the logits' size."""
 _SHOWN = 3  # kinds of calls that a sentence names
+_NOT_FUSED = (
+    "torch.compile runs already and leaves these kernels apart: look for graph breaks "
+    "(TORCH_LOGS=graph_breaks); ops that it does not generate itself, such as sorts, stay."
+)
 
 
 @detector(
@@ -78,9 +82,9 @@ _SHOWN = 3  # kinds of calls that a sentence names
     limits="Needs shapes (record_shapes=True) and a known device. Sorts and what has no cost model are not "
     "looked at. Rates of devices that were not measured are those of a measured one, scaled.",
     remedy="Replay the calls (tracelens replay --finding slow_kernels), and try another kernel for them: "
-    "another backend or library, another layout or alignment of the tensors, torch.compile for passes over "
-    "memory.",
+    "another backend or library, another layout or alignment of the tensors.",
     remedies=(
+        Remedy("torch.compile fuses passes over memory.", compiled=False),
         Remedy(
             "On AMD: tuned GEMMs (hipBLASLt offline tuning, PYTORCH_TUNABLEOP_ENABLED=1), attention by "
             "AITER or CK, and AITER's fused MoE kernels.",
@@ -232,6 +236,13 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
             "For example Liger's cross entropy, or its fused linear cross entropy, which never stores the "
             "logits; or torch.compile around the loss.",
             plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            "For example Liger's cross entropy, or its fused linear cross entropy, which never stores the "
+            "logits; or the loss within what is compiled, without a graph break before it.",
+            plain=True,
+            compiled=True,
         ),
     ),
 )
@@ -328,7 +339,16 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
         ),
         Remedy("The bundled workload: --router fused.", framework=("workload",)),
         Remedy("The bundled workload: --set router=fused.", framework=("workload_serve",)),
-        Remedy("With torch alone: a Triton kernel, or torch.compile around the router.", plain=True),
+        Remedy(
+            "With torch alone: a Triton kernel, or torch.compile around the router.",
+            plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            f"With torch alone: a Triton kernel. {_NOT_FUSED}",
+            plain=True,
+            compiled=True,
+        ),
     ),
 )
 def router_unfused(context: RankContext) -> Outcome:
@@ -402,7 +422,16 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
         ),
         Remedy("The bundled workload: --permute fused.", framework=("workload",)),
         Remedy("The bundled workload: --set permute=fused.", framework=("workload_serve",)),
-        Remedy("With torch alone: Triton kernels, or torch.compile around the permutation.", plain=True),
+        Remedy(
+            "With torch alone: Triton kernels, or torch.compile around the permutation.",
+            plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            f"With torch alone: Triton kernels. {_NOT_FUSED}",
+            plain=True,
+            compiled=True,
+        ),
     ),
 )
 def permute_unfused(context: RankContext) -> Outcome:

@@ -20,6 +20,7 @@ from tracelens.analysis.fusable import (
     SOFTMAX_BACK,
     VOCABULARY,
     Chains,
+    StageWork,
     distinct,
     events_named,
     loss_chains,
@@ -34,6 +35,7 @@ from tracelens.analysis.fusable import (
     unfused_loss,
     width,
 )
+from tracelens.analysis.moe import FORWARD, PHASES
 from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls, slow_calls
 from tracelens.arrays import unique
 from tracelens.devices import Device
@@ -41,7 +43,7 @@ from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.launches import SMALL_NS
 from tracelens.trace import Trace, matching, union, wildcards
-from tracelens.units import duration, milliseconds
+from tracelens.units import duration, milliseconds, plural
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario
 from tracelens.what_if.graph import Edit, Node, fuse
 from tracelens.what_if.replay import labels
@@ -112,17 +114,18 @@ def slow_kernels(context: RankContext) -> Outcome:
     slow_ns, needed_ns, wasted_ns = (
         context.per_step(float(each.sum())) for each in (dur_ns, dur_ns - lost_ns, lost_ns)
     )
-    most = np.argsort(-lost_ns, kind="stable")[:_SHOWN].tolist()
+    kinds = int((lost_ns > 0).sum())
+    most = np.argsort(-lost_ns, kind="stable")[: min(kinds, _SHOWN)].tolist()
     told = "; ".join(_told(slow, number, context.per_step(float(in_steps[number]))) for number in most)
-    more = f"; and {len(slow.items) - _SHOWN} more kinds" if len(slow.items) > _SHOWN else ""
-    others = f" and {len(slow.items) - 1} more kinds of calls" if len(slow.items) > 1 else ""
+    more = f"; and {plural(kinds - _SHOWN, 'more kind')}" if kinds > _SHOWN else ""
+    others = f" and {plural(kinds - 1, 'more kind')} of calls" if kinds > 1 else ""
     source = "measured" if slow.is_measured else "scaled from a measured device"
     first = slow.items[most[0]].name
     return Detection(
         (
             Quantity("slow kernels", slow_ns, "ns"),
             Quantity("at the device's rates", needed_ns, "ns"),
-            Quantity("kinds of calls", len(slow.items), "count"),
+            Quantity("kinds of calls", kinds, "count"),
         ),
         wasted_ns,
         context.during(np.isin(context.rows, slow.rows)),
@@ -145,8 +148,8 @@ def _told(slow: SlowCalls, kind: int, per_step: float) -> str:
         else f"{moved / mean_ns:,.0f} GB/s"
     )
     return (
-        f"{item.name} {item.shapes[:60]}: {count * per_step:,.4g} calls of {duration(mean_ns)} ({rate}) that "
-        f"need {duration(needed_ns)}"
+        f"{item.name} {item.shapes[:60]}: {plural(count * per_step, 'call')} of {duration(mean_ns)} ({rate}) "
+        f"where {duration(needed_ns)} would do"
     )
 
 
@@ -322,7 +325,7 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
     fix="a fused router",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
-        "time per step": "time of these kernels, with the short gaps before them",
+        "time per step": "time of these kernels, forward and backward, with the gaps under 10 µs before them",
         "share of kernels under 10 µs": "by number",
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass without the GEMM, none of them a known fused one",
@@ -377,8 +380,9 @@ def router_unfused(context: RankContext) -> Outcome:
         context.per_step(max(where.total - fused_ns, 0)),
         where,
         f"{stage.kernels:.0f} kernels per layer in forward in addition to the router GEMM, {small:.0%} "
-        f"under {SMALL_NS // 1000} µs, take {milliseconds(context.per_step(where.total))}/step including "
-        f"gaps; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
+        f"under {SMALL_NS // 1000} µs; {_passes(stage)}they take "
+        f"{milliseconds(context.per_step(where.total))}/step including the gaps under {SMALL_NS // 1000} µs "
+        f"before them; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )
 
@@ -407,7 +411,7 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
     fix="fusing the permutation",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
-        "time per step": "time of these kernels",
+        "time per step": "time of these kernels, forward and backward",
         "useful bandwidth": "bytes that permuting must move at least / time",
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass, none of them a known fused one",
@@ -459,10 +463,16 @@ def permute_unfused(context: RankContext) -> Outcome:
         ),
         context.per_step(max(spent - fused_ns, 0)),
         busy,
-        f"{stage.kernels:.0f} kernels per layer in forward take {milliseconds(context.per_step(spent))}/step"
-        f"{against}",
+        f"{stage.kernels:.0f} kernels per layer in forward; {_passes(stage)}they take "
+        f"{milliseconds(context.per_step(spent))}/step{against}",
         "medium" if context.device is not None and least else "low",
     )
+
+
+def _passes(stage: StageWork) -> str:
+    """Of which passes a time is, where it is not of forward passes alone."""
+    has_backward = bool((stage.cells[stage.cells >= 0] % len(PHASES) != FORWARD).any())
+    return "with those in backward " if has_backward else ""
 
 
 @scenario("fused_permute", reads=(permutation_chains,))

@@ -1,4 +1,4 @@
-"""GEMMs in 32 bits on devices that multiply faster in 16. A column is 100 us."""
+"""GEMMs in 32 bits on devices that multiply faster in 16, and messages of as many. A column is 100 us."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracelens.opportunities.precision import in_type
 from tracelens.what_if import whatif
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
-wide_gemms = DETECTORS.get("wide_gemms")
+wide_gemms, wide_messages = DETECTORS.get("wide_gemms"), DETECTORS.get("wide_messages")
 
 H200 = device("h200")
 COLUMN = 100_000
@@ -162,3 +162,49 @@ def test_operands_of_another_type_are_as_much_smaller_and_results_at_least_16_bi
     assert in_type(cost, "bf16") == OpCost(8, 200, 50, "bf16", "matrix")
     assert in_type(cost, "fp8") == OpCost(8, 100, 50, "fp8", "matrix")
     assert in_type(cost._replace(dtype="bf16"), "fp8") == OpCost(8, 200, 100, "fp8", "matrix")
+
+
+def exchange(dtype: str, kind: str = "all_to_allv", gemms: str = "c10::BFloat16") -> str:
+    """A rank that sends tokens to GEMMs: 4 columns of transfer, 10 of GEMM."""
+    return aligned(f"""
+        step 1 | ------
+        op aten::mm shapes=[[4096,4096],[4096,4096]] types=["{gemms}","{gemms}"] | -
+        launch | b
+        op record_param_comms collective={kind} group=0 ranks=[0,1] size=2 in=4096 out=4096 dtype={dtype} |  -
+        launch |  a
+        s7 gemm |    bbbbbbbbbb
+        s7 ncclDevKernel_SendRecv |              aaaa
+    """)
+
+
+def test_tokens_in_fp32_beside_gemms_in_bf16_need_half_the_bytes() -> None:
+    detection = wide_messages.of_rank(RankContext(draw(exchange("Float"), ns_per_char=COLUMN), H200))
+    assert isinstance(detection, Detection)
+    assert {quantity.measure: quantity.value for quantity in detection.quantities} == {
+        "all-to-alls per step": 1,
+        "bytes per step": 4 * 4096,
+        "time per step": 4 * COLUMN,
+    }
+    assert detection.saving_ns == detection.where.total / 2 == 2 * COLUMN
+    run = draw_run(exchange("Float"), exchange("Float"), ns_per_char=COLUMN)
+    result = whatif(run, ["narrow_messages"], device="h200")
+    assert result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0]) == 2 * COLUMN
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (exchange("BFloat16"), "no all-to-all sends"),
+        (exchange("Long"), "no all-to-all sends"),
+        (exchange("Float", "allreduce"), "no all-to-all sends"),
+        (exchange("Float", gemms="float"), "not known to be in 16 bits"),
+        (exchange("Float").replace("shapes", "unseen"), "not known to be in 16 bits"),
+    ],
+)
+def test_messages_that_are_no_wider_than_needed(text: str, reason: str) -> None:
+    outcome = wide_messages.of_rank(RankContext(draw(text, ns_per_char=COLUMN), H200))
+    assert isinstance(outcome, str)
+    assert reason in outcome
+    if "no all-to-all" in reason:
+        (skip,) = whatif(draw_run(text, text, ns_per_char=COLUMN), ["narrow_messages"], device="h200").skips
+        assert "no all-to-all" in skip.reason

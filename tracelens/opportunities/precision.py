@@ -1,27 +1,27 @@
-"""Element types: programs that multiply in 32 bits although the device is faster in 16."""
+"""Element types: GEMMs in 32 bits where the device is faster in 16, and tokens sent wider than GEMMs read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tracelens.analysis.common import NO_LAUNCH
-from tracelens.analysis.roofline import Counted, costing, on_matrix_units, reachable_time
+from tracelens.analysis.roofline import costing, on_matrix_units, reachable_time
 from tracelens.arrays import Int, unique
 from tracelens.costs import OpCost
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.scaling import costs, time_ratio
-from tracelens.table import sums
-from tracelens.trace import Work
-from tracelens.units import duration
+from tracelens.trace import Trace
+from tracelens.units import duration, plural, size_text
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
-from tracelens.what_if.graph import Edit, Node
+from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node
 
-WIDE_SHARE = 0.5
+MOST = 0.5
 """Of the time of GEMMs and attention, from which 32 bits are the type of the program. Routers and losses of
 programs in 16 bits take up to 5% of it in our recordings, GEMMs of programs in FP32 all of it."""
 
@@ -43,8 +43,8 @@ is an estimate. A trade-off: most of them decide."""
 _BESIDE_TF32, _FP32, _TF32, _TO_FP16 = "FP32 beside TF32", "FP32", "TF32", "FP16 only"
 _TO_BF16 = (_BESIDE_TF32, _FP32, _TF32)
 
-_OTHER, _NONE = -1, -2
-"""Codes of work that multiplies in another type than WIDE has, and of work that does not multiply."""
+UNKNOWN = "unknown"
+"""In place of the type of a GEMM without recorded arguments whose kernel's name does not tell."""
 
 _SUM_BITS = 16
 """Results and sums of narrower GEMMs are written in 16 bits."""
@@ -61,7 +61,7 @@ _SUM_BITS = 16
         "rate": "FLOP/s of these, where their shapes are known",
         "rate in 16 bits": "FLOP/s that the device reaches for the same work in BF16, else FP16",
     },
-    threshold=f"{WIDE_SHARE:.0%} of the time of GEMMs and attention, on a device that is faster in 16 bits",
+    threshold=f"{MOST:.0%} of the time of GEMMs and attention, on a device that is faster in 16 bits",
     limits="Types are those of recorded arguments (record_shapes=True), else of kernels by their names. "
     "Whether a model keeps its quality in 16 bits is not known.",
     remedies=(
@@ -127,15 +127,15 @@ def wide_gemms(context: RankContext) -> Outcome:
         return "the device is unknown, and so are its rates: give --device"
     known = costing(context.trace, context.trace.work)
     item = known.item[context.rows]
-    dtype = _types(work, item, known.items)
-    wide = dtype >= 0
-    spent_ns = sums(dtype[wide], work.dur[wide], len(WIDE))
-    wide_ns, all_ns = int(spent_ns.sum()), int(work.dur[dtype > _NONE].sum())
+    types = _types(context)
+    wide = np.isin(types, WIDE)
+    spent_ns = {name: int(work.dur[types == name].sum()) for name in WIDE}
+    wide_ns, all_ns = sum(spent_ns.values()), int(work.dur[types != ""].sum())
     if not all_ns:
         return "no GEMM or attention"
-    if wide_ns < WIDE_SHARE * all_ns:
+    if wide_ns < MOST * all_ns:
         return f"{wide_ns / all_ns:.0%} of the time of GEMMs and attention is in 32 bits"
-    own = WIDE[int(spent_ns.argmax())]
+    own = max(WIDE, key=lambda name: spent_ns[name])
     own_peak = device.peak("matrix", own) or 0.0
     narrow = next((name for name in NARROW if device.matrix.get(name, 0.0) > own_peak), "")
     if not narrow:
@@ -180,25 +180,19 @@ def wide_gemms(context: RankContext) -> Outcome:
     )
 
 
-def _types(work: Work, item: Int, items: Sequence[Counted]) -> Int:
-    """The type in which each piece of work multiplies: its index in WIDE, _OTHER or _NONE.
-
-    Args:
-        work: of the steps.
-        item: of each piece, its kind of call; -1 where that has no cost.
-        items: the kinds of calls.
-    """
-    codes = {name: code for code, name in enumerate(WIDE)}
+def _types(context: RankContext) -> NDArray[np.str_]:
+    """The type in which each piece of work in the steps multiplies; "" for work that does not."""
+    work, known = context.work, costing(context.trace, context.trace.work)
+    item = known.item[context.rows]
     of_kind = [
-        codes.get(kind.cost.dtype, _OTHER) if kind.cost.engine == "matrix" and kind.cost.flops else _NONE
-        for kind in items
+        kind.cost.dtype if kind.cost.engine == "matrix" and kind.cost.flops else "" for kind in known.items
     ]
     of_name = [
-        next((codes[dtype] for dtype, pattern in _NAMES.items() if pattern.search(name)), _OTHER)
+        next((dtype for dtype, pattern in _NAMES.items() if pattern.search(name)), UNKNOWN)
         for name in work.names
     ]
-    by_name = np.where(on_matrix_units(work), np.array(of_name, dtype=np.int64)[work.name], _NONE)
-    return np.where(item >= 0, np.array([*of_kind, _NONE], dtype=np.int64)[item], by_name)
+    by_name = np.where(on_matrix_units(work), np.array([*of_name, ""])[work.name], "")
+    return np.where(item >= 0, np.array([*of_kind, ""])[item], by_name)
 
 
 def _rates(context: RankContext, kinds: Int, dtype: str) -> tuple[float, float]:
@@ -223,6 +217,107 @@ def in_type(cost: OpCost, dtype: str) -> OpCost:
         dtype=dtype,
         read_bytes=round(cost.read_bytes * new / old),
         write_bytes=round(cost.write_bytes * (max(new, _SUM_BITS) / max(old, _SUM_BITS))),
+    )
+
+
+@detector(
+    "wide_messages",
+    evidence="collectives",
+    scenario="narrow_messages",
+    title="Tokens are sent in 32 bits",
+    fix="sending tokens in 16 bits",
+    measures={
+        "all-to-alls per step": "those that send numbers of 32 bits and more",
+        "bytes per step": "that they send",
+        "time per step": "of them, waiting included",
+    },
+    threshold=f"one all-to-all, where {MOST:.0%} of the time of GEMMs and attention is in 16 bits or fewer",
+    limits="Only all-to-alls: gradients are added up in 32 bits for a reason. Permutations of wide rows and "
+    "casts, which would take less time or go, stay as they are.",
+    remedy="Cast tokens to the type of the GEMMs before they are sent, and let no op between the cast and "
+    "the all-to-all return float32, such as a product with float32 routing weights: autocast does not cast "
+    "for collectives. What is summed over experts can still be summed in float32.",
+)
+def wide_messages(context: RankContext) -> Outcome:
+    """All-to-alls send numbers of 32 bits to and from GEMMs that compute in 16 bits or fewer."""
+    sent = _wide_all_to_alls(context.trace)
+    rows = np.flatnonzero(np.isin(context.work.event, sent.kernel))
+    if not len(rows):
+        return "no all-to-all sends numbers of 32 bits"
+    types, dur = _types(context), context.work.dur
+    spent_ns = {name: int(dur[types == name].sum()) for name in np.unique(types[types != ""]).tolist()}
+    narrow_ns = {name: ns for name, ns in spent_ns.items() if 0 < BITS.get(name, 0) <= _SUM_BITS}
+    if not spent_ns or sum(narrow_ns.values()) < MOST * sum(spent_ns.values()):
+        return "GEMMs and attention are not known to be in 16 bits or fewer"
+    own = max(narrow_ns, key=lambda name: narrow_ns[name])
+    recorded = np.isin(sent.kernel, context.work.event)
+    spent = context.during(rows)
+    saved_ns = float((dur[rows] * (1 - _SUM_BITS / 32)).sum())
+    count, size = context.per_step(len(rows)), context.per_step(float(sent.size[recorded].sum()))
+    return Detection(
+        (
+            Quantity("all-to-alls per step", count, "count"),
+            Quantity("bytes per step", size, "bytes"),
+            Quantity("time per step", context.per_step(spent.total), "ns"),
+        ),
+        context.per_step(saved_ns),
+        spent,
+        f"{size_text(size)} per step are sent in 32 bits, by {plural(count, 'all-to-all')} that last "
+        f"{duration(context.per_step(spent.total))} together, waiting included; "
+        f"{narrow_ns[own] / sum(spent_ns.values()):.0%} of the time of GEMMs and attention is in "
+        f"{own.upper()}",
+        "medium",
+    )
+
+
+class _Sent(NamedTuple):
+    """All-to-alls of a rank that send numbers of 32 bits and more."""
+
+    kernel: Int  # event row of each
+    size: Int  # bytes that it sends
+
+
+def _wide_all_to_alls(trace: Trace) -> _Sent:
+    table = trace.tables["collectives"]
+    mine = table.coded("collective").mask(lambda name: name.startswith(ALL_TO_ALLS))
+    mine &= table.coded("dtype").mask(_is_wide)
+    kernel = table.array("kernel_id")
+    mine &= kernel >= 0
+    return _Sent(kernel[mine], np.maximum(table.array("in_bytes")[mine], 0))
+
+
+def _is_wide(dtype: str) -> bool:
+    """Whether an element type is of floating-point numbers with more than 16 bits."""
+    return short_dtype(dtype) in ("fp32", "fp64")
+
+
+@scenario("narrow_messages")
+def narrow_messages(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """All-to-alls send numbers of 32 bits and more in 16 bits.
+
+    Assumes:
+        Transfers take as much time as they move bytes, latency included. Casts and all else stay the same.
+    """
+    meetings, collectives = context.meetings()
+    factor = np.array(
+        [
+            _SUM_BITS / BITS[short_dtype(record.dtype)]
+            if collective.collective.startswith(ALL_TO_ALLS) and _is_wide(record.dtype)
+            else 1.0
+            for collective in collectives
+            for record in [collective.participants[0].record]
+        ],
+        dtype=float,
+    )
+    if not (factor != 1).any():
+        raise NotApplicable("no all-to-all recorded on several ranks sends numbers of 32 bits")
+    before_ns = float(edit.dur[meetings][factor != 1].sum())
+    edit.set_dur(meetings, edit.dur[meetings] * factor)
+    after_ns = float(edit.dur[meetings][factor != 1].sum())
+    return (
+        f"transfers of {int((factor != 1).sum()):,} all-to-alls take {duration(after_ns)} instead of "
+        f"{duration(before_ns)}, as much as they move fewer bytes, latency included; casts and all else stay "
+        "the same"
     )
 
 

@@ -18,6 +18,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 wide_gemms, wide_messages = DETECTORS.get("wide_gemms"), DETECTORS.get("wide_messages")
 
 H200 = device("h200")
+BFLOAT16 = '["c10::BFloat16","c10::BFloat16"]'
 COLUMN = 100_000
 SIMT, TF32, BF16 = "cutlass_80_simt_sgemm", "cutlass_80_tensorop_s1688gemm_128x128", "nvjet_tst_128x256"
 
@@ -189,6 +190,29 @@ def test_tokens_in_fp32_beside_gemms_in_bf16_need_half_the_bytes() -> None:
     run = draw_run(exchange("Float"), exchange("Float"), ns_per_char=COLUMN)
     result = whatif(run, ["narrow_messages"], device="h200")
     assert result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0]) == 2 * COLUMN
+
+
+@pytest.mark.parametrize(("elements", "found"), [(40_000, True), (1_000, False)])
+def test_routing_weights_in_fp32_are_no_tokens(elements: int, found: bool) -> None:
+    """Beside 160,000 tokens in BF16, which are 320,000 bytes."""
+    record = "op record_param_comms collective=all_to_allv group=0 ranks=[0,1] size=2"
+    text = aligned(f"""
+        step 1 | ------
+        op aten::mm shapes=[[4096,4096],[4096,4096]] types={BFLOAT16} | -
+        launch | b
+        {record} in=160000 out=160000 dtype=BFloat16 |  -
+        launch |  a
+        {record} in={elements} out={elements} dtype=Float |   -
+        launch |   c
+        s7 gemm |    bbbbbbbbbb
+        s7 ncclDevKernel_SendRecv |              aaaacc
+    """)
+    outcome = wide_messages.of_rank(RankContext(draw(text, ns_per_char=COLUMN), H200))
+    assert isinstance(outcome, Detection) == found
+    if isinstance(outcome, Detection):
+        assert outcome.where.total == 2 * COLUMN
+    else:
+        assert "no tokens" in outcome
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ _GRAPH = re.compile("GraphLaunch")
             trains=True,
         ),
         Remedy(
-            'transformers: model.compile(), with a static cache to generate (cache_implementation="static").',
+            "transformers: model.compile().",
             framework=("huggingface",),
             in_graphs=False,
             compiled=False,

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.roofline import costing, on_matrix_units, reachable_time
-from tracelens.arrays import Int, unique
+from tracelens.arrays import Bool, Int, unique
 from tracelens.costs import OpCost
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.scaling import costs, time_ratio
-from tracelens.trace import Trace
 from tracelens.units import duration, plural, size_text
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node
@@ -28,6 +27,10 @@ programs in 16 bits take up to 5% of it in our recordings, GEMMs of programs in 
 WIDE = ("fp32", "tf32")
 NARROW = ("bf16", "fp16")
 """Types of 16 bits to compute in instead, the better one first: it has the range of FP32."""
+
+TOKENS_SHARE = 0.1
+"""Of the bytes that all-to-alls send, above which those of 32 bits are tokens: routing weights, which are in
+FP32 for a reason, are under 1%; outputs of experts alone, in FP32 beside tokens in BF16, are two thirds."""
 
 _NAMES = {
     "tf32": re.compile(r"tf32|xf32|(?<!16_)s1688gemm(?!_b?f16|_fp16)|^Cijk_\w+?_S_MX_", re.IGNORECASE),
@@ -231,7 +234,8 @@ def in_type(cost: OpCost, dtype: str) -> OpCost:
         "bytes per step": "that they send",
         "time per step": "of them, waiting included",
     },
-    threshold=f"one all-to-all, where {MOST:.0%} of the time of GEMMs and attention is in 16 bits or fewer",
+    threshold=f"{TOKENS_SHARE:.0%} of the bytes of all-to-alls, where {MOST:.0%} of the time of GEMMs and "
+    "attention is in 16 bits or fewer",
     limits="Only all-to-alls: gradients are added up in 32 bits for a reason. Permutations of wide rows and "
     "casts, which would take less time or go, stay as they are.",
     remedy="Cast tokens to the type of the GEMMs before they are sent, and let no op between the cast and "
@@ -240,20 +244,24 @@ def in_type(cost: OpCost, dtype: str) -> OpCost:
 )
 def wide_messages(context: RankContext) -> Outcome:
     """All-to-alls send numbers of 32 bits to and from GEMMs that compute in 16 bits or fewer."""
-    sent = _wide_all_to_alls(context.trace)
-    rows = np.flatnonzero(np.isin(context.work.event, sent.kernel))
-    if not len(rows):
+    sent = _all_to_alls(context)
+    if not sent.is_wide.any():
         return "no all-to-all sends numbers of 32 bits"
+    wide_bytes, all_bytes = int(sent.size[sent.is_wide].sum()), int(sent.size.sum())
+    if not all_bytes:
+        return "how much all-to-alls send is not recorded"
+    if wide_bytes <= TOKENS_SHARE * all_bytes:
+        return f"{wide_bytes / all_bytes:.1%} of what all-to-alls send is in 32 bits: no tokens"
+    rows = np.flatnonzero(np.isin(context.work.event, sent.kernel[sent.is_wide]))
     types, dur = _types(context), context.work.dur
     spent_ns = {name: int(dur[types == name].sum()) for name in np.unique(types[types != ""]).tolist()}
     narrow_ns = {name: ns for name, ns in spent_ns.items() if 0 < BITS.get(name, 0) <= _SUM_BITS}
     if not spent_ns or sum(narrow_ns.values()) < MOST * sum(spent_ns.values()):
         return "GEMMs and attention are not known to be in 16 bits or fewer"
     own = max(narrow_ns, key=lambda name: narrow_ns[name])
-    recorded = np.isin(sent.kernel, context.work.event)
     spent = context.during(rows)
     saved_ns = float((dur[rows] * (1 - _SUM_BITS / 32)).sum())
-    count, size = context.per_step(len(rows)), context.per_step(float(sent.size[recorded].sum()))
+    count, size = context.per_step(len(rows)), context.per_step(wide_bytes)
     return Detection(
         (
             Quantity("all-to-alls per step", count, "count"),
@@ -271,19 +279,21 @@ def wide_messages(context: RankContext) -> Outcome:
 
 
 class _Sent(NamedTuple):
-    """All-to-alls of a rank that send numbers of 32 bits and more."""
+    """All-to-alls of a rank."""
 
     kernel: Int  # event row of each
-    size: Int  # bytes that it sends
+    size: Int  # bytes that it sends, 0 where not recorded
+    is_wide: Bool  # whether these are numbers of 32 bits and more
 
 
-def _wide_all_to_alls(trace: Trace) -> _Sent:
-    table = trace.tables["collectives"]
-    mine = table.coded("collective").mask(lambda name: name.startswith(ALL_TO_ALLS))
-    mine &= table.coded("dtype").mask(_is_wide)
+def _all_to_alls(context: RankContext) -> _Sent:
+    """Those that run in the steps."""
+    table = context.trace.tables["collectives"]
     kernel = table.array("kernel_id")
-    mine &= kernel >= 0
-    return _Sent(kernel[mine], np.maximum(table.array("in_bytes")[mine], 0))
+    mine = table.coded("collective").mask(lambda name: name.startswith(ALL_TO_ALLS))
+    mine &= np.isin(kernel, context.work.event)
+    is_wide = table.coded("dtype").mask(_is_wide)
+    return _Sent(kernel[mine], np.maximum(table.array("in_bytes")[mine], 0), is_wide[mine])
 
 
 def _is_wide(dtype: str) -> bool:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tracelens.units import amount, duration, gib, largest_scale, milliseconds, scale_of
+from tracelens.units import (
+    amount,
+    duration,
+    gib,
+    largest_scale,
+    milliseconds,
+    plural,
+    scale_of,
+    three_digits,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +51,29 @@ def test_fixed_units() -> None:
 def test_columns_switch_later_than_single_values() -> None:
     assert (scale_of("ns", 2e9).name, largest_scale("ns", 2e9).name) == ("ms", "s")
     assert largest_scale("flops", 1.0).name == "MFLOP"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(18_234, "18,200"), (1_349_000, "1,350,000"), (67.52, "67.5"), (99.96, "100")]
+)
+def test_rates_have_three_digits(value: float, text: str) -> None:
+    assert three_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "nouns", "often"),
+    [
+        (1, "1 call", "once"),
+        (1.0, "1 call", "once"),
+        (1.001, "1 call", "once"),
+        (2, "2 calls", "2 times"),
+        (0.25, "0.25 calls", "0.25 times"),
+        (1234.5, "1,230 calls", "1,230 times"),
+    ],
+)
+def test_counts_with_their_nouns(count: float, nouns: str, often: str) -> None:
+    assert (plural(count, "call"), times(count)) == (nouns, often)
+
+
+def test_whole_numbers_keep_their_digits() -> None:
+    assert plural(1_234, "call") == "1,234 calls"

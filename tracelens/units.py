@@ -95,6 +95,24 @@ def three_digit_decimals(value: float) -> int:
     return max(3 - len(str(int(abs(value)))), 0)
 
 
+def three_digits(value: float) -> str:
+    """A count or rate to three digits: '18,200'."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
+
+
+def plural(count: float, noun: str) -> str:
+    """A count with its noun: '1 step', '2 steps', of a mean with three digits '2.25 steps'."""
+    text = f"{count:,}" if isinstance(count, int) else three_digits(count)
+    return f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def times(count: float) -> str:
+    """How often: 'once', '2.25 times'."""
+    text = three_digits(count)
+    return "once" if text == "1" else f"{text} times"
+
+
 def duration(ns: float) -> str:
     """A duration for a sentence, three digits.
 

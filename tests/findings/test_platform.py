@@ -131,6 +131,32 @@ def test_another_run_json_says_nothing(tmp_path: Path, content: str) -> None:
     assert platform_of(tracelens.load(tmp_path / "rank0.json").traces[0]).versions == {}
 
 
+@pytest.mark.parametrize(
+    ("row", "trains"),
+    [
+        ("op autograd::engine::evaluate_function: MmBackward0 | -------\n launch |  a", True),
+        ("op MmBackward0 | -------\n launch |  a", True),
+        ("scope Optimizer.step#AdamW.step | -------\n op aten::add | -------\n launch |  a", True),
+        ("op aten::mm | -------\n launch |  a", False),
+        ("op aten::mm | -------\n launch cudaGraphLaunch |  a\n s7 fmha_bwd_kernel |    aa", True),
+        ("launch |  a", True),
+    ],
+)
+def test_a_run_trains_that_has_a_backward_pass_or_no_ops_that_could_be_one(row: str, trains: bool) -> None:
+    assert shown(aligned(f"{row}\n s7 gemm |    aaa")).trains == trains
+
+
+@pytest.mark.parametrize(("generated", "other", "compiled"), [(1, 9, True), (1, 10, False), (0, 3, False)])
+def test_a_run_is_compiled_if_torch_compile_made_a_tenth_of_its_kernels(
+    generated: int, other: int, compiled: bool
+) -> None:
+    text = f"""
+        s7 gemm | {"- " * other}
+        s8 triton_poi_fused_add_mul_0 | {"- " * generated}
+    """
+    assert shown(aligned(text)).compiled == compiled
+
+
 def test_ranks_together_show_what_one_of_them_shows() -> None:
     ranks = [
         TracePlatform("nvidia", ("megatron",), {"cuda": "13.0"}),
@@ -139,3 +165,5 @@ def test_ranks_together_show_what_one_of_them_shows() -> None:
     ]
     assert joined(ranks) == TracePlatform("nvidia", ("primus",), {"cuda": "13.0", "nccl": "2.27"})
     assert joined([TracePlatform("nvidia"), TracePlatform("amd")]).vendor == ""
+    assert joined([TracePlatform(trains=False), TracePlatform(compiled=True)]) == TracePlatform(compiled=True)
+    assert not joined([TracePlatform(trains=False)]).trains

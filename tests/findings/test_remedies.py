@@ -24,9 +24,11 @@ FILE = Path(__file__).parents[2] / "tracelens/findings/frameworks.toml"
 FRAMEWORKS = [entry["name"] for entry in tomllib.loads(FILE.read_text())["framework"]]
 VENDORS = ("amd", "nvidia", "cpu", "")
 ALL = [
-    TracePlatform(vendor, frameworks)
+    TracePlatform(vendor, frameworks, compiled=compiled, trains=trains)
     for vendor in VENDORS
     for frameworks in [(), *((name,) for name in FRAMEWORKS)]
+    for compiled in (False, True)
+    for trains in (False, True)
 ]
 TITLES = {
     "primus": "Primus",
@@ -94,6 +96,24 @@ def test_no_remedy_is_for_another_vendor_or_framework(name: str) -> None:
             assert named <= allowed, platform
 
 
+@pytest.mark.parametrize("name", [name for name, _ in DETECTORS.items()])
+def test_nobody_is_told_what_is_on_or_what_only_training_has(name: str) -> None:
+    for platform in ALL:
+        text = of(name, platform)
+        if platform.compiled:
+            assert not re.search(r"torch\.compile (?:around|fuses|before)|torch_compile=True", text), platform
+        if not platform.trains:
+            assert not re.search("TrainingArguments: |TrainingArguments.*(?:compile|bf16)", text), platform
+
+
+def test_compiled_runs_look_for_graph_breaks_where_others_compile() -> None:
+    for name in ("router_unfused", "permute_unfused"):
+        eager, compiled = (of(name, TracePlatform("nvidia", compiled=each)) for each in (False, True))
+        assert "torch.compile around" in eager
+        assert "TORCH_LOGS=graph_breaks" in compiled
+        assert "TORCH_LOGS" not in eager
+
+
 def test_the_kernel_argument_pool_is_for_rocm_only() -> None:
     assert "HSA_KERNARG_POOL_SIZE=12582912" in of("launch_bound", TracePlatform("amd"))
     assert "HSA_KERNARG_POOL_SIZE" not in of("launch_bound", TracePlatform("nvidia", ("megatron",)))
@@ -107,12 +127,12 @@ def test_a_framework_is_told_in_its_own_flags() -> None:
     assert "grouped_mm" not in of("expert_loop", TracePlatform("nvidia", ("megatron",)))
 
 
-def test_without_a_framework_torch_comes_first_and_the_best_known_options_after_it() -> None:
+def test_without_a_framework_torch_comes_first_and_those_of_frameworks_after_it_for_reference() -> None:
     text = of("expert_loop", TracePlatform("nvidia"))
-    assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("Best known:")
+    assert 0 < text.index("torch.nn.functional.grouped_mm") < text.index("For reference:")
     assert "Primus" not in text
-    assert text.partition("Best known:")[2].count(": ") == 2
-    assert "Primus" in of("expert_loop", TracePlatform("amd")).partition("Best known:")[2]
+    assert text.partition("For reference:")[2].count(": ") == 2
+    assert "Primus" in of("expert_loop", TracePlatform("amd")).partition("For reference:")[2]
 
 
 @pytest.mark.parametrize(

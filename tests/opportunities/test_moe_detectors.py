@@ -276,6 +276,13 @@ def test_a_permutation_of_many_kernels() -> None:
     assert result.confidence == "medium"
 
 
+@pytest.mark.parametrize(("order", "backward"), [("F0 B0", True), ("F0", False)])
+def test_the_time_of_a_stage_says_whether_the_backward_pass_is_in_it(order: str, backward: bool) -> None:
+    recorder = record(Model(naming="scopes", kernel_ns=SLOW_NS, order=order))
+    for detector in (permute_unfused, router_unfused):
+        assert ("with those in backward" in detect(detector, recorder).evidence) == backward
+
+
 def test_without_shapes_the_saving_is_a_bound() -> None:
     result = detect(permute_unfused, slow(shapes=False))
     assert result.confidence == "low"
@@ -317,7 +324,7 @@ def test_short_gaps_in_a_router_of_small_kernels_count() -> None:
 
 
 def test_a_fused_router() -> None:
-    reason = "1 kernels per layer in the router in addition to its GEMM"
+    reason = "1 kernel per layer in the router in addition to its GEMM"
     assert outcome(router_unfused, slow(fused_router=True)) == reason
     assert outcome(router_unfused, slow(layers=0, dense="d")) == "no MoE layer"
 

@@ -43,6 +43,24 @@ def test_the_time_beyond_the_devices_rate_is_lost() -> None:
     assert detection.where.total == 1_200_000
 
 
+def test_kinds_of_calls_outside_the_steps_are_not_told() -> None:
+    """One GEMM is slow in a step and one before it; the third shows that the device does better."""
+    text = f"""
+        step 1                                                      |              ---
+        op aten::mm shapes=[[4096,4096],[4096,2048]] types={BF16}   | -
+        op aten::mm shapes=[[4096,4096],[4096,4096]] types={BF16}   |              -
+        op aten::mm shapes=[[4096,8192],[8192,4096]] types={BF16}   |               -
+        launch                                                      | n            mo
+        s7 gemm                                                     |  nnnnnnnnnn    mmmmmmmmmmmmoooo
+    """
+    detection = slow_kernels.of_rank(RankContext(draw(aligned(text), ns_per_char=COLUMN), H200))
+    assert isinstance(detection, Detection)
+    figures = {quantity.measure: quantity.value for quantity in detection.quantities}
+    assert figures["kinds of calls"] == 1
+    assert detection.evidence.count("aten::mm") == 1
+    assert detection.title == "Slow kernels: aten::mm"
+
+
 def test_experts_in_one_op_take_as_long_as_a_grouped_gemm() -> None:
     """32,768 rows for 32 experts of 2048 x 4096, by (N, K) or by the width of a row alone."""
     rows, experts, k, n = 32_768, 32, 2048, 4096

@@ -136,6 +136,11 @@ def test_a_markdown_cell_stays_one_cell(text: str) -> None:
     assert "<" not in plain
 
 
+def test_punctuation_behind_code_is_the_sentences() -> None:
+    assert escaped("in aten::_grouped_mm: 12%") == "in `aten::_grouped_mm`: 12%"
+    assert escaped("(see https://a.org/b).") == "(see `https://a.org/b`)."
+
+
 def test_markdown_cuts_names_and_rows() -> None:
     text = markdown_text(sample.report())
     assert max(len(line) for line in text.splitlines() if line.startswith("|")) < 400

@@ -10,7 +10,6 @@ from tracelens.rendering.summary import (
     percent,
     short_device,
     short_reason,
-    three_digits,
 )
 
 
@@ -35,13 +34,6 @@ def test_percent(fraction: float, text: str) -> None:
 )
 def test_projected_times_have_no_zeros_behind_the_point(ns: float, text: str) -> None:
     assert about(ns) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(18_234, "18,200"), (1_349_000, "1,350,000"), (67.52, "67.5"), (99.96, "100")]
-)
-def test_rates_have_three_digits(value: float, text: str) -> None:
-    assert three_digits(value) == text
 
 
 @pytest.mark.parametrize(

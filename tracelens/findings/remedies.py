@@ -18,13 +18,13 @@ from tracelens.analysis.serving import rank_steps
 from tracelens.errors import TracelensError
 from tracelens.filenames import SIDECAR
 from tracelens.limits import read_config_file
-from tracelens.trace import Trace
+from tracelens.trace import Trace, matching
 
 if TYPE_CHECKING:
     from tracelens.findings.detectors import Detector
 
 _ANY_GPU = "gpu"
-_BEST_KNOWN, _MOST_BEST = "Best known:", 2
+_FOR_REFERENCE, _MOST_BEST = "For reference:", 2
 _OPTION = re.compile(r"(?<!leave )--(?P<name>\w[\w-]*)(?: (?P<values>\w+(?: or \w+)*))?")
 _BOUND = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 
@@ -50,15 +50,19 @@ class Remedy(NamedTuple):
     # only for these of software, as in {"torch": ">=2.10"}; an unknown one counts as recent
     versions: Mapping[str, str] = {}
     plain: bool = False  # in terms of torch itself: only where no other says it in terms of the framework
-    # also where nothing shows a framework: the first two such are named as best-known options
+    # also where nothing shows a framework: the first two such are named for reference
     best: bool = False
     in_graphs: bool | None = None  # only where graphs launch the work already, or only where they do not
-    # only where most of the time found has one of these causes, see the table `causes` of `stragglers`
+    compiled: bool | None = None  # only where torch.compile made kernels of the run, or only where it did not
+    trains: bool | None = None  # only for runs that train, as unknown ones count, or only for others
+    # only where most of the time found has one of these causes: those of `stragglers`, types of `wide_gemms`
     cause: tuple[str, ...] = ()
 
     def fits(self, platform: TracePlatform, in_graphs: bool = False, cause: str = "") -> bool:
-        """Whether vendor, versions, cause and how the work is launched allow it; frameworks apart."""
+        """Whether vendor, versions, cause and what the run does allow it; frameworks apart."""
         if self.in_graphs not in (None, in_graphs) or (cause and self.cause and cause not in self.cause):
+            return False
+        if self.compiled not in (None, platform.compiled) or self.trains not in (None, platform.trains):
             return False
         vendors = {platform.vendor} | ({_ANY_GPU} if platform.vendor != CPU else set())
         return (not self.vendor or not vendors.isdisjoint(self.vendor)) and all(
@@ -73,6 +77,17 @@ _VENDORS = {
     NVIDIA: re.compile(r"\b(?:nvidia|tesla|geforce|quadro|[abhv][1-3]00|gb?200)\b", re.IGNORECASE),
 }
 _CALLS = {AMD: re.compile("^hip[A-Z]"), NVIDIA: re.compile("^cu(?:da)?[A-Z]")}
+_TRAINING = re.compile(
+    r"^autograd::engine::|Backward\d*$|^Optimizer\.step|backward|bwd|bprop|[dw]grad|adam|multi_tensor_apply",
+    re.IGNORECASE,
+)
+"""Ops, ranges and kernels of backward passes and optimizers."""
+_COMPILED = re.compile("^triton_(?:poi|red|per|tem|for)_")
+"""Kernels that torch.compile generates."""
+
+COMPILED_SHARE = 0.1
+"""Of the kernels, by number, from which a run counts as compiled: compiled training steps of our recordings
+have 27% and more, and a single compiled function, such as FlexAttention or a norm, leaves a run eager."""
 
 
 class TracePlatform(NamedTuple):
@@ -82,6 +97,8 @@ class TracePlatform(NamedTuple):
     frameworks: tuple[str, ...] = ()  # names in frameworks.toml; empty where nothing shows one
     versions: Mapping[str, str] = {}  # of software, by name
     settings: Mapping[str, str] = {}  # of the run, by name, as its recorder wrote them
+    compiled: bool = False  # whether torch.compile made a good part of its kernels
+    trains: bool = True  # whether it may have a backward pass or an optimizer
 
 
 class _Framework(NamedTuple):
@@ -112,7 +129,7 @@ def remedy(detector: Detector, platform: TracePlatform, *, in_graphs: bool = Fal
     sentences = [entry.text for entry in chosen]
     best = [entry.text for entry in fitting if entry.best]
     if best and not platform.frameworks:
-        sentences += [_BEST_KNOWN, *best[:_MOST_BEST]]
+        sentences += [_FOR_REFERENCE, *best[:_MOST_BEST]]
     left = filter(None, (without_set(text, platform.settings) for text in sentences))
     return worded(" ".join(left), platform)
 
@@ -185,7 +202,14 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
     shown = {name for platform in each for name in platform.frameworks}
     versions = {name: version for platform in each for name, version in platform.versions.items()}
     settings = {name: value for platform in each for name, value in platform.settings.items()}
-    return TracePlatform(vendors.pop() if len(vendors) == 1 else "", _outermost(shown), versions, settings)
+    return TracePlatform(
+        vendor=vendors.pop() if len(vendors) == 1 else "",
+        frameworks=_outermost(shown),
+        versions=versions,
+        settings=settings,
+        compiled=any(platform.compiled for platform in each),
+        trains=any(platform.trains for platform in each),
+    )
 
 
 def _platform_of(trace: Trace) -> TracePlatform:
@@ -208,7 +232,26 @@ def _platform_of(trace: Trace) -> TracePlatform:
         or _occurs(framework.ops, ops)
         or _occurs(framework.frames, frames)
     }
-    return TracePlatform(_vendor(trace, versions), _outermost(shown), versions, _settings(trace))
+    return TracePlatform(
+        vendor=_vendor(trace, versions),
+        frameworks=_outermost(shown),
+        versions=versions,
+        settings=_settings(trace),
+        compiled=_is_compiled(trace),
+        trains=_trains(trace),
+    )
+
+
+def _is_compiled(trace: Trace) -> bool:
+    work = trace.work
+    generated = matching(work.names, _COMPILED)[work.name] & work.is_kernel
+    return bool(generated.any()) and float(generated.sum()) >= COMPILED_SHARE * float(work.is_kernel.sum())
+
+
+def _trains(trace: Trace) -> bool:
+    """Whether a trace has a sign of training, or no ops that could be one."""
+    signs = ("op", "annotation", "kernel")
+    return any(_occurs(_TRAINING, _names(trace, kind)) for kind in signs) or not trace.arrays.where("op").any()
 
 
 def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:

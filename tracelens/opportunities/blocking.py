@@ -16,7 +16,7 @@ from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import STACK_KINDS, Trace, Union, both, cut, enclosing_op, matching, union, wildcards
-from tracelens.units import duration, milliseconds
+from tracelens.units import duration, milliseconds, plural, times
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, full_queue, marked_calls, unblock
 
@@ -127,11 +127,11 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         ),
         context.per_step(where.total),
         where,
-        f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
+        f"{plural(each, 'host sync')} per layer per micro-batch ({by_stage}; most in "
         f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
         f"{_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
-        fact=f"the host waits for the GPU {each:.3g} times in each MoE layer and micro-batch",
+        fact=f"the host waits for the GPU {times(each)} in each MoE layer and micro-batch",
     )
 
 
@@ -183,14 +183,26 @@ def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     measures={"calls per step": "blocking calls outside MoE layers", **_BLOCKING_MEASURES},
     threshold=_ONE_CALL,
     limits=_NOT_COUNTED,
-    remedy="Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
-    "norms on the GPU, copy with non_blocking=True from pinned memory.",
     remedies=(
+        Remedy(
+            "Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
+            "norms on the GPU, copy with non_blocking=True from pinned memory.",
+            trains=True,
+        ),
+        Remedy(
+            "Move .item(), .cpu(), print and synchronize out of the step: read results once they are needed, "
+            "copy with non_blocking=True to and from pinned memory.",
+            trains=False,
+        ),
         Remedy(
             "{megatron}: --no-check-for-nan-in-loss-and-grad, and a larger --log-interval.",
             framework=("megatron", "primus"),
         ),
-        Remedy("TrainingArguments: logging_steps, logging_nan_inf_filter=False.", framework=("huggingface",)),
+        Remedy(
+            "TrainingArguments: logging_steps, logging_nan_inf_filter=False.",
+            framework=("huggingface",),
+            trains=True,
+        ),
     ),
 )
 def other_blocking_calls(context: RankContext) -> Outcome:
@@ -226,11 +238,11 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         ),
         context.per_step(where.total),
         where,
-        f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
+        f"{plural(count, 'host sync')} per step (most in {_ops(context, calls, inside)}) block the host for "
         f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
         scenario,
-        fact=f"the host waits for the GPU {count:,.0f} times per step outside MoE layers"
+        fact=f"the host waits for the GPU {times(count)} per step outside MoE layers"
         if count >= MANY_CALLS
         else "",
     )

@@ -14,7 +14,7 @@ from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.trace import Trace, Union, intersection, rows_by_code, steps_of, union
-from tracelens.units import duration, milliseconds
+from tracelens.units import duration, milliseconds, times
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Covered, Edge, Edit, Node, RunGraph
 
@@ -101,7 +101,7 @@ def stalled_host(context: RankContext) -> Outcome:
     "kernel_loading",
     evidence="idle",
     scenario="no_idle=kernel_loading",
-    title="Kernels are loaded or compiled in every step",
+    title="Kernels are loaded or compiled within the steps",
     fix="loading kernels before the step",
     launching=True,
     measures=_IDLE_MEASURES,
@@ -132,6 +132,7 @@ def kernel_loading(context: RankContext) -> Outcome:
             "TrainingArguments: dataloader_num_workers, dataloader_prefetch_factor, "
             "dataloader_persistent_workers, dataloader_pin_memory.",
             framework=("huggingface",),
+            trains=True,
         ),
         Remedy(
             "torch's DataLoader: num_workers, prefetch_factor, persistent_workers, pin_memory.", plain=True
@@ -393,9 +394,7 @@ def garbage_collection(context: RankContext) -> Outcome:
     by = f" ({called / count:.0%} called by the program)" if framed else ""
     longest = int((collections.end - collections.start).max())
     each = context.per_step(count)
-    often = "once in each" if each == 1 else f"{each:,.2g} times in each"
-    if each < 1:
-        often = f"in about one of {1 / each:.0f}"
+    often = f"{times(each)} in each" if each >= 1 else f"in about one of {1 / each:.0f}"
     steps_ns = np.diff(steps_of(context.trace).only_whole().edges)
     quantities = [
         Quantity("collecting", context.per_step(during.total), "ns"),

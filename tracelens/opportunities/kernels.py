@@ -20,6 +20,7 @@ from tracelens.analysis.fusable import (
     SOFTMAX_BACK,
     VOCABULARY,
     Chains,
+    StageWork,
     distinct,
     events_named,
     loss_chains,
@@ -34,6 +35,7 @@ from tracelens.analysis.fusable import (
     unfused_loss,
     width,
 )
+from tracelens.analysis.moe import FORWARD, PHASES
 from tracelens.analysis.roofline import SLOW_RATIO, SlowCalls, slow_calls
 from tracelens.arrays import unique
 from tracelens.devices import Device
@@ -41,7 +43,7 @@ from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.launches import SMALL_NS
 from tracelens.trace import Trace, matching, union, wildcards
-from tracelens.units import duration, milliseconds
+from tracelens.units import duration, milliseconds, plural
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario
 from tracelens.what_if.graph import Edit, Node, fuse
 from tracelens.what_if.replay import labels
@@ -60,6 +62,10 @@ torch.compile makes."""
 _ALLOCATES = (COPY, SOFTMAX, SOFTMAX_BACK, *NLL_BACK)
 """Ops whose result is a new tensor of the logits' size."""
 _SHOWN = 3  # kinds of calls that a sentence names
+_NOT_FUSED = (
+    "torch.compile runs already and leaves these kernels apart: look for graph breaks "
+    "(TORCH_LOGS=graph_breaks); ops that it does not generate itself, such as sorts, stay."
+)
 
 
 @detector(
@@ -78,9 +84,9 @@ _SHOWN = 3  # kinds of calls that a sentence names
     limits="Needs shapes (record_shapes=True) and a known device. Sorts and what has no cost model are not "
     "looked at. Rates of devices that were not measured are those of a measured one, scaled.",
     remedy="Replay the calls (tracelens replay --finding slow_kernels), and try another kernel for them: "
-    "another backend or library, another layout or alignment of the tensors, torch.compile for passes over "
-    "memory.",
+    "another backend or library, another layout or alignment of the tensors.",
     remedies=(
+        Remedy("torch.compile fuses passes over memory.", compiled=False),
         Remedy(
             "On AMD: tuned GEMMs (hipBLASLt offline tuning, PYTORCH_TUNABLEOP_ENABLED=1), attention by "
             "AITER or CK, and AITER's fused MoE kernels.",
@@ -108,17 +114,18 @@ def slow_kernels(context: RankContext) -> Outcome:
     slow_ns, needed_ns, wasted_ns = (
         context.per_step(float(each.sum())) for each in (dur_ns, dur_ns - lost_ns, lost_ns)
     )
-    most = np.argsort(-lost_ns, kind="stable")[:_SHOWN].tolist()
+    kinds = int((lost_ns > 0).sum())
+    most = np.argsort(-lost_ns, kind="stable")[: min(kinds, _SHOWN)].tolist()
     told = "; ".join(_told(slow, number, context.per_step(float(in_steps[number]))) for number in most)
-    more = f"; and {len(slow.items) - _SHOWN} more kinds" if len(slow.items) > _SHOWN else ""
-    others = f" and {len(slow.items) - 1} more kinds of calls" if len(slow.items) > 1 else ""
+    more = f"; and {plural(kinds - _SHOWN, 'more kind')}" if kinds > _SHOWN else ""
+    others = f" and {plural(kinds - 1, 'more kind')} of calls" if kinds > 1 else ""
     source = "measured" if slow.is_measured else "scaled from a measured device"
     first = slow.items[most[0]].name
     return Detection(
         (
             Quantity("slow kernels", slow_ns, "ns"),
             Quantity("at the device's rates", needed_ns, "ns"),
-            Quantity("kinds of calls", len(slow.items), "count"),
+            Quantity("kinds of calls", kinds, "count"),
         ),
         wasted_ns,
         context.during(np.isin(context.rows, slow.rows)),
@@ -141,8 +148,8 @@ def _told(slow: SlowCalls, kind: int, per_step: float) -> str:
         else f"{moved / mean_ns:,.0f} GB/s"
     )
     return (
-        f"{item.name} {item.shapes[:60]}: {count * per_step:,.4g} calls of {duration(mean_ns)} ({rate}) that "
-        f"need {duration(needed_ns)}"
+        f"{item.name} {item.shapes[:60]}: {plural(count * per_step, 'call')} of {duration(mean_ns)} ({rate}) "
+        f"where {duration(needed_ns)} would do"
     )
 
 
@@ -232,6 +239,13 @@ def scale(context: ScenarioContext, edit: Edit, argument: str) -> str:
             "For example Liger's cross entropy, or its fused linear cross entropy, which never stores the "
             "logits; or torch.compile around the loss.",
             plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            "For example Liger's cross entropy, or its fused linear cross entropy, which never stores the "
+            "logits; or the loss within what is compiled, without a graph break before it.",
+            plain=True,
+            compiled=True,
         ),
     ),
 )
@@ -311,7 +325,7 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
     fix="a fused router",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
-        "time per step": "time of these kernels, with the short gaps before them",
+        "time per step": "time of these kernels, forward and backward, with the gaps under 10 µs before them",
         "share of kernels under 10 µs": "by number",
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass without the GEMM, none of them a known fused one",
@@ -328,7 +342,16 @@ def fused_loss(context: ScenarioContext, edit: Edit, argument: str) -> str:
         ),
         Remedy("The bundled workload: --router fused.", framework=("workload",)),
         Remedy("The bundled workload: --set router=fused.", framework=("workload_serve",)),
-        Remedy("With torch alone: a Triton kernel, or torch.compile around the router.", plain=True),
+        Remedy(
+            "With torch alone: a Triton kernel, or torch.compile around the router.",
+            plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            f"With torch alone: a Triton kernel. {_NOT_FUSED}",
+            plain=True,
+            compiled=True,
+        ),
     ),
 )
 def router_unfused(context: RankContext) -> Outcome:
@@ -357,8 +380,9 @@ def router_unfused(context: RankContext) -> Outcome:
         context.per_step(max(where.total - fused_ns, 0)),
         where,
         f"{stage.kernels:.0f} kernels per layer in forward in addition to the router GEMM, {small:.0%} "
-        f"under {SMALL_NS // 1000} µs, take {milliseconds(context.per_step(where.total))}/step including "
-        f"gaps; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
+        f"under {SMALL_NS // 1000} µs; {_passes(stage)}they take "
+        f"{milliseconds(context.per_step(where.total))}/step including the gaps under {SMALL_NS // 1000} µs "
+        f"before them; one fused kernel per pass takes about {milliseconds(context.per_step(fused_ns))}/step",
         "medium",
     )
 
@@ -387,7 +411,7 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
     fix="fusing the permutation",
     measures={
         "kernels per layer, forward": "mean number in a forward pass",
-        "time per step": "time of these kernels",
+        "time per step": "time of these kernels, forward and backward",
         "useful bandwidth": "bytes that permuting must move at least / time",
     },
     threshold=f"{CHAIN} kernels per layer in a forward pass, none of them a known fused one",
@@ -402,7 +426,16 @@ def fused_router(context: ScenarioContext, edit: Edit, argument: str) -> str:
         ),
         Remedy("The bundled workload: --permute fused.", framework=("workload",)),
         Remedy("The bundled workload: --set permute=fused.", framework=("workload_serve",)),
-        Remedy("With torch alone: Triton kernels, or torch.compile around the permutation.", plain=True),
+        Remedy(
+            "With torch alone: Triton kernels, or torch.compile around the permutation.",
+            plain=True,
+            compiled=False,
+        ),
+        Remedy(
+            f"With torch alone: Triton kernels. {_NOT_FUSED}",
+            plain=True,
+            compiled=True,
+        ),
     ),
 )
 def permute_unfused(context: RankContext) -> Outcome:
@@ -430,10 +463,16 @@ def permute_unfused(context: RankContext) -> Outcome:
         ),
         context.per_step(max(spent - fused_ns, 0)),
         busy,
-        f"{stage.kernels:.0f} kernels per layer in forward take {milliseconds(context.per_step(spent))}/step"
-        f"{against}",
+        f"{stage.kernels:.0f} kernels per layer in forward; {_passes(stage)}they take "
+        f"{milliseconds(context.per_step(spent))}/step{against}",
         "medium" if context.device is not None and least else "low",
     )
+
+
+def _passes(stage: StageWork) -> str:
+    """Of which passes a time is, where it is not of forward passes alone."""
+    has_backward = bool((stage.cells[stage.cells >= 0] % len(PHASES) != FORWARD).any())
+    return "with those in backward " if has_backward else ""
 
 
 @scenario("fused_permute", reads=(permutation_chains,))

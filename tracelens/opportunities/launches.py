@@ -67,6 +67,14 @@ _GRAPH = re.compile("GraphLaunch")
             "its GPU's NUMA node (numactl --cpunodebind --membind). `idle` shows what the host did in long "
             "gaps.",
             in_graphs=False,
+            compiled=False,
+        ),
+        Remedy(
+            'Launch less (a {graph} of the step, as torch.compile makes with mode="reduce-overhead"; fused '
+            "kernels), and bind each process to its GPU's NUMA node (numactl --cpunodebind --membind). "
+            "`idle` shows what the host did in long gaps.",
+            in_graphs=False,
+            compiled=True,
         ),
         Remedy(
             "Graphs launch most kernels already: capture what still runs beside them, or prepare the inputs "
@@ -85,6 +93,15 @@ _GRAPH = re.compile("GraphLaunch")
             "transformers: model.compile(), or TrainingArguments(torch_compile=True) with the Trainer.",
             framework=("huggingface",),
             in_graphs=False,
+            compiled=False,
+            trains=True,
+        ),
+        Remedy(
+            "transformers: model.compile().",
+            framework=("huggingface",),
+            in_graphs=False,
+            compiled=False,
+            trains=False,
         ),
         Remedy(
             "vLLM: leave --enforce-eager out, and capture graphs for the batch sizes that occur "
@@ -205,11 +222,25 @@ def launch_bound(context: RankContext) -> Outcome:
             "Capture the step in a {graph} or compile it (torch.compile), which fuses pointwise chains; the "
             "router and permutation of MoE layers have fused kernels.",
             in_graphs=False,
+            compiled=False,
+        ),
+        Remedy(
+            'Capture the step in a {graph}, as torch.compile does with mode="reduce-overhead"; the router '
+            "and permutation of MoE layers have fused kernels.",
+            in_graphs=False,
+            compiled=True,
         ),
         Remedy(
             "A {graph} launches them already, so only fewer kernels help: torch.compile before the capture "
             "fuses pointwise chains; the router and permutation of MoE layers have fused kernels.",
             in_graphs=True,
+            compiled=False,
+        ),
+        Remedy(
+            "A {graph} launches them already and torch.compile has fused pointwise chains, so only fewer "
+            "kernels help: the router and permutation of MoE layers have fused ones.",
+            in_graphs=True,
+            compiled=True,
         ),
         Remedy(
             "Megatron-LM: --cuda-graph-impl, --moe-router-fusion, --moe-permute-fusion.",

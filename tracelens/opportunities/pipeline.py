@@ -15,7 +15,7 @@ from tracelens.errors import TracelensError
 from tracelens.findings import Confidence, Detection, Detections, Quantity, Remedy, detector
 from tracelens.table import Result
 from tracelens.trace import Trace, union
-from tracelens.units import duration
+from tracelens.units import duration, plural
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, RunGraph, of_calls, scale_pace
 
@@ -84,7 +84,7 @@ def pipeline_ramp(results: Mapping[str, Result]) -> Detections:
         now, then = ((stages - 1) / (stages - 1 + times * work) for times in (1, 2))
         evidence = (
             f"{duration(ramp)} ramp per step on stage {bubble.first('stage')} of {stages}, "
-            f"{bubble.first('micro_batches')} micro-batches, {chunks} chunk(s) per rank; "
+            f"{bubble.first('micro_batches')} micro-batches, {plural(chunks, 'chunk')} per rank; "
             f"{duration(beside)} of the bubble is overlapped by other GPU work; bubble "
             f"{bubble.mean('bubble_fraction'):.1%} of the phase, theory {now:.1%}, with {2 * chunks} chunks "
             f"{then:.1%}"

@@ -1,4 +1,4 @@
-"""The same program at another size: another device, more ranks, another element type, larger batches.
+"""The same program at another size: another device, more ranks, larger batches.
 
 Kernels scale with their times at the rates of a device, transfers with the planner's model of collectives. On
 another device, a kernel is priced by the rates of both: measured, else modeled. Where either is neither, both
@@ -21,10 +21,9 @@ from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
 from tracelens.devices import DATA_SHEET, MEASURED, Device, memory_rate, read_device
 from tracelens.devices import device as device_named
-from tracelens.dtypes import BITS, short_dtype
+from tracelens.dtypes import BITS
 from tracelens.errors import TracelensError
 from tracelens.trace import WORK_KINDS, Trace, collective_of, matching
-from tracelens.units import duration
 from tracelens.what_if import NotApplicable, ScenarioContext, number, scenario, work_costs
 from tracelens.what_if.graph import ALL_TO_ALLS, Edge, Edit, Node
 
@@ -49,8 +48,6 @@ _OF_TOKENS = re.compile(r"expert|(?:^|_)(?:ep|moe)(?:_|$)", re.IGNORECASE)
 _SPLITS = ("all_gather", "allgather", "_allgather", "reduce_scatter", "_reduce_scatter")
 
 _GEMM_DIMS = {"M", "N", "K"}
-_SUM_BITS = 16
-"""Results and sums of narrower GEMMs are written in 16 bits."""
 # Kernels of plain elementwise ops have a "lambda" in their names.
 _OPTIMIZER = re.compile(r"multi_tensor|foreach|adam|lamb(?!da)|sgd|clip_grad", re.IGNORECASE)
 _OF_PARAMETERS = re.compile(r"data|dp|embedding|optim|default", re.IGNORECASE)
@@ -399,79 +396,7 @@ def _ranks(collective: MatchedCollective, times: int, machine: Machine) -> tuple
     return grown, grown % room or room if grown > room else grown
 
 
-@scenario("dtype", argument="=TYPE", usual=(), reads=(costs,), in_reports=False)
-def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
-    """GEMMs multiply in TYPE (fp8, bf16, fp32, ...); from 16 bits, the model and its messages are in it.
-
-    Assumes:
-        Each GEMM keeps its share of the roofline. Results stay at least 16 bits wide: of narrower types,
-        casts, scales, other kernels and messages stay the same. Else other kernels of floating-point numbers,
-        the optimizer and messages take as much time as they move bytes.
-    """
-    if argument not in BITS:
-        raise TracelensError(f"scenario dtype={argument}: unknown type (known: {', '.join(BITS)})")
-    graph, changed, before_ns, after_ns = context.gpu_graph(), 0, 0.0, 0.0
-    new, replaced, other_ns = BITS[argument], set[str](), [0.0, 0.0]
-    for rank, part in enumerate(context.read(costs)):
-        ratio = np.ones(len(part.costs) + 1)
-        multiplied = np.zeros(len(part.costs) + 1, dtype=bool)
-        for row, cost in enumerate(part.costs):
-            multiplied[row] = cost.engine == "matrix" and cost.flops > 0
-            if multiplied[row] and cost.dtype != argument and cost.dtype in BITS:
-                replaced.add(cost.dtype)
-                if part.device is None:
-                    raise NotApplicable(f"trace {rank}: unknown device; give --device")
-                if not part.device.peak("matrix", argument):
-                    raise NotApplicable(
-                        f"{part.device.title} has no matrix units for {argument}, by its device file"
-                    )
-                old = BITS[cost.dtype]
-                of_type = cost._replace(
-                    dtype=argument,
-                    read_bytes=round(cost.read_bytes * new / old),
-                    write_bytes=round(cost.write_bytes * (max(new, _SUM_BITS) / max(old, _SUM_BITS))),
-                )
-                ratio[row] = _ratio(cost, of_type, part.device)
-        nodes = graph.nodes(rank, Node.WORK)
-        work = graph.work[nodes]
-        gemms = multiplied[part.cost[work]]
-        dur_ns = edit.dur[nodes].astype(float)
-        factor = ratio[part.cost[work]]
-        # Those of the model: a type of which no GEMM is was not meant, such as that of a loss.
-        if new >= _SUM_BITS and replaced:
-            moved = np.ones(len(part.costs) + 1)
-            for row, cost in enumerate(part.costs):
-                if not multiplied[row] and not cost.link and cost.dtype in replaced:
-                    moved[row] = new / BITS[cost.dtype]
-            factor = np.where(gemms, factor, moved[part.cost[work]])
-            of_optimizer = part.parameters[work] & (part.cost[work] < 0)
-            factor[of_optimizer] = new / max(BITS[name] for name in replaced)
-        edit.set_dur(nodes, dur_ns * factor)
-        after = edit.dur[nodes].astype(float)
-        before_ns, after_ns = before_ns + float(dur_ns[gemms].sum()), after_ns + float(after[gemms].sum())
-        other_ns[0] += float(dur_ns[~gemms].sum())
-        other_ns[1] += float(after[~gemms].sum())
-        changed += int((gemms & (factor != 1)).sum())
-    if not changed:
-        raise NotApplicable(f"no GEMM of another type than {argument} with recorded shapes")
-    rest = "casts, scales, other kernels and messages stay the same"
-    if new >= _SUM_BITS:
-        meetings, collectives = context.meetings()
-        types = [short_dtype(each.participants[0].record.dtype) for each in collectives]
-        factor = np.array([new / BITS[name] if name in replaced else 1.0 for name in types], dtype=float)
-        edit.set_dur(meetings, edit.dur[meetings] * factor)
-        rest = (
-            f"other kernels take {duration(other_ns[1])} instead of {duration(other_ns[0])}, as much as "
-            f"they move fewer or more bytes, transfers of {int((factor != 1).sum()):,} messages likewise"
-        )
-    return (
-        f"{changed:,} GEMMs and attentions read operands in {argument}: {duration(after_ns)} instead of "
-        f"{duration(before_ns)} over all ranks; each keeps its share of the roofline; results stay at least "
-        f"16 bits wide; {rest}"
-    )
-
-
-def _ratio(before: OpCost, after: OpCost, device: Device, unknown: float = 1.0) -> float:
+def time_ratio(before: OpCost, after: OpCost, device: Device, unknown: float = 1.0) -> float:
     """Least time of one call / that of another; `unknown` where one of them is."""
     least = [least_ns(cost, device) for cost in (before, after)]
     return least[1] / least[0] if min(least) > 0 else unknown
@@ -535,7 +460,7 @@ def _grown(name: str, before: OpCost, after: OpCost, device: Device, unknown: fl
         needed = [reachable_time(name, cost, device).ns for cost in (before, after)]
         if min(needed) > 0:
             return needed[1] / needed[0]
-    return _ratio(before, after, device, unknown)
+    return time_ratio(before, after, device, unknown)
 
 
 def _of_batch(cost: OpCost, factor: float, tokens: frozenset[int]) -> OpCost:

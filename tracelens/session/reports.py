@@ -360,7 +360,7 @@ def assembled(
 def _covering(results: Sequence[Result]) -> list[Result]:
     """Results of which those say so whose times are of all steps together."""
     from tracelens.analysis import ANALYZERS
-    from tracelens.rendering.summary import plural
+    from tracelens.units import plural
 
     tables = [result.data["steps"] for result in results if result.analyzer == "steps" and result.data]
     count = len({*tables[0].cells("step")}) if tables else 0

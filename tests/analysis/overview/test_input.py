@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tests.builders import draw, draw_run, events, read, records
 from tracelens import analyze
+from tracelens.analysis.common import device_names
 from tracelens.trace import make_run
 
 DRAWING = """
@@ -20,6 +25,52 @@ def test_a_whole_trace() -> None:
     assert records(result["input"]) == [(0, "drawn.json", "kineto", "AMD Instinct MI300X", 6, 6, 0, 2, 0.5)]
     assert "losses" not in result.tables
     assert result.skips == ()
+
+
+def nameless(units: int) -> list[dict[str, Any]]:
+    """A GPU whose driver gives it no name."""
+    figures = {"totalGlobalMem": 206_000_000_000, "computeMajor": 9, "computeMinor": 4}
+    return [{"id": 0, "name": "", "numSms": units, **figures}]
+
+
+@pytest.mark.parametrize(
+    ("properties", "device"),
+    [
+        ([{"id": 3, "name": "AMD Instinct MI300X"}], "AMD Instinct MI300X"),
+        ([{"id": 3, "name": "NVIDIA H100"}, {"id": 4, "name": "NVIDIA A100"}], "unknown"),
+        (
+            [
+                {
+                    "id": 0,
+                    "name": "",
+                    "numSms": 304,
+                    "totalGlobalMem": 206e9,
+                    "computeMajor": 9,
+                    "computeMinor": 4,
+                }
+            ],
+            "AMD Instinct MI300X",
+        ),
+        (
+            [
+                {
+                    "id": 0,
+                    "name": "",
+                    "numSms": 7,
+                    "totalGlobalMem": 206e9,
+                    "computeMajor": 9,
+                    "computeMinor": 4,
+                }
+            ],
+            "7 CUs, 9.4, 206 GB",
+        ),
+    ],
+)
+def test_a_device_is_called_by_what_is_known_of_it(properties: list[dict[str, Any]], device: str) -> None:
+    run = make_run([draw(DRAWING, deviceProperties=properties)])
+    assert analyze(run, "input")["input"]["device"].tolist() == [device]
+    if device != "unknown":
+        assert device_names(trace.meta for trace in run.traces) == [device]
 
 
 def test_losses_are_counted_by_reason() -> None:

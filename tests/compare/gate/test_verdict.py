@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -43,6 +44,28 @@ def test_failed_rules_stand_first() -> None:
     assert parts.startswith("+1 kernels per step, op[")
     assert parts.endswith("; step time inconclusive")
     assert headline(verdict_of("kernel.count<=2")) == "no regression, 1 of 1 rule held"
+
+
+@pytest.mark.parametrize(
+    ("rule", "shown", "change", "may_show"),
+    [
+        ("step.time<=1.5", 4.39, "+339%", True),
+        ("step.time<=1.5", 1.6012, "+60%", True),
+        ("step.time<=1.5", 14.4, "+1,340%", True),
+        ("idle.fraction<=+0.5", 0.61, "+61% of the step", True),
+        ("idle.fraction<=+0.5", 1.3, "of the step", False),
+    ],
+)
+def test_what_would_show_is_in_plain_numbers_and_possible(
+    rule: str, shown: float, change: str, may_show: bool
+) -> None:
+    metrics = {"step.time": [100e6, 102e6], "idle.fraction": [0.1, 0.1]}
+    verdict = gate(side("base", metrics=metrics), side("cand", metrics=metrics), [read_rule(rule)])
+    noisy = replace(verdict, outcomes=(replace(verdict.outcomes[0], shown=shown, status="pass"),))
+    for text in (headline(noisy), sentence(noisy.outcomes[0])):
+        assert (f"from {change} on" in text) == may_show
+        assert ("no change" in text) != may_show
+        assert "e+0" not in text
 
 
 def test_a_sentence_has_all_numbers() -> None:

@@ -45,6 +45,9 @@ _SIZES = frozenset(
 """Names of the sizes of a model in a flat configuration, as Hugging Face and Megatron have them."""
 
 
+_FIGURES = re.compile(r"\d+ CUs, \d+\.\d+, \d+ GB$")
+"""What stands in traces for the name of a GPU whose driver gives it none."""
+
 LARGEST_SIDECAR_BYTES = 64 * 2**20
 """Of a run.json that is read; it grows with what the program adds."""
 
@@ -207,7 +210,17 @@ def noted(result: Result, metas: Iterable[TraceMeta]) -> Result:
 def device_names(metas: Iterable[TraceMeta]) -> list[str]:
     """Names of the devices that did the work, sorted."""
     names = {name for meta in metas for name in ([HOST] if meta.cpu_only else meta.devices.values())}
-    return sorted(names)
+    return sorted(set(map(device_title, names)))
+
+
+@cache
+def device_title(name: str) -> str:
+    """What a device is called by its name in a trace.
+
+    That of the bundled device which has its figures, where the driver gives it no name.
+    """
+    known = match(name) if _FIGURES.search(name) else None
+    return known.title if known else name
 
 
 def no_gpu_work(trace: Trace, scope: Scope) -> str:

@@ -27,6 +27,7 @@ from tracelens.analysis.roofline import OpCalls
 from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.trace import WORK_KINDS, Trace, Union, Work, steps_of, union
+from tracelens.units import plural
 
 _FUSED_PERMUTE = re.compile(r"row_id_map|permute|sort_chunks|moe_?sort|align_block", re.IGNORECASE)
 _FUSED_ROUTER = re.compile(
@@ -152,7 +153,7 @@ def permutation_work(step: StepWork) -> StageWork | str:
         return "no MoE layer"
     stage = _stage_work(step, PERMUTATION)
     if stage.kernels < CHAIN:
-        return f"{stage.kernels:.3g} kernels per layer in the permutation"
+        return f"{plural(stage.kernels, 'kernel')} per layer in the permutation"
     return "the permutation is fused" if _is_named(step, stage.rows, _FUSED_PERMUTE) else stage
 
 
@@ -163,7 +164,7 @@ def router_work(step: StepWork) -> StageWork | str:
     whole = _stage_work(step, ROUTER)
     chain = _stage_work(step, ROUTER, without="gemm")
     if chain.kernels < CHAIN:
-        return f"{chain.kernels:.3g} kernels per layer in the router in addition to its GEMM"
+        return f"{plural(chain.kernels, 'kernel')} per layer in the router in addition to its GEMM"
     return "the router is fused" if _is_named(step, whole.rows, _FUSED_ROUTER) else chain
 
 

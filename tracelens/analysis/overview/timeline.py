@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tracelens.analysis.analyzer import analyzer
-from tracelens.analysis.common import HOST, NO_GPU, no_gpu_work
+from tracelens.analysis.common import HOST, NO_GPU, device_title, no_gpu_work
 from tracelens.arrays import Int, unique
 from tracelens.table import RANK, Column, Result, Schema, Skip, codes, result, sums
 from tracelens.trace import (
@@ -279,7 +279,11 @@ def inputs(run: Run) -> Result:
         linked = float(work.linked.mean()) if len(work.event) else 0.0
         if work.cpu_only:
             skips.append(Skip(f"rank {meta.rank}: GPU time", NO_GPU))
-        used = sorted({meta.devices.get(int(device), "") for device in unique(work.device)} - {""})
+        # Where devices have other numbers than their properties, they may still all be of one name.
+        used = {meta.devices.get(int(device), "") for device in unique(work.device)} - {""}
+        if not used and len(set(meta.devices.values())) == 1:
+            used = set(meta.devices.values())
+        titles = sorted(set(map(device_title, used)))
         if len(unique(work.device)) > 1:
             skips.append(
                 Skip(f"rank {meta.rank}: single GPUs", "several GPUs in one trace are treated as one")
@@ -289,7 +293,7 @@ def inputs(run: Run) -> Result:
                 "rank": np.array([meta.rank]),
                 "path": [meta.path],
                 "format": [meta.format],
-                "device": [HOST if work.cpu_only else ", ".join(used) or "unknown"],
+                "device": [HOST if work.cpu_only else ", ".join(titles) or "unknown"],
                 "events_read": np.array([meta.read]),
                 "events_kept": np.array([meta.kept]),
                 "events_dropped": np.array([sum(meta.dropped.values())]),

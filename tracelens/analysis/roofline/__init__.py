@@ -1,6 +1,14 @@
 """Roofline: what each op call must do, how fast the device could do it, and how fast it was."""
 
-from tracelens.analysis.roofline.bounds import BOUNDS, MatrixFlops, bounds, gemm_rate, least_ns, matrix_flops
+from tracelens.analysis.roofline.bounds import (
+    BOUNDS,
+    MatrixFlops,
+    bounds,
+    gemm_rate,
+    least_ns,
+    matrix_flops,
+    on_matrix_units,
+)
 from tracelens.analysis.roofline.costing import (
     Costing,
     Counted,
@@ -26,6 +34,7 @@ __all__ = [
     "gemm_rate",
     "least_ns",
     "matrix_flops",
+    "on_matrix_units",
     "reachable_time",
     "repeats",
     "slow_calls",

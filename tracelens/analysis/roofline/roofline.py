@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.analyzer import analyzer
 from tracelens.analysis.comm import AlignedRun
-from tracelens.analysis.common import choose_device, no_gpu_work, own_device, recomputed
+from tracelens.analysis.common import choose_device, device_title, no_gpu_work, own_device, recomputed
 from tracelens.analysis.roofline.bounds import BOUNDS, ROOFS, Bounds, bounds, explain, on_matrix_units, roofs
 from tracelens.analysis.roofline.costing import (
     MOSTLY_UNCOUNTED,
@@ -534,7 +534,7 @@ def roofline(ranks: Sequence[RankRoofline], aligned: AlignedRun, *, scope: Scope
     tables["roofs"] = roofs(next(iter(peaks.values()), None), ran_on)
     meta = {
         "roofs_of": _listed(device.title for device in peaks.values()),
-        "measured_on": _listed(sorted({name for rank in ranks for name in rank.names})),
+        "measured_on": _listed(sorted({device_title(name) for rank in ranks for name in rank.names})),
     }
     if any(rank.projected for rank in ranks):
         meta["projected_onto"] = meta["roofs_of"]

@@ -251,9 +251,15 @@ def _notes(outcome: RuleOutcome) -> Iterator[str]:
     """What else is to say of an outcome: caveats, what the runs would show, and what would decide it."""
     yield from outcome.notes
     if outcome.shown != outcome.rule.limit:
-        yield f"a change would show from {_change(outcome, outcome.shown)} on"
+        change = _change(outcome, outcome.shown)
+        yield f"a change would show from {change} on" if _may_show(outcome) else "no change would show"
     if outcome.status == "inconclusive":
         yield _remedy(outcome)
+
+
+def _may_show(outcome: RuleOutcome) -> bool:
+    """Whether the least change that would show can be: no part of a step is more than all of it."""
+    return outcome.unit != "fraction" or outcome.rule.kind == "ratio" or abs(outcome.shown) < 1
 
 
 def _remedy(outcome: RuleOutcome) -> str:
@@ -265,15 +271,16 @@ def _remedy(outcome: RuleOutcome) -> str:
 def _change(outcome: RuleOutcome, limited_value: float) -> str:
     """A value of the limited quantity as a change: '+12%', '+5% of the step'."""
     if outcome.rule.kind == "ratio":
-        return _percent(limited_value)
+        return _percent(limited_value - 1)
     if outcome.unit == "fraction":
-        return f"{100 * limited_value:+.2g}% of the step"
+        return f"{_percent(limited_value)} of the step"
     return limited(outcome, limited_value)
 
 
-def _percent(ratio: float) -> str:
-    percent = 100 * (ratio - 1)
-    return f"{percent:+.0f}%" if abs(percent) >= 10 else f"{percent:+.2g}%"
+def _percent(change: float) -> str:
+    """A relative change with two digits, or all of the larger ones: '+0.35%', '-12%', '+1,340%'."""
+    percent = 100 * change
+    return f"{percent:+,.0f}%" if abs(percent) >= 10 else f"{percent:+.2g}%"
 
 
 def part_name(outcome: RuleOutcome) -> str:
@@ -291,7 +298,7 @@ def _delta(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
     if outcome.rule.kind == "absolute":
         return f"{part} {amount(outcome.candidate, outcome.unit)}"
     if outcome.unit == "fraction":
-        return f"{part} {100 * delta:+.2g}% of the step"
+        return f"{part} {_percent(delta)} of the step"
     signed = f"{'-' if delta < 0 else '+'}{amount(abs(delta), outcome.unit)}"
     if outcome.metric == "computation.time":
         computing = [cause for cause in causes if cause.op and is_computed(cause.op)]
@@ -304,7 +311,7 @@ def _delta(outcome: RuleOutcome, causes: Sequence[Cause]) -> str:
         return f"{signed} {part} per step"
     if not outcome.base:
         return f"{part} {signed}"
-    return f"{part} {signed} ({_percent(outcome.candidate / outcome.base)})"
+    return f"{part} {signed} ({_percent(outcome.candidate / outcome.base - 1)})"
 
 
 def _is_unchanged(outcome: RuleOutcome) -> bool:
@@ -337,8 +344,15 @@ def explanation(verdict: Verdict) -> str:
         return "; ".join(sentences)
     shown = [outcome for outcome in passed if outcome.shown != outcome.rule.limit]
     if shown:
-        changes = [f"{part_name(outcome)} from {_change(outcome, outcome.shown)} on" for outcome in shown]
-        sentences.append(f"would show: {', '.join(changes)}")
+        changes = [
+            f"{part_name(outcome)} from {_change(outcome, outcome.shown)} on"
+            for outcome in shown
+            if _may_show(outcome)
+        ]
+        if changes:
+            sentences.append(f"would show: {', '.join(changes)}")
+        if hidden := [part_name(outcome) for outcome in shown if not _may_show(outcome)]:
+            sentences.append(f"no change of {_listed(hidden)} would show")
     return "; ".join(sentences)
 
 

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from tracelens.errors import TracelensError, UnknownName
 from tracelens.limits import read_config_file
+from tracelens.units import plural
 
 FORWARD, BACKWARD, INPUT, WEIGHT = PHASES = ("forward", "backward", "input", "weight")
 """Phases of a pass; `input` and `weight` are the two halves of a backward, for either gradient."""
@@ -95,7 +96,7 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int = 1, g
     if min(stages, micro_batches, chunks) < 1 or group < 0:
         raise TracelensError("stages, micro-batches and chunks must be at least 1")
     if needed != chunks:
-        raise TracelensError(f"schedule {name} has {needed} chunk(s) per stage, not {chunks}")
+        raise TracelensError(f"schedule {name} has {plural(needed, 'chunk')} per stage, not {chunks}")
     return SCHEDULES[name].make(stages, micro_batches, chunks, group or stages)
 
 

@@ -6,8 +6,6 @@ from tracelens.rendering.summary.wording import (
     about,
     hardware,
     percent,
-    plural,
     short_device,
     short_reason,
-    three_digits,
 )

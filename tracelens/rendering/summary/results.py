@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tracelens.arrays import unique
-from tracelens.rendering.summary.wording import about, guarded, percent, plural, size, three_digits
+from tracelens.rendering.summary.wording import about, guarded, percent, size
 from tracelens.rendering.tables import headline, one_line, shorten
 from tracelens.rendering.thresholds import (
     BOUND_TILES,
@@ -18,7 +18,7 @@ from tracelens.rendering.thresholds import (
     SCHEDULE_TILES,
 )
 from tracelens.table import Result, Summary, Table, Tile
-from tracelens.units import duration, size_text
+from tracelens.units import duration, plural, size_text, three_digits
 
 _STEP_NOISE = {
     "within": ", by which single runs of one program may differ",

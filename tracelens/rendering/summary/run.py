@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 from tracelens.arrays import Float, steady_steps, typical_step
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
-    NAMELESS,
     about,
     guarded,
     hardware,
     percent,
-    plural,
     short_reason,
-    three_digits,
 )
 from tracelens.rendering.thresholds import (
     BANDWIDTH_SHARE,
@@ -31,7 +28,7 @@ from tracelens.rendering.thresholds import (
     SAVING_SHARE,
 )
 from tracelens.table import Result, Summary, Table, Tile
-from tracelens.units import amount, duration
+from tracelens.units import amount, duration, plural, three_digits
 
 # Words of the tables.
 _UNMARKED = "(whole trace)"  # the only step of a recording that marks none
@@ -307,16 +304,8 @@ class RunFigures:
         return sum(tokens[rank] / max(dur[rank], 1) * 1e9 for rank in tokens)
 
     def devices(self) -> list[str]:
-        """The names of its devices; one without is called what the roofline takes it for."""
-        known_as: dict[str, str] = {}
-        roofs, roofline = self.table("roofline", "roofs"), self.meta("roofline")
-        chosen = roofs is not None and bool(roofs.coded("role").equals("chosen").any())
-        if chosen and not self.report_meta["options"].get("device"):
-            known_as[roofline["measured_on"]] = roofline["roofs_of"]
-        return [
-            known_as.get(name, name) if NAMELESS.fullmatch(name) else name
-            for name in self.report_meta.get("devices", ())
-        ]
+        """The names of its devices."""
+        return list(self.report_meta.get("devices", ()))
 
     def doubts(self) -> list[str]:
         """The doubts about the recording, those of most time first."""

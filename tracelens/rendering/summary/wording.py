@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 
 from tracelens.guard import Failure, guard
 from tracelens.table import Summary
-from tracelens.units import GIB, duration
+from tracelens.units import GIB, duration, plural
 
 _CHIP = re.compile(r"\b(?:MI\d{3}\w?|[ABHLV]\d{2,3}S?|G?B\d{3}|RTX \w+)\b")
-NAMELESS = re.compile(r"(?:(?P<driver>.+), )?(?P<units>\d+ CUs), \d+\.\d+, (?P<memory>\d+ GB)")
+_NAMELESS = re.compile(r"(?:(?P<driver>.+), )?(?P<units>\d+ CUs), \d+\.\d+, (?P<memory>\d+ GB)")
 """What stands for the name of a GPU whose driver gives it none."""
 _VENDOR = re.compile(r"\b(?:NVIDIA|AMD|Instinct|Tesla|GeForce)\b ?")
 
@@ -36,21 +36,10 @@ def about(ns: float) -> str:
     return f"{value.rstrip('0').rstrip('.') if '.' in value else value} {unit}"
 
 
-def three_digits(value: float) -> str:
-    """A count or rate to three digits: '18,200'."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:g}"
-
-
 def size(size_bytes: float) -> str:
     """Memory in GiB to three digits: '64.2 GiB'."""
     value = size_bytes / GIB
     return f"{value:.1f} GiB" if value < 1000 else f"{value:,.0f} GiB"
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun: '1 step', '2 steps'."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def short_device(name: str) -> str:
@@ -58,7 +47,7 @@ def short_device(name: str) -> str:
 
     A chip without a name is what is known of it: 'unnamed GPU (304 CUs, 206 GB)'.
     """
-    if known := NAMELESS.fullmatch(name):
+    if known := _NAMELESS.fullmatch(name):
         return f"{known['driver'] or 'unnamed GPU'} ({known['units']}, {known['memory']})"
     chips = set(_CHIP.findall(name))
     return chips.pop() if len(chips) == 1 else _VENDOR.sub("", name).strip()

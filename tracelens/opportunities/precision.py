@@ -1,0 +1,397 @@
+"""Element types: GEMMs in 32 bits where the device is faster in 16, and tokens sent wider than GEMMs read."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracelens.analysis.common import NO_LAUNCH
+from tracelens.analysis.roofline import costing, on_matrix_units, reachable_time
+from tracelens.arrays import Bool, Int, unique
+from tracelens.costs import OpCost
+from tracelens.dtypes import BITS, short_dtype
+from tracelens.errors import TracelensError
+from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
+from tracelens.opportunities.scaling import costs, time_ratio
+from tracelens.units import duration, plural, size_text
+from tracelens.what_if import NotApplicable, ScenarioContext, scenario
+from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node
+
+MOST = 0.5
+"""Of the time of GEMMs and attention, from which a type is that of the program. In our recordings of programs
+in 16 bits, routers and losses in FP32 take about 3% of it at most; those in FP32 have all of it there."""
+
+WIDE = ("fp32", "tf32")
+NARROW = ("bf16", "fp16")
+"""Types of 16 bits to compute in instead, the better one first: it has the range of FP32."""
+
+TOKENS_SHARE = 0.1
+"""Of the bytes that all-to-alls send, above which those of 32 bits are tokens: routing weights, which are in
+FP32 for a reason, are under 1%; outputs of experts alone, in FP32 beside tokens in BF16, are two thirds."""
+
+_NAMES = {
+    "tf32": re.compile(r"tf32|xf32|(?<!16_)s1688gemm(?!_b?f16|_fp16)|^Cijk_\w+?_S_MX_", re.IGNORECASE),
+    "fp32": re.compile(r"sgemm|ffma|^Cijk_\w+?_S_?B_", re.IGNORECASE),
+}
+"""GEMM kernels of cuBLAS, CUTLASS and Tensile whose names tell the type where no arguments do."""
+
+KNOWN_SHARE = 0.5
+"""Of the time of GEMMs in 32 bits: where less is of GEMMs with shapes, which the scenario needs, the saving
+is an estimate. A trade-off: most of them decide."""
+
+# Causes, by which remedies are chosen: the type that the GEMMs are in, and those that the device has.
+_BESIDE_TF32, _FP32, _TF32, _TO_FP16 = "FP32 beside TF32", "FP32", "TF32", "FP16 only"
+_TO_BF16 = (_BESIDE_TF32, _FP32, _TF32)
+
+UNKNOWN = "unknown"
+"""In place of the type of a GEMM without recorded arguments whose kernel's name does not tell."""
+
+_SUM_BITS = 16
+"""Results and sums of narrower GEMMs are written in 16 bits."""
+
+
+@detector(
+    "wide_gemms",
+    evidence="roofline",
+    scenario="dtype=bf16",
+    title="GEMMs in FP32",
+    fix="computing in 16 bits",
+    measures={
+        "share of the GPU time": "GEMMs and attention in FP32 or TF32",
+        "rate": "FLOP/s of these, where their shapes are known",
+        "rate in 16 bits": "FLOP/s that the device reaches for the same work in BF16, else FP16",
+    },
+    threshold=f"{MOST:.0%} of the time of GEMMs and attention, on a device that is faster in 16 bits",
+    limits="Types are those of recorded arguments (record_shapes=True), else of kernels by their names. "
+    "Whether a model keeps its quality in 16 bits is not known.",
+    remedies=(
+        Remedy(
+            'First torch.set_float32_matmul_precision("high"): GEMMs of float32 tensors run in TF32 on the '
+            "tensor cores, which reads 10 of the 23 bits of their mantissas.",
+            vendor=("nvidia",),
+            cause=(_BESIDE_TF32,),
+        ),
+        Remedy(
+            'First torch.set_float32_matmul_precision("high"): GEMMs of float32 tensors run in TF32 (earlier '
+            "releases of torch: with HIPBLASLT_ALLOW_TF32=1 only), which reads 10 of the 23 bits of their "
+            "mantissas.",
+            vendor=("amd",),
+            cause=(_BESIDE_TF32,),
+        ),
+        Remedy(
+            "Compute in bfloat16, which has 7 bits and halves what other kernels and messages move, too; "
+            "master weights, norms, router and loss stay in float32. Compare the loss with that in float32.",
+            trains=True,
+            cause=_TO_BF16,
+        ),
+        Remedy(
+            "Compute in bfloat16, which has 7 bits and halves what other kernels move, too. Compare the "
+            "results with those in float32.",
+            trains=False,
+            cause=_TO_BF16,
+        ),
+        Remedy(
+            "The device has no bfloat16: compute in float16, whose range ends at 65,504, with "
+            "torch.autocast and in training torch.amp.GradScaler.",
+            cause=(_TO_FP16,),
+        ),
+        Remedy("{megatron}: --bf16.", framework=("megatron", "primus"), cause=_TO_BF16),
+        Remedy(
+            "transformers: TrainingArguments(bf16=True).",
+            framework=("huggingface",),
+            trains=True,
+            cause=_TO_BF16,
+        ),
+        Remedy(
+            "transformers: from_pretrained with dtype=torch.bfloat16.",
+            framework=("huggingface",),
+            trains=False,
+            cause=_TO_BF16,
+        ),
+        Remedy("The bundled workload: --set dtype=bfloat16.", framework=("workload", "workload_serve")),
+        Remedy(
+            "With torch alone: torch.autocast with dtype=torch.bfloat16, or model.bfloat16().",
+            plain=True,
+            cause=_TO_BF16,
+        ),
+    ),
+)
+def wide_gemms(context: RankContext) -> Outcome:
+    """GEMMs and attention run in FP32 or TF32 on a device that multiplies faster in 16 bits."""
+    work, device = context.work, context.device
+    if not len(work.event):
+        return "no GPU work"
+    if work.cpu_only:
+        return NO_LAUNCH
+    if device is None:
+        return "the device is unknown, and so are its rates: give --device"
+    known = costing(context.trace, context.trace.work)
+    item = known.item[context.rows]
+    types = _types(context)
+    wide = np.isin(types, WIDE)
+    spent_ns = {name: int(work.dur[types == name].sum()) for name in WIDE}
+    wide_ns, all_ns = sum(spent_ns.values()), int(work.dur[types != ""].sum())
+    if not all_ns:
+        return "no GEMM or attention"
+    if wide_ns < MOST * all_ns:
+        return f"{wide_ns / all_ns:.0%} of the time of GEMMs and attention is in 32 bits"
+    own = max(WIDE, key=lambda name: spent_ns[name])
+    own_peak = device.peak("matrix", own) or 0.0
+    narrow = next((name for name in NARROW if device.matrix.get(name, 0.0) > own_peak), "")
+    if not narrow:
+        return f"{device.title} has no faster matrix units for 16 bits"
+    # By kind of call; the last element is for kernels that only their names tell.
+    kinds = unique(item[wide & (item >= 0)])
+    factor = np.full(len(known.items) + 1, own_peak / device.matrix[narrow])
+    for kind in kinds.tolist():
+        cost = known.items[kind].cost
+        factor[kind] = min(time_ratio(cost, in_type(cost, narrow), device), 1.0)
+    saved_ns = float((work.dur * (1 - factor[item]))[wide].sum())
+    rates = _rates(context, kinds, narrow)
+    off = "" if own in device.matrix else ", which this device computes off its matrix units"
+    known_ns = int(work.dur[wide & (item >= 0)].sum())
+    is_known = known_ns >= KNOWN_SHARE * wide_ns
+    cause = _BESIDE_TF32 if own == "fp32" and "tf32" in device.matrix else own.upper()
+    share = wide_ns / max(int(work.dur.sum()), 1)
+    names = np.bincount(work.name[wide], work.dur[wide])
+    reached = (
+        f"; they reach {rates[0] / 1e12:,.3g} TFLOP/s, in {narrow.upper()} the device reaches "
+        f"{rates[1] / 1e12:,.3g} TFLOP/s for their sizes"
+        if is_known and all(rates)
+        else "; the shapes of most are not recorded"
+    )
+    return Detection(
+        (
+            Quantity("share of the GPU time", share, "fraction"),
+            *(
+                (Quantity("rate", rates[0], "flops/s"), Quantity("rate in 16 bits", rates[1], "flops/s"))
+                if is_known and all(rates)
+                else ()
+            ),
+        ),
+        context.per_step(saved_ns),
+        context.during(wide),
+        f"{share:.0%} of the GPU time goes to GEMMs and attention in {own.upper()}{off} (most in "
+        f"{work.names[int(names.argmax())][:60]}){reached}",
+        "medium",
+        f"dtype={narrow}" if is_known else "",
+        title=f"GEMMs in {own.upper()}",
+        cause=cause if narrow == "bf16" else _TO_FP16,
+    )
+
+
+def _types(context: RankContext) -> NDArray[np.str_]:
+    """The type in which each piece of work in the steps multiplies; "" for work that does not."""
+    work, known = context.work, costing(context.trace, context.trace.work)
+    item = known.item[context.rows]
+    of_kind = [
+        kind.cost.dtype if kind.cost.engine == "matrix" and kind.cost.flops else "" for kind in known.items
+    ]
+    of_name = [
+        next((dtype for dtype, pattern in _NAMES.items() if pattern.search(name)), UNKNOWN)
+        for name in work.names
+    ]
+    by_name = np.where(on_matrix_units(work), np.array([*of_name, ""])[work.name], "")
+    return np.where(item >= 0, np.array([*of_kind, ""])[item], by_name)
+
+
+def _rates(context: RankContext, kinds: Int, dtype: str) -> tuple[float, float]:
+    """FLOP/s of kinds of calls, as recorded and as the device reaches in another type; 0 where not known."""
+    known, device = costing(context.trace, context.trace.work), context.device
+    calls, dur_ns = known.by_kind(context.trace.work)
+    flops, needed_ns = 0.0, 0.0
+    for kind in kinds.tolist():
+        item = known.items[kind]
+        flops += item.cost.flops * float(calls[kind])
+        if device is not None:
+            needed = reachable_time(item.name, in_type(item.cost, dtype), device)
+            needed_ns += needed.ns * float(calls[kind])
+    rates = [flops / ns * 1e9 if ns else 0.0 for ns in (float(dur_ns[kinds].sum()), needed_ns)]
+    return rates[0], rates[1]
+
+
+def in_type(cost: OpCost, dtype: str) -> OpCost:
+    """The same GEMM or attention with operands of another type."""
+    new, old = BITS[dtype], BITS[cost.dtype]
+    return cost._replace(
+        dtype=dtype,
+        read_bytes=round(cost.read_bytes * new / old),
+        write_bytes=round(cost.write_bytes * (max(new, _SUM_BITS) / max(old, _SUM_BITS))),
+    )
+
+
+@detector(
+    "wide_messages",
+    evidence="collectives",
+    scenario="narrow_messages",
+    title="Tokens are sent in 32 bits",
+    fix="sending tokens in 16 bits",
+    measures={
+        "all-to-alls per step": "those that send numbers of 32 bits and more",
+        "bytes per step": "that they send",
+        "time per step": "of them, waiting included",
+    },
+    threshold=f"{TOKENS_SHARE:.0%} of the bytes of all-to-alls, where {MOST:.0%} of the time of GEMMs and "
+    "attention is in 16 bits or fewer",
+    limits="Only all-to-alls: gradients are added up in 32 bits for a reason. Permutations of wide rows and "
+    "casts, which would take less time or go, stay as they are.",
+    remedy="Cast tokens to the type of the GEMMs before they are sent, and let no op between the cast and "
+    "the all-to-all return float32, such as a product with float32 routing weights: autocast does not cast "
+    "for collectives. What is summed over experts can still be summed in float32.",
+)
+def wide_messages(context: RankContext) -> Outcome:
+    """All-to-alls send numbers of 32 bits to and from GEMMs that compute in 16 bits or fewer."""
+    sent = _all_to_alls(context)
+    if not sent.is_wide.any():
+        return "no all-to-all sends numbers of 32 bits"
+    wide_bytes, all_bytes = int(sent.size[sent.is_wide].sum()), int(sent.size.sum())
+    if not all_bytes:
+        return "how much all-to-alls send is not recorded"
+    if wide_bytes <= TOKENS_SHARE * all_bytes:
+        return f"{wide_bytes / all_bytes:.1%} of what all-to-alls send is in 32 bits: no tokens"
+    rows = np.flatnonzero(np.isin(context.work.event, sent.kernel[sent.is_wide]))
+    types, dur = _types(context), context.work.dur
+    spent_ns = {name: int(dur[types == name].sum()) for name in np.unique(types[types != ""]).tolist()}
+    narrow_ns = {name: ns for name, ns in spent_ns.items() if 0 < BITS.get(name, 0) <= _SUM_BITS}
+    if not spent_ns or sum(narrow_ns.values()) < MOST * sum(spent_ns.values()):
+        return "GEMMs and attention are not known to be in 16 bits or fewer"
+    own = max(narrow_ns, key=lambda name: narrow_ns[name])
+    spent = context.during(rows)
+    saved_ns = float((dur[rows] * (1 - _SUM_BITS / 32)).sum())
+    count, size = context.per_step(len(rows)), context.per_step(wide_bytes)
+    return Detection(
+        (
+            Quantity("all-to-alls per step", count, "count"),
+            Quantity("bytes per step", size, "bytes"),
+            Quantity("time per step", context.per_step(spent.total), "ns"),
+        ),
+        context.per_step(saved_ns),
+        spent,
+        f"{size_text(size)} per step are sent in 32 bits, by {plural(count, 'all-to-all')} that last "
+        f"{duration(context.per_step(spent.total))} together, waiting included; "
+        f"{narrow_ns[own] / sum(spent_ns.values()):.0%} of the time of GEMMs and attention is in "
+        f"{own.upper()}",
+        "medium",
+    )
+
+
+class _Sent(NamedTuple):
+    """All-to-alls of a rank."""
+
+    kernel: Int  # event row of each
+    size: Int  # bytes that it sends, 0 where not recorded
+    is_wide: Bool  # whether these are numbers of 32 bits and more
+
+
+def _all_to_alls(context: RankContext) -> _Sent:
+    """Those that run in the steps."""
+    table = context.trace.tables["collectives"]
+    kernel = table.array("kernel_id")
+    mine = table.coded("collective").mask(lambda name: name.startswith(ALL_TO_ALLS))
+    mine &= np.isin(kernel, context.work.event)
+    is_wide = table.coded("dtype").mask(_is_wide)
+    return _Sent(kernel[mine], np.maximum(table.array("in_bytes")[mine], 0), is_wide[mine])
+
+
+def _is_wide(dtype: str) -> bool:
+    """Whether an element type is of floating-point numbers with more than 16 bits."""
+    return short_dtype(dtype) in ("fp32", "fp64")
+
+
+@scenario("narrow_messages")
+def narrow_messages(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """All-to-alls send numbers of 32 bits and more in 16 bits.
+
+    Assumes:
+        Transfers take as much time as they move bytes, latency included. Casts and all else stay the same.
+    """
+    meetings, collectives = context.meetings()
+    factor = np.array(
+        [
+            _SUM_BITS / BITS[short_dtype(record.dtype)]
+            if collective.collective.startswith(ALL_TO_ALLS) and _is_wide(record.dtype)
+            else 1.0
+            for collective in collectives
+            for record in [collective.participants[0].record]
+        ],
+        dtype=float,
+    )
+    if not (factor != 1).any():
+        raise NotApplicable("no all-to-all recorded on several ranks sends numbers of 32 bits")
+    before_ns = float(edit.dur[meetings][factor != 1].sum())
+    edit.set_dur(meetings, edit.dur[meetings] * factor)
+    after_ns = float(edit.dur[meetings][factor != 1].sum())
+    return (
+        f"transfers of {int((factor != 1).sum()):,} all-to-alls take {duration(after_ns)} instead of "
+        f"{duration(before_ns)}, as much as they move fewer bytes, latency included; casts and all else stay "
+        "the same"
+    )
+
+
+@scenario("dtype", argument="=TYPE", usual=(), reads=(costs,))
+def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
+    """GEMMs multiply in TYPE (fp8, bf16, fp32, ...); from 16 bits, the model and its messages are in it.
+
+    Assumes:
+        Each GEMM keeps its share of the roofline. Results stay at least 16 bits wide: of narrower types,
+        casts, scales, other kernels and messages stay the same. Else other kernels of floating-point numbers,
+        the optimizer and messages take as much time as they move bytes.
+    """
+    if argument not in BITS:
+        raise TracelensError(f"scenario dtype={argument}: unknown type (known: {', '.join(BITS)})")
+    graph, changed, before_ns, after_ns = context.gpu_graph(), 0, 0.0, 0.0
+    new, replaced, other_ns = BITS[argument], set[str](), [0.0, 0.0]
+    for rank, part in enumerate(context.read(costs)):
+        ratio = np.ones(len(part.costs) + 1)
+        multiplied = np.zeros(len(part.costs) + 1, dtype=bool)
+        for row, cost in enumerate(part.costs):
+            multiplied[row] = cost.engine == "matrix" and cost.flops > 0
+            if multiplied[row] and cost.dtype != argument and cost.dtype in BITS:
+                replaced.add(cost.dtype)
+                if part.device is None:
+                    raise NotApplicable(f"trace {rank}: unknown device; give --device")
+                if not part.device.peak("matrix", argument):
+                    raise NotApplicable(
+                        f"{part.device.title} has no matrix units for {argument}, by its device file"
+                    )
+                ratio[row] = time_ratio(cost, in_type(cost, argument), part.device)
+        nodes = graph.nodes(rank, Node.WORK)
+        work = graph.work[nodes]
+        gemms = multiplied[part.cost[work]]
+        dur_ns = edit.dur[nodes].astype(float)
+        factor = ratio[part.cost[work]]
+        # Those of the model: a type of which no GEMM is was not meant, such as that of a loss.
+        if new >= _SUM_BITS and replaced:
+            moved = np.ones(len(part.costs) + 1)
+            for row, cost in enumerate(part.costs):
+                if not multiplied[row] and not cost.link and cost.dtype in replaced:
+                    moved[row] = new / BITS[cost.dtype]
+            factor = np.where(gemms, factor, moved[part.cost[work]])
+            of_optimizer = part.parameters[work] & (part.cost[work] < 0)
+            factor[of_optimizer] = new / max(BITS[name] for name in replaced)
+        edit.set_dur(nodes, dur_ns * factor)
+        after = edit.dur[nodes].astype(float)
+        before_ns, after_ns = before_ns + float(dur_ns[gemms].sum()), after_ns + float(after[gemms].sum())
+        other_ns[0] += float(dur_ns[~gemms].sum())
+        other_ns[1] += float(after[~gemms].sum())
+        changed += int((gemms & (factor != 1)).sum())
+    if not changed:
+        raise NotApplicable(f"no GEMM of another type than {argument} with recorded shapes")
+    rest = "casts, scales, other kernels and messages stay the same"
+    if new >= _SUM_BITS:
+        meetings, collectives = context.meetings()
+        types = [short_dtype(each.participants[0].record.dtype) for each in collectives]
+        factor = np.array([new / BITS[name] if name in replaced else 1.0 for name in types], dtype=float)
+        edit.set_dur(meetings, edit.dur[meetings] * factor)
+        rest = (
+            f"other kernels take {duration(other_ns[1])} instead of {duration(other_ns[0])}, as much as "
+            f"they move fewer or more bytes, transfers of {int((factor != 1).sum()):,} messages likewise"
+        )
+    return (
+        f"{changed:,} GEMMs and attentions read operands in {argument}: {duration(after_ns)} instead of "
+        f"{duration(before_ns)} over all ranks; each keeps its share of the roofline; results stay at least "
+        f"16 bits wide; {rest}"
+    )

@@ -105,8 +105,9 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         not layer_pass.is_recompute and bool(edges[0] <= start <= edges[1])
         for layer_pass, start in zip(layers.passes, starts.tolist(), strict=True)
     )
-    each = int(inside.sum()) / max(passes, 1)
-    stages = np.bincount(calls.stage[inside], minlength=len(STAGES)) / max(passes, 1)
+    counted = inside & ~calls.repeats
+    each = int(counted.sum()) / max(passes, 1)
+    stages = np.bincount(calls.stage[counted], minlength=len(STAGES)) / max(passes, 1)
     meanwhile, refill = _idle(context, calls, inside)
     where = _lost(context, meanwhile, refill)
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
@@ -128,7 +129,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{each:.3g} host syncs per layer per micro-batch ({by_stage}; most in "
-        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
+        f"{_ops(context, calls, counted)}) block the host for {milliseconds(blocked)}/step; "
         f"{_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
         fact=f"the host waits for the GPU {each:.3g} times in each MoE layer and micro-batch",
@@ -215,7 +216,8 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         paths = unique(known.path[np.searchsorted(known.event, in_layers)]).tolist()
         in_any = any(op in known.paths[path] for path in paths)
         scenario = "" if in_any else f"no_blocking={escape(op)}"
-    count = context.per_step(int(inside.sum()))
+    counted = inside & ~calls.repeats
+    count = context.per_step(int(counted.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
     return Detection(
         (
@@ -226,7 +228,7 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         ),
         context.per_step(where.total),
         where,
-        f"{count:,.3g} host syncs per step (most in {_ops(context, calls, inside)}) block the host for "
+        f"{count:,.3g} host syncs per step (most in {_ops(context, calls, counted)}) block the host for "
         f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
         scenario,

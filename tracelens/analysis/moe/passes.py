@@ -275,7 +275,7 @@ def blocking(trace: Trace) -> Blocking:
     layers = trace.once(regions)
     if not len(work.event):
         none = np.empty(0, dtype=np.int64)
-        return Blocking(**dict.fromkeys(Blocking._fields, none))._replace(repeats=none.astype(bool))
+        return Blocking(none, none, none, none, none, none, none.astype(bool), none)
     rows = np.flatnonzero(blocking_calls(trace, work))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     thread = threads(trace)

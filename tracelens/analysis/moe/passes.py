@@ -275,7 +275,16 @@ def blocking(trace: Trace) -> Blocking:
     layers = trace.once(regions)
     if not len(work.event):
         none = np.empty(0, dtype=np.int64)
-        return Blocking(none, none, none, none, none, none, none.astype(bool), none)
+        return Blocking(
+            event=none,
+            layer_pass=none,
+            stage=none,
+            phase=none,
+            start=none,
+            blocked_ns=none,
+            repeats=none.astype(bool),
+            until=none,
+        )
     rows = np.flatnonzero(blocking_calls(trace, work))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     thread = threads(trace)

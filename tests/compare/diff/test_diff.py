@@ -162,29 +162,29 @@ def test_runs_of_other_numbers_of_steps_and_ranks() -> None:
 
 
 def test_the_rank_that_became_slower_is_told_from_those_that_wait_for_it() -> None:
-    def ranks(*drawn: str) -> Run:
-        comm = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=8 out=8 dtype=Half"
-        texts = (
-            aligned(f"""
-                step 1                        | --------------------------------
-                op aten::mm                   |  --
-                {comm}                        |     --
-                launch                        |  a  b
-                s7 gemm                       | {gemm}
-                s9 ncclDevKernel_AllReduce    | {reduction}
-            """)
-            for gemm, reduction in (text.split("+") for text in drawn)
-        )
-        return draw_run(*texts)
+    comm = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=8 out=8 dtype=Half"
 
-    even = "  aaaaaa +         bbbb"
-    base = ranks(even, even, even)
-    cand = ranks(even.replace("bbbb", "bbbbbbbbbbbbbb"), "  aaaaaaaaaaaaaaaa +                   bbbb", even)
+    def rank(length: int, gemm: str, reduction: str) -> str:
+        return aligned(f"""
+            step 1                        | {"-" * length}
+            op aten::mm                   |  --
+            {comm}                        |     --
+            launch                        |  a  b
+            s7 gemm                       | {gemm}
+            s9 ncclDevKernel_AllReduce    | {reduction}
+        """)
+
+    even, waiting = (rank(20 + more, "  aaaaaa", " " * 9 + "b" * (4 + more)) for more in (0, 10))
+    slow = rank(30, "  " + "a" * 16, " " * 19 + "bbbb")
+    base, cand = draw_run(even, even, even), draw_run(waiting, slow, waiting)
     table = diff(base, cand)["ranks"]
-    slow, first, *_ = records(table, "rank", "base_work_ns", "cand_work_ns", "work_delta_ns", "cause")
-    assert slow == (1, 10_000, 20_000, 10_000, "same kernels")
-    assert first[:3] == (0, 10_000, 10_000)
-    assert set(table["base_ns"]) == set(table["cand_ns"]) == {32_000}
+    columns = ("base_ns", "cand_ns", "base_work_ns", "cand_work_ns", "work_delta_ns", "idle_delta_ns")
+    assert records(table, "rank", *columns) == [
+        (1, 20_000, 30_000, 10_000, 20_000, 10_000, 0),
+        (0, 20_000, 30_000, 10_000, 10_000, 0, 0),
+        (2, 20_000, 30_000, 10_000, 10_000, 0, 0),
+    ]
+    assert table["cause"].astype(str).tolist() == ["same kernels", "", ""]
     assert "ranks" not in diff(run(BASE), run(CAND)).data
     assert "ranks" not in diff(base, run(CAND)).data
 

@@ -126,15 +126,22 @@ STUB = 0.1  # of the median step
 def typical_step(durations: Sequence[float], ranks: int) -> int:
     """Position of the step that stands for a run: of median duration, of two in the middle the shorter.
 
-    A recording that ends early leaves a stub of its last step, which stands for nothing.
-
     Args:
         durations: of all steps in order, means or sums of the ranks.
         ranks: how many.
+    """
+    candidates = whole_steps(durations, ranks)
+    in_order = sorted(durations[step] for step in candidates)
+    return durations.index(in_order[(len(in_order) - 1) // 2], candidates[0])
+
+
+def whole_steps(durations: Sequence[float], ranks: int) -> list[int]:
+    """Positions of the steps of which `typical_step` is the median: the steady ones without stubs.
+
+    A recording that ends early leaves a stub of its last step, which stands for nothing.
     """
     steady = steady_steps(len(durations), ranks)
     # Where something held one of few steps up, the first one tells what is a stub.
     in_order, steady_in_order = sorted(durations), sorted(durations[step] for step in steady)
     least = STUB * min(in_order[len(in_order) // 2], steady_in_order[len(steady_in_order) // 2])
-    whole = sorted(durations[step] for step in steady if durations[step] >= least)
-    return durations.index(whole[(len(whole) - 1) // 2], steady.start)
+    return [step for step in steady if durations[step] >= least]

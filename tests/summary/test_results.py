@@ -71,6 +71,47 @@ def test_a_diff_names_the_largest_changes_beyond_the_noise() -> None:
     assert tile(made, "change_1").value == pytest.approx(-4.1 * MS)
 
 
+SAME = (20, 20, 8, 12)
+"""Work before and after of a rank, and idle time before and after, ms."""
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "noise", "named"),
+    [
+        ([SAME, SAME, (20, 30, 8, 12), SAME], "within", (2, 10)),
+        ([SAME, SAME, (20, 30, 8, 12), (20, 29, 8, 12)], "beyond", None),  # two ranks are
+        ([(20, 30, 8, 2), (20, 30, 2, 8)], "beyond", None),  # all are
+        ([SAME, SAME, (20, 20, 8, 30)], "beyond", (2, 22)),
+        ([SAME, SAME, (20, 20, 8, 30)], "within", None),  # idle time moves between ranks in any run
+        ([(20, 10, 8, 8), (20, 35, 8, 8)], "within", (1, 15)),
+    ],
+)
+def test_a_diff_names_the_rank_on_which_most_of_it_lies(
+    of_ranks: list[tuple[int, int, int, int]], noise: str, named: tuple[int, int] | None
+) -> None:
+    rows = [
+        {
+            "rank": rank,
+            **{f"{side}_work_ns": ms * MS for side, ms in zip(("base", "cand"), times[:2], strict=True)},
+            **{f"{side}_idle_ns": ms * MS for side, ms in zip(("base", "cand"), times[2:], strict=True)},
+            "work_delta_ns": (times[1] - times[0]) * MS,
+            "idle_delta_ns": (times[3] - times[2]) * MS,
+            "cause": "same kernels",
+        }
+        for rank, times in enumerate(of_ranks)
+    ]
+    meta = {"base_ns": 40 * MS, "cand_ns": 52 * MS, "step_noise": noise}
+    waterfall = [row("cause", "same kernels", 20, 23)]
+    made = summed_up(result("diff", meta=meta, waterfall=waterfall, ranks=rows))
+    assert ("most of it on rank" in made.verdict) == ("change_rank" in names(made)) == (named is not None)
+    if named:
+        assert (tile(made, "change_rank").label, tile(made, "change_rank").value) == (
+            f"Rank {named[0]}",
+            named[1] * MS,
+        )
+        assert f"on rank {named[0]}: " in made.verdict
+
+
 def test_a_diff_looks_at_stages_where_causes_within_the_noise_explain_most() -> None:
     made = diff(
         70,

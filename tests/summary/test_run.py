@@ -24,14 +24,24 @@ def test_the_step_is_the_median_one_and_its_range_is_over_steps() -> None:
     made = summary(sample.steps([100, 140, 120], [102, 142, 122]))
     step = tile(made, "step_time")
     assert (step.value, step.low, step.high) == (121 * MS, 101 * MS, 141 * MS)
-    assert step.note == "median of 2 steps after the first, ± 20 ms"
+    assert step.note == "the shorter of 2 steps after the first: 121 ms and 141 ms, ± 20 ms"
     assert clauses(made)[0] == "121 ms a recorded step on 2 x H200"
 
 
 def test_of_two_steps_the_shorter_one_counts_as_in_projections() -> None:
     made = summary(sample.steps([58, 66]))
     assert tile(made, "step_time").value == 58 * MS
-    assert "±" not in tile(made, "step_time").note
+    assert tile(made, "step_time").note == "the shorter of 2 steps: 58 ms and 66 ms"
+
+
+def test_of_more_steps_the_median_counts_without_stubs() -> None:
+    def note(*steps_ms: int) -> str:
+        return tile(summary(sample.steps([*steps_ms])), "step_time").note.partition(", ±")[0]
+
+    assert note(90, 60, 61, 62) == "median of 3 steps after the first"
+    assert note(90, 60, 61, 62, 63) == "median of 4 steps after the first"
+    assert note(90, 60, 61, 62, 2) == "median of 3 steps after the first, without 1 stub"
+    assert note(90, 60, 2) == "the step after the first, without 1 stub"
 
 
 def test_a_single_step_has_no_range() -> None:

@@ -270,6 +270,11 @@ class SizedFinding(NamedTuple):
         own = self.detections[self.worst].scenario
         return self.detector.scenario if own is None else own
 
+    @property
+    def unreplayed(self) -> str:
+        """Why nothing is replayed where it requests no scenario."""
+        return TOO_MUCH.format(self.detector.scenario) if self.detector.scenario else NO_SCENARIO
+
 
 def mean_of_ranks(values: Mapping[int, float], ranks: int) -> float:
     """Mean over the ranks, those without a value as 0; what is of the job as a whole counts as it is."""
@@ -281,6 +286,7 @@ Addition = tuple[SizedFinding, float]
 T = TypeVar("T")
 SUBJECT = "savings by replay"
 NO_SCENARIO = "no scenario models the remedy"
+TOO_MUCH = "scenario {} would remove more than this finding is about"
 NOT_REGISTERED = "there is no scenario {}"
 HIDDEN = "{}: the recorded step waits for its host, which the profiler slows; by how much is unknown"
 UNRELIABLE = "the run's dependency graph does not explain the step"
@@ -327,7 +333,7 @@ class Replays:
     def sized(self, candidate: SizedFinding) -> SizedFinding:
         """A candidate with what the replay of its scenario saves; where there is none, with its estimate."""
         saving, scenario = candidate.saving, candidate.request
-        replayed = self._asked(scenario, _saving) if scenario else NO_SCENARIO
+        replayed = self._asked(scenario, _saving) if scenario else candidate.unreplayed
         if isinstance(replayed, str):
             return candidate._replace(saving=Saving.estimated(saving.ns, replayed))
         self._step_ns[scenario] = self.base_ns - replayed.ns

@@ -250,8 +250,8 @@ def _is_compiled(trace: Trace) -> bool:
 
 def _trains(trace: Trace) -> bool:
     """Whether a trace has a sign of training, or no ops that could be one."""
-    signs = ("op", "annotation", "kernel")
-    return any(_occurs(_TRAINING, _names(trace, kind)) for kind in signs) or not trace.arrays.where("op").any()
+    signs = (_names(trace, kind) for kind in ("op", "annotation", "kernel"))
+    return any(_occurs(_TRAINING, names) for names in signs) or not trace.arrays.where("op").any()
 
 
 def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:

@@ -9,13 +9,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import CODE, blocking_calls, threads
+from tracelens.analysis.host import CODE, blocking_calls, named, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
-from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
-from tracelens.trace import STACK_KINDS, Trace, Union, both, cut, enclosing_op, matching, union, wildcards
+from tracelens.findings import Confidence, Detection, Outcome, Quantity, RankContext, Remedy, detector
+from tracelens.table import nearest
+from tracelens.trace import (
+    STACK_KINDS,
+    STEP_MARK,
+    Trace,
+    Union,
+    both,
+    cut,
+    enclosing_op,
+    matching,
+    rows_by_code,
+    union,
+    wildcards,
+)
 from tracelens.units import duration, milliseconds, plural, times
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Edge, Edit, Node, full_queue, marked_calls, unblock
@@ -33,6 +46,11 @@ RESTART_NS = 500_000
 counter and allocates what the dispatch writes into; a later launch is of a host that has fallen behind."""
 
 _NAMED = 3  # ops that a sentence names
+_INSIDE, _BETWEEN = "inside steps", "between steps"
+"""Where calls outside of MoE layers wait; chooses among the remedies."""
+_DEVICE_WIDE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
+_MODULE = re.compile(r"^nn\.Module: |^Optimizer\.")
+_NEVER = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max])
 _BLOCKING_MEASURES = {
     "host blocked per step": "host time in these calls",
     "GPU idle during these calls per step": "idle time while the host is in one of them",
@@ -105,8 +123,9 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         not layer_pass.is_recompute and bool(edges[0] <= start <= edges[1])
         for layer_pass, start in zip(layers.passes, starts.tolist(), strict=True)
     )
-    each = int(inside.sum()) / max(passes, 1)
-    stages = np.bincount(calls.stage[inside], minlength=len(STAGES)) / max(passes, 1)
+    counted = inside & ~calls.repeats
+    each = int(counted.sum()) / max(passes, 1)
+    stages = np.bincount(calls.stage[counted], minlength=len(STAGES)) / max(passes, 1)
     meanwhile, refill = _idle(context, calls, inside)
     where = _lost(context, meanwhile, refill)
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
@@ -128,7 +147,7 @@ def moe_blocking_calls(context: RankContext) -> Outcome:
         context.per_step(where.total),
         where,
         f"{plural(each, 'host sync')} per layer per micro-batch ({by_stage}; most in "
-        f"{_ops(context, calls, inside)}) block the host for {milliseconds(blocked)}/step; "
+        f"{_ops(context, calls, counted)}) block the host for {milliseconds(blocked)}/step; "
         f"{_consequence(context, meanwhile, refill)}",
         "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
         fact=f"the host waits for the GPU {times(each)} in each MoE layer and micro-batch",
@@ -182,26 +201,35 @@ def sync_free(context: ScenarioContext, edit: Edit, argument: str) -> str:
     launching=True,
     measures={"calls per step": "blocking calls outside MoE layers", **_BLOCKING_MEASURES},
     threshold=_ONE_CALL,
-    limits=_NOT_COUNTED,
+    limits=f"{_NOT_COUNTED} A device-wide synchronize between steps is told only where no other call waits.",
     remedies=(
         Remedy(
             "Move .item(), .cpu(), print and synchronize out of the step: log every N steps, keep losses and "
             "norms on the GPU, copy with non_blocking=True from pinned memory.",
+            cause=(_INSIDE,),
             trains=True,
         ),
         Remedy(
             "Move .item(), .cpu(), print and synchronize out of the step: read results once they are needed, "
             "copy with non_blocking=True to and from pinned memory.",
+            cause=(_INSIDE,),
             trains=False,
         ),
         Remedy(
             "{megatron}: --no-check-for-nan-in-loss-and-grad, and a larger --log-interval.",
             framework=("megatron", "primus"),
+            cause=(_INSIDE,),
         ),
         Remedy(
             "TrainingArguments: logging_steps, logging_nan_inf_filter=False.",
             framework=("huggingface",),
             trains=True,
+            cause=(_INSIDE,),
+        ),
+        Remedy(
+            "If the synchronize only times the steps, leave it out when you time without the profiler; to "
+            "keep the host from running ahead, wait for an event of the step before.",
+            cause=(_BETWEEN,),
         ),
     ),
 )
@@ -211,24 +239,37 @@ def other_blocking_calls(context: RankContext) -> Outcome:
     inside = _in_steps(context, calls) & (calls.layer_pass < 0)
     if not inside.any():
         return "no blocking call in the steps outside MoE layers"
+    # Loops that time their steps wait for each: no call of the program's own, unless there is no other.
+    between = between_steps(context.trace)[calls.event] & inside
+    only_between = bool((between == inside).all())
+    if not only_between:
+        inside &= ~between
     meanwhile, refill = _idle(context, calls, inside)
     where = _lost(context, meanwhile, refill)
-    # The what-if request in which these calls do not wait, but those in MoE layers do. Where none is in an
-    # MoE layer, no call waits; else those of the op with most waiting, if calls in MoE layers are not in it.
+    # The what-if request in which these calls do not wait, but all others do. Where there are no others, no
+    # call waits; else those of the op with most waiting, if no other call is in it.
     scenario = "no_blocking"
-    in_layers = calls.event[calls.layer_pass >= 0]
-    if len(in_layers):
+    others = calls.event[(calls.layer_pass >= 0) | (between & ~inside)]
+    if len(others):
         blocked_ns: Counter[str] = Counter()
         names = _names(context, calls.event[inside])
         for name, ns in zip(names, calls.blocked_ns[inside].tolist(), strict=True):
             blocked_ns[name] += ns
         ((op, _),) = blocked_ns.most_common(1)
         known = call_names(context.trace, context.device)
-        paths = unique(known.path[np.searchsorted(known.event, in_layers)]).tolist()
+        paths = unique(known.path[np.searchsorted(known.event, others)]).tolist()
         in_any = any(op in known.paths[path] for path in paths)
         scenario = "" if in_any else f"no_blocking={escape(op)}"
-    count = context.per_step(int(inside.sum()))
+    counted = inside & ~calls.repeats
+    count = context.per_step(int(counted.sum()))
     blocked = context.per_step(float(calls.blocked_ns[inside].sum()))
+    confidence: Confidence = "high" if meanwhile.total > SURE_SHARE * where.total else "medium"
+    beside = ""
+    if only_between:
+        confidence = "low"
+    elif between.any():
+        between_ns = context.per_step(float(calls.blocked_ns[between].sum()))
+        beside = f"; a synchronize between the steps, {milliseconds(between_ns)}/step, is not counted"
     return Detection(
         (
             Quantity("calls per step", count, "count"),
@@ -238,14 +279,47 @@ def other_blocking_calls(context: RankContext) -> Outcome:
         ),
         context.per_step(where.total),
         where,
-        f"{plural(count, 'host sync')} per step (most in {_ops(context, calls, inside)}) block the host for "
-        f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}",
-        "high" if meanwhile.total > SURE_SHARE * where.total else "medium",
+        f"{plural(count, 'host sync')} per step (most in {_ops(context, calls, counted)}) block the host for "
+        f"{milliseconds(blocked)}/step; {_consequence(context, meanwhile, refill)}{beside}",
+        confidence,
         scenario,
+        title="A synchronize between the steps" if only_between else "",
+        fix="not waiting between the steps" if only_between else "",
+        cause=_BETWEEN if only_between else _INSIDE,
         fact=f"the host waits for the GPU {times(count)} per step outside MoE layers"
         if count >= MANY_CALLS
         else "",
     )
+
+
+def between_steps(trace: Trace) -> Bool:
+    """Which events are a device-wide synchronize before the first work of a step, or behind its last.
+
+    Such a call is in no op or module, and its thread has nothing else to do between the border and the call.
+    """
+    events, thread = trace.arrays, threads(trace)
+    marks = np.flatnonzero(events.where("annotation") & named(events, STEP_MARK))
+    calls = np.flatnonzero(named(events, _DEVICE_WIDE) & events.where("launch"))
+    outside = events.where("op") | (named(events, _MODULE) & events.where("python", "annotation"))
+    calls = calls[nearest(events.parent, events.depth, outside)[calls] < 0]
+    result = np.zeros(len(events.start), dtype=bool)
+    if not len(marks):
+        return result
+    active = events.where("op").copy()
+    active[trace.work.launch[trace.work.launch >= 0]] = True
+    for number, rows in rows_by_code(thread[calls]).items():
+        own = calls[rows]
+        own_marks = marks[thread[marks] == number]
+        borders = np.sort(np.concatenate((events.start[own_marks], events.end[own_marks])))
+        starts = np.sort(events.start[active & (thread == number)])
+        before, after = (np.searchsorted(starts, events.start[own], side) for side in ("left", "right"))
+        # Whether a border lies between the call and the work before it, or the work behind it.
+        starts = np.concatenate((_NEVER[:1], starts, _NEVER[1:]))
+        earlier, later = starts[before], starts[after + 1]
+        result[own] = (
+            np.searchsorted(borders, events.start[own], "right") > np.searchsorted(borders, earlier, "right")
+        ) | (np.searchsorted(borders, later, "right") > np.searchsorted(borders, events.end[own], "left"))
+    return result
 
 
 class CallNames(NamedTuple):
@@ -281,11 +355,11 @@ def no_blocking(context: ScenarioContext, edit: Edit, argument: str) -> str:
     calls = np.ones(len(graph), dtype=bool)  # ends of waiting calls that return at once
     if argument:
         reason = f"no blocking call matches {argument!r}, by its name or an enclosing op"
-        pattern, named = wildcards(argument), []
+        pattern, chosen = wildcards(argument), []
         for names in context.read(call_names):
             matches = np.array([matching(path, pattern).any() for path in names.paths], dtype=bool)
-            named.append(names.event[matches[names.path]])
-        calls = marked_calls(graph, named, Node.WAITED)
+            chosen.append(names.event[matches[names.path]])
+        calls = marked_calls(graph, chosen, Node.WAITED)
     waiting = (graph.edge == Edge.SYNC) & (graph.kind[graph.dst] == Node.WAITED) & calls[graph.dst]
     if not waiting.any():
         raise NotApplicable(reason)

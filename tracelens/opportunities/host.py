@@ -13,7 +13,16 @@ from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
-from tracelens.trace import Trace, Union, intersection, rows_by_code, steps_of, union
+from tracelens.trace import (
+    WORK_KINDS,
+    Trace,
+    Union,
+    enclosing_op,
+    intersection,
+    rows_by_code,
+    steps_of,
+    union,
+)
 from tracelens.units import duration, milliseconds, times
 from tracelens.what_if import NotApplicable, ScenarioContext, scenario
 from tracelens.what_if.graph import Covered, Edge, Edit, Node, RunGraph
@@ -27,6 +36,17 @@ _IDLE_MEASURES = {
     "steps affected": "recorded steps with one of these gaps",
 }
 _ANY_IDLE = "any idle time with this cause, see `idle`"
+
+_ON_CPU, _LAUNCHING, _COMMUNICATING = "launches nothing", "launches", "communicates"
+"""What the ops do that keep the GPU waiting; chooses among the remedies."""
+_PREPARING = {
+    _LAUNCHING: ("Ops take long on the host before they launch", "ops that launch sooner"),
+    _COMMUNICATING: (
+        "Hooks around communication keep the GPU waiting",
+        "fewer and larger units of communication",
+    ),
+}
+"""Title and fix of ops that launch GPU work themselves."""
 
 _EVENT = "Python GC"
 """What torch calls a collection; the other names that GARBAGE knows are calls of the program itself."""
@@ -155,11 +175,59 @@ def data_loading(context: RankContext) -> Outcome:
     measures=_IDLE_MEASURES,
     threshold=_ANY_IDLE,
     limits="Work that runs once, such as the first call of a kernel, counts where the recording includes it.",
-    remedy="Move the op to the GPU or out of the step.",
+    remedies=(
+        Remedy("Move the op to the GPU or out of the step.", cause=(_ON_CPU,)),
+        Remedy(
+            "The op prepares its launch for that long: hand it fewer tensors at once, call it less often, or "
+            "capture it in a graph, which launches without preparing.",
+            cause=(_LAUNCHING,),
+        ),
+        Remedy(
+            "A hook of the framework prepares communication there. Larger units make it run less often "
+            "(several layers in one fully_shard, a larger bucket_cap_mb of DDP), fewer and larger parameters "
+            "in each make it shorter, and prefetching the next unit keeps the GPU busy meanwhile.",
+            cause=(_COMMUNICATING,),
+        ),
+    ),
 )
 def cpu_ops(context: RankContext) -> Outcome:
-    """Ops or calls that launch nothing take over 1 ms before the next launch while the GPU is idle."""
-    return _of_cause(context, "CPU ops", "the host is busy in ops and calls")
+    """Ops or calls take over 1 ms without a launch while the GPU is idle."""
+    found = _of_cause(context, "CPU ops", "the host is busy in ops and calls")
+    if not isinstance(found, Detection):
+        return found
+    kind = _kind_of_ops(context)
+    if kind == _ON_CPU:
+        return found._replace(cause=kind)
+    # Less of its host time goes than if another place took it over.
+    title, fix = _PREPARING[kind]
+    return found._replace(cause=kind, title=title, fix=fix, confidence="medium")
+
+
+def _kind_of_ops(context: RankContext) -> str:
+    """What most of the time of CPU ops is: ops that launch nothing, or the way of others to their launch."""
+    trace, work = context.trace, context.trace.work
+    pieces = context.idle.take((context.idle.cause == CODE["CPU ops"]) & ~context.recurrence.once)
+    op, dur = trace.once(enclosing_op)[pieces.inner], pieces.dur
+    is_comm = work.kind == WORK_KINDS.index("comm")
+    launches, communicates = (
+        _with_outer(trace.arrays.parent, work.launch[mask & (work.launch >= 0)])
+        for mask in (np.ones(len(is_comm), dtype=bool), is_comm)
+    )
+    launching = lookup(launches, op, False)
+    if 2 * dur[launching].sum() <= dur.sum():
+        return _ON_CPU
+    hooks = launching & lookup(communicates, pieces.host, False)
+    return _COMMUNICATING if 2 * dur[hooks].sum() > dur[launching].sum() else _LAUNCHING
+
+
+def _with_outer(parent: Int, rows: Int) -> Bool:
+    """A mask of these events and all around them."""
+    mask = np.zeros(len(parent), dtype=bool)
+    while len(rows):
+        mask[rows] = True
+        rows = unique(parent[rows])
+        rows = rows[(rows >= 0) & ~mask[rows]]
+    return mask
 
 
 @detector(

@@ -270,11 +270,8 @@ def _waiting(
             return NOBODY if named else "all waiting is for significant stragglers"
     note, scenario, dur = "", None, lost.array("dur_ns")
     if significance is not None and SIGNIFICANT not in significance:
-        # No rank is later than the others, if that is what ranks wait for. A rank that has more to do is
-        # later for a reason that a steady pace does not remove.
         note = NOBODY
-        random_ns = dur[for_causes & ~cause.equals("extra_work")].sum()
-        scenario = "median_pace" if random_ns >= STEADY_SHARE * dur[counted].sum() else ""
+        scenario = _steady_pace(lost, counted, for_causes & ~cause.equals("extra_work"))
     elif significance is not None:
         if not (for_causes & (of_late_rank == SIGNIFICANT)).any():
             confidence, note = "low", "too few steps to tell this from noise"
@@ -283,9 +280,8 @@ def _waiting(
         if cause.mask(EXPLAINED.__contains__)[for_causes].all():
             late, index = np.unique(lost.array("late_rank")[for_causes], return_inverse=True)
             blamed_ns = np.bincount(index, weights=dur[for_causes])
-            worst = np.flatnonzero(blamed_ns >= BLAMED_SHARE * blamed_ns.sum())
-            by_blame = late[worst[np.argsort(-blamed_ns[worst])]].tolist()
-            scenario = "+".join(f"median_pace={rank}" for rank in by_blame)
+            worst = blamed_ns >= BLAMED_SHARE * blamed_ns.sum()
+            scenario = _paces(late[worst], blamed_ns[worst])
     named = note != NOBODY and causes != UNEXPLAINED
     title, fix, main_cause = _blamed(lost, for_causes, scenario or "") if named else ("", "", "")
     steps = step_count(results)
@@ -295,6 +291,27 @@ def _waiting(
         )
         for rank in unique(lost.array("rank")[for_causes]).tolist()
     }
+
+
+def _steady_pace(lost: Table, counted: Bool, random: Bool) -> str:
+    """The scenario that removes the waiting of these rows, and hardly any other; "" where there is none.
+
+    No rank is later than the others, if that is all that ranks wait for. Else only ranks count that hardly
+    anybody waits for because they have more to do, or because they are stragglers: a steady pace would
+    remove that, too.
+    """
+    late, row = np.unique(lost.array("late_rank")[counted], return_inverse=True)
+    dur = lost.array("dur_ns")[counted].astype(float)
+    whole_ns, random_ns = np.bincount(row, weights=dur), np.bincount(row, weights=dur * random[counted])
+    if random_ns.sum() >= STEADY_SHARE * whole_ns.sum():
+        return "median_pace"
+    steady = (random_ns >= STEADY_SHARE * whole_ns) & (random_ns >= BLAMED_SHARE * random_ns.sum())
+    return _paces(late[steady], random_ns[steady])
+
+
+def _paces(ranks: Int, blamed_ns: Float) -> str:
+    """The scenario in which these ranks keep the pace of the others, the most blamed one first."""
+    return "+".join(f"median_pace={rank}" for rank in ranks[np.argsort(-blamed_ns, kind="stable")].tolist())
 
 
 def _blamed(lost: Table, rows: Bool, scenario: str) -> tuple[str, str, str]:
@@ -368,6 +385,9 @@ def _waiting_of_rank(
     share = blamed[worst] / max(sum(blamed.values()), 1)
     listed = ", ".join(f"{name.replace('_', ' ')} {duration(ns)}" for name, ns in by_cause.items())
     passing = float(dur[counted & cause.mask(PASSING.__contains__)].sum()) / steps
+    whole = f"{duration(total)} per step of exposed waiting in collectives, including {listed}; "
+    if note == NOBODY:  # what ranks wait for stragglers is no part of it
+        whole = f"{duration(saving)} per step of exposed waiting in collectives: {listed}; "
     return Detection(
         (
             Quantity("waiting for these causes", saving, "ns"),
@@ -378,7 +398,7 @@ def _waiting_of_rank(
         ),
         saving,
         union(start[for_causes], start[for_causes] + dur[for_causes]),
-        f"{duration(total)} per step of exposed waiting in collectives, including {listed}; "
+        whole
         + (f"{duration(passing)} while ranks load kernels or record, not counted; " if passing else "")
         + (note if note == NOBODY else f"most for rank {worst} ({share:.0%}){note and '; '}{note}"),
         confidence,

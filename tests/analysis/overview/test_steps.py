@@ -15,6 +15,7 @@ from tests.analysis.drawings import Drawing, drawings
 from tests.analysis.moe_traces import Model, recorded
 from tests.builders import aligned, draw, draw_run, events, read, records
 from tracelens import analyze
+from tracelens.analysis.moe import blocking
 from tracelens.rendering.formats import one_result
 from tracelens.table import Result
 from tracelens.trace import PacePart, Trace, make_run, select_step
@@ -274,6 +275,32 @@ def test_without_step_marks_the_host_may_be_done_before_the_gpu_begins() -> None
     assert records(metrics["steps"], "step", "kernels", "launches", "blocking_calls") == [
         ("(whole trace)", 2, 2, 1)
     ]
+
+
+def test_a_copy_and_the_synchronize_behind_it_in_one_op_are_one_wait() -> None:
+    drawing = """
+        step 0                        | ---------------------------------------------
+        op aten::item                 |    --------------
+        launch                        | a
+        launch cudaMemcpyAsync        |     CCCCCC
+        launch cudaStreamSynchronize  |           ---  SYNC
+        s7 gemm                       |  aaaaaa
+        s7 copy                       |        CC
+    """
+    one = drawing.replace("SYNC", "")
+    assert waits(one) == (1, 9_000)
+    # Two of the program's own in a row: the second one is outside of the op.
+    assert waits(drawing.replace("SYNC", "  ----")) == (2, 13_000)
+    # Within the op, too, where the first one is no copy, or something was launched in between.
+    assert waits(one.replace("cudaMemcpyAsync", "cudaEventSynchronize").replace("C", "-"))[0] == 2
+    assert waits(one.replace("aaaaaa", "aaaaaabb").replace("| a", "| a         b"))[0] == 2
+
+
+def waits(drawing: str) -> tuple[int, int]:
+    """Blocking calls of the one step, and the time that the host is blocked."""
+    trace = draw(aligned(drawing))
+    (count,) = values(analyze(make_run([trace]), "steps"), "blocking_calls")
+    return int(count), int(trace.once(blocking).blocked_ns.sum())
 
 
 def test_launches_are_unknown_where_none_is_recorded() -> None:

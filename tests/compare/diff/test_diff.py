@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import tracelens
 from tests.analysis.drawings import Drawing, drawings
-from tests.builders import draw, draw_run, records
+from tests.builders import aligned, draw, draw_run, records
 from tracelens.compare.diff import diff
-from tracelens.compare.diff.breakdown import apportion
+from tracelens.compare.diff.breakdown import apportion, main_cause
 from tracelens.errors import TracelensError
 from tracelens.table import Result
 from tracelens.trace import PacePart, Run, make_run
@@ -159,6 +159,39 @@ def test_runs_of_other_numbers_of_steps_and_ranks() -> None:
     assert sums(result) == {result.meta["delta_ns"]}
     assert any(skip.subject == "noise" for skip in result.skips)
     assert set(result["waterfall"]["noise"].astype(str)) == {"unknown"}
+
+
+def test_the_rank_that_became_slower_is_told_from_those_that_wait_for_it() -> None:
+    comm = "op record_param_comms collective=allreduce group=0 ranks=[0,1,2] size=3 in=8 out=8 dtype=Half"
+
+    def rank(length: int, gemm: str, reduction: str) -> str:
+        return aligned(f"""
+            step 1                        | {"-" * length}
+            op aten::mm                   |  --
+            {comm}                        |     --
+            launch                        |  a  b
+            s7 gemm                       | {gemm}
+            s9 ncclDevKernel_AllReduce    | {reduction}
+        """)
+
+    even, waiting = (rank(20 + more, "  aaaaaa", " " * 9 + "b" * (4 + more)) for more in (0, 10))
+    slow = rank(30, "  " + "a" * 16, " " * 19 + "bbbb")
+    base, cand = draw_run(even, even, even), draw_run(waiting, slow, waiting)
+    table = diff(base, cand)["ranks"]
+    columns = ("base_ns", "cand_ns", "base_work_ns", "cand_work_ns", "work_delta_ns", "idle_delta_ns")
+    assert records(table, "rank", *columns) == [
+        (1, 20_000, 30_000, 10_000, 20_000, 10_000, 0),
+        (0, 20_000, 30_000, 10_000, 10_000, 0, 0),
+        (2, 20_000, 30_000, 10_000, 10_000, 0, 0),
+    ]
+    assert table["cause"].astype(str).tolist() == ["same kernels", "", ""]
+    assert "ranks" not in diff(run(BASE), run(CAND)).data
+    assert "ranks" not in diff(base, run(CAND)).data
+
+
+def test_the_cause_of_a_row_changes_in_its_direction() -> None:
+    # Of a row that grows by 2, what shrinks most is no cause; of one that stays, the largest change is.
+    assert main_cause(np.array([[-9.0, 6.0, 5.0], [9.0, -6.0, -5.0], [-3.0, 1.0, 2.0]])).tolist() == [1, 1, 0]
 
 
 def test_noise_between_steps_is_told() -> None:

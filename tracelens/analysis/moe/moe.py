@@ -62,7 +62,12 @@ LAYERS = Schema(
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
         Column("gemms", "float64", "count", "expert GEMMs, forward"),
-        Column("blocking_count", "float64", "count", "blocking calls"),
+        Column(
+            "blocking_count",
+            "float64",
+            "count",
+            "blocking calls; a copy and the synchronize behind it are one",
+        ),
         Column("blocked_ns", "int64", "ns", "host time in them"),
         Column(
             "tokens", "float64", "count", "rows that its experts compute, missing if not recorded", absent=-1
@@ -87,7 +92,9 @@ PASS_TABLE = Schema(
         *(Column(name, "int64", "ns", "kernels of the stage run in this pass") for name in _STAGE_COLUMNS),
         Column("exposed_ns", "int64", "ns", "exposed communication of the layer"),
         Column("idle_ns", "int64", "ns", "no GPU work runs"),
-        Column("blocking_count", "int64", "count", "blocking calls"),
+        Column(
+            "blocking_count", "int64", "count", "blocking calls; a copy and the synchronize behind it are one"
+        ),
         Column("blocked_ns", "int64", "ns", "host time in them"),
         Column(
             "tokens", "int64", "count", "rows that its experts compute, missing if not recorded", absent=-1

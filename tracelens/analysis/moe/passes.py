@@ -11,7 +11,7 @@ import numpy as np
 
 from tracelens.analysis.comm import collective_kinds
 from tracelens.analysis.common import integers
-from tracelens.analysis.host import blocking_calls, threads
+from tracelens.analysis.host import SYNCHRONIZE, blocking_calls, named, threads
 from tracelens.analysis.moe.layers import (
     COMBINE,
     DISPATCH,
@@ -60,7 +60,7 @@ class RankPasses(NamedTuple):
     idle_ns: Int  # of that time, without any GPU work
     exposed_ns: Int  # of the time in between, in its communication and without computation
     experts_end: Int  # end of the last work of the experts
-    blocking: Int  # number of blocking calls, one column a stage
+    blocking: Int  # number of waits in blocking calls, one column a stage
     blocked_ns: Int  # time in them
     received: list[int]  # of each pass, rows that the dispatch brought, -1 if not recorded
     group: tuple[int, ...]  # ranks of the expert-parallel group; empty without expert parallelism
@@ -114,6 +114,9 @@ class Blocking(NamedTuple):
     phase: Int  # code of its phase, -1 for none
     start: Int  # of the call, ns
     blocked_ns: Int  # duration of the call
+    # whether it waits once more for the copy that the call before it, in the same op, waited for: torch reads
+    # a value with a copy and a synchronize, which are one wait
+    repeats: Bool
     # start of the first work that the thread launched after it, ns; the call's end if there is none
     until: Int
 
@@ -170,7 +173,7 @@ def rank_passes(trace: Trace, *, scope: Scope = "all") -> RankPasses:
     cell = host_syncs.layer_pass[inside] * len(PHASES) + host_syncs.phase[inside]
     index = np.minimum(np.searchsorted(cells, cell), max(count - 1, 0))
     hit = cells[index] == cell if count else np.zeros(0, dtype=bool)
-    np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), 1)
+    np.add.at(calls, (index[hit], host_syncs.stage[inside][hit]), ~host_syncs.repeats[inside][hit])
     np.add.at(blocked_ns, index[hit], host_syncs.blocked_ns[inside][hit])
     # Rows that the largest dispatch of each pass brought by its split sizes.
     received, largest = ([-1] * len(layers.passes) for _ in range(2))
@@ -271,7 +274,17 @@ def blocking(trace: Trace) -> Blocking:
     work, events = trace.work, trace.arrays
     layers = trace.once(regions)
     if not len(work.event):
-        return Blocking(**dict.fromkeys(Blocking._fields, np.empty(0, dtype=np.int64)))
+        none = np.empty(0, dtype=np.int64)
+        return Blocking(
+            event=none,
+            layer_pass=none,
+            stage=none,
+            phase=none,
+            start=none,
+            blocked_ns=none,
+            repeats=none.astype(bool),
+            until=none,
+        )
     rows = np.flatnonzero(blocking_calls(trace, work))
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     thread = threads(trace)
@@ -282,7 +295,7 @@ def blocking(trace: Trace) -> Blocking:
     rows = rows[events.end[rows] > reached]
     caller = work.host_call
     called = np.flatnonzero(caller >= 0)
-    last, following, named = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
+    last, following, of_frame = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     for number, on_thread in rows_by_code(thread[rows]).items():
         thread_work = in_launch_order(trace, called[thread[caller[called]] == number])
         times = events.start[caller[thread_work]]
@@ -290,6 +303,15 @@ def blocking(trace: Trace) -> Blocking:
         last[on_thread] = lookup(thread_work, before, -1)
         after = np.where(before + 1 < len(thread_work), before + 1, -1)
         following[on_thread] = lookup(thread_work, after, -1)
+    around = trace.once(enclosing_op)
+    op = around[rows]
+    is_sync, repeats = named(events, SYNCHRONIZE)[rows], np.zeros(len(rows), dtype=bool)
+    for on_thread in rows_by_code(thread[rows]).values():
+        earlier, later = on_thread[:-1], on_thread[1:]
+        # A blocking call that launches work is a copy, and a synchronize with no launch since waits for it.
+        is_copy = (last[earlier] >= 0) & (lookup(caller, last[earlier], -1) == rows[earlier])
+        same_op = (op[later] >= 0) & (op[earlier] == op[later])
+        repeats[later] = is_copy & same_op & is_sync[later] & (last[earlier] == last[later])
     if work.cpu_only:
         # Where the host does the work itself there is no copy to tell by, and a part of a layer may begin
         # with a read: then it belongs to the work behind. Its stage is that of its frame, unless the read is
@@ -301,12 +323,10 @@ def blocking(trace: Trace) -> Blocking:
         is_before = (last >= 0) & (work.start[np.maximum(last, 0)] >= events.start[frame])
         is_after = (following >= 0) & (work.start[np.maximum(following, 0)] < events.end[frame])
         last = np.where((frame >= 0) & ~is_before & is_after, following, last)
-        named = lookup(code, frame, -1)
+        of_frame = lookup(code, frame, -1)
     else:
         # A call belongs to the work of its own op, else to the last copy to the host: sizes are often copied
         # beside other work, and waited for when that has been launched.
-        around = trace.once(enclosing_op)
-        op = around[rows]
         by_own_op = (op >= 0) & (lookup(around, lookup(caller, last, -1), -1) == op)
         is_copy = matching(work.names, HOST_COPY)[work.name] & ~work.is_kernel
         copies = np.flatnonzero(is_copy & (caller >= 0))
@@ -325,7 +345,7 @@ def blocking(trace: Trace) -> Blocking:
         return lookup(values, last, -1)
 
     layer_pass = of(layers.layer_pass)
-    stage = np.where((layer_pass >= 0) & (named >= 0), named, of(layers.stage))
+    stage = np.where((layer_pass >= 0) & (of_frame >= 0), of_frame, of(layers.stage))
     return Blocking(
         event=rows,
         layer_pass=layer_pass,
@@ -333,5 +353,6 @@ def blocking(trace: Trace) -> Blocking:
         phase=of(layers.phase),
         start=start,
         blocked_ns=end - start,
+        repeats=repeats,
         until=until,
     )

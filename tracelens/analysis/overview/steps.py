@@ -222,6 +222,8 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
         moved = work.union("computation", "comm", "memcpy").covered(low, high)
         idle, exposed, nonzero_length = length - busy, useful - computation, np.maximum(length, 1)
         events, is_comm = trace.arrays, work.kind == WORK_KINDS.index("comm")
+        calls = trace.once(blocking)
+        waits = ~calls.repeats
         values: dict[str, Values] = {
             "step.time": length,
             "busy.time": busy,
@@ -239,7 +241,7 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
                 _step_at(windows, events.start[unique(work.launch[work.launch >= 0])]), windows
             ),
             "comm.count": _count(step[is_comm], windows),
-            "blocking_calls": _count(_step_at(windows, trace.once(blocking).start), windows),
+            "blocking_calls": _count(_step_at(windows, calls.start[waits]), windows),
         }
         lacking: dict[str, str] = {}
         if len(work.launch) and (work.launch < 0).all():
@@ -269,9 +271,8 @@ def steps(run: Run, *, scope: Scope = "all") -> Result:
                 masks["moe.compiled_unknown.time"] = unknown
             for name, mask in masks.items():
                 values[name] = union(all_work.start[mask], all_work.end[mask]).covered(low, high)
-            calls = trace.once(blocking)
-            in_layers = calls.start[calls.layer_pass >= 0]
-            values["moe.blocking_calls"] = _count(_step_at(windows, in_layers), windows)
+            in_layers = waits & (calls.layer_pass >= 0)
+            values["moe.blocking_calls"] = _count(_step_at(windows, calls.start[in_layers]), windows)
         else:
             lacking["moe"] = "no MoE layer: no router followed by experts"
         # Most that was allocated on the GPU in each step, with what was allocated before it began.

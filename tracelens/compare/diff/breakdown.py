@@ -25,7 +25,7 @@ GROUPED, UNGROUPED = "experts: loop to grouped GEMM", "experts: grouped GEMM to 
 ALL_CAUSES = (*CAUSES, GROUPED, UNGROUPED, "idle")
 IDLE = "(idle)"
 _GRAPH_ROWS = tuple(f"{state}: {cause}" for state in STATES for cause in ALL_CAUSES)
-LEVELS = ("cause", "graph", "stage", "category", "op", "shape", "kernel", "rank")
+LEVELS = ("cause", "graph", "stage", "category", "op", "shape", "kernel")
 """In reading order; the rows of each add up to the step time. `graph` is of runs with graph launches."""
 
 
@@ -36,7 +36,7 @@ class LedgerRows(NamedTuple):
     by_step: list[StepSpread]  # ns over the steps, mean over ranks
     ns: list[Int]  # mean over steps, rounded so that all rows of a level add up to the step
     counts: list[Float]  # GPU activities per step
-    cause: Int  # code of the cause of most of the difference
+    cause: Int  # code of the cause with most of the difference, in its direction
 
 
 class LevelPieces(NamedTuple):
@@ -93,8 +93,15 @@ class WaterfallLevel:
             by_step=[side.take(order) for side in by_step],
             ns=[side[order] for side in ns],
             counts=[side[order] for side in starts],
-            cause=np.abs(by_cause[1] - by_cause[0]).argmax(axis=1)[order],
+            cause=main_cause(by_cause[1] - by_cause[0])[order],
         )
+
+
+def main_cause(delta_ns: Float) -> Int:
+    """The cause, column of a matrix, that changes each row most, in the direction of the row's change."""
+    towards = np.sign(delta_ns.sum(axis=1, keepdims=True))
+    cause: Int = np.where(towards, delta_ns * towards, np.abs(delta_ns)).argmax(axis=1)
+    return cause
 
 
 ICICLE = Schema(
@@ -121,8 +128,8 @@ def add_rank(
     state: Int,
     waits: Union,
     regrouped: str,
-) -> None:
-    """Add one rank of the base (0) or the candidate (1) to all levels.
+) -> Float:
+    """Add one rank of the base (0) or the candidate (1) to all levels; returns its time a step by cause, ns.
 
     `cause` is of each piece, `state` of each GPU activity (STATES); `waits` is when the rank waits for
     others, by its own clock, `regrouped` from the function of that name.
@@ -153,7 +160,6 @@ def add_rank(
         "op": (ops, op),
         "shape": ([f"{ops[op_code]} {shapes[shape_code]}" for op_code, shape_code in op_shapes], op_shape),
         "kernel": (work.names, work.name[row]),
-        "rank": ([f"rank {side.rank}"], np.zeros_like(row)),
     }
     for level in levels:
         texts, code = names[level.name]
@@ -163,16 +169,19 @@ def add_rank(
             idle_step, idle_ns = idle.step, idle.ns
             idle_cause = np.full(len(idle_ns), ALL_CAUSES.index("idle"))
             code = lookup(state, idle.after, OUTSIDE_OF_GRAPHS) * len(ALL_CAUSES) + idle_cause
-        else:  # by cause on the cause level, by rank on the rank level, else as one row
+        else:  # by cause on the cause level, else as one row
             idle_step, why = (grid.reshape(-1) for grid in np.indices(side.idle.shape))
             idle_ns, code = side.idle.reshape(-1), np.zeros_like(why)
             idle_cause = np.full(len(why), ALL_CAUSES.index("idle"))
             if level.name == "cause":
                 texts, code = [f"idle: {name}" for name in IDLE_CAUSES], why
-            elif level.name != "rank":
+            else:
                 texts = [IDLE]
         part = LevelPieces(code, idle_step, idle_cause, idle_ns, np.zeros_like(idle_ns), side.steps)
         level.add(number, texts, part)
+    by_cause = np.bincount(cause, weights=ns, minlength=len(ALL_CAUSES))
+    by_cause[ALL_CAUSES.index("idle")] += side.idle.sum()
+    return by_cause / side.steps
 
 
 def regrouped(base: Sequence[RankSide], cand: Sequence[RankSide]) -> str:

@@ -21,6 +21,7 @@ from tracelens.compare.diff.breakdown import (
     add_rank,
     graph_state,
     icicle,
+    main_cause,
     regrouped,
     spread,
 )
@@ -31,6 +32,7 @@ from tracelens.compare.diff.pairing import (
     OTHER_SHAPES,
     RENAMED_CALLS,
     SAME_WORK,
+    WAIT,
     Aligned,
     Pairing,
     pair,
@@ -97,6 +99,27 @@ CHANGES = Schema(
     "not add up; the waterfall does.",
 )
 
+RANKS = Schema(
+    "Step of each rank",
+    (
+        Column("rank", "int64", doc="of both runs"),
+        Column("base_ns", "int64", "ns", "the rank's own step"),
+        Column("cand_ns", "int64", "ns", "the same in the candidate"),
+        Column(
+            "base_work_ns", "int64", "ns", "GPU work in it, without waiting for other ranks in collectives"
+        ),
+        Column("cand_work_ns", "int64", "ns", "the same in the candidate"),
+        Column("work_delta_ns", "int64", "ns", "candidate - base"),
+        Column("base_idle_ns", "int64", "ns", "no GPU work runs"),
+        Column("cand_idle_ns", "int64", "ns", "the same in the candidate"),
+        Column("idle_delta_ns", "int64", "ns", "candidate - base"),
+        Column("cause", "category", doc="what changes most of its work and idle time, in their direction"),
+    ),
+    key=(),
+    doc="Ranks that wait for each other take equally long; what a rank takes without the waiting shows which "
+    "one became slower. Largest difference of work and idle time first; only for runs with the same ranks.",
+)
+
 PACE = Schema(
     "Without the profiler",
     (
@@ -151,6 +174,7 @@ TABLES = {
     "changes": CHANGES,
     "substitutions": SUBSTITUTIONS,
     "icicle": ICICLE,
+    "ranks": RANKS,
     "graphs": GRAPHS,
     "pace": PACE,
 }
@@ -241,7 +265,8 @@ def diff(base: Run, cand: Run) -> Result:
 
     Returns:
         tables `waterfall` (level, name, base, candidate, difference, cause), `changes` (edits by kind),
-        `substitutions` (kernels side by side), `icicle` and, where a side has them, `graphs` and `pace`.
+        `substitutions` (kernels side by side), `icicle`, of runs with the same ranks `ranks` and, where a
+        side has them, `graphs` and `pace`.
         meta: base_ns, cand_ns and delta_ns, mean step times; step_noise, what a gate says of them (beyond,
         within or unclear); aligned_fraction, the share of GPU time whose
         call has a counterpart; `repetitions` where recordings without step marks repeat their work unequally
@@ -259,6 +284,7 @@ def diff(base: Run, cand: Run) -> Result:
     waits, experts = [_waits(run) for run in (base, cand)], regrouped(*sides)
     pairings: list[tuple[RankSide, RankSide, Pairing]] = []
     aligned_ns, gpu_ns = 0, 0
+    by_cause: tuple[dict[int, Float], ...] = ({}, {})  # ns per step of each rank
     for number in range(max(ranks)):
         pair_of_ranks = base_side, cand_side = sides[0][number % ranks[0]], sides[1][number % ranks[1]]
         pairing = pair(base_side, cand_side)
@@ -268,7 +294,8 @@ def diff(base: Run, cand: Run) -> Result:
                 cause = pairing.cause[which]
                 state = graph_state(side, pair_of_ranks[1 - which], pairing.partner_of_node[which])
                 waiting = waits[which].get(side.rank, Union(NO_ROWS, NO_ROWS))
-                add_rank(levels, which, side, cause, state, waiting, experts)
+                of_rank = add_rank(levels, which, side, cause, state, waiting, experts)
+                by_cause[which][side.rank] = of_rank
                 lost = np.isin(cause, (ONE_SIDED, WITHOUT_OP))
                 aligned_ns, gpu_ns = aligned_ns + int(side.ns[~lost].sum()), gpu_ns + int(side.ns.sum())
     base_ns, cand_ns = (round(float(np.mean([side.step_ns.mean() for side in of_run]))) for of_run in sides)
@@ -320,8 +347,12 @@ def diff(base: Run, cand: Run) -> Result:
         "aligned_fraction": aligned_ns / max(gpu_ns, 1),
         **({"repetitions": times} if times[0] != times[1] else {}),
     }
+    of_ranks = {}
+    if len(by_cause[BASE]) > 1 and by_cause[BASE].keys() == by_cause[CAND].keys():
+        of_ranks = {"ranks": RANKS.from_rows(_rank_rows(*by_cause))}
     tables = {
         "waterfall": WATERFALL.concat(waterfall),
+        **of_ranks,
         "changes": CHANGES.from_rows(table),
         "substitutions": SUBSTITUTIONS.from_rows(substitution_rows(pairings)),
         "icicle": icicle(sides),
@@ -329,6 +360,23 @@ def diff(base: Run, cand: Run) -> Result:
         **pace,
     }
     return replace(result(tables, skips, **meta), analyzer="diff", title="What changed", doc=purpose(diff))
+
+
+def _rank_rows(base: Mapping[int, Float], cand: Mapping[int, Float]) -> list[dict[str, Any]]:
+    """Rows of RANKS; the arguments are ns per step of each rank by cause."""
+    waits, idles = (np.arange(len(ALL_CAUSES)) == code for code in (WAIT, ALL_CAUSES.index("idle")))
+    rows = []
+    for rank in base:
+        delta = np.where(waits, 0, cand[rank] - base[rank])
+        cause = int(main_cause(delta[None, :])[0])
+        row = {"rank": rank, "cause": ALL_CAUSES[cause] if delta[cause] else ""}
+        for name, counted in (("", waits | True), ("work_", ~(waits | idles)), ("idle_", idles)):
+            base_ns, cand_ns = (round(float(times[rank][counted].sum())) for times in (base, cand))
+            row |= {f"base_{name}ns": base_ns, f"cand_{name}ns": cand_ns}
+            if name:
+                row[f"{name}delta_ns"] = cand_ns - base_ns
+        rows.append(row)
+    return sorted(rows, key=lambda row: (-abs(row["work_delta_ns"] + row["idle_delta_ns"]), row["rank"]))
 
 
 def _each_step(ranks: Sequence[RankSide]) -> Float:

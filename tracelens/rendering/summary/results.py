@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ _STEP_NOISE = {
     "unclear": "; whether that is noise takes several runs (tracelens gate)",
 }
 """What the verdict on two runs adds to a change of the step that may be noise."""
+_LONE = 2  # a rank that alone is to blame changed so many times as much as the next one
 
 
 def result_summary(result: Result) -> Summary | None:
@@ -61,10 +63,16 @@ def diff_summary(result: Result) -> Summary | None:
     if busy.any():
         idle_text, busy_text = (" to ".join(duration(ns) for ns in each.tolist()) for each in (idle, busy))
         verdict += f"; work that only one side runs in graphs: idle before it {idle_text}, busy {busy_text}"
+    one_rank = None
+    if abs(cand_ns - base_ns) > SAME_STEP_SHARE * base_ns:
+        noise = result.meta.get("step_noise", "")
+        one_rank = _one_rank(result.data.get("ranks"), cand_ns - base_ns, noise)
+    if one_rank:
+        verdict += f"; most of it on rank {one_rank.rank}: {one_rank.text}"
     if changes:
         named = (f"{name} {'+' if ns > 0 else '-'}{duration(abs(ns))}" for name, ns, _, _ in changes)
-        verdict += f"; {', '.join(named)}"
-    elif len(waterfall) and abs(cand_ns - base_ns) > SAME_STEP_SHARE * base_ns:
+        verdict += f"; {'mean of the ranks: ' if one_rank else ''}{', '.join(named)}"
+    elif one_rank is None and len(waterfall) and abs(cand_ns - base_ns) > SAME_STEP_SHARE * base_ns:
         unknown = waterfall.coded("noise").equals("unknown").all()
         verdict += (
             "; with single steps the noise is unknown" if unknown else "; no part of it exceeds the noise"
@@ -76,10 +84,47 @@ def diff_summary(result: Result) -> Summary | None:
         Tile("cand_step_time", "Candidate", cand_ns, "ns", note=notes[1], section="diff"),
         Tile("change", "Change", cand_ns - base_ns, "ns", note=change, section="diff"),
     ]
+    if one_rank:
+        label = f"Rank {one_rank.rank}"
+        tiles.append(Tile("change_rank", label, one_rank.delta_ns, "ns", note=one_rank.text, section="diff"))
     for number, (name, delta_ns, before_ns, after_ns) in enumerate(changes, start=1):
         note, label = f"{duration(before_ns)} to {duration(after_ns)}", f"{name[:1].upper()}{name[1:]}"
         tiles.append(Tile(f"change_{number}", label, delta_ns, "ns", note=note, section="diff"))
     return Summary(f"{verdict}.", tuple(tiles))
+
+
+class _OneRank(NamedTuple):
+    """The rank on which most of a difference lies."""
+
+    rank: int
+    delta_ns: float
+    text: str  # what changed on it
+
+
+def _one_rank(ranks: Table | None, delta_ns: float, noise: str) -> _OneRank | None:
+    """The rank that changed more than the others by most of the difference; None where no single one did.
+
+    The GPU work of a rank hardly varies from run to run. Its idle time does, and ranks in lockstep trade it
+    for waiting: it counts where the step changed beyond the noise and the work of the others is as before.
+    """
+    if ranks is None:
+        return None
+    towards, causes = np.sign(delta_ns), ranks.texts("cause")
+    work_ns, idle_ns = (ranks.array(f"{kind}_delta_ns") * towards for kind in ("work", "idle"))
+    kinds = [("work", "GPU work", work_ns)]
+    if noise not in _STEP_NOISE and np.median(work_ns) < EXPLAINED_SHARE * abs(delta_ns):
+        kinds.append(("idle", "idle", idle_ns))
+    for kind, name, changed_ns in kinds:
+        beyond = [change - np.median(np.delete(changed_ns, row)) for row, change in enumerate(changed_ns)]
+        *_, second, row = np.argsort(beyond).tolist()
+        most = beyond[row]
+        if most < EXPLAINED_SHARE * abs(delta_ns) or most < _LONE * max(beyond[second], 0):
+            continue
+        base_ns, cand_ns = (float(ranks.array(f"{side}_{kind}_ns")[row]) for side in ("base", "cand"))
+        why = f" ({causes[row]})" if causes[row] not in ("", "idle") and kind == "work" else ""
+        text = f"{name} {duration(base_ns)} to {duration(cand_ns)}{why}"
+        return _OneRank(int(ranks.array("rank")[row]), cand_ns - base_ns, text)
+    return None
 
 
 def _faster(base_ns: float, cand_ns: float) -> str:

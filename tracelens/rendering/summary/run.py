@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tracelens.arrays import Float, steady_steps, typical_step
+from tracelens.arrays import Float, steady_steps, typical_step, whole_steps
 from tracelens.guard import Failure
 from tracelens.rendering.summary.wording import (
     about,
@@ -79,6 +79,7 @@ class StepTimes(NamedTuple):
     high_ns: float  # the longest
     deviation_ns: float  # standard deviation of the steps; 0 for less than three
     steps: int  # how many all ranks recorded whole
+    choice: str  # how the typical step was chosen among them; "" where there was no choice
     marked: bool  # whether the recording marks steps; if not, all of it is one
 
 
@@ -155,6 +156,7 @@ class RunFigures:
             high_ns=max(means),
             deviation_ns=float(np.std(means, ddof=1)) if len(means) > 2 else 0.0,
             steps=len(means),
+            choice=_choice(means, most) if len(means) > 1 else "",
             marked=_UNMARKED not in by_step,
         )
 
@@ -505,6 +507,19 @@ def _efficiency(figures: RunFigures) -> str:
     )
 
 
+def _choice(durations: Sequence[float], ranks: int) -> str:
+    """How the typical step was chosen; see `typical_step`."""
+    steady, whole = steady_steps(len(durations), ranks), whole_steps(durations, ranks)
+    after = " after the first" if steady.start else ""
+    cut = f", without {plural(len(steady) - len(whole), 'stub')}" if len(whole) < len(steady) else ""
+    if len(whole) == 1:
+        return f"the step{after}{cut}"
+    if len(whole) > 2:
+        return f"median of {plural(len(whole), 'step')}{after}{cut}"
+    both = " and ".join(amount(ns, "ns") for ns in sorted(durations[step] for step in whole))
+    return f"the shorter of 2 steps{after}{cut}: {both}"
+
+
 def run_tiles(figures: RunFigures) -> Iterator[Tile]:
     """The headline numbers of a run in the order shown, or why one of them is not known."""
     times, pace, section = figures.times, figures.pace, figures.section
@@ -513,10 +528,8 @@ def run_tiles(figures: RunFigures) -> Iterator[Tile]:
         whole = "of the step" if figures.is_of_one_step else "of all steps"
 
     notes = ["no steps marked"] if not times.marked else ["single step"] if times.steps == 1 else []
-    if times.steps > 1:
-        steady = len(steady_steps(times.steps, len(figures.ranks)))
-        after = " after the first" if steady < times.steps else ""
-        notes.append(f"median of {plural(steady, 'step')}{after}" if steady > 1 else f"the step{after}")
+    if times.choice:
+        notes.append(times.choice)
     if times.deviation_ns:
         notes.append(f"± {amount(times.deviation_ns, 'ns')}")
     if pace.step_ns:

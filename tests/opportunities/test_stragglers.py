@@ -11,6 +11,7 @@ from tracelens import analyze
 from tracelens.findings import DETECTORS, Detection
 from tracelens.opportunities.stragglers import EXPLAINED
 from tracelens.trace import Run
+from tracelens.units import duration
 
 stragglers = DETECTORS.get("stragglers")
 stragglers_load = DETECTORS.get("stragglers_load")
@@ -167,3 +168,17 @@ def test_ranks_that_arrive_together() -> None:
 @pytest.mark.parametrize("text", [ORDINARY, "    s7 gemm | ===\n", "    op f | ===\n"])
 def test_one_rank_alone(detector: Any, text: str) -> None:
     assert outcome(detector, ranks(text)).startswith("no collective is recorded on several ranks")
+
+
+def test_waiting_for_nobody_in_particular_is_told_and_replayed_without_that_for_stragglers() -> None:
+    run = in_turn(*[2] * 10, 0, *[2] * 5)
+    straggler = outcome(stragglers, run)[1]
+    detections = outcome(stragglers_noise, run)
+    assert set(detections) == {1, 2, 3}
+    noise = detections[1]
+    assert (noise.saving_ns, of(noise, "all exposed waiting")) == (4 * COLUMN, 64 * COLUMN)
+    own, total = (duration(of(noise, name)) for name in ("waiting for these causes", "all exposed waiting"))
+    assert own in noise.evidence
+    assert total not in noise.evidence
+    # Rank 0 is late once, and not because it is a straggler: at a steady pace nobody waits for it.
+    assert (straggler.scenario, noise.scenario) == ("median_pace=2", "median_pace=0")

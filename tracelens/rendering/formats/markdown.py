@@ -163,7 +163,9 @@ def escaped(text: str) -> str:
             # Punctuation around it belongs to the sentence.
             start, stop = word.span()
             start += word[0].startswith("(")
-            code = line[start:stop].rstrip("),;.:")
+            code = line[start:stop].rstrip(",;.:")
+            while code.endswith(")") and code.count(")") > code.count("("):
+                code = code[:-1].rstrip(",;.:")
             parts += [_plain(line[end:start], end), f"`{code}`"]
             end = start + len(code)
     return "".join([*parts, _plain(line[end:], end)])

@@ -241,8 +241,12 @@ def test_broken_metadata_of_others_is_one_line(copy: Environment) -> None:
     broken = copy.site / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
+    program = "import tracelens.analysis as room; room.ANALYZERS.load()"
+    # Without a plugin of ours in it, what is broken does not matter.
     (broken / "entry_points.txt").write_bytes(b"[\xff]\n")
-    found = copy.run(copy.python, "-c", "import tracelens.analysis as room; room.ANALYZERS.load()")
+    assert not copy.run(copy.python, "-c", program).stderr
+    (broken / "entry_points.txt").write_bytes(b"[tracelens.plugins]\n\xff = x\n")
+    found = copy.run(copy.python, "-c", program)
     assert found.stderr.splitlines()[-1].startswith(
         "tracelens.errors.TracelensError: entry points of installed distributions cannot be read: Unicode"
     )

@@ -63,7 +63,7 @@ NEEDS = ("collectives", "completeness", "moe", "pipeline", "serving", "steps", "
 FINDINGS = Schema(
     "What to fix first",
     (
-        Column("position", "int64", "count", "1 saves most"),
+        Column("position", "int64", "count", "1 is to fix first"),
         Column("finding", "str", doc="what happens"),
         Column("additional_ns", "int64", "ns", "saving once the findings above are fixed; of a symptom, "
                                                "once all its causes are; mean of the ranks"),

@@ -7,11 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from tracelens.analysis.common import grammar
 from tracelens.analysis.serving import rank_steps
@@ -214,7 +211,7 @@ def joined(platforms: Iterable[TracePlatform]) -> TracePlatform:
 
 def _platform_of(trace: Trace) -> TracePlatform:
     versions = {**_recorded_versions(trace), **trace.meta.software}
-    frames, ops = (_names(trace, kind) for kind in ("python", "op"))
+    frames, ops = (trace.arrays.names_of(kind) for kind in ("python", "op"))
     # Serving engines: of the labeled steps, else those whose own code or ops the trace has.
     if engine := rank_steps(trace).engine:
         engines = re.split(" or |, ", engine)
@@ -250,7 +247,7 @@ def _is_compiled(trace: Trace) -> bool:
 
 def _trains(trace: Trace) -> bool:
     """Whether a trace has a sign of training, or no ops that could be one."""
-    signs = (_names(trace, kind) for kind in ("op", "annotation", "kernel"))
+    signs = (trace.arrays.names_of(kind) for kind in ("op", "annotation", "kernel"))
     return any(_occurs(_TRAINING, names) for names in signs) or not trace.arrays.where("op").any()
 
 
@@ -260,20 +257,12 @@ def _vendor(trace: Trace, versions: Mapping[str, str]) -> str:
     named = {name for name, sign in _VENDORS.items() if any(map(sign.search, trace.meta.devices.values()))}
     if len(named) == 1:
         return named.pop()
-    calls = _names(trace, "launch")
+    calls = trace.arrays.names_of("launch")
     called = {name for name, sign in _CALLS.items() if _occurs(sign, calls)}
     if len(called) == 1:
         return called.pop()
     runtimes = {vendor for vendor, runtime in ((AMD, "hip"), (NVIDIA, "cuda")) if runtime in versions}
     return runtimes.pop() if len(runtimes) == 1 else ""
-
-
-def _names(trace: Trace, kind: str) -> list[str]:
-    """The distinct names of the events of a kind."""
-    events = trace.arrays
-    is_used = np.zeros(len(events.names), dtype=bool)
-    is_used[events.name[events.where(kind)]] = True
-    return list(compress(events.names, is_used))
 
 
 def _occurs(sign: re.Pattern[str] | None, names: Iterable[str]) -> bool:

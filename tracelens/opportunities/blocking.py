@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracelens.analysis.host import CODE, blocking_calls, named, threads
+from tracelens.analysis.host import CODE, DEVICE_SYNCHRONIZE, blocking_calls, threads
 from tracelens.analysis.moe import DISPATCH, EXPERTS, PERMUTATION, ROUTER, STAGES, Blocking, blocking, regions
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
@@ -48,7 +48,6 @@ counter and allocates what the dispatch writes into; a later launch is of a host
 _NAMED = 3  # ops that a sentence names
 _INSIDE, _BETWEEN = "inside steps", "between steps"
 """Where calls outside of MoE layers wait; chooses among the remedies."""
-_DEVICE_WIDE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _MODULE = re.compile(r"^nn\.Module: |^Optimizer\.")
 _NEVER = np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max])
 _BLOCKING_MEASURES = {
@@ -298,9 +297,9 @@ def between_steps(trace: Trace) -> Bool:
     Such a call is in no op or module, and its thread has nothing else to do between the border and the call.
     """
     events, thread = trace.arrays, threads(trace)
-    marks = np.flatnonzero(events.where("annotation") & named(events, STEP_MARK))
-    calls = np.flatnonzero(named(events, _DEVICE_WIDE) & events.where("launch"))
-    outside = events.where("op") | (named(events, _MODULE) & events.where("python", "annotation"))
+    marks = np.flatnonzero(events.fitting(STEP_MARK, "annotation"))
+    calls = np.flatnonzero(events.fitting(DEVICE_SYNCHRONIZE, "launch"))
+    outside = events.where("op") | events.fitting(_MODULE, "python", "annotation")
     calls = calls[nearest(events.parent, events.depth, outside)[calls] < 0]
     result = np.zeros(len(events.start), dtype=bool)
     if not len(marks):

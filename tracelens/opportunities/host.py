@@ -9,6 +9,7 @@ import numpy as np
 
 from tracelens.analysis.fusable import StepWork
 from tracelens.analysis.host import AVOIDABLE, CODE, GARBAGE, host_names, named, threads
+from tracelens.analysis.roofline import with_surroundings
 from tracelens.arrays import Bool, Int, lookup, unique
 from tracelens.devices import Device
 from tracelens.errors import TracelensError
@@ -210,7 +211,7 @@ def _kind_of_ops(context: RankContext) -> str:
     op, dur = trace.once(enclosing_op)[pieces.inner], pieces.dur
     is_comm = work.kind == WORK_KINDS.index("comm")
     launches, communicates = (
-        _with_outer(trace.arrays.parent, work.launch[mask & (work.launch >= 0)])
+        with_surroundings(trace.arrays, work.launch[mask])
         for mask in (np.ones(len(is_comm), dtype=bool), is_comm)
     )
     launching = lookup(launches, op, False)
@@ -218,16 +219,6 @@ def _kind_of_ops(context: RankContext) -> str:
         return _ON_CPU
     hooks = launching & lookup(communicates, pieces.host, False)
     return _COMMUNICATING if 2 * dur[hooks].sum() > dur[launching].sum() else _LAUNCHING
-
-
-def _with_outer(parent: Int, rows: Int) -> Bool:
-    """A mask of these events and all around them."""
-    mask = np.zeros(len(parent), dtype=bool)
-    while len(rows):
-        mask[rows] = True
-        rows = unique(parent[rows])
-        rows = rows[(rows >= 0) & ~mask[rows]]
-    return mask
 
 
 @detector(

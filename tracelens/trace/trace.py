@@ -321,12 +321,20 @@ class Events(NamedTuple):
 
         Most names are those of Python frames, so the names of other kinds alone are looked at.
         """
-        among = self.where(*kinds)
-        is_used = np.zeros(len(self.names), dtype=bool)
-        is_used[self.name[among]] = True
+        is_used = self._used(*kinds)
         fits = np.zeros(len(self.names), dtype=bool)
         fits[is_used] = matching(compress(self.names, is_used), pattern)
-        return fits.take(self.name) & among
+        return fits.take(self.name) & self.where(*kinds)
+
+    def names_of(self, *kinds: str) -> list[str]:
+        """The distinct names of the events of these kinds."""
+        return list(compress(self.names, self._used(*kinds)))
+
+    def _used(self, *kinds: str) -> Bool:
+        """Which names events of these kinds have."""
+        is_used = np.zeros(len(self.names), dtype=bool)
+        is_used[self.name[self.where(*kinds)]] = True
+        return is_used
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tracelens.analysis.host.idle import (
     threads,
 )
 from tracelens.analysis.host.launches import (
+    DEVICE_SYNCHRONIZE,
     GARBAGE,
     SYNCHRONIZE,
     blocking_calls,
@@ -30,6 +31,7 @@ __all__ = [
     "AVOIDABLE",
     "CAUSES",
     "CODE",
+    "DEVICE_SYNCHRONIZE",
     "GAP_NS",
     "GARBAGE",
     "HOST_CAUSES",

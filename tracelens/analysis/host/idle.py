@@ -280,10 +280,10 @@ class Host:
         self._pieces: dict[int, Pieces] = {}
         says = [
             (BUSY, events.where("op", "launch")),
-            (LOADING, named(events, _LOADING) & events.where("python", "annotation", "op")),
-            (LOADING_CODE, named(events, LOADS_CODE) & events.where("launch", "python", "annotation")),
+            (LOADING, events.fitting(_LOADING, "python", "annotation", "op")),
+            (LOADING_CODE, events.fitting(LOADS_CODE, "launch", "python", "annotation")),
             (BLOCKED, waiting_calls(trace, work)),
-            (COLLECTING, named(events, GARBAGE) & events.where("python", "annotation", "slice")),
+            (COLLECTING, events.fitting(GARBAGE, "python", "annotation", "slice")),
             (PROFILER, trace.once(profiler_calls)),
         ]
         frames = events.where("python", "annotation", "slice") & ~named(events, STEP_MARK) & ~events.copied

@@ -96,7 +96,7 @@ BLOCKING = re.compile(
 GARBAGE = re.compile(r"^Python GC|^gc\.collect|<built-in function collect>")
 _COPY_CALL = re.compile(r"emcpy")
 _ON_DEVICE = re.compile(r"DtoD|PtoP|DeviceToDevice|DEVICE_TO_DEVICE")
-_DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
+DEVICE_SYNCHRONIZE = re.compile(r"^(?:cuda|hip)DeviceSynchronize$")
 _PROFILER_FRAME = re.compile(r"\btorch/(?:autograd/)?profiler")
 # CUPTI's kinds of overhead, by Kineto's names. What is neither of these is the recording's own.
 _CODE_LOADED = re.compile(r"^(?:Lazy Function Loading|Runtime Triggered Module Loading|Driver Compiler)$")
@@ -299,11 +299,11 @@ def profiler_calls(trace: Trace) -> Bool:
     first op or behind its last one. Ask with `trace.once(profiler_calls)`.
     """
     events = trace.arrays
-    frames = events.where("python") & named(events, _PROFILER_FRAME)
-    steps = events.where("annotation") & named(events, STEP_MARK)
+    frames = events.fitting(_PROFILER_FRAME, "python")
+    steps = events.fitting(STEP_MARK, "annotation")
     ops = np.flatnonzero(events.where("op") | steps)
     begin, end = (int(events.start[ops].min()), int(events.end[ops].max())) if len(ops) else (0, 0)
-    waits = events.fitting(_DEVICE_SYNCHRONIZE, "launch")
+    waits = events.fitting(DEVICE_SYNCHRONIZE, "launch")
     waits &= (events.end <= begin) | (events.start >= end)
     programs = events.where("op", "annotation", "python") & ~frames
     inside_profiler, inside_program = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -245,10 +245,7 @@ def _gate_of_experts(lexed: Tokens, low: int, high: int, grouped: Bool, sizes: S
     """
     kind, op = lexed.kind[low:high], lexed.op[low:high]
     size_of = {at: sizes(low + at) for at in np.flatnonzero(kind == GEMM).tolist()}
-    rows_of: dict[tuple[int, int], dict[int, int]] = {}
-    for at, size in size_of.items():
-        rows_of.setdefault((size.depth, size.columns), {})[int(op[at])] = size.rows
-    loops = {weight: [*rows.values()] for weight, rows in rows_of.items() if len(rows) >= LOOP_GEMMS}
+    loops = _loops(size_of, op)
     experts = np.flatnonzero(grouped[low:high]).tolist() or [
         at for at, size in size_of.items() if (size.depth, size.columns) in loops
     ]
@@ -501,14 +498,25 @@ def _of_one_size(gemms: Int, op: Int, low: int, sizes: Sizes) -> Int:
         low: first token of the window.
         sizes: of the GEMM at a token.
     """
-    shapes = [sizes(low + position) for position in gemms.tolist()]
-    calls: dict[tuple[int, int], set[int]] = {}
-    for token, shape in zip(gemms.tolist(), shapes, strict=True):
-        calls.setdefault((shape.depth, shape.columns), set()).add(int(op[token]))
-    is_loop = [shape.rows > 0 and len(calls[shape.depth, shape.columns]) >= LOOP_GEMMS for shape in shapes]
+    size_of = {at: sizes(low + at) for at in gemms.tolist()}
+    loops = _loops(size_of, op)
+    is_loop = [size.rows > 0 and (size.depth, size.columns) in loops for size in size_of.values()]
     in_loop = np.array(is_loop, dtype=bool)
     of_experts: Int = gemms[in_loop] if in_loop.any() else gemms
     return of_experts
+
+
+def _loops(size_of: Mapping[int, GemmSize], op: Int) -> dict[tuple[int, int], list[int]]:
+    """The (depth, columns) of weights that several experts may have, with the rows of each op's GEMM.
+
+    Args:
+        size_of: size of the GEMM at each position in a window.
+        op: of each position.
+    """
+    rows_of: dict[tuple[int, int], dict[int, int]] = {}
+    for at, size in size_of.items():
+        rows_of.setdefault((size.depth, size.columns), {})[int(op[at])] = size.rows
+    return {weight: [*rows.values()] for weight, rows in rows_of.items() if len(rows) >= LOOP_GEMMS}
 
 
 def tokens(trace: Trace, caller: Int, autograd: Bool, is_recompute: Bool) -> Tokens:

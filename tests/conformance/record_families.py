@@ -216,6 +216,59 @@ SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8,
         "num_hidden_layers": 6, "vocab_size": 50304,
     },
+    "zaya": {
+        "hidden_size": 1536, "moe_intermediate_size": 1536, "num_experts": 16, "num_experts_per_tok": 1,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "router_hidden_size": 256,
+        "num_hidden_layers": 4, "vocab_size": 65536,
+    },
+    "granitemoe_swa": {
+        "hidden_size": 2048, "intermediate_size": 1024, "num_local_experts": 16, "num_experts_per_tok": 4,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 49152,
+    },
+    "minimax": {
+        "hidden_size": 1536, "intermediate_size": 3072, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 3,
+        "vocab_size": 32000,
+    },
+    "axk2": {
+        "hidden_size": 1536, "intermediate_size": 4096, "moe_intermediate_size": 512, "n_routed_experts": 48,
+        "num_experts_per_tok": 6, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_hidden_layers": 3, "vocab_size": 50176,
+    },
+    "jetmoe": {
+        "hidden_size": 1536, "intermediate_size": 4096, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "num_key_value_heads": 12, "kv_channels": 128, "num_hidden_layers": 3, "vocab_size": 32000,
+    },
+    "mistral": {
+        "hidden_size": 2048, "intermediate_size": 7168, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 5, "vocab_size": 32768,
+    },
+    "arcee": {
+        "hidden_size": 1536, "intermediate_size": 9216, "num_attention_heads": 12, "num_key_value_heads": 12,
+        "head_dim": 128, "num_hidden_layers": 5, "vocab_size": 49152,
+    },
+    "olmo3": {
+        "hidden_size": 1536, "intermediate_size": 4096, "num_attention_heads": 12, "num_key_value_heads": 12,
+        "num_hidden_layers": 5, "vocab_size": 50304,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention",
+                        "sliding_attention"],
+    },
+    "helium": {
+        "hidden_size": 1280, "intermediate_size": 3520, "num_attention_heads": 10, "num_key_value_heads": 10,
+        "head_dim": 128, "num_hidden_layers": 6, "vocab_size": 48000,
+    },
+    "nemotron": {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 20, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 4, "vocab_size": 49152,
+    },
+    "granite": {
+        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "num_hidden_layers": 6, "vocab_size": 49152,
+    },
+    "seed_oss": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 4, "vocab_size": 65536,
+    },
 }  # fmt: skip
 TINY = {
     "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
@@ -273,6 +326,22 @@ EXAONE4 = Run("exaone4", 4, 1024, "")
 LAGUNA_DECODES = Run("laguna", 16, 1, kind="decode")
 SHARED_DECODES = Run("granitemoeshared", 64, 1, kind="decode")
 COHERE_READS = Run("cohere2_moe", 1, 256, kind="read")
+ZAYA = Run("zaya", 4, 1024)
+SWA = Run("granitemoe_swa", 4, 1024, log=False)
+LIGHTNING = Run("minimax", 4, 1024)
+AXK = Run("axk2", 2, 1024)
+JET = Run("jetmoe", 4, 1024, "", log=False)
+MISTRAL = Run("mistral", 2, 2048, "")
+ARCEE = Run("arcee", 4, 1024, "", log=False)
+OLMO3 = Run("olmo3", 4, 1024, "")
+HELIUM = Run("helium", 4, 512, "", log=False)
+NEMOTRON = Run("nemotron", 4, 1024, "")
+PLAIN_GRANITE = Run("granite", 4, 1024, "", log=False)
+SEED = Run("seed_oss", 2, 1024, "")
+ZAYA_DECODES = Run("zaya", 32, 1, kind="decode")
+SWA_DECODES = Run("granitemoe_swa", 16, 1, kind="decode")
+MISTRAL_DECODES = Run("mistral", 64, 1, "", kind="decode")
+LIGHTNING_READS = Run("minimax", 2, 256, kind="read")
 
 # The runs after a change; NAME.CHANGE is a run before it, that ends as NAME.
 AFTER = {
@@ -327,6 +396,22 @@ AFTER = {
     "laguna_decode": LAGUNA_DECODES.but(graph=True),
     "shared_decode": SHARED_DECODES.but(graph=True),
     "cohere_read": COHERE_READS.but(graph=True),
+    "zaya": ZAYA,
+    "swa": SWA,
+    "lightning": LIGHTNING,
+    "axk": AXK,
+    "jet": JET,
+    "mistral": MISTRAL,
+    "arcee": ARCEE,
+    "olmo3": OLMO3,
+    "helium": HELIUM,
+    "nemotron": NEMOTRON,
+    "plain_granite": PLAIN_GRANITE,
+    "seed": SEED,
+    "zaya_decode": ZAYA_DECODES.but(graph=True),
+    "swa_decode": SWA_DECODES.but(graph=True),
+    "mistral_decode": MISTRAL_DECODES.but(graph=True),
+    "lightning_read": LIGHTNING_READS.but(graph=True),
 }
 BEFORE_IT = {
     "qwen.loop": QWEN.but(experts=EAGER),
@@ -457,6 +542,38 @@ BEFORE_IT = {
     "laguna_decode.eager": LAGUNA_DECODES,
     "shared_decode.eager": SHARED_DECODES,
     "cohere_read.eager": COHERE_READS,
+    "zaya.loop": ZAYA.but(experts=EAGER),
+    "zaya.recompute": ZAYA.but(recompute=True),
+    "zaya.half": ZAYA.but(batch=2),
+    "swa.loop": SWA.but(experts=EAGER),
+    "swa.quadruple": SWA.but(batch=16),
+    "swa.sleep_start": SWA.but(pause=(0.03, "start")),
+    "lightning.loop": LIGHTNING.but(experts=EAGER),
+    "lightning.recompute": LIGHTNING.but(recompute=True),
+    "lightning.loader": LIGHTNING.but(loader_s=0.04),
+    "axk.loop": AXK.but(experts=EAGER),
+    "axk.recompute": AXK.but(recompute=True),
+    "axk.sleep_end": AXK.but(pause=(0.03, "end")),
+    "jet.double": JET.but(batch=8),
+    "jet.half": JET.but(batch=2),
+    "mistral.recompute": MISTRAL.but(recompute=True),
+    "mistral.half": MISTRAL.but(batch=1),
+    "mistral.collect_end": MISTRAL.but(collect="end"),
+    "arcee.fp32": ARCEE.but(dtype="float32"),
+    "arcee.double": ARCEE.but(batch=8),
+    "olmo3.recompute": OLMO3.but(recompute=True),
+    "olmo3.loader": OLMO3.but(loader_s=0.05),
+    "helium.double": HELIUM.but(batch=8),
+    "helium.sleep_middle": HELIUM.but(pause=(0.015, "middle")),
+    "nemotron.half": NEMOTRON.but(batch=2),
+    "nemotron.recompute": NEMOTRON.but(recompute=True),
+    "plain_granite.quadruple": PLAIN_GRANITE.but(batch=16),
+    "plain_granite.recompute": PLAIN_GRANITE.but(recompute=True),
+    "seed.fp32": SEED.but(dtype="float32"),
+    "zaya_decode.eager": ZAYA_DECODES,
+    "swa_decode.eager": SWA_DECODES,
+    "mistral_decode.eager": MISTRAL_DECODES,
+    "lightning_read.eager": LIGHTNING_READS,
 }
 
 

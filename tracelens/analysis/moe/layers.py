@@ -31,7 +31,9 @@ _STAGES = (
     ("experts", r"experts?(?:_?\d+)?$|groupedmlp|sequentialmlp"),
 )
 
-OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE = range(12)
+(
+    OTHER, BORDER, TOPK, GEMM, GROUPED, COMM, PERMUTE, ROUTE, COPY_OUT, SUM, CAST, SQUARE, ACTIVATION
+) = range(13)  # fmt: skip
 """Kinds of work: BORDER lies in no MoE layer, PERMUTE moves or sorts tokens, ROUTE may be part of the router
 as well as of the permutation, COPY_OUT brings sizes to the host, SQUARE may begin a normalization."""
 
@@ -41,7 +43,7 @@ def kinds_lookup(*kinds: int) -> Bool:
 
     Windows of one layer have few tokens, for which `np.isin` takes longer than all else.
     """
-    return np.isin(np.arange(SQUARE + 1), kinds)
+    return np.isin(np.arange(ACTIVATION + 1), kinds)
 
 
 # By the op that launched it, or the op around that one (a sort copies and fills, too).
@@ -60,6 +62,7 @@ _OPS = (
     (SUM, r"aten::sum"),
     (CAST, r"aten::(?:copy_|_to_copy|to)"),
     (SQUARE, r"aten::(?:pow|square)"),
+    (ACTIVATION, r"aten::(?:gelu|silu|relu|tanh|leaky_relu|elu|mish)_?"),
 )
 _OP = re.compile("|".join(f"({grammar})" for _, grammar in _OPS))
 # By the class of the kernel (kernels.toml) where the op does not say.
@@ -99,7 +102,7 @@ def kinds(trace: Trace) -> Int:
         by_op = by_name[lookup(events.name, event, len(events.names))]
         kind = np.where((by_op != OTHER) & (kind != GROUPED), by_op, kind)
     leaves = matching(work.names, HOST_COPY)[work.name]
-    kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST))] = COPY_OUT
+    kind[leaves & ~work.is_kernel & np.isin(kind, (OTHER, CAST, ACTIVATION))] = COPY_OUT
     kind[work.kind == WORK_KINDS.index("comm")] = COMM
     return kind
 
@@ -270,7 +273,7 @@ def _trimmed(lexed: Tokens, low: int, high: int) -> tuple[int, int]:
     while first > low and lexed.kind[first - 1] == CAST:
         first -= 1
     # A cast and the sum with the shared expert's output still belong to it.
-    while last < high and last - int(structure[-1]) <= 2 and lexed.kind[last] in (OTHER, CAST):
+    while last < high and last - int(structure[-1]) <= 2 and lexed.kind[last] in (OTHER, CAST, ACTIVATION):
         last += 1
     return first, last
 
@@ -440,9 +443,13 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
     first, last = (int(experts[0]), int(experts[-1])) if len(experts) else (high - low, router)
     is_gemm = GEMMS[kind]
     # The router's own GEMM: the kernels of the last one before the top-k, or of the one that stands for it.
-    gate = np.flatnonzero(is_gemm[: router + 1])
-    if len(gate):
-        gate = gate[op[gate] == op[gate[-1]]] if op[gate[-1]] >= 0 else gate[-1:]
+    gate = _last_gemm(is_gemm[: router + 1], op)
+    # Those of a router of several layers: what they give is activated first, unlike what an expert gives.
+    while len(gate) and len(layer := _last_gemm(is_gemm[: gate[0]], op)):
+        is_input = sizes(low + int(layer[-1])).columns == sizes(low + int(gate[0])).depth > 0
+        if not is_input or ACTIVATION not in kind[layer[-1] : gate[0]]:
+            break
+        gate = np.concatenate((layer, gate))
     stage[is_gemm] = SHARED
     stage[experts] = EXPERTS
     stage[kind == TOPK] = ROUTER
@@ -485,6 +492,15 @@ def stages(lexed: Tokens, window: LayerWindow, sizes: Sizes) -> LayerStages:
             cast -= 1
         carried[cast : int(gate[0])] = ROUTER
     return LayerStages(carried, experts, grouped)
+
+
+def _last_gemm(is_gemm: Bool, op: Int) -> Int:
+    """The positions of the last GEMM, all kernels of its op."""
+    gemms = np.flatnonzero(is_gemm)
+    if not len(gemms):
+        return gemms
+    last = op[gemms[-1]]
+    return gemms[op[gemms] == last] if last >= 0 else gemms[-1:]
 
 
 def _of_one_size(gemms: Int, op: Int, low: int, sizes: Sizes) -> Int:

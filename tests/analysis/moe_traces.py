@@ -73,8 +73,8 @@ class Model:
 
     Attributes:
         order: passes of micro-batches in launch order, F0 B0 F1 B1; without B nothing is trained.
-        router: how it chooses: a top-k of what its product gives, maxima of that, or a top-k of other scores
-            before it.
+        router: how it chooses: a top-k of what its product gives, or of what the last of several gives, maxima
+            of that, or a top-k of other scores before it.
         rows: (rank, micro_batch, layer) to rows of each local expert.
         messages: whether passes begin and end with messages to other pipeline stages, without an embedding.
         recompute: "" or the way in which layers are computed again in the backward pass: by a node of their
@@ -99,7 +99,7 @@ class Model:
     chosen: int = 2
     loop: bool = True
     exchange: Literal["none", "all_to_all", "deep_ep", "multimem", "gather"] = "none"
-    router: Literal["top-k", "maxima", "early"] = "top-k"
+    router: Literal["top-k", "maxima", "early", "layers"] = "top-k"
     fused_router: bool = False
     fused_permute: bool = False
     fused_norm: bool = True
@@ -327,6 +327,9 @@ class Recorder:
         with self.part("router"):
             if model.router == "early":
                 self.op("aten::topk", "gatherTopK", shapes=shapes, values=values)
+            for _ in range(2 if model.router == "layers" else 0):
+                self.mm(model.tokens, HIDDEN, HIDDEN)
+                self.op("aten::gelu", "vectorized_elementwise_gelu", grad="GeluBackward0")
             self.mm(model.tokens, HIDDEN, model.experts)
             if model.router == "early":
                 self.op("aten::sigmoid", "vectorized_elementwise_sigmoid", grad="SigmoidBackward0")

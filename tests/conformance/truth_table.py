@@ -95,7 +95,9 @@ def pairs() -> list[Pair]:
 def located(text: str) -> Path | None:
     """Where a trace is; None where it is not here."""
     root, _, name = text.partition(":")
-    sets = {name: HERE / name for name in ("before", "second", "third", "fourth", "fifth", "sixth", "seventh")}
+    sets = {
+        name: HERE / name for name in ("before", "second", "third", "fourth", "fifth", "sixth", "seventh")
+    }
     path = {"samples": SAMPLES, "corpus": folder(), **sets}.get(root)
     return path / name if path and (path / name).exists() else None
 

@@ -18,7 +18,16 @@ from tests.what_if.replays import run_of
 from tracelens.analysis.moe import BACKWARD, FORWARD, LayerPass, regions
 from tracelens.analysis.moe.layers import GemmSize
 from tracelens.errors import TracelensError
-from tracelens.opportunities.experts import _LoopReader, grouped_gemm_ns, iterations, loops
+from tracelens.opportunities.experts import (
+    CLEAR_RATE,
+    COPY_RATE,
+    SORTING_OPS,
+    _LoopReader,
+    cleared_ns,
+    grouped_gemm_ns,
+    iterations,
+    loops,
+)
 from tracelens.trace import Run, Trace
 from tracelens.what_if import Edge, Edit, Node, ScenarioContext, parse_request, whatif
 from tracelens.what_if.graph import RunGraph, StepSpan, build
@@ -178,6 +187,63 @@ def test_grouped_products_by_hand() -> None:
     assert grouped_gemm_ns(apart, FORWARD, 1e12, 1e9, 0) == pytest.approx(
         2 * (200 * 150 + 8 * 5_000) + 70_000
     )
+
+
+def test_cleared_rows_by_hand() -> None:
+    """100 rows of four experts: 100 x 100 read by the first GEMMs, 100 x (50 + 100) written, 2 bytes each."""
+    rows = (10, 20, 30, 40)
+    layer_pass = visit(
+        *[GemmSize(count, 100, 50) for count in rows], *[GemmSize(count, 50, 100) for count in rows]
+    )
+    moved = 2 * 25_000 * 2
+    assert cleared_ns(layer_pass, FORWARD, 1e9) == pytest.approx(moved / CLEAR_RATE)
+    assert cleared_ns(layer_pass, BACKWARD, 1e9) == pytest.approx(moved / CLEAR_RATE + moved / COPY_RATE)
+    assert cleared_ns(layer_pass, FORWARD, 0) == 0
+
+
+def test_a_loop_with_a_one_hot_mask_becomes_the_path_that_sorts_and_clears(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both passes wait for the host, which sorts as long as it needs for 30 of the loop's ops."""
+    compute, mlp = Recorder.compute, Recorder.mlp
+
+    def masked(self: Recorder, rows: Sequence[int]) -> None:
+        self.op("aten::one_hot")
+        compute(self, rows)
+
+    def finds(self: Recorder, rows: int, ns: int = 0, inner: int = INNER) -> None:
+        self.op("aten::nonzero", "flag_nonzero", ns=1)
+        mlp(self, rows, 1, inner)
+
+    monkeypatch.setattr(Recorder, "mlp", finds)
+    given = [f"grouped_gemm={EFFICIENCY}"], device_file(tmp_path, 1e15)
+
+    def projected(model: Model) -> tuple[int, str]:
+        result = whatif(recorded(model)[0], given[0], device_file=given[1])
+        return int(result["whatif"]["projected_ns"][0]), result["assumptions"]["assumption"][0]
+
+    model = Model(layers=1, kernel_ns=1)
+    plain, _ = projected(model)
+    monkeypatch.setattr(Recorder, "compute", masked)
+    longer, assumption = projected(model)
+    # A call takes 1.2 us, what lies around it another 0.2 or 0.4.
+    assert longer - plain == pytest.approx(2 * SORTING_OPS * 1_500, rel=0.1)
+    assert "transformers" in assumption
+
+
+def test_work_of_one_size_for_all_experts_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each expert adds to the gradients of all tokens; with equal rows that may be work on its own rows."""
+
+    def mlp(self: Recorder, rows: int, ns: int = 0, inner: int = INNER) -> None:
+        self.mm(rows, HIDDEN, 2 * inner, ns)
+        self.op("aten::add_", "vectorized_elementwise_add", ns=3_000, shapes=[[8, HIDDEN], [8, HIDDEN], []])
+        self.mm(rows, inner, HIDDEN, ns)
+
+    monkeypatch.setattr(Recorder, "mlp", mlp)
+    (loop,) = loops(recorded(Model(layers=1, order="F0"))[0].traces[0], 1e12)
+    assert loop.kept_ns.tolist() == [3_000]
+    (even,) = loops(recorded(Model(layers=1, order="F0", rows=lambda *_: [2] * 8))[0].traces[0], 1e9)
+    assert even.kept_ns[0] > 3_000
 
 
 def test_where_there_is_nothing_to_group() -> None:

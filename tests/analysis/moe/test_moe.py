@@ -74,6 +74,12 @@ def test_each_kernel_is_in_its_stage(model: Model) -> None:
 
 
 @pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("recompute", ["", "hooks"])
+def test_a_router_of_several_layers_is_no_shared_expert(shared: Any, recompute: Any) -> None:
+    agrees(Model(router="layers", shared=shared, recompute=recompute))
+
+
+@pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("fused_router", [True, False])
 @pytest.mark.parametrize("fused_permute", [True, False])
 def test_fused_and_unfused_parts(shared: Any, fused_router: bool, fused_permute: bool) -> None:

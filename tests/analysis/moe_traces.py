@@ -73,8 +73,8 @@ class Model:
 
     Attributes:
         order: passes of micro-batches in launch order, F0 B0 F1 B1; without B nothing is trained.
-        router: how it chooses: a top-k of what its product gives, or of what the last of several gives, maxima
-            of that, or a top-k of other scores before it.
+        router: how it chooses: a top-k of what its product gives, or the last of several products, maxima of
+            that, or a top-k of other scores before it.
         rows: (rank, micro_batch, layer) to rows of each local expert.
         messages: whether passes begin and end with messages to other pipeline stages, without an embedding.
         recompute: "" or the way in which layers are computed again in the backward pass: by a node of their

@@ -74,8 +74,8 @@ tokens, counts them and keeps their order. Its forward passes launch 49 kernels,
 an iteration of the loop has 10 and 32; measured on 12 pairs of traces, a sort takes as long as twelve ops."""
 
 CLEAR_RATE = 0.45
-"""Share of HBM bandwidth at which rows are cleared by a mask with an element a row; 0.39 to 0.41 in nine traces
-of H200s, 0.53 in two of H100s."""
+"""Share of HBM bandwidth at which rows are cleared by a mask with an element a row; 0.39 to 0.41 in nine
+traces of H200s, 0.53 in two of H100s."""
 
 COPY_RATE = 0.7
 """Share of HBM bandwidth at which rows are copied, likewise."""

@@ -8,10 +8,11 @@ import pytest
 
 import tracelens
 from tests.builders import aligned, draw, draw_run
+from tracelens.analysis.roofline import reachable_time
 from tracelens.costs import OpCost
-from tracelens.devices import Device, device
+from tracelens.devices import Device, device, memory_rate
 from tracelens.findings import DETECTORS, Detection, Outcome, RankContext, TracePlatform, remedy
-from tracelens.opportunities.precision import in_type
+from tracelens.opportunities.precision import in_type, kept_wide
 from tracelens.what_if import whatif
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -65,6 +66,67 @@ def test_the_replay_saves_what_the_detector_expects() -> None:
     result = whatif(draw_run(program(), ns_per_char=COLUMN), ["dtype=bf16"], device="h200")
     saved_ns = result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])
     assert saved_ns == pytest.approx(detection.saving_ns, rel=0.01)
+
+
+# An RMS norm written op by op, another product, a loss, and a GEMM; a kernel of two columns each.
+NORM = """
+    step 1 | --------
+    op aten::pow shapes=[[4096,4096],[]] types=["float","Scalar"] | -
+    op aten::mean shapes=[[4096,4096],[],[],[]] types=["float","ScalarList","Scalar",""] |  -
+    op aten::add shapes=[[4096,1],[],[]] types=["float","Scalar","Scalar"] |   -
+    op aten::rsqrt shapes=[[4096,1]] types=["float"] |    -
+    op aten::mul shapes=[[4096,4096],[4096,1]] types=["float","float"] |     -
+    op aten::mul shapes=[[4096],[4096,4096]] types=["float","float"] |      -
+    op aten::_log_softmax shapes=[[4096,4096],[],[]] types=["float","Scalar","Scalar"] |       -
+    op aten::mm shapes=[[4096,4096],[4096,4096]] types=["float","float"] |        -
+    launch | abcdefgh
+    s7 vectorized_elementwise | aabbccddeeff
+    s7 cunn_SoftMaxForward |             gg
+    s7 cutlass_80_simt_sgemm |               hh
+"""
+
+
+def test_what_libraries_compute_in_32_bits_stays_between_casts() -> None:
+    text = aligned(NORM)
+    trace = draw(text, ns_per_char=COLUMN)
+    kept = kept_wide(trace, H200)
+    names = [
+        trace.arrays.names[trace.arrays.name[op]].removeprefix("aten::") for op in trace.work.op.tolist()
+    ]
+    assert names == ["pow", "mean", "add", "rsqrt", "mul", "mul", "_log_softmax", "mm"]
+    assert kept.stays.tolist() == [True, True, True, True, True, False, True, False]
+    assert kept.casts.tolist() == [0, 0, 0, 0, 2, 0, 1, 0]
+    # Each cast reads or writes 4096 x 4096 numbers of 4 bytes, and as many of 2.
+    of_cast = 4096 * 4096 * (4 + 2)
+    assert kept.cast_bytes.tolist() == [0, 0, 0, 0, 2 * of_cast, 0, of_cast, 0]
+    run = draw_run(text, ns_per_char=COLUMN)
+    result = whatif(run, ["dtype=bf16"], device="h200")
+    saved_ns = result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])
+    gemm_ns = 2 * COLUMN * (1 - H200.vector["fp32"] / H200.matrix["bf16"])
+    casts_ns = 3 * of_cast / memory_rate(H200, of_cast).per_s * 1e9
+    # The GEMM, and half of the product outside of the norm.
+    assert saved_ns == pytest.approx(gemm_ns + COLUMN - casts_ns, rel=0.02)
+
+
+def test_attention_takes_at_least_what_the_device_reaches_in_16_bits() -> None:
+    """As fast as its peak in 32 bits already, which no kernel is in 16."""
+    op, shape = "aten::_scaled_dot_product_efficient_attention", "[4,16,4096,128]"
+    shapes = f"[{','.join([shape] * 3)},[],[],[],[]]"
+    types, values = '["float","float","float","","","",""]', '["","","","","False","0.","False"]'
+    text = f"""
+        step 1 | --
+        op {op} shapes={shapes} types={types} values={values} | -
+        launch | a
+        s7 fmha_cutlassF_f32_aligned_64x128_rf_sm80 |  aaaaaaaaaaaaaaaaaaaa
+    """
+    result = whatif(draw_run(aligned(text), ns_per_char=COLUMN), ["dtype=bf16"], device="h200")
+    saved_ns = result.meta["base_ns"] - int(result["whatif"]["projected_ns"][0])
+    flops = 4 * 4 * 16 * 4096**2 * 128
+    cost = OpCost(flops, 0, 0, "bf16", "matrix", dims=(("Nq", 4096), ("D", 128)))
+    left_ns = reachable_time(op, cost, H200).ns
+    by_peaks = 20 * COLUMN * H200.vector["fp32"] / H200.matrix["bf16"]
+    assert left_ns > by_peaks
+    assert 20 * COLUMN - saved_ns == pytest.approx(left_ns, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tracelens.analysis.fusable import Chains, permutation_chains, router_chains
 from tracelens.analysis.moe import PERMUTATION, ROUTER, regions
 from tracelens.devices import device
 from tracelens.errors import TracelensError
-from tracelens.opportunities.recompute import recompute_work
+from tracelens.opportunities.recompute import UNHOOKED_SHARE, recompute_work
 from tracelens.trace import Run, Trace, enclosing_op
 from tracelens.what_if import Edge, Projector, ScenarioContext, parse_request, whatif
 from tracelens.what_if.graph import build
@@ -136,7 +136,7 @@ def test_layers_are_counted_in_each_backward_pass(
 
 
 def test_without_recompute_no_hooks_hand_out_what_was_saved() -> None:
-    """Three layers, one after the other: their other calls keep 0.6 of the time before them.
+    """Three layers, one after the other: their other calls keep a share of the time before them.
 
     A checkpoint that re-enters autograd has no hooks.
     """
@@ -155,7 +155,7 @@ def test_without_recompute_no_hooks_hand_out_what_was_saved() -> None:
         mine &= (graph.edge == Edge.HOST) & (graph.lag > 0)
         other = (graph.edge == Edge.HOST) & ~mine & ~np.isin(graph.event[graph.dst], part.calls)
         assert mine.any() is np.bool_(hooked)
-        assert edit.lag[mine] == pytest.approx(graph.lag[mine] * 0.6, abs=1)
+        assert edit.lag[mine] == pytest.approx(graph.lag[mine] * UNHOOKED_SHARE, abs=1)
         assert (edit.lag[other] == graph.lag[other]).all()
 
 

@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from tracelens.analysis.common import NO_LAUNCH
 from tracelens.analysis.roofline import costing, on_matrix_units, reachable_time
-from tracelens.arrays import Bool, Int, unique
+from tracelens.arrays import Bool, Float, Int, lookup, unique
 from tracelens.costs import OpCost
+from tracelens.devices import Device, memory_rate
 from tracelens.dtypes import BITS, short_dtype
 from tracelens.errors import TracelensError
 from tracelens.findings import Detection, Outcome, Quantity, RankContext, Remedy, detector
 from tracelens.opportunities.scaling import costs, time_ratio
+from tracelens.trace import Trace, matching
 from tracelens.units import duration, plural, size_text
-from tracelens.what_if import NotApplicable, ScenarioContext, scenario
+from tracelens.what_if import NotApplicable, ScenarioContext, scenario, work_costs
 from tracelens.what_if.graph import ALL_TO_ALLS, Edit, Node
 
 MOST = 0.5
@@ -48,6 +50,13 @@ _TO_BF16 = (_BESIDE_TF32, _FP32, _TF32)
 
 UNKNOWN = "unknown"
 """In place of the type of a GEMM without recorded arguments whose kernel's name does not tell."""
+
+_ROOT, _SQUARE = re.compile("aten::rsqrt"), re.compile("aten::(?:pow|square)")
+_NORM_OPS = 4
+"""Ops from the square to the root: square, mean, sum with epsilon, and perhaps a cast."""
+_LOGITS = re.compile(r"aten::_log_softmax(?:_backward_data)?")
+_LOSS = re.compile(_LOGITS.pattern + r"|aten::(?:log_softmax|nll_loss\w*|cross_entropy_loss)")
+_EMBEDDING = re.compile("aten::embedding_dense_backward")
 
 _SUM_BITS = 16
 """Results and sums of narrower GEMMs are written in 16 bits."""
@@ -331,20 +340,76 @@ def narrow_messages(context: ScenarioContext, edit: Edit, argument: str) -> str:
     )
 
 
-@scenario("dtype", argument="=TYPE", usual=(), reads=(costs,))
+class KeptWide(NamedTuple):
+    """Work of a rank that libraries leave in 32 bits in programs of 16, aligned with its trace's `work`."""
+
+    stays: Bool
+    casts: Int  # of what it reads and writes, that come with it
+    cast_bytes: Int  # that these read and write
+    call_ns: Float  # mean time of a call, by kind in the trace's `work_costs`
+
+
+def kept_wide(trace: Trace, device: Device | None) -> KeptWide:
+    """Losses, gradients of embeddings, and normalizations that are written op by op.
+
+    Such a normalization squares, averages, and multiplies by the root: between the two casts of its input and
+    its output. A loss casts logits, and the backward pass their gradients.
+    """
+    work, name, names = trace.work, trace.arrays.name, trace.arrays.names
+    counted = trace.once(work_costs)
+    written = lookup(
+        np.array([item.cost.write_bytes for item in counted.items], dtype=np.int64), counted.item, 0
+    )
+    caused = np.where(work.forward >= 0, work.forward, work.op)  # the forward op of each piece
+
+    def named(pattern: re.Pattern[str]) -> Bool:
+        codes = matching(names, pattern)
+        of_op, of_forward = (lookup(codes, lookup(name, row, -1), False) for row in (work.op, caused))
+        return of_op | of_forward
+
+    of_loss = named(_LOSS)
+    # In order of launch, the ops around each root of a mean of squares.
+    forward = np.flatnonzero((work.op >= 0) & (work.forward < 0))
+    ops = work.op[forward][np.argsort(trace.arrays.start[work.op[forward]], kind="stable")]
+    kinds = [names[code] for code in name[ops].tolist()]
+    scaled, inside = [], []
+    for at in np.flatnonzero(matching(names, _ROOT)[name[ops]]).tolist():
+        before = range(max(at - _NORM_OPS, 0), at)
+        squares = [place for place in before if _SQUARE.fullmatch(kinds[place])]
+        product = next((place for place in range(at + 1, len(ops)) if kinds[place] == "aten::mul"), -1)
+        if squares and 0 < product <= at + 2:
+            inside += ops[squares[0] : product + 1].tolist()
+            scaled.append(int(ops[product]))
+    of_norm = np.isin(caused, inside)
+    # The casts go with the first piece of each, forward and backward.
+    casts, cast_bytes = (np.zeros(len(work.op), dtype=np.int64) for _ in range(2))
+    _, first = np.unique(np.stack([caused, work.op]), axis=1, return_index=True)
+    is_first = np.zeros(len(work.op), dtype=bool)
+    is_first[first] = True
+    for mask, count in ((is_first & np.isin(caused, scaled), 2), (named(_LOGITS), 1)):
+        casts[mask] = count
+        cast_bytes[mask] = count * written[mask] * 3 // 2  # 32 bits on one side, 16 on the other
+    calls, dur_ns = counted.by_kind(work)
+    return KeptWide(of_loss | of_norm | named(_EMBEDDING), casts, cast_bytes, dur_ns / np.maximum(calls, 1))
+
+
+@scenario("dtype", argument="=TYPE", usual=(), reads=(costs, kept_wide))
 def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
     """GEMMs multiply in TYPE (fp8, bf16, fp32, ...); from 16 bits, the model and its messages are in it.
 
     Assumes:
         Each GEMM keeps its share of the roofline. Results stay at least 16 bits wide: of narrower types,
-        casts, scales, other kernels and messages stay the same. Else other kernels of floating-point numbers,
-        the optimizer and messages take as much time as they move bytes.
+        casts, scales, other kernels and messages stay the same. Else other kernels of floating-point
+        numbers, the optimizer and messages take as much time as they move bytes, and attention at least what
+        the device reaches. From 32 to 16 bits, losses and normalizations that are written op by op stay as
+        they are, with casts around them. Host time stays the same.
     """
     if argument not in BITS:
         raise TracelensError(f"scenario dtype={argument}: unknown type (known: {', '.join(BITS)})")
     graph, changed, before_ns, after_ns = context.gpu_graph(), 0, 0.0, 0.0
     new, replaced, other_ns = BITS[argument], set[str](), [0.0, 0.0]
-    for rank, part in enumerate(context.read(costs)):
+    casts = 0
+    for rank, (part, wide) in enumerate(zip(context.read(costs), context.read(kept_wide), strict=True)):
         ratio = np.ones(len(part.costs) + 1)
         multiplied = np.zeros(len(part.costs) + 1, dtype=bool)
         for row, cost in enumerate(part.costs):
@@ -358,11 +423,14 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
                         f"{part.device.title} has no matrix units for {argument}, by its device file"
                     )
                 ratio[row] = time_ratio(cost, in_type(cost, argument), part.device)
+                if "Nq" in dict(cost.dims) and wide.call_ns[row]:  # attention, by another kernel
+                    needed = reachable_time(part.names[row], in_type(cost, argument), part.device)
+                    ratio[row] = max(ratio[row], min(needed.ns / wide.call_ns[row], 1.0))
         nodes = graph.nodes(rank, Node.WORK)
         work = graph.work[nodes]
         gemms = multiplied[part.cost[work]]
         dur_ns = edit.dur[nodes].astype(float)
-        factor = ratio[part.cost[work]]
+        factor, cast_ns = ratio[part.cost[work]], np.zeros(len(nodes))
         # Those of the model: a type of which no GEMM is was not meant, such as that of a loss.
         if new >= _SUM_BITS and replaced:
             moved = np.ones(len(part.costs) + 1)
@@ -372,7 +440,14 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
             factor = np.where(gemms, factor, moved[part.cost[work]])
             of_optimizer = part.parameters[work] & (part.cost[work] < 0)
             factor[of_optimizer] = new / max(BITS[name] for name in replaced)
-        edit.set_dur(nodes, dur_ns * factor)
+            if new < max(BITS[name] for name in replaced) and part.device:
+                factor[wide.stays[work]] = 1.0
+                casts += int(wide.casts[work].sum())
+                sizes, of_size = np.unique(wide.cast_bytes[work], return_inverse=True)
+                cast_ns = np.array(
+                    [size / memory_rate(part.device, max(size, 1)).per_s * 1e9 for size in sizes.tolist()]
+                )[of_size]
+        edit.set_dur(nodes, dur_ns * factor + np.where(dur_ns > 0, cast_ns, 0))
         after = edit.dur[nodes].astype(float)
         before_ns, after_ns = before_ns + float(dur_ns[gemms].sum()), after_ns + float(after[gemms].sum())
         other_ns[0] += float(dur_ns[~gemms].sum())
@@ -390,6 +465,8 @@ def dtype(context: ScenarioContext, edit: Edit, argument: str) -> str:
             f"other kernels take {duration(other_ns[1])} instead of {duration(other_ns[0])}, as much as "
             f"they move fewer or more bytes, transfers of {int((factor != 1).sum()):,} messages likewise"
         )
+        if casts:
+            rest += f"; losses and normalizations stay in 32 bits between {casts:,} more casts"
     return (
         f"{changed:,} GEMMs and attentions read operands in {argument}: {duration(after_ns)} instead of "
         f"{duration(before_ns)} over all ranks; each keeps its share of the roofline; results stay at least "
